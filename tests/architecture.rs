@@ -1,4 +1,4 @@
-//! Who may know whom. The tree promises it in words; this holds it to them.
+//! Permitted dependencies between the parts of the tree.
 #![expect(
     clippy::unwrap_used,
     reason = "a tree that cannot be read fails the test"
@@ -13,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Direct dependencies of a workspace member that end up in its users' builds.
+/// Direct dependencies of a workspace member that reach its users' builds.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -56,7 +56,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The code of a file, comments left out.
+/// The code of a file, without comments.
 fn code(path: &Path) -> String {
     fs::read_to_string(path)
         .unwrap()
@@ -106,7 +106,7 @@ fn only_the_host_module_of_the_device_calls_perf() {
     assert!(files.len() > 5, "the device's sources moved");
     for file in files {
         let inside = file.starts_with(src.join("host"));
-        // Counters that one instruction reads.
+        // Instructions that read counters.
         let instructions = file.starts_with(src.join("arch"));
         let code = code(&file);
         let without = |word| assert!(!code.contains(word), "{} has {word}", file.display());
@@ -134,7 +134,7 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
-/// What differs between kernels has one place.
+/// Differences between kernels are in one place.
 #[test]
 fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
     let driver = root().join("guest-driver/linux");
@@ -150,7 +150,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
         .filter(|path| {
             let name = path.file_name().unwrap().to_str().unwrap();
             let code = name.ends_with(".c") || name.ends_with(".h");
-            // kbuild's own, left by a build by hand, names the version.
+            // kbuild's own file, left by a manual build, names the version.
             let source = code && !name.ends_with(".mod.c");
             (source || name == "Kbuild" || name == "Makefile") && asks(path)
         })
@@ -160,7 +160,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
     assert_eq!(asking, ["compat.h"]);
 }
 
-/// The specification says of each rule that others proposed which test shows it.
+/// Each rule from others that the specification answers names the tests that show it.
 #[test]
 fn every_test_that_the_specification_names_exists() {
     let specification = fs::read_to_string(root().join("vpmu/SPEC.md")).unwrap();

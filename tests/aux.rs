@@ -1,7 +1,7 @@
-//! AUX areas through the doors that users have, exact on counts and bytes: how an area is mapped and
-//! written, what the traces in it hold, perf core's own areas, and vperf on top of them.
+//! AUX areas as a user sees them, exact in counts and bytes: mapping and writing of areas, the
+//! traces in them, perf core's own areas, and vperf.
 
-/// How an area is mapped, written and told of.
+/// Mapping, writing and announcement of areas.
 mod area {
     tests::guest_tests! {
         "aux-area":
@@ -37,7 +37,7 @@ mod area {
     }
 }
 
-/// What the traces hold, and when they pause.
+/// Contents of traces, and their pauses.
 mod traces {
     tests::guest_tests! {
         "aux-traces":
@@ -68,7 +68,7 @@ mod traces {
     }
 }
 
-/// The same device by the kernel's own door.
+/// The same device through perf_event_open(2).
 mod perf_core {
     tests::guest_tests! {
         "aux-core":
@@ -90,7 +90,7 @@ mod perf_core {
     }
 }
 
-/// What people see of traces.
+/// Output of traces for people.
 mod vperf {
     tests::guest_tests! {
         "aux-vperf":
@@ -107,7 +107,7 @@ mod vperf {
     }
 }
 
-/// The trace of every exit, against what the host's hypervisor counts. The host has to show the VMM
+/// The trace of every exit, compared with the host hypervisor's counts. The host must grant the VMM
 /// its tracepoints, as the lab's does.
 mod hardware {
     tests::guest_tests! {

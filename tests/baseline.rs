@@ -1,5 +1,5 @@
-//! What the paravirtual PMU is compared with: CPU PMUs whose registers are trapped, run by the stock kernel's own
-//! drivers. `cargo bench -p tests --bench baseline` prints the figures.
+//! The baseline of the paravirtual PMU: CPU PMUs with trapped registers, run by the stock kernel's
+//! own drivers. `cargo bench -p tests --bench baseline` prints the figures.
 
 /// Intel's architectural PMU, version 2.
 mod intel {

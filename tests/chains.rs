@@ -1,5 +1,5 @@
-//! Call chains, registers and stacks of a guest whose every frame was laid by hand, sampled by
-//! the built VMM on this machine's `/dev/kvm`.
+//! Call chains, registers and stacks of a guest with hand-made frames, sampled by the built VMM on
+//! this machine's `/dev/kvm`.
 
 use tests::micro::run;
 use tests::micro::sampled::{KERNEL_STACK, Marked, SAVED, Sampled, USER, USER_STACK, records};
@@ -23,7 +23,7 @@ const KERNEL_SP: u64 = KERNEL_STACK + 0x3000;
 const KERNEL_BP: u64 = KERNEL_SP + 0x20;
 const USER_SP: u64 = USER_STACK + 0xfd0;
 const USER_BP: u64 = USER_STACK + 0x800;
-/// Where the task entered the kernel, and its frame there.
+/// The task's instruction at kernel entry, and its frame there.
 const ENTERED: u64 = USER + 0x123;
 const ENTERED_BP: u64 = USER_STACK + 0x820;
 
@@ -62,8 +62,8 @@ fn open(sample_type: u64, flags: u64) -> Vec<u64> {
     ]
 }
 
-/// A guest with two frames in the kernel, two in the program where it entered the kernel and
-/// three where it marks by itself.
+/// A guest with two frames in the kernel, two in the program at its kernel entry, and three in the
+/// program at its own mark.
 fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     let mut guest = Sampled::new();
     let mut frame = |at: u64, next: u64, caller: u64, user: bool| {
@@ -79,7 +79,7 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     frame(KERNEL_BP + 0x30, 0, 0x10_0222, false);
     frame(USER_BP, USER_BP + 0x20, 0x1111, true);
     frame(USER_BP + 0x20, USER_BP + 0x40, 0x2222, true);
-    // The last leads into the kernel, where a program's frames cannot lie.
+    // The last points into the kernel, which cannot hold a program's frame.
     frame(USER_BP + 0x40, KERNEL_BP, 0x3333, true);
     for word in 0..6 {
         guest.user_word(USER_SP + word * 8, 0x7700 + word);
@@ -149,7 +149,7 @@ fn chains_without_kernel_or_program() {
 fn registers_and_stack_of_kernel_and_program() {
     let all = REGS_USER | STACK_USER | REGS_INTR;
     let (at, [of_kernel, of_user]) = samples(guest(all, 0, SAVED));
-    // The stack ends with its page, six words up.
+    // The stack ends with its page, six words above.
     let mut stack = vec![STACK];
     stack.extend((0..6).map(|word| 0x7700 + word));
     stack.extend([0, 0, 48]);

@@ -1,6 +1,5 @@
-//! Privileges of a running VMM as `/proc` shows them: threads, filters, capabilities, the
-//! user, the root directory and descriptors. Guests are of a few instructions, on this machine's
-//! `/dev/kvm`.
+//! Privileges of a running VMM according to `/proc`: threads, filters, capabilities, the user, the
+//! root directory and descriptors. Guests have a few instructions, on this machine's `/dev/kvm`.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -25,21 +24,21 @@ const PERFMON: u64 = 1 << 38;
 /// A user and a group that own nothing.
 const NOBODY: u32 = 65_534;
 
-/// Seven marks and a byte to the console; and so on for ever.
+/// Seven marks and a byte to the console, repeated for ever.
 fn marking() -> Code {
     (0..7)
         .fold(Code::new(), |code, _| code.store(DOORBELL, 7))
         .out8(SERIAL, b'!')
 }
 
-/// A machine that runs, in a directory of its own.
+/// A running machine in its own directory.
 struct Machine {
     child: Child,
     directory: tempfile::TempDir,
 }
 
 impl Machine {
-    /// Runs `guest` with persistent marks and a control socket; `before` is put before the program.
+    /// Runs `guest` with persistent marks and a control socket; `before` precedes the program.
     fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("out")).expect("a directory");
@@ -89,7 +88,7 @@ impl Machine {
         Path::new("/proc").join(self.child.id().to_string())
     }
 
-    /// Waits until the guest has said so many bytes more.
+    /// Waits until the guest has written `count` more bytes.
     fn await_bytes(&mut self, count: usize) {
         let console = self.child.stdout.as_mut().expect("piped");
         console
@@ -97,7 +96,7 @@ impl Machine {
             .expect("the guest runs on");
     }
 
-    /// `vmm ctl` to this machine.
+    /// Runs `vmm ctl` on this machine.
     fn ask(&self, words: &[&str]) -> Output {
         let mut ctl = Command::new(vmm_binary());
         ctl.args(["ctl", "--socket"]).arg(self.path("vm.sock"));
@@ -111,7 +110,7 @@ impl Machine {
         assert!(output.status.success(), "{words:?}: {errors}");
     }
 
-    /// Every thread's status by its number. KVM adds threads of its own to a process.
+    /// Status of every thread by its number. KVM adds its own threads to a process.
     fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
@@ -127,10 +126,10 @@ impl Machine {
             .collect()
     }
 
-    /// Ends it by a signal: its exit status, and what it said.
+    /// Ends the machine with a signal; returns its exit status and messages.
     fn end(&mut self) -> (Option<i32>, String) {
         let id = self.child.id().to_string();
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = Command::new("kill").args(["-TERM", &id]).status();
         let mut errors = String::new();
         let pipe = self.child.stderr.as_mut().expect("piped");
@@ -139,7 +138,7 @@ impl Machine {
         (status.code(), errors)
     }
 
-    /// The same; the report that it has left.
+    /// The same; returns its report.
     fn report(&mut self) -> Value {
         let (status, errors) = self.end();
         assert_eq!(status, Some(6), "{errors}");
@@ -150,7 +149,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Of a test that failed.
+        // After a failed test.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -268,7 +267,7 @@ fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
     assert_eq!((status, errors.as_str()), (Some(6), ""));
 }
 
-/// The C library's allocator gives memory back in ways that depend on how much a thread has freed.
+/// The C library's allocator frees memory in ways that depend on how much a thread has freed.
 #[test]
 fn large_recordings_again_and_again_are_within_the_filters() {
     let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));
@@ -400,7 +399,7 @@ fn machine_of_another_user_records_and_answers_as_that_user() {
     }
     let socket = fs::symlink_metadata(machine.path("vm.sock")).expect("a socket");
     assert_eq!((socket.uid(), socket.gid()), (NOBODY, NOBODY));
-    // Host events take CAP_PERFMON.
+    // Host events require CAP_PERFMON.
     machine.done(&["start", "cpu-clock,period=1000000,cpu=0,name=clock"]);
     machine.done(&["dump"]);
     let owner = |path: &Path| fs::metadata(path).expect("a recording").uid();
@@ -521,7 +520,7 @@ fn wrong_confinement_is_refused_with_its_remedy() {
             &["--user", "1000:1000"],
         );
     }
-    // Without capabilities root is as anybody.
+    // Root without capabilities has no more rights than others.
     let nobody: &[&str] = match is_root() {
         true => &["setpriv", "--bounding-set=-all"],
         false => &[],

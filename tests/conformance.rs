@@ -1,10 +1,10 @@
-//! The hardware path held against what counters must count, row by row, beside KVM's own PMU on the
-//! same host; and what the host must see of it.
+//! The hardware path compared with counting rules, row by row, beside KVM's own PMU on the same
+//! host; and the host's view of it.
 //!
-//! On a host without counters of its own this is the aarch64 lab, where QEMU emulates a PMUv3 that is
+//! On a host without counters this runs in the aarch64 lab, where QEMU emulates a PMUv3 that is
 //! exact to the instruction: the VMM, KVM and the host's perf core are real, the counters are not.
 
-/// What the host sees of its guests' counts.
+/// The host's view of its guests' counts.
 #[path = "conformance/shared_host.rs"]
 mod shared_host;
 /// Plain `perf stat` and `perf record`.
@@ -21,12 +21,12 @@ use images::{Arch, Boot, PlaceChoice, Sources};
 use tests::rows::{self, Finding};
 use vpmu_client::error::chain;
 
-/// Far above a boot in the lab and all rows on a loaded machine.
+/// Far above the time of a boot in the lab with all rows on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(600);
-/// The one row that the lab's PMU has no event for.
+/// The one row whose event the lab's PMU lacks.
 const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
 
-/// What one boot found.
+/// The results of one boot.
 #[derive(Debug)]
 struct Table {
     place: String,
@@ -34,10 +34,10 @@ struct Table {
     output: String,
 }
 
-/// Boots a guest that judges the PMU of its processors, with these arguments for `vmm run`.
+/// Boots a guest that checks the PMU of its processors, with these arguments for `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
-    // An emulated processor spends so long on a sample that the usual share of its time would
-    // throttle them.
+    // An emulated processor spends so long on a sample that the default share of its time would
+    // throttle samples.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
     let boot = Boot {
         command: "guest-tests conformance".into(),
@@ -93,8 +93,8 @@ fn check(row: &str) {
     }
 }
 
-/// A test for each row of ours. Beside the row: the tests of kvm-unit-tests and of the kernel's selftests
-/// for KVM that check the same by the registers of an architectural PMU, if there are any.
+/// A test for each row. Beside the row: tests of kvm-unit-tests and of the kernel's KVM selftests
+/// that check the same with the registers of an architectural PMU, if there are any.
 macro_rules! rows {
     ($($row:ident: $like:literal),+ $(,)?) => {
         const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];
@@ -160,6 +160,6 @@ fn table_shows_vpmu_beside_kvms_own_pmu() {
         };
         let _ = writeln!(text, "{row}{like}\n    vpmu  {ours}\n    KVM   {kvms}");
     }
-    // The test runner keeps what macros print to itself.
+    // The test runner captures the output of macros.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -1,5 +1,5 @@
-//! The guest driver as its packagers and its reviewers get it: built without a warning, in the kernel's
-//! style, and by DKMS, for both series of stock kernels.
+//! The guest driver's build for packagers: without warnings, in the kernel's style, and with DKMS,
+//! for both series of stock kernels.
 #![expect(clippy::unwrap_used, reason = "what cannot be made fails the test")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use images::{dkms, module, style};
 
 const SERIES: [&str; 2] = ["6.1", "6.12"];
 
-/// The source file of the driver with one line more, in a directory of its own.
+/// A copy of the driver with a line appended to `file`.
 fn driver_with(file: &str, line: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for source in module::sources(&module::driver()).unwrap() {

@@ -1,5 +1,5 @@
-//! What a sample costs a guest, by engine: a program in ring 3 that makes no exit of its own while
-//! it is sampled, through the built VMM on this machine's `/dev/kvm`.
+//! The cost of a sample to a guest, by engine: a program in ring 3 that makes no exits of its own
+//! while it is sampled, through the built VMM on this machine's `/dev/kvm`.
 
 use serde_json::Value;
 use tests::micro::sampled::{Sampled, records};
@@ -12,7 +12,7 @@ const RECORD: u32 = 24;
 const PERIOD: u64 = 1_000_000;
 const USER_MODE: u64 = 2;
 
-/// The guest's own clock sampled until there are `samples` of it, by the engine of that number.
+/// Samples the guest's own clock until it has `samples`, with the engine of that number.
 fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
     const OPEN: u64 = 1;
     const SOFTWARE: u64 = 1;
@@ -54,9 +54,9 @@ fn exits(ran: &Ran) -> &Value {
     &ran.report["vcpus"][0]["exits"]
 }
 
-/// What stands in the ring: addresses, which all lie in the program, in the order of time.
+/// Checks the ring's records: the addresses are in the program, in order of time.
 fn check_records(ran: &Ran, at: &Looping, least: u32) {
-    // What is sent of the ring may end within a record.
+    // The sent part of the ring may end within a record.
     let whole = ran.console.len() - ran.console.len() % RECORD as usize;
     let records = records(&ran.console[..whole]);
     assert!(records.len() >= least as usize, "{} records", records.len());
@@ -71,7 +71,7 @@ fn check_records(ran: &Ran, at: &Looping, least: u32) {
         .iter()
         .filter(|r| at.in_loop.contains(&r[1]))
         .count();
-    // Others can be where the program waits for answers before and after.
+    // Others may be at the program's waits before and after.
     assert!(
         inside >= (least - least / 10) as usize,
         "{inside} in the loop"
@@ -90,7 +90,7 @@ fn batched_engine_samples_without_exits() {
         assert!(pmu(&ran, "drains") > 0);
         ran
     });
-    // Not one return from the run call more for 60 samples more.
+    // 60 more samples add no return from the run call.
     assert_eq!(exits(&runs[0]), exits(&runs[1]));
 }
 
@@ -100,7 +100,7 @@ fn exit_engine_costs_one_exit_per_sample() {
     check_records(&ran, &at, 80);
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
     let signals = number(&exits(&ran)["signal"]);
-    // Two overflows that come while the vCPU is out of the guest have one exit together.
+    // Two overflows outside the guest share one exit.
     assert!(
         (overflows - overflows / 10..=overflows).contains(&signals),
         "{signals} exits for {overflows} overflows"

@@ -1,7 +1,6 @@
-//! Flush through a user's door: what was sampled and traced before the call stands in the pages
-//! when it returns.
+//! Flush as a user sees it: earlier samples and traces are in the pages when the call returns.
 
-/// From the guest.
+/// In the guest.
 mod guest {
     tests::guest_tests! {
         "flush":

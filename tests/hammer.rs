@@ -1,5 +1,5 @@
 //! Random calls on the driver by several processes at once, in a guest whose kernel checks each
-//! of its allocations.
+//! allocation.
 
 tests::guest_tests! {
     "hammer" appending "slub_debug=FZPU";

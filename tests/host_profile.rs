@@ -1,5 +1,5 @@
-//! The host's own perf on the threads of a machine whose guest counts and samples by vpmu at the same
-//! time: neither takes anything from the other.
+//! The host's own perf on the threads of a machine whose guest counts and samples with vpmu at the
+//! same time: neither disturbs the other.
 
 use tests::host::SharedSession;
 
@@ -65,10 +65,10 @@ cat /tmp/profiled.said
 
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
-/// Marks that the guest counts in a round; each is an exit.
+/// Marks that the guest places in a round; each is an exit.
 const MARKS: f64 = 500.0;
 
-/// The count of an event in what `perf stat -x,` wrote.
+/// The count of an event in the output of `perf stat -x,`.
 fn count(file: &str, event: &str) -> f64 {
     let text = SESSION.get().text(file);
     let line = text.lines().find(|line| line.contains(event));
@@ -81,7 +81,7 @@ fn count(file: &str, event: &str) -> f64 {
 #[test]
 fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
     let said = SESSION.get().said("profiled");
-    // One before, and two for each of the host's four.
+    // One round before, and two for each of the host's four runs.
     assert!(said.len() >= 9, "{said:?}");
     for (at, line) in said.iter().enumerate() {
         assert_eq!(*line, format!("round {}: 500 200", at + 1), "{said:?}");
@@ -93,7 +93,7 @@ fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     assert!(count("stat", "task-clock") > 0.0);
     let exits = count("stat", "kvm:kvm_exit");
     assert!(exits >= MARKS, "{exits} exits");
-    // The thread is in the guest, or out of it.
+    // The thread is either in the guest or outside.
     let entries = count("stat", "kvm:kvm_entry");
     assert!(
         (exits - entries).abs() <= 2.0,

@@ -1,7 +1,7 @@
-//! Attacks on the machine from inside a guest. The machine keeps running and answers.
+//! Attacks on the machine from inside a guest. The machine keeps running and responds.
 #![expect(clippy::expect_used, reason = "a test that cannot go on ends there")]
 
-/// Programs that share nothing with the operator but a guest.
+/// Programs of an unprivileged guest.
 mod programs {
     tests::guest_tests! {
         "hostile":
@@ -12,8 +12,8 @@ mod programs {
     }
 }
 
-/// Kernels of a few instructions, on this machine's `/dev/kvm`. What a guest can make a recording hold is
-/// measured in `vmm/tests/recording_memory.rs`, and what costs the device in `vpmu/tests/device`.
+/// Kernels of a few instructions, on this machine's `/dev/kvm`. `vmm/tests/recording_memory.rs`
+/// measures the memory of a recording, and `vpmu/tests/device` the cost of attacks to the device.
 mod kernels {
     use std::fs::File;
     use std::io::{BufRead, BufReader};
@@ -40,7 +40,7 @@ mod kernels {
     const RESET_PORT: u16 = 0x64;
     const SERIAL: u16 = 0x3f8;
 
-    /// What opens an event on vCPU 0.
+    /// The request that opens an event on vCPU 0.
     struct Open {
         kind: u64,
         config: u64,
@@ -71,7 +71,7 @@ mod kernels {
         }
     }
 
-    /// A clock of the host's that samples every `period` nanoseconds.
+    /// A host clock that samples every `period` nanoseconds.
     fn clock(period: u64) -> Open {
         Open {
             kind: KIND_SOFTWARE,
@@ -88,7 +88,7 @@ mod kernels {
         value.unwrap_or_else(|| panic!("no {path} in {report:#}"))
     }
 
-    /// A VMM that runs until it is told to end.
+    /// A VMM that runs until it is terminated.
     struct Running {
         vmm: Child,
         directory: tempfile::TempDir,
@@ -99,7 +99,7 @@ mod kernels {
             Self::start_by(Command::new(vmm_binary()), kernel, arguments)
         }
 
-        /// Starts the VMM by a command that takes its arguments.
+        /// Starts the VMM with a command that takes its arguments.
         fn start_by(mut vmm: Command, kernel: &[u8], arguments: &[&str]) -> Self {
             let directory = tempfile::tempdir().expect("a temporary directory");
             let path = |name: &str| directory.path().join(name);
@@ -115,7 +115,7 @@ mod kernels {
                 .arg(path("ctl"))
                 .args(["--memory", "32"])
                 .args(arguments)
-                // Where recordings go that nobody asks for.
+                // Default directory of recordings.
                 .current_dir(directory.path())
                 .stdin(Stdio::null())
                 .stdout(console)
@@ -125,7 +125,7 @@ mod kernels {
             Self { vmm, directory }
         }
 
-        /// Whether the machine does what its operator asks.
+        /// Whether the machine executes an operator's request.
         fn does(&self, words: &[&str]) -> bool {
             let asked = Command::new(vmm_binary())
                 .args(["ctl", "--socket"])
@@ -161,14 +161,14 @@ mod kernels {
             }
         }
 
-        /// Waits until the machine logs a line that has `text`.
+        /// Waits until the machine logs a line with `text`.
         fn await_line(&mut self, text: &str) {
             let errors = self.vmm.stderr.take().expect("piped above");
             let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
             assert!(lines.any(|line| line.contains(text)), "no line of {text}");
         }
 
-        /// Asks the machine to end, and waits for that: its report.
+        /// Terminates the machine and waits for its end; returns its report.
         fn terminate(mut self) -> Value {
             let id = self.vmm.id().to_string();
             let sent = Command::new("kill").arg(&id).status().expect("kill starts");
@@ -182,7 +182,7 @@ mod kernels {
 
     impl Drop for Running {
         fn drop(&mut self) {
-            // Gone already, unless a test has failed.
+            // It has exited, unless a test failed.
             let _ = self.vmm.kill();
         }
     }
@@ -214,7 +214,7 @@ mod kernels {
             .halt_for_ever();
         let mut machine = Running::start(&single(&code), &[]);
         machine.await_answer();
-        // Beside the attack, which begins within some of these.
+        // Concurrent with the attack, which begins during these requests.
         for _ in 0..10 {
             assert!(machine.answers());
         }
@@ -228,14 +228,15 @@ mod kernels {
         let report = machine.terminate();
         assert!(number(&report, "/vpmu/turns_unfinished") > 0);
         let turn = number(&report, "/vpmu/largest_turn/operations");
-        // A command beyond the budget: each of 1,023 members is looked at and acts, and so does the leader.
+        // One command beyond the budget: each of 1,023 members is examined and changed, and so is
+        // the leader.
         assert!(turn <= 4096 + 2 * 1023 + 3, "{turn}");
         let calls = number(&report, "/vpmu/largest_turn/host_calls");
         assert!(calls <= 512 + 2, "{calls}");
     }
 
-    /// Whether the guest has used so much of its CPU that it is past its setup: the vCPU's thread does
-    /// nothing but serve commands then.
+    /// Whether the guest has used enough CPU time to be past its setup: the vCPU's thread then only
+    /// serves commands.
     fn commands_begun(machine: &Running) -> bool {
         let tasks = format!("/proc/{}/task", machine.vmm.id());
         let tasks = fs::read_dir(tasks).expect("it runs");
@@ -247,7 +248,7 @@ mod kernels {
         tasks.filter_map(Result::ok).any(|task| {
             let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             let stat = fs::read_to_string(task.path().join("stat")).ok();
-            // 100 ticks a second: user time, which the guest's own is not.
+            // 100 ticks a second: user time, which excludes the guest's own.
             name.starts_with("vcpu") && stat.and_then(ticks).is_some_and(|ticks| ticks > 50)
         })
     }
@@ -265,7 +266,7 @@ mod kernels {
         let figure = |path: &str| number(&ran.report, path);
         assert_eq!(figure("/vpmu/commands"), u64::from(MOST_COMMANDS));
         assert_eq!(figure("/vpmu/bad_requests"), 0);
-        // 2,048 commands to 64 events, and a look at each member.
+        // 2,048 commands to 64 events, each member examined.
         let least = u64::from(MOST_COMMANDS) * (1 + 64 + 63);
         assert!(figure("/vpmu/work/operations") >= least);
         assert!(figure("/vpmu/turns_unfinished") >= least / (4096 + 2 * 64));
@@ -309,7 +310,7 @@ mod kernels {
         assert_eq!(ran.status, 0, "{}", ran.errors);
         assert_eq!(ran.marks(), 1);
         assert_eq!(number(&ran.report, "/vpmu/events_opened"), 1024);
-        // It counts, is shown, read, and has its record.
+        // Counting, publishing, reading and recording each event.
         let turn = number(&ran.report, "/vpmu/largest_turn/operations");
         assert!(turn <= 4 * 1024, "{turn}");
     }
@@ -376,7 +377,7 @@ mod kernels {
         machine.await_console();
         assert!(machine.does(&["start", "marks,size=8K"]));
         assert!(machine.does(&["end", "marks"]));
-        // The guest's has the name of its id.
+        // The guest's event is named after its id.
         assert!(!machine.does(&["end", "marks"]) && machine.does(&["end", "event1"]));
         machine.terminate();
     }
@@ -401,7 +402,7 @@ mod kernels {
             assert!(machine.does(&["start", &event]), "{name}");
         }
         let report = machine.terminate();
-        // What 256 descriptors leave: 72 for the VMM, 10 for a vCPU, 32 for the operator.
+        // The rest of 256 descriptors: 72 for the VMM, 10 for a vCPU, 32 for the operator.
         assert_eq!(opened(&report), 256 - 72 - 10 - 32);
         assert_eq!(number(&report, "/vpmu/events_opened"), 142 + 3);
     }
@@ -460,7 +461,7 @@ mod kernels {
         let [written, left_out] = ["log_lines", "log_lines_left_out"]
             .map(|name| number(&ran.report, &format!("/limits/{name}")));
         assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
-        // One a second, ten at once, and the count of those left out before each.
+        // One a second, ten at once, and the count of dropped lines before each.
         let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
         assert!(written <= 10 + seconds, "{written} in {seconds} s");
         assert!(lines <= 2 * written + 1, "{lines}");
@@ -529,8 +530,8 @@ mod kernels {
         let mut machine = Running::start(&single(&code), &arguments);
         machine.await_line("--max-resets");
         let report = machine.terminate();
-        // Two recordings of 16 KiB and more use up the room of two minutes. Of the boot that waits there is
-        // none yet.
+        // Two recordings of 16 KiB and more use up the budget of two minutes. The waiting boot has
+        // no recording yet.
         assert_eq!(number(&report, "/boots"), 4);
         let left_out = number(&report, "/limits/recordings_left_out");
         assert_eq!(left_out, 2);

@@ -1,8 +1,8 @@
-//! The lab is a sound KVM host: what its guests' time rests on.
+//! The lab as a sound KVM host: its clock.
 
 use images::{Boot, PlaceChoice};
 
-/// When the kernel wrote the line that ends in these words.
+/// The time stamp of the kernel's line that ends in these words.
 fn written(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.ends_with(words));
     let line = line.unwrap_or_else(|| panic!("no line ends in {words:?}:\n{log}"));
@@ -11,7 +11,7 @@ fn written(log: &str, words: &str) -> f64 {
     time.unwrap_or_else(|error| panic!("no time in {line:?}: {error}"))
 }
 
-/// One that KVM took before could be so far off that KVM gives a vCPU no TSC to set timers by.
+/// A frequency read earlier could be so far off that KVM gives a vCPU no TSC to set timers by.
 #[test]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot {

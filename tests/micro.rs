@@ -1,14 +1,14 @@
 //! Guests of a few instructions on this machine's `/dev/kvm`, counted to the last exit.
 //!
-//! A stock kernel makes exits of its own; these guests make none but those of their programs,
-//! so the VMM's numbers have to be equal, not close.
+//! A stock kernel makes exits of its own; these guests make only their programs' exits, so the
+//! VMM's numbers must be equal, not close.
 
 use std::process::Command;
 
 use serde_json::Value;
 use tests::micro::{Code, Ran, Vcpu, halts, kernel, power_off, run, single, vmm_binary};
 
-/// A port that nothing answers on.
+/// A port without a device.
 const PORT: u16 = 0x5f0;
 
 /// The virtio-mmio registers of the paravirtual PMU, as the ACPI tables name them.
@@ -23,7 +23,7 @@ fn port_writes(times: u32) -> Code {
     Code::new().repeat(times, &Code::new().out8(PORT, 0x5a))
 }
 
-/// Leaves the address of shared memory region 0 in `ebx`, or dies.
+/// Loads the address of shared memory region 0 into `ebx`, or triple-faults.
 fn find_doorbell() -> Code {
     Code::new()
         .load(MAGIC)
@@ -34,7 +34,7 @@ fn find_doorbell() -> Code {
         .raw(&[0x89, 0xc3])
 }
 
-/// `times` marks of `value`, the doorbell found first.
+/// `times` marks of `value`, after finding the doorbell.
 fn marks(times: u32, value: u32) -> Code {
     // mov dword [ebx], value
     let mark = Code::new().raw(&[0xc7, 0x03]).raw(&value.to_le_bytes());

@@ -1,6 +1,7 @@
-//! The perf core door, what task switches cost, and the module's coming and going.
+//! perf_event_open(2) on the PMU, the cost of task switches, and loading and unloading of the
+//! module.
 
-/// What the end of events costs the device.
+/// The cost of closing events to the device.
 #[path = "module/closing.rs"]
 mod closing;
 

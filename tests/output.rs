@@ -70,7 +70,7 @@ mod rings {
     }
 }
 
-/// What records say, of what, and when there are any.
+/// Contents and occasions of records.
 mod records {
     tests::guest_tests! {
         "output-records":
@@ -117,7 +117,7 @@ mod records {
     }
 }
 
-/// A machine whose operator allows each event a thousand samples a second.
+/// A machine that limits each event to a thousand samples per second.
 mod capped {
     tests::guest_tests! {
         "output-capped" started &["--max-sample-rate", "1000"];

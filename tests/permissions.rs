@@ -1,4 +1,4 @@
-//! Who may do what through the driver: perf's rules, the capabilities, the share of events.
+//! Permissions of the driver's calls: perf's rules, capabilities, and the share of events.
 
 tests::guest_tests! {
     "permissions" on both kernels:

@@ -47,7 +47,7 @@ mod own {
     }
 }
 
-/// The operator's, who asks for them on the VMM's command line.
+/// The operator's, started from the VMM's command line.
 mod operator {
     tests::guest_tests! {
         "persistent-operator" started &[
@@ -64,6 +64,6 @@ mod operator {
     }
 }
 
-/// What is left when the guest has ended.
+/// Recordings of a guest that has ended.
 #[path = "persistent/ends.rs"]
 mod ends;

@@ -1,4 +1,4 @@
-//! What the operator decides about events: what the guest sees of it, and what it may ask for.
+//! The operator's policy on events, as the guest sees it.
 
 mod hardware {
     tests::guest_tests! {
@@ -10,7 +10,7 @@ mod hardware {
     }
 }
 
-/// A list of its own: nothing but what it names.
+/// A list of its own, with only the named events.
 mod allowed {
     tests::guest_tests! {
         "policy-allowed" started &["--allow-event", "tsc,exits-io,mark:7,exit-trace-io"];
@@ -20,7 +20,7 @@ mod allowed {
     }
 }
 
-/// A tier without some of its events, which its operator has for himself.
+/// A tier without some of its events, which remain available to the operator.
 mod denied {
     tests::guest_tests! {
         "policy-denied" started &[

@@ -1,4 +1,4 @@
-//! Counters that the host or its operator refuses: what the guest sees of it.
+//! Counters refused by the host or its operator, as the guest sees it.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

@@ -1,4 +1,4 @@
-//! The distribution's own `perf`, which knows nothing of us, in a stock guest.
+//! The distribution's unmodified `perf` in a stock guest.
 
 tests::guest_tests! {
     "stock-perf" on both kernels with images::foreign::perf:
@@ -16,7 +16,7 @@ tests::guest_tests! {
 }
 
 mod recording {
-    //! `perf record` and its like, and perf's other habits.
+    //! `perf record` and related commands, and other uses of perf.
 
     tests::guest_tests! {
         "stock-record" with images::foreign::perf:
@@ -49,7 +49,7 @@ mod recording {
 }
 
 mod habits {
-    //! Other ways to choose and to print what perf counts, and what it records besides.
+    //! Other ways to select and print counts, and other records.
 
     use images::Arch;
     use images::foreign::{Files, ForeignError, Need};
@@ -109,7 +109,7 @@ mod waiting {
 }
 
 mod tools {
-    //! A library and programs of others that open events by themselves.
+    //! Third-party libraries and programs that open events themselves.
 
     use images::Arch;
     use images::foreign::{Files, ForeignError, Need};
@@ -134,7 +134,7 @@ mod tools {
 }
 
 mod bpftrace {
-    //! The distribution's bpftrace, with the compiler that it brings.
+    //! The distribution's bpftrace, with its built-in compiler.
 
     use images::Arch;
     use images::foreign::{Files, ForeignError, Need};

@@ -1,7 +1,7 @@
-//! Sampling storms of a program without privileges, and what they leave of its vCPU.
+//! Sampling storms of an unprivileged program, and the remaining time of its vCPU.
 //!
-//! On the exact lab, where a clock of ten microseconds is due again before the vCPU is back in the
-//! guest, the guest goes on by the throttle alone.
+//! On the exact lab, where a clock of ten microseconds is due again before the vCPU re-enters the
+//! guest, only the throttle lets the guest continue.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -21,7 +21,7 @@ tests::guest_tests! {
 /// Of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
-/// The number behind `name: ` in what a guest prints of its storm.
+/// The number after `name: ` in a guest's line about its storm.
 fn printed(output: &str, name: &str) -> u64 {
     let line = output.lines().find(|line| line.contains("storm of 1"));
     let line = line.unwrap_or_else(|| panic!("no storm in {output}"));
@@ -49,15 +49,15 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     };
     let [samples, throttles, time] =
         ["samples", "throttles", "time"].map(|name| printed(&outcome.output, name));
-    // Nobody else samples in this guest.
+    // This guest has no other sampling.
     assert_eq!(device("samples_written"), samples);
     assert_eq!(device("sampling_throttles"), throttles);
     assert!(throttles > 1, "{}", outcome.output);
-    // What goes beyond the share of one window is charged to the next: the last one is left.
+    // An excess over the share of one window is charged to the next, so the last one's remains.
     let taken = device("sampling_time");
     let share = time / 4 + WINDOW;
     assert!(taken <= share, "{taken} ns of {time}");
-    // A storm uses its share up.
+    // A storm uses up its share.
     assert!(taken >= time / 5, "{taken} ns of {time}");
     assert!(device("samples_throttled") > 0);
 }

@@ -1,23 +1,23 @@
-//! What stands in a trace of guests of a few instructions on this machine's `/dev/kvm`: every exit
-//! that their programs make, in order, once, with its place and what was asked for.
+//! Traces of guests of a few instructions on this machine's `/dev/kvm`: every exit of their
+//! programs, in order, once, with its instruction and access.
 #![expect(clippy::expect_used, reason = "what a guest sends is as long as it is")]
 
 use tests::micro::device::{Device, NOTIFY, REGISTERS, REPLY, send};
 use tests::micro::{Code, Ran, address_of, kernel, run};
 
-/// A port that nothing answers on.
+/// A port without a device.
 const PORT: u16 = 0x5f0;
-/// Registers of the device: one that holds a number, and one that may be written.
+/// Registers of the device: a constant one, and a writable one.
 const MAGIC: u32 = REGISTERS;
 const REGION_SELECT: u32 = REGISTERS + 0xac;
 
-/// Where rings and areas lie, one after the other for each vCPU.
+/// Address of rings and areas, one after another for each vCPU.
 const RINGS: u32 = 0xa0_0000;
 const RING_PAGES: u32 = 2;
 const PAGE: u32 = 0x1000;
 const AUX_HEAD: u32 = 1056;
 const AUX_TAIL: u32 = 1064;
-/// Set by the boot vCPU when events are open; then by each vCPU when its own is off again.
+/// Set by the boot vCPU once events are open; then by each vCPU once its own is disabled again.
 const OPEN: u32 = 0x84_0000;
 const OFF: u32 = 0x84_0004;
 
@@ -32,17 +32,17 @@ const WRITE: u64 = 1 << 8;
 const CUT: u8 = 1 << 2;
 const PACKET: usize = 64;
 
-/// An exit as the program makes it.
+/// An exit that the program makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Made {
     reason: u64,
     qualification: u64,
     detail: u64,
-    /// Where its instruction begins and ends, from the beginning of the part.
+    /// Start and end of its instruction, relative to the part.
     at: [usize; 2],
 }
 
-/// A part of a program that makes exits.
+/// A part of a program, with its exits.
 #[derive(Debug, Clone, Default)]
 struct Part {
     code: Code,
@@ -91,7 +91,7 @@ impl Part {
             .memory(REGION_SELECT, &[0xc7, 0x03, 0, 0, 0, 0], WRITE | 4)
     }
 
-    /// This, so many times.
+    /// Repeats the part.
     fn times(self, times: u32) -> Self {
         let code = Code::new().repeat(times, &self.code);
         // mov ecx, times
@@ -109,7 +109,7 @@ impl Part {
     }
 }
 
-/// A trace of one vCPU: its ring, its area and how its end was answered.
+/// A trace of one vCPU: its ring, its area and the reply to its end.
 #[derive(Debug, Clone, Copy)]
 struct Trace {
     vcpu: u32,
@@ -132,7 +132,7 @@ impl Trace {
         self.area - RING_PAGES * PAGE
     }
 
-    /// Opens it, off, and maps its ring and area.
+    /// Opens it disabled, and maps its ring and area.
     fn open(&self, device: &mut Device) -> Code {
         const OPEN: u64 = 1;
         const MAP: u64 = 3;
@@ -168,7 +168,7 @@ impl Trace {
     }
 }
 
-/// What a vCPU's trace sent of itself.
+/// The data sent about a vCPU's trace.
 #[derive(Debug)]
 struct Sent {
     count: u64,
@@ -181,7 +181,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Takes apart what [`Trace::send`] of `pages` sent, first of what is left of the console.
+/// Parses the output of [`Trace::send`] for `pages`, at the front of the remaining console output.
 fn sent(console: &mut &[u8], pages: u32) -> Sent {
     let (fixed, rest) = console.split_at(REPLY as usize + 8);
     let (area, rest) = rest.split_at((pages * PAGE) as usize);
@@ -209,7 +209,7 @@ struct Exit {
 }
 
 impl Sent {
-    /// The packets of exits from `from` to `to`, positions that lie in the area still.
+    /// The exit packets between the positions `from` and `to`, which are still in the area.
     fn exits(&self, from: u64, to: u64) -> Vec<Exit> {
         const EXIT: u8 = 1;
         let size = self.area.len() as u64;
@@ -234,9 +234,10 @@ impl Sent {
     }
 }
 
-/// Every exit of the part stands there, in order and once; then the one that ended the trace.
+/// Checks that the area has every exit of the part, in order and once; then the exit that ended the
+/// trace.
 fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
-    // What the host does to a vCPU's thread comes whenever it does.
+    // Exits caused by the host on a vCPU's thread come at any time.
     let own: Vec<&Exit> = exits
         .iter()
         .filter(|exit| [EXIT_IO, EXIT_MMIO].contains(&exit.reason))
@@ -246,10 +247,10 @@ fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
         assert_eq!(exit.reason, made.reason, "{exit:#x?}");
         assert_eq!(exit.qualification, made.qualification, "{exit:#x?}");
         assert_eq!(exit.detail, made.detail, "{exit:#x?}");
-        // Hypervisors show a vCPU at the instruction or past it.
+        // Hypervisors report the instruction or the one after it.
         let at = made.at.map(|at| base + at as u64);
         assert!(at.contains(&exit.ip), "{exit:#x?} {made:x?} at {base:#x}");
-        // Ring 0, the address known, the exit whole.
+        // Ring 0, a known address, a complete exit.
         assert_eq!(exit.flags, 1 << 1);
         assert!(exit.outside > 0);
     }
@@ -270,7 +271,7 @@ fn powered_off(ran: &Ran) {
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
 }
 
-/// A program that runs a part while its trace is on; where its end is answered.
+/// A program that runs a part while its trace is enabled, and the address of the reply to its end.
 fn traced(device: &mut Device, trace: &Trace, part: &Code) -> (Code, u32) {
     let (on, _) = trace.turn(device, true);
     let (off, answer) = trace.turn(device, false);
@@ -331,7 +332,7 @@ fn two_vcpus_are_traced_at_once() {
 
 #[test]
 fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
-    /// More than the area holds, then as much again once there is room.
+    /// More exits than the area holds, then as many again after it was emptied.
     const EXITS: u32 = 300;
     let (mut device, boot) = Device::bring_up(1);
     let trace = Trace::new(0, 2);
@@ -339,7 +340,7 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     let open = trace.open(&mut device);
     let (on, _) = trace.turn(&mut device, true);
     let (off, answer) = trace.turn(&mut device, false);
-    // The area is full from its 8,192nd byte on; the reader lets that go.
+    // The area is full from byte 8,192 on; the reader then frees it.
     let whole = boot
         .then(&open)
         .then(&on)
@@ -354,14 +355,14 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     let size = u64::from(trace.pages * PAGE);
     assert_eq!(sent.count, sent.head + sent.lost);
     assert_eq!(sent.head, 2 * size, "full again");
-    // The second time round: a sync packet and 63 exits on each page.
+    // The second round: a sync packet and 63 exits on each page.
     let exits = sent.exits(size, 2 * size);
     assert_eq!(exits.len(), 2 * 63);
-    // The first time round it was as many; each that was lost had its number.
+    // The first round had as many; each lost exit took a number.
     let between = exits[0].sequence - 2 * 63;
     let after = sent.lost / 64 - between;
     assert_eq!(sent.lost % 64, 0);
-    // All that the program made, the command that ended it, and what the host did.
+    // The program's exits, the command that ended the trace, and the host's exits.
     let made = 2 * u64::from(EXITS) + 1;
     let all = 4 * 63 + between + after;
     let of_the_host: u64 = ["signal", "other"]

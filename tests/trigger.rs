@@ -1,7 +1,7 @@
-//! Starters and stoppers through a user's door: what a region holds is what its code did, exact to
-//! the exit, and marks that cost nothing but one.
+//! Starters and stoppers as a user sees them: a region holds exactly its code's exits, and a mark
+//! costs exactly one exit.
 
-/// Regions: what they hold, what can be built of them, and what becomes of their ends.
+/// Regions: their contents, combinations, and ends.
 mod regions {
     tests::guest_tests! {
         "trigger":
@@ -48,7 +48,7 @@ mod regions {
     }
 }
 
-/// What the driver alone answers for, beside those above.
+/// Rules that only the driver enforces.
 mod driver {
     tests::guest_tests! {
         "trigger-driver":

@@ -1,4 +1,4 @@
-//! vperf in a stock guest, as a person uses it, and the library that it stands on.
+//! vperf in a stock guest, as a user runs it, and its library.
 
 tests::guest_tests! {
     "vperf":
@@ -23,7 +23,7 @@ tests::guest_tests! {
     a_refresh_lasts_as_long_as_granted,
 }
 
-/// What a program's own marks enclose.
+/// Regions between a program's own marks.
 mod regions {
     tests::guest_tests! {
         "region-vperf":
@@ -41,7 +41,7 @@ mod regions {
     }
 }
 
-/// Events that need no program.
+/// Events without a program.
 mod persistent {
     tests::guest_tests! {
         "persist-vperf":
@@ -58,7 +58,7 @@ mod persistent {
     }
 }
 
-/// Those that the host started.
+/// Events that the host started.
 mod operator {
     tests::guest_tests! {
         "persist-vperf-operator" started &["--persistent", "marks,cpu=0,size=64K,name=boot"];

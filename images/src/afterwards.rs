@@ -11,8 +11,8 @@ use crate::host;
 /// A command that inspects what a guest left, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Afterwards {
-    /// For the shell, once the VMM has ended, in the directory where it ran. It finds this machine's
-    /// perf as `perf`, in the lab if `files` has it.
+    /// For the shell, after the VMM exited, in its directory. This machine's perf is `perf` there;
+    /// the lab has it only if `files` does.
     pub command: String,
     /// Files for the lab's host.
     pub files: Files,
@@ -21,13 +21,13 @@ pub struct Afterwards {
 /// The result of such a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// What it wrote.
+    /// Its output.
     pub output: String,
     /// Its exit code.
     pub status: i32,
 }
 
-/// The lab's job: the VMM, then the command.
+/// The lab's job: run the VMM, then the command.
 pub(crate) fn job(vmm: &str) -> String {
     format!(
         r#"{vmm}

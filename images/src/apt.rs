@@ -53,7 +53,7 @@ const UNREACHABLE: [&str; 6] = [
     "Connection failed",
 ];
 
-/// Why the package lists could not be refreshed.
+/// Errors of refreshing the package lists.
 #[derive(Debug, Error)]
 pub enum AptError {
     /// Only root may refresh them.
@@ -79,7 +79,7 @@ pub enum AptError {
     Lists {
         /// A list, or their directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -97,7 +97,7 @@ pub enum AptError {
     Write {
         /// A file, or a directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -22,7 +22,7 @@ use crate::place::{self, Place, PlaceChoice};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
-/// The shell command with which a guest's /init reports to the VMM that it runs.
+/// The shell command in a guest's /init that reports to the VMM that init runs.
 fn tells_of_init(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "outb 0x504 1",
@@ -54,9 +54,9 @@ pub struct Boot {
     pub programs: Vec<String>,
     /// More files for the guest: path without the leading slash, contents.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Where to run.
+    /// The machine to run on.
     pub place: PlaceChoice,
-    /// How long the machine may run.
+    /// Longest run time of the machine.
     pub timeout: Duration,
     /// The program that runs the guest: `vmm`, or one of the tests that takes its arguments.
     pub vmm: String,
@@ -69,7 +69,7 @@ pub struct Boot {
     pub afterwards: Option<Afterwards>,
     /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,
-    /// The user's own kernel and so on.
+    /// The user's own kernel and the like.
     pub sources: Sources,
 }
 

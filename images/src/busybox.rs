@@ -20,7 +20,7 @@ const PROGRAM: &str = "bin/busybox";
 /// The program lists its own name among its tools. It needs no link: it has that name already.
 const OWN: &str = "busybox";
 
-/// Why there is no busybox.
+/// Errors of getting busybox.
 #[derive(Debug, Error)]
 pub enum BusyboxError {
     /// The host lacks it.

@@ -13,17 +13,17 @@ use crate::sys::Lock;
 /// The number of results of one kind to keep: enough for several branches.
 const KEPT: usize = 4;
 
-/// Why the cache cannot be used.
+/// Errors of the cache.
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// Something in it cannot be made, moved or removed.
     #[error("cannot {action} {path}; check permissions and free space")]
     Access {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -41,12 +41,12 @@ impl Cache {
         Self::at(Path::new(env!("CARGO_MANIFEST_DIR")).join("cache"))
     }
 
-    /// In another place.
+    /// A cache in another directory.
     pub fn at(directory: PathBuf) -> Self {
         Self { directory }
     }
 
-    /// Where it lies.
+    /// Its path.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -20,7 +20,7 @@ pub(crate) struct Cli {
     pub(crate) action: Action,
 }
 
-/// The arguments without the `--` of `cargo demo -- --lab`: cargo's alias ends in one already.
+/// Drops the `--` of `cargo demo -- --lab`: cargo's alias ends in one already.
 pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.collect();
     if arguments.get(1..3).is_some_and(|two| two == ["demo", "--"]) {
@@ -42,7 +42,7 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's own.";
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Fetch a stock kernel with its headers, name its functions; print where they are
@@ -139,15 +139,15 @@ impl KernelArgs {
     }
 }
 
-/// Where to run; by default where a stock kernel boots.
+/// The machine to run on; by default one where a stock kernel boots.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PlaceArgs {
-    /// Run in the lab of this architecture, whatever this machine can do; that of aarch64 is exact and
+    /// Run in the lab of this architecture, even if this machine has KVM; the aarch64 lab is exact and
     /// has hardware counters
     #[arg(long, value_name = "ARCH", value_enum, num_args = 0..=1,
           default_missing_value = "x86_64", conflicts_with = "direct")]
     lab: Option<Arch>,
-    /// Run on this machine's KVM, whatever `vmm check` says
+    /// Run on this machine's KVM, even if `vmm check` advises against it
     #[arg(long)]
     direct: bool,
     /// In the lab, count retired instructions as time: runs repeat bit for bit
@@ -215,7 +215,7 @@ pub(crate) struct BootArgs {
 }
 
 impl BootArgs {
-    /// The boot that the arguments describe, or what is wrong with them, in one line.
+    /// The boot that the arguments describe, or an error in one line.
     pub(crate) fn boot(&self) -> Result<Boot, String> {
         let mut files = Vec::new();
         for file in &self.files {

@@ -11,7 +11,7 @@ const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Why an entry cannot be put into an archive.
+/// Errors of adding an entry to an archive.
 #[derive(Debug, Error)]
 pub enum CpioError {
     /// The format counts a file's bytes in 32 bits.
@@ -84,7 +84,7 @@ impl Archive {
     /// The finished archive. Another may follow it directly: its length is a multiple of four.
     ///
     /// # Errors
-    /// None in practice: the trailer always fits.
+    /// Only in theory: the trailer always fits.
     pub fn finish(mut self) -> Result<Vec<u8>, CpioError> {
         self.inode = u32::MAX; // the trailer's inode number wraps round to zero
         self.entry(TRAILER, 0, (0, 0), &[])?;

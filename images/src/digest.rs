@@ -1,4 +1,4 @@
-//! Keys of the cache: a digest over everything that decides a result.
+//! Keys of the cache: a digest over everything that a result depends on.
 
 use std::fs;
 use std::io;

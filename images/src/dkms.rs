@@ -18,7 +18,7 @@ use crate::progress::Step;
 
 const CONFIGURATION: &str = "dkms.conf";
 
-/// Why DKMS does not install the driver.
+/// Errors of installing the driver with DKMS.
 #[derive(Debug, Error)]
 pub enum DkmsError {
     /// The host lacks something.

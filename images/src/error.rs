@@ -16,25 +16,25 @@ use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
-/// Why a command did not run in a guest from its beginning to its end.
+/// Errors of running a command in a guest.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// No kernel.
+    /// The kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// No driver.
+    /// The driver.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// No programs.
+    /// The programs.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// No initramfs.
+    /// The initramfs.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A file that the caller added cannot go in.
     #[error(transparent)]
     File(#[from] CpioError),
-    /// No lab.
+    /// The lab.
     #[error(transparent)]
     Lab(#[from] LabError),
     /// The place could not be chosen.
@@ -57,20 +57,20 @@ pub enum BootError {
     /// The machine did not start, or did not end in time.
     #[error("{place}: the guest did not run; its console is in {console}")]
     Machine {
-        /// Where it ran.
+        /// The machine that it ran on.
         place: Place,
         /// Its console's bytes.
         console: PathBuf,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: MachineError,
     },
     /// The machine ended, but not because the command did.
     #[error("{place}: {what}; its console is in {console}")]
     Ended {
-        /// Where it ran.
+        /// The machine that it ran on.
         place: Place,
-        /// What ended, and how.
+        /// Description of the end.
         what: String,
         /// Its console's bytes.
         console: PathBuf,

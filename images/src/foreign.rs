@@ -18,7 +18,7 @@ use crate::process::{self, ProcessError};
 use crate::toolchain::{Toolchain, ToolchainError};
 use crate::unpacked::{self, UnpackedError};
 
-/// Why a program cannot be put into a guest.
+/// Errors of adding a program to a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
     /// The host does not have it.
@@ -65,9 +65,9 @@ pub enum ForeignError {
     /// A file could not be read.
     #[error("cannot read {path}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -21,7 +21,7 @@ pub enum HostError {
     Missing {
         /// Programs and libraries, separated by commas.
         what: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
     /// The installation failed.

@@ -23,10 +23,10 @@ const GUEST_INIT: &str = include_str!("../guest/init.sh");
 const LAB_INIT: &str = include_str!("../guest/lab.sh");
 const FILE: &str = "initramfs.cpio";
 
-/// Why there is no initramfs.
+/// Errors of packing an initramfs.
 #[derive(Debug, Error)]
 pub enum InitramfsError {
-    /// There are no shell and tools.
+    /// The shell and tools are missing.
     #[error(transparent)]
     Busybox(#[from] BusyboxError),
     /// The cache cannot be used.

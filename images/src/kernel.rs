@@ -22,7 +22,7 @@ use crate::vmlinux::{self, VmlinuxError};
 pub const DEFAULT_SERIES: &str = "6.1";
 const SYSTEM_MAP: &str = "System.map";
 
-/// Why there is no kernel.
+/// Errors of getting a kernel.
 #[derive(Debug, Error)]
 pub enum KernelError {
     /// Its packages could not be fetched.
@@ -42,7 +42,7 @@ pub enum KernelError {
     Extract {
         /// The bzImage.
         image: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: VmlinuxError,
     },

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 
-/// Why a module cannot be put into an initramfs.
+/// Errors of adding a module to an initramfs.
 #[derive(Debug, Error)]
 pub enum KmodError {
     /// Neither a file nor built in.
@@ -30,9 +30,9 @@ pub enum KmodError {
     /// Something could not be read.
     #[error("cannot read {path}")]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -42,9 +42,9 @@ pub enum KmodError {
     /// It does not unpack.
     #[error("cannot unpack {path}")]
     Unpack {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: ProcessError,
     },

@@ -28,10 +28,10 @@ const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
-/// Why there is no lab.
+/// Errors of getting the lab.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// No QEMU.
+    /// QEMU is missing.
     #[error(transparent)]
     Qemu(#[from] QemuError),
     /// QEMU does not report its version.

@@ -10,7 +10,7 @@ pub const MAGIC: [u8; 4] = 0x184c_2102_u32.to_le_bytes();
 /// A chunk unpacks to at most this many bytes.
 const CHUNK: usize = 8 << 20;
 
-/// Why a stream does not unpack.
+/// Errors of unpacking a stream.
 #[derive(Debug, Error)]
 pub enum Lz4Error {
     /// The first bytes are not [`MAGIC`].

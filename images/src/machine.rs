@@ -13,7 +13,7 @@ use crate::{process, sys};
 
 const CHUNK: usize = 4096;
 
-/// Why a machine did not run to its end.
+/// Errors of running a machine.
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// The program is missing or not executable.
@@ -21,7 +21,7 @@ pub enum MachineError {
     Start {
         /// Its name.
         program: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -30,7 +30,7 @@ pub enum MachineError {
     Wait {
         /// Its name.
         program: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -39,12 +39,12 @@ pub enum MachineError {
     Timeout(Duration),
 }
 
-/// How a machine ended.
+/// The end of a machine.
 #[derive(Debug)]
 pub struct Ended {
     /// Its program's exit status.
     pub status: ExitStatus,
-    /// What its program wrote to stderr.
+    /// Its program's output on stderr.
     pub stderr: String,
 }
 

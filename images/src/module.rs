@@ -19,7 +19,7 @@ use crate::toolchain::{Toolchain, ToolchainError};
 /// The module's file name.
 pub const NAME: &str = "virtio_pmu.ko";
 
-/// Why there is no module.
+/// Errors of building the module.
 #[derive(Debug, Error)]
 pub enum ModuleError {
     /// The host lacks something.
@@ -31,7 +31,7 @@ pub enum ModuleError {
     /// A source could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// There are no compilers for the kernel's architecture.
+    /// The compilers for the kernel's architecture are missing.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
     /// The compiler did not report its version.
@@ -59,7 +59,7 @@ pub fn build(cache: &Cache, kernel: &Kernel) -> Result<PathBuf, ModuleError> {
     build_from(cache, kernel, &driver())
 }
 
-/// Where the driver's sources are.
+/// The directory of the driver's sources.
 pub fn driver() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-driver/linux")
 }

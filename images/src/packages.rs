@@ -20,7 +20,7 @@ use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-/// Why packages could not be fetched.
+/// Errors of fetching packages.
 #[derive(Debug, Error)]
 pub enum PackageError {
     /// The lists have no kernel of that version.

@@ -1,4 +1,4 @@
-//! Where guests run: on this machine's KVM if a stock kernel boots there, else in the lab.
+//! Selects the machine for guests: this machine's KVM if a stock kernel boots there, else the lab.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::error::FileError;
 use crate::progress::Step;
 use crate::sys;
 
-/// Why the place could not be chosen.
+/// Errors of choosing the machine.
 #[derive(Debug, Error)]
 pub enum PlaceError {
     /// The VMM could not be started.
@@ -24,7 +24,7 @@ pub enum PlaceError {
     Start {
         /// The VMM.
         program: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -44,7 +44,7 @@ pub enum PlaceError {
     File(#[from] FileError),
 }
 
-/// Where the caller wants a guest to run.
+/// The caller's choice of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlaceChoice {
     /// On this machine's KVM if a stock kernel boots there, else in the lab.
@@ -58,7 +58,7 @@ pub enum PlaceChoice {
     Exact,
 }
 
-/// Where a guest ran.
+/// The machine that a guest ran on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On this machine's KVM.
@@ -126,7 +126,7 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
     Ok(answer.map_err(FileError::at(&file))? == "yes")
 }
 
-/// Asks `vmm check`. Its exit code tells whether any guest runs at all, so it is ignored.
+/// Runs `vmm check`. Its exit code reports whether any guest runs at all, so it is ignored.
 fn ask(vmm: &Path) -> Result<bool, PlaceError> {
     let mut command = Command::new(vmm);
     command.args(["check", "--json"]).stdin(Stdio::null());

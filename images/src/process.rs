@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::sys;
 
-/// Why a program failed.
+/// Errors of running a program.
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// The program is missing or not executable.
@@ -16,7 +16,7 @@ pub enum ProcessError {
     Start {
         /// Its name.
         program: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -21,7 +21,7 @@ const STATIC: &str = "-C target-feature=+crt-static";
 const TESTS: &str = "tests";
 const TRAPPED: &str = "trapped";
 
-/// Why there are no programs.
+/// Errors of building the programs.
 #[derive(Debug, Error)]
 pub enum ProgramError {
     /// Cargo could not be started.
@@ -30,7 +30,7 @@ pub enum ProgramError {
     /// Cargo failed, and its messages are on stderr.
     #[error("cargo could not build the guest's programs: see its messages above")]
     Build,
-    /// There are no compilers for the architecture.
+    /// The compilers for the architecture are missing.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
     /// Cargo's messages are not understood.

@@ -1,4 +1,4 @@
-//! Shows what is being made: a spinner on a terminal, plain lines elsewhere, on stderr.
+//! Shows the progress of builds: a spinner on a terminal, plain lines elsewhere, on stderr.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl Step {
         }
     }
 
-    /// Says what is being done right now.
+    /// Reports the current part of the step.
     pub fn detail(&self, detail: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(format!("{}: {detail}", self.what)),

@@ -105,7 +105,7 @@ const NEEDS: [Need; 10] = [
     Need::Python,
 ];
 
-/// Why there is no QEMU.
+/// Errors of getting QEMU.
 #[derive(Debug, Error)]
 pub enum QemuError {
     /// The host lacks something.
@@ -129,9 +129,9 @@ pub enum QemuError {
     /// A file could not be read or written.
     #[error("cannot use {path}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -16,18 +16,19 @@ use crate::place::Place;
 /// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What it wrote to the console: lines end in `\n`.
+    /// Its output on the console: lines end in `
+    /// `.
     pub output: String,
     /// Its exit code; -1 if the guest's kernel panicked first, which is an error unless a command runs
     /// afterwards.
     pub status: i32,
     /// The result of the command that ran afterwards, if any.
     pub afterwards: Option<Said>,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub place: Place,
     /// The VMM's report.
     pub report: serde_json::Value,
-    /// How long the machine ran, the lab included.
+    /// Run time of the machine, the lab included.
     pub wall: Duration,
 }
 

@@ -36,7 +36,7 @@ const EXCEPTIONS: [(&str, &str); 2] = [
     ("vpmu_file.h", "MACRO_ARG_REUSE"),
 ];
 
-/// Why the style could not be checked.
+/// Errors of checking the style.
 #[derive(Debug, Error)]
 pub enum StyleError {
     /// The host lacks something.

@@ -43,7 +43,7 @@ export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gn
 exec "$root/usr/bin/${0##*/}" "$@"
 "#;
 
-/// Why there are no compilers.
+/// Errors of getting the compilers.
 #[derive(Debug, Error)]
 pub enum ToolchainError {
     /// Their packages could not be fetched.

@@ -21,7 +21,7 @@ use crate::progress::Step;
 /// Directories in which an architecture's loader looks for libraries, below the root.
 const DIRECTORIES: [&str; 2] = ["lib", "usr/lib"];
 
-/// Why there is no such program.
+/// Errors of getting the program.
 #[derive(Debug, Error)]
 pub enum UnpackedError {
     /// apt has no package of it.
@@ -41,7 +41,7 @@ pub enum UnpackedError {
     NotProgram {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: object::Error,
     },

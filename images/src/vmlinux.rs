@@ -20,7 +20,7 @@ const PAYLOAD_LENGTH: usize = 0x24c;
 /// The boot protocol that introduced the payload fields.
 const PAYLOAD_VERSION: u16 = 0x208;
 
-/// Why there is no kernel to take out.
+/// Errors of extracting the kernel.
 #[derive(Debug, Error)]
 pub enum VmlinuxError {
     /// The file is not a bzImage.
@@ -43,7 +43,7 @@ pub enum VmlinuxError {
     Unpack {
         /// Its name.
         program: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -1,8 +1,8 @@
-//! Exits and interrupts of a guest per sample and per task switch: by a CPU PMU whose registers are trapped and
-//! emulated, run by the stock kernel's own driver, and by the paravirtual PMU. Both are in one guest, and count
-//! the same host clock.
+//! Exits and interrupts of a guest per sample and per task switch, with a CPU PMU whose registers
+//! are trapped and emulated, run by the stock kernel's own driver, and with the paravirtual PMU.
+//! Both are in one guest, and count the same host clock.
 //!
-//! Numbers, not times: the guest runs in the exact lab, where they repeat.
+//! Counts, not times: the guest runs in the exact lab, where they repeat.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ const PMUS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Rows by name: what the guest calls it, what a reader does, returns to the VMM that it may make.
+/// Rows by name: the guest's name, the reader's name, and the limit of returns to the VMM.
 const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
     ("trapped", "CPU PMU, trapped", None),
     ("perf-core", "vPMU, perf_event_open", Some(1.2)),
@@ -45,10 +45,10 @@ const SWITCHERS: [(&str, &str, Option<f64>); 3] = [
     ("device", "vPMU, /dev/vpmu", Some(1.0)),
 ];
 
-/// What a guest told, by subject.
+/// The guest's figures by subject.
 type Told = BTreeMap<String, Figures>;
 
-/// Per one of what was measured.
+/// Figures per sample or per switch.
 struct Row {
     exits: f64,
     returns: f64,
@@ -116,7 +116,7 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; whether its limit is kept. A door that cannot do it has none.
+/// Prints a row; returns whether it is within its limit. A door without support has no row.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
         println!("  {name:32} {:>8}", "-");
@@ -139,7 +139,7 @@ fn head(what: &str) {
     );
 }
 
-/// Prints the tables; whether all limits are kept.
+/// Prints the tables; returns whether all limits hold.
 fn print(told: &Told) -> bool {
     let mut kept = true;
     head("per sample");

@@ -62,7 +62,7 @@ end
 
 static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
 
-/// What the guest of that boot says of `what`.
+/// The value that the guest of that boot reported for `what`.
 fn said(boot: &str, what: &str) -> String {
     let said = SESSION.get().said(boot);
     let line = said.iter().find_map(|line| line.strip_prefix(what));
@@ -107,7 +107,7 @@ fn counter_that_the_host_keeps_shows_in_the_time_running() {
     ensure_exact("contended");
 }
 
-/// Instructions of KVM and the VMM for an exit that reaches the VMM, at least.
+/// Lower bound of KVM's and the VMM's instructions for an exit that reaches the VMM.
 const LEAST_OF_AN_EXIT: u64 = 500;
 
 fn number(boot: &str, what: &str) -> u64 {
@@ -118,7 +118,7 @@ fn number(boot: &str, what: &str) -> u64 {
 
 #[test]
 fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
-    // A loop of three instructions, 1,000 times out of the guest.
+    // A loop of three instructions, with 1,000 exits.
     let (guest, vcpu) = (number("alone", "writes"), number("costly", "writes"));
     assert!(guest >= 2_000, "{guest} instructions");
     assert!(

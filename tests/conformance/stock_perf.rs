@@ -1,4 +1,4 @@
-//! Debian's perf for the guest's architecture: `perf stat` and `perf record` as anybody types them.
+//! Debian's perf for the guest's architecture: `perf stat` and `perf record` as users type them.
 
 tests::guest_tests! {
     "stock-counters" on aarch64 with images::foreign::perf:

@@ -1,13 +1,13 @@
-//! How a guest tells what it measured over a console that others write to as well.
+//! The format of a guest's measurements on a console with other output.
 
 use std::collections::BTreeMap;
 
 const MARK: &str = "@figures";
 
-/// What happened on a CPU, and how often what was measured took place meanwhile.
+/// Counts on a CPU, with the number of measured operations.
 pub type Figures = BTreeMap<String, u64>;
 
-/// The line that tells what was measured of `subject`.
+/// The line with the figures of `subject`.
 #[must_use]
 pub fn line(subject: &str, figures: &[(&str, u64)]) -> String {
     let words = figures
@@ -16,7 +16,7 @@ pub fn line(subject: &str, figures: &[(&str, u64)]) -> String {
     format!("{MARK} {subject}{}", words.collect::<String>())
 }
 
-/// What a line tells, and of which subject.
+/// The subject and figures of a line.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, Figures)> {
     let mut words = line.split_ascii_whitespace();

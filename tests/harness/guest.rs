@@ -1,5 +1,5 @@
-//! A group of guest tests: one boot of a stock guest, shared by the host tests that each
-//! stand for one of the guest's.
+//! A group of guest tests: one boot of a stock guest, shared by host tests that each report one of
+//! the guest's.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -22,17 +22,17 @@ const KERNEL: &str = "VPMU_TEST_KERNEL";
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
-/// Far above a boot in the lab and the group's tests on a loaded machine.
+/// Far above the time of a boot in the lab with the group's tests on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(600);
 /// A checker makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
-/// Its shadow and its records of objects need room.
+/// Memory for its shadow and its records of objects.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
-/// What the guest's kernel logs is one more verdict, of this name.
+/// The name of an additional verdict on the guest kernel's log.
 pub const KERNEL_LOG: &str = "kernel_log";
 const MIB: usize = 1 << 20;
 
-/// What a boot told.
+/// The results of a boot.
 #[derive(Debug)]
 struct Booted {
     kernel: String,
@@ -58,7 +58,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Nothing is booted before the first test asks.
+    /// The first test that needs it boots the guest.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self::with(name, |_| Ok(Files::new()))
@@ -205,8 +205,8 @@ impl Group {
     }
 }
 
-/// An emulated processor spends so long on a sample that the usual share of a vCPU's time would throttle
-/// ordinary clocks. Tests of that share start their machines with one of their own.
+/// An emulated processor spends so long on a sample that the default share of a vCPU's time would
+/// throttle ordinary clocks. Tests of that share set their own.
 const UNTHROTTLED: &[&str] = &["--max-sampling-percent", "100"];
 
 /// The names of the kernels that a group runs on.
@@ -247,8 +247,8 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
     let files = (group.files)(arch).map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest holds them packed beside its root's file system, which takes no more than half of what
-    // they leave.
+    // The guest also holds them packed, beside its root file system, which takes at most half of
+    // the rest.
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {
@@ -291,9 +291,10 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     })
 }
 
-/// Says where a test ran also when it passes: the test runner keeps only what macros print.
+/// Reports the place of a test even if it passes: the test runner captures only the output of
+/// macros.
 fn say(line: &str) {
-    // A closed stderr is no reason to fail.
+    // A closed stderr is not a reason to fail.
     let _ = writeln!(stderr(), "{line}");
 }
 

@@ -1,5 +1,5 @@
-//! Commands on the lab's own KVM host: what a machine leaves behind when its guest ends, which no
-//! command in the guest can tell.
+//! Commands on the lab's own KVM host, for results of a machine that are visible only after its
+//! guest has ended.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,12 +9,12 @@ use images::foreign::Files;
 use images::{Arch, Boot, PlaceChoice, Sources};
 use vpmu_client::error::chain;
 
-/// Far above what the boots of a session take on a loaded machine.
+/// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// For the session's script: `put NAME FILE` hands a file over; `boot NAME ARGUMENT...` runs a guest
-/// whose files are called so, with `$VCPUS` vCPUs, which does what `$ACT` says and resets as `$RESET` says; the guest's
-/// own script is the same, and ends in the first line.
+/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs
+/// a guest with files of that name and `$VCPUS` vCPUs, which executes `$ACT` and resets as `$RESET`
+/// selects; the guest's own script is the same, and ends in the first line.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -38,7 +38,7 @@ boot() {
 }
 "#;
 
-/// What a session left.
+/// The results of a session.
 #[derive(Debug, Default)]
 pub struct Session {
     files: BTreeMap<String, Vec<u8>>,
@@ -50,7 +50,7 @@ impl Session {
     /// Runs a script with these files beside our programs.
     ///
     /// # Errors
-    /// There is no lab, or the script fails: what it said.
+    /// The lab is unavailable, or the script failed, with its output.
     pub fn run(script: &str, files: Files) -> Result<Self, String> {
         Self::run_on(Arch::default(), script, files)
     }
@@ -106,10 +106,10 @@ impl Session {
         session
     }
 
-    /// A file that was handed over.
+    /// A file that the script output.
     ///
     /// # Panics
-    /// If it was not.
+    /// If it is missing.
     #[must_use]
     pub fn file(&self, name: &str) -> &[u8] {
         self.files.get(name).unwrap_or_else(|| {
@@ -121,23 +121,23 @@ impl Session {
     /// The same as text.
     ///
     /// # Panics
-    /// As [`Session::file`].
+    /// See [`Session::file`].
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         String::from_utf8_lossy(self.file(name)).into_owned()
     }
 
-    /// What the VMM of that boot ended with.
+    /// The VMM's exit code of that boot.
     ///
     /// # Panics
-    /// If there was no such boot.
+    /// If the boot does not exist.
     #[must_use]
     pub fn exit(&self, name: &str) -> i32 {
         let exit = self.exits.get(name);
         *exit.unwrap_or_else(|| panic!("no boot {name}:\n{}", self.output))
     }
 
-    /// The lines by which the guest of that boot said something, without their mark.
+    /// The guest's marked lines in that boot, without the mark.
     #[must_use]
     pub fn said(&self, name: &str) -> Vec<String> {
         self.text(&format!("{name}.text"))
@@ -148,7 +148,7 @@ impl Session {
     }
 }
 
-/// A session that all tests of a binary share: the first to ask for it runs the script.
+/// A session shared by all tests of a binary: the first to use it runs the script.
 #[derive(Debug)]
 pub struct SharedSession {
     script: &'static str,
@@ -210,7 +210,7 @@ impl SharedSession {
     }
 }
 
-/// Bytes by two digits each; what is no digit ends them.
+/// Bytes from pairs of hexadecimal digits, up to the first other character.
 fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
         .chars()

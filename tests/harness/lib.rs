@@ -1,6 +1,6 @@
-//! What every guest test shares: one boot for each group, and the verdicts that it tells.
+//! The shared part of guest tests: one boot per group, and its verdicts.
 //!
-//! Knows the programs that a user has, and no internals of the device or the machine.
+//! Uses the programs of a user, and no internals of the device or the machine.
 
 pub mod figures;
 pub mod guest;

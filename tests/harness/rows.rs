@@ -1,18 +1,18 @@
-//! How a guest reports the rows of the conformance table over a console that others write to as well.
+//! The format of conformance results on a console with other output.
 
 use std::fmt;
 use std::time::Duration;
 
 const MARK: &str = "@row";
 
-/// What a row found.
+/// The result of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// It holds, with these figures.
     Holds(String),
-    /// It does not, for this reason.
+    /// It fails, for this reason.
     Fails(String),
-    /// The PMU has nothing that it could judge, as this says.
+    /// The PMU lacks the event or feature, as described.
     Absent(String),
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The line that reports a row.
+/// The line of a row's result.
 #[must_use]
 pub fn line(row: &str, took: Duration, finding: &Finding) -> String {
     let (word, text) = finding.word();
@@ -43,7 +43,7 @@ pub fn line(row: &str, took: Duration, finding: &Finding) -> String {
     format!("{MARK} {row} {millis} {word} {text}")
 }
 
-/// The row that a line reports: its name, milliseconds, the finding.
+/// The result in a line: the row's name, milliseconds, the finding.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Finding)> {
     let mut words = line.trim_end().splitn(5, ' ');

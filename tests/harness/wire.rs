@@ -1,19 +1,19 @@
-//! How a guest tells its verdicts over a console that others write to as well.
+//! The format of a guest's verdicts on a console with other output.
 
 use std::time::Duration;
 
 const MARK: &str = "@test";
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// As it should.
+    /// Success.
     Passed,
-    /// With this reason.
+    /// Failure, with the reason.
     Failed(String),
 }
 
-/// The line that tells a verdict.
+/// The line of a verdict.
 #[must_use]
 pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
     let millis = took.as_millis();
@@ -28,7 +28,7 @@ pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
     }
 }
 
-/// The verdict that a line tells: the test's name, milliseconds, how it ended.
+/// The verdict in a line: the test's name, milliseconds, the result.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Verdict)> {
     let mut words = line.trim_end().splitn(4, ' ');

@@ -1,17 +1,17 @@
-//! What a task that closes its events costs the device, counted in commands by the VMM's report.
+//! The cost of a task's closing of events to the device, in commands of the VMM's report.
 
 use images::foreign::Files;
 use serde_json::Value;
 use tests::host::Session;
 
-/// Guests in which a task closes so many events that count, while another uses the control queue.
+/// Guests in which a task closes this many counting events, while another uses the control queue.
 const SCRIPT: &str = r#"
 for events in 0 64 128 512; do
 	ACT=close-$events; boot close-$events
 done
 "#;
 
-/// Commands of the vCPU queues, with what the guest says of the task.
+/// Commands of the vCPU queues, with the guest's lines about the task.
 fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String> {
     let name = format!("close-{events}");
     let report: Value =
@@ -21,14 +21,15 @@ fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String>
     Ok((commands, session.said(&name)))
 }
 
-/// A task that sleeps while it closes one of its events has all the others switched out and in.
+/// A task that sleeps while it closes one of its events causes all others to be switched out and
+/// in.
 #[test]
 fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let session = Session::run(SCRIPT, Files::new())?;
     let (none, _) = closing(&session, 0)?;
     for events in [64, 128, 512] {
         let (commands, said) = closing(&session, events)?;
-        // One starts an event, one stops it.
+        // One command starts an event, one stops it.
         let each = 2 * events;
         assert_eq!(
             (commands.wrapping_sub(none), said.as_slice()),

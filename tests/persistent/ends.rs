@@ -1,5 +1,5 @@
-//! What the host has of a guest that has ended, however it did: the recording holds every mark, in
-//! order, none missing, as stock perf and others' code read it.
+//! Recordings of a guest that has ended, for each kind of end: they hold every mark, in order, as
+//! stock perf and an independent reader show.
 #![expect(
     clippy::expect_used,
     reason = "a recording that cannot be read fails the test"
@@ -84,7 +84,7 @@ true
 
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
-/// One sample of a recording.
+/// A sample of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Marked {
     event: String,
@@ -93,7 +93,7 @@ struct Marked {
     cpu: u32,
 }
 
-/// The samples of a perf.data, read by a crate that knows nothing of us.
+/// The samples of a perf.data file, read by an independent crate.
 fn recorded(data: &[u8]) -> Vec<Marked> {
     let PerfFileReader {
         mut perf_file,
@@ -123,7 +123,7 @@ fn recorded(data: &[u8]) -> Vec<Marked> {
     samples
 }
 
-/// The values that the operator's events recorded, in the recording's order.
+/// The values in the operator's events, in the recording's order.
 fn flight(data: &[u8]) -> Vec<u64> {
     let samples = recorded(data);
     assert!(
@@ -138,7 +138,7 @@ fn flight(data: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// The same from what stock perf prints.
+/// The same from the output of stock perf.
 fn scripted(text: &str) -> Vec<u64> {
     text.lines()
         .filter(|line| line.contains("flight-"))
@@ -149,7 +149,7 @@ fn scripted(text: &str) -> Vec<u64> {
         .collect()
 }
 
-/// A machine that ended so, and what stock perf and the crate read of it.
+/// Checks a machine's end, and its recording with stock perf and the crate.
 fn whole(name: &str, status: i32) {
     let session = SESSION.get();
     let said = session.said(name);
@@ -193,8 +193,8 @@ fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
-/// Its own event is found with its id and records, and the operator's go on; the recording is that of
-/// the power-off, and holds both boots.
+/// The guest's event is found with its id and records, and the operator's continue; the recording
+/// is the power-off's, and holds both boots.
 #[test]
 fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();
@@ -245,7 +245,7 @@ fn recording_after_signal_has_every_mark() {
     );
     assert_eq!(session.exit("wait"), 6);
     let data = recorded(session.file("wait.data"));
-    // The event that was ended by hand is gone with its records; the other half stands.
+    // The event that was ended by request is gone with its records; the other half remains.
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();
@@ -266,7 +266,7 @@ fn dump_on_demand_has_every_mark_so_far() {
     let data = session.file("by-hand.data");
     let marks: Vec<u64> = flight(data).into_iter().filter(|&v| v <= MARKS).collect();
     assert_eq!(marks, (1..=MARKS).collect::<Vec<_>>());
-    // The guest's own event is in it as well.
+    // The guest's own event is recorded, too.
     let own = recorded(data)
         .into_iter()
         .filter(|s| s.event == "own")

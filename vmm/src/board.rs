@@ -1,4 +1,4 @@
-//! Which device sits where: the wiring of the fixed machine.
+//! The fixed machine's wiring: its devices and their addresses.
 
 use std::io;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::devices::vpmu::{Doorbell, VirtioPmu};
 use crate::event_loop::Console;
 use crate::exit::End;
 
-/// Why a device cannot be put in.
+/// Errors of adding a device.
 #[derive(Debug, thiserror::Error)]
 pub enum PlugError {
-    /// The layout has a mistake.
+    /// Two devices overlap in the layout.
     #[error(transparent)]
     Overlap(#[from] Overlap),
-    /// A queue that virtio does not know.
+    /// A queue that virtio rejects.
     #[error("cannot make the virtqueues")]
     Queues(#[from] virtio_queue::Error),
-    /// The host has no descriptors left, or standard output is closed.
+    /// The host has no free descriptors, or standard output is closed.
     #[error("cannot connect the console")]
     Console(#[source] io::Error),
 }
 
-/// Both buses while the machine is put together.
+/// Both buses while the machine is built.
 #[derive(Debug, Default)]
 pub struct Buses {
     /// Devices by port, where the architecture has ports.
@@ -43,7 +43,7 @@ fn event() -> Result<EventFd, PlugError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(PlugError::Console)
 }
 
-/// Puts the serial port in, on standard input and output.
+/// Adds the serial port, on standard input and output.
 ///
 /// # Errors
 /// [`PlugError`].
@@ -63,7 +63,7 @@ pub fn plug_console(
     })
 }
 
-/// Puts in what ends a run, and the debug port.
+/// Adds the power devices and the debug port.
 ///
 /// # Errors
 /// [`PlugError::Overlap`].
@@ -75,7 +75,7 @@ pub fn plug_power(
     Ok(board::plug_power(buses, end, progress)?)
 }
 
-/// Puts the paravirtual PMU in: its transport and its doorbell page.
+/// Adds the paravirtual PMU: its transport and its doorbell page.
 ///
 /// # Errors
 /// [`PlugError`].

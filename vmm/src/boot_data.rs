@@ -1,4 +1,4 @@
-//! Boot data of every architecture: the initramfs, and a command line that Linux takes.
+//! Boot data of every architecture: the initramfs and the kernel command line.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 /// Alignment of the initramfs: a page of the guest.
 const PAGE: u64 = 4096;
 
-/// Why a guest cannot be given its initramfs or its command line.
+/// Errors of loading the initramfs or the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The initramfs cannot be read.
@@ -25,18 +25,18 @@ pub enum DataError {
     InitramfsTooBig {
         /// Its size.
         size: u64,
-        /// The room beside the kernel.
+        /// Free bytes after the kernel.
         room: u64,
     },
-    /// Guest memory refuses the initramfs.
+    /// The initramfs does not fit into guest memory.
     #[error("cannot write the initramfs")]
     WriteInitramfs(#[source] GuestMemoryError),
-    /// The command line is longer than Linux takes.
+    /// The command line exceeds Linux's limit.
     #[error("the command line has {len} bytes, and Linux takes {most}")]
     CmdlineTooLong {
         /// Its length.
         len: usize,
-        /// The most that Linux takes.
+        /// Linux's limit.
         most: usize,
     },
     /// The command line holds a zero byte.
@@ -44,7 +44,7 @@ pub enum DataError {
     CmdlineZero,
 }
 
-/// Checks that Linux takes `cmdline`, whose end included has room for `max` bytes.
+/// Checks `cmdline` for Linux, which has room for `max` bytes including the terminator.
 ///
 /// # Errors
 /// [`DataError::CmdlineTooLong`], [`DataError::CmdlineZero`].
@@ -61,7 +61,8 @@ pub(crate) fn check_cmdline(cmdline: &str, max: usize) -> Result<(), DataError> 
     Ok(())
 }
 
-/// Puts an initramfs at the end of `room`, so that the kernel at its start can grow; address and size.
+/// Loads an initramfs at the end of `room`, so that the kernel at its start can grow; returns
+/// address and size.
 ///
 /// # Errors
 /// [`DataError`].

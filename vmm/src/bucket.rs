@@ -1,33 +1,33 @@
-//! A token bucket: so much at once, and so much more in each period, for what a guest can make the VMM do.
+//! A token bucket: a burst and a refill per period, to limit work that a guest can cause.
 
 use std::time::{Duration, Instant};
 
-/// Tokens that fill up to a limit.
+/// Tokens that refill up to a limit.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     most: u64,
-    /// Tokens that flow in a period.
+    /// Tokens per period.
     refill: u64,
     period: Duration,
     tokens: u64,
-    /// Tokens that were spent beyond those that there were.
+    /// Tokens spent in advance.
     debt: u64,
-    /// Up to when it has been filled.
+    /// Time of the last refill.
     filled: Instant,
 }
 
 impl Bucket {
-    /// A full bucket of `most` tokens, into which `refill` flow in each second.
+    /// A full bucket of `most` tokens that gains `refill` per second.
     pub(crate) fn per_second(most: u64, refill: u64) -> Self {
         Self::new(most, refill, Duration::from_secs(1), Instant::now())
     }
 
-    /// A full bucket of `most` tokens, into which as many flow in each minute.
+    /// A full bucket of `most` tokens that gains as many per minute.
     pub(crate) fn per_minute(most: u64) -> Self {
         Self::new(most, most, Duration::from_secs(60), Instant::now())
     }
 
-    /// A full bucket of `most` tokens, into which `refill` flow in each `period`, not zero.
+    /// A full bucket of `most` tokens that gains `refill` per `period`, which is not zero.
     fn new(most: u64, refill: u64, period: Duration, now: Instant) -> Self {
         Self {
             most,
@@ -39,7 +39,7 @@ impl Bucket {
         }
     }
 
-    /// Takes as many of `wanted` tokens as there are; how many.
+    /// Takes up to `wanted` tokens; returns the number taken.
     pub(crate) fn take(&mut self, wanted: u64, now: Instant) -> u64 {
         self.fill(now);
         let taken = wanted.min(self.tokens);
@@ -47,13 +47,13 @@ impl Bucket {
         taken
     }
 
-    /// Takes so many tokens, be it that they have yet to flow.
+    /// Takes `wanted` tokens, in advance if the bucket has fewer.
     pub(crate) fn spend(&mut self, wanted: u64, now: Instant) {
         let taken = self.take(wanted, now);
         self.debt = self.debt.saturating_add(wanted - taken);
     }
 
-    /// How long it takes until there is a token; zero: there is one.
+    /// Time until the bucket has a token; zero if it has one.
     #[must_use]
     pub(crate) fn wait(&mut self, now: Instant) -> Duration {
         self.fill(now);
@@ -62,7 +62,7 @@ impl Bucket {
         }
         match self.refill {
             0 => Duration::MAX,
-            // Rounded up, or there would be none yet.
+            // Rounded up, or the token would be missing still.
             _ => {
                 let flows = self.flow_time(self.debt.saturating_add(1)) + Duration::from_nanos(1);
                 let at = self.filled.checked_add(flows);
@@ -82,14 +82,14 @@ impl Bucket {
         let paid = self.debt.min(flown);
         self.debt -= paid;
         self.tokens = self.tokens.saturating_add(flown - paid).min(self.most);
-        // What is left of the time makes the next token sooner.
+        // The remainder of the time brings the next token forward.
         self.filled = match self.tokens == self.most {
             true => now,
             false => self.filled + self.flow_time(flown),
         };
     }
 
-    /// The time in which so many tokens flow, rounded down.
+    /// The time to gain this many tokens, rounded down.
     fn flow_time(&self, tokens: u64) -> Duration {
         let nanos = self.period.as_nanos().saturating_mul(tokens.into());
         let nanos = nanos / u128::from(self.refill.max(1));

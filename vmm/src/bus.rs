@@ -1,4 +1,4 @@
-//! Which device answers at an address; ports and memory alike.
+//! Dispatch of accesses to devices by address, for ports and memory alike.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use vpmu::{Registers, VcpuSession};
 pub struct Caller<'a> {
     /// Its index.
     pub vcpu: u32,
-    /// Its registers, asked for only where a device needs them.
+    /// Its registers, read only if a device needs them.
     pub registers: &'a mut dyn Registers,
-    /// Its session with the paravirtual PMU, unless that is switched off.
+    /// Its session with the paravirtual PMU, unless that is disabled.
     pub pmu: Option<&'a mut VcpuSession>,
 }
 
-/// What can be put on a [`Bus`]. Accesses come from any vCPU's thread, at once.
+/// A device on a [`Bus`]. vCPU threads access it concurrently.
 pub trait Device: Send + Sync + Debug {
-    /// Fills `data` with what stands at `offset`.
+    /// Reads `data` from `offset`.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// Takes `data` at `offset`.
+    /// Writes `data` at `offset`.
     fn write(&self, offset: u64, data: &[u8], caller: &mut Caller<'_>);
 }
 
@@ -34,20 +34,20 @@ struct Range {
     device: Arc<dyn Device>,
 }
 
-/// Devices by address. Where nothing answers, reads are all ones and writes are lost, as on a
+/// Devices by address. Unclaimed reads return all ones and unclaimed writes are dropped, as on a
 /// PC.
 #[derive(Debug, Default)]
 pub struct Bus {
     ranges: Vec<Range>,
 }
 
-/// Two devices at one address: a mistake in the layout, found when the machine is built.
+/// Two devices at one address: an error of the layout, found when the machine is built.
 #[derive(Debug, thiserror::Error)]
 #[error("two devices at {0:#x}")]
 pub struct Overlap(u64);
 
 impl Bus {
-    /// A bus with nothing on it.
+    /// A bus without devices.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -56,7 +56,7 @@ impl Bus {
     /// Puts `device` at `start`, `size` addresses long.
     ///
     /// # Errors
-    /// [`Overlap`] when another device answers there.
+    /// [`Overlap`] if another device claims one of the addresses.
     pub fn insert(
         &mut self,
         start: u64,
@@ -76,7 +76,7 @@ impl Bus {
         Ok(())
     }
 
-    /// The device that answers for all of `[address, address + size)`, and the offset in it.
+    /// The device that claims all of `[address, address + size)`, and the offset in it.
     fn find(&self, address: u64, size: usize) -> Option<(&dyn Device, u64)> {
         let place = self.ranges.partition_point(|range| range.start <= address);
         let range = self.ranges.get(place.checked_sub(1)?)?;
@@ -106,7 +106,7 @@ pub(crate) mod tests {
     use std::sync::Mutex;
     use vpmu::GuestRegs;
 
-    /// A vCPU that will not tell its registers.
+    /// A vCPU whose registers cannot be read.
     #[derive(Debug)]
     pub(crate) struct NoRegisters;
 

@@ -1,4 +1,4 @@
-//! The command line, and what `--help` teaches.
+//! The command line and its `--help` texts.
 
 use std::path::PathBuf;
 
@@ -31,10 +31,10 @@ Examples:
   vmm ctl --socket vm.sock snapshot here
       Save it; 'vmm run --restore here' goes on from there
 
-'vmm run --help' tells of every option and exit status."
+'vmm run --help' lists every option and exit status."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -44,7 +44,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a guest until it ends
     Run(Box<RunArgs>),
-    /// Tell what this machine can do, and what follows from it
+    /// Survey this machine's abilities and their consequences
     Check(CheckArgs),
     /// Ask a running machine about its persistent events, start and end them; save the machine
     Ctl(CtlArgs),
@@ -78,32 +78,32 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub memory: Option<u64>,
 
-    /// Read options from a JSON file; flags given here win over it
+    /// Read options from a JSON file; flags override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Leave the paravirtual PMU out: as --pmu off
+    /// Disable the paravirtual PMU, like --pmu off
     #[arg(long)]
     pub no_vpmu: bool,
 
-    /// Give the guest's processors a PMU of their own besides, where KVM has one for them
+    /// Also give the guest's processors a hardware PMU, if KVM supports one
     #[arg(long)]
     pub guest_pmu: bool,
 
-    /// Whose work hardware events count: guest (the guest's alone), or vcpu (the host's for the vCPU,
-    /// too: KVM and this VMM on its thread). Those that sample leave the host's out in both
-    /// [default: guest]
+    /// Work that hardware events count: guest (only the guest's), or vcpu (also the host's work for
+    /// the vCPU: KVM and this VMM on its thread). Sampling events exclude the host's work in both
+    /// modes [default: guest]
     #[arg(long, value_enum, value_name = "MODE")]
     pub count_mode: Option<CountMode>,
 
-    /// Pin hardware events on the host: none shares its counter with others, and one that finds no
-    /// counter is in error. Without, the host gives counters in turns, and the guest sees it as less
-    /// time running than enabled
+    /// Pin hardware events on the host: pinned events do not share a counter, and an event without
+    /// a counter is in error. Without this option the host multiplexes counters, and the guest sees
+    /// less time running than enabled
     #[arg(long)]
     pub pin_hardware: bool,
 
-    /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
-    /// in bytes or with K or M; 0: none [default: 16M]
+    /// Memory of the VMM for the rings of persistent events that outlive a guest reset, in bytes or
+    /// with K or M; 0 disables it [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub window: Option<u64>,
 
@@ -111,9 +111,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "EVENT[,OPTION...]")]
     pub persistent: Vec<Spec>,
 
-    /// What persistent events hold goes to this file, for 'perf script', whenever the guest ends or
-    /// resets; an older one is kept as FILE.old. Events of the guest's own are recorded only if
-    /// this is given [default: perf.data]
+    /// Write the records of persistent events to this file, for 'perf script', whenever the guest
+    /// ends or resets; an older one is kept as FILE.old. The guest's own events are recorded only
+    /// if this is given [default: perf.data]
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
 
@@ -122,18 +122,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
 
-    /// What follows when the guest resets or triple-faults: exit, or restart, with the persistent
-    /// events going on [default: exit]
+    /// Action after a guest reset or triple fault: exit, or restart; persistent events continue
+    /// [default: exit]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub on_reset: Option<OnReset>,
 
-    /// Take the commands of 'vmm ctl' on a Unix socket that this makes
+    /// Accept the commands of 'vmm ctl' on a new Unix socket with this path
     #[arg(long, value_name = "SOCKET")]
     pub ctl: Option<PathBuf>,
 
-    /// What makes the guest's samples of host events: batched (the host, without an exit for
-    /// each), exit (the vCPU, with one), or auto (the first where the host knows guest addresses)
-    /// [default: auto]
+    /// Engine for the guest's samples of host events: batched (the host samples, without an exit
+    /// per sample), exit (one exit per sample), or auto (batched if the host's samples have guest
+    /// addresses, else exit) [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 
@@ -150,24 +150,24 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_seccomp: bool,
 
-    /// Write what happened to a JSON file, however the run ends
+    /// Write the result to a JSON file, however the run ends
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// Print a short account on standard error at the end
+    /// Print a short summary on standard error at the end
     #[arg(long)]
     pub summary: bool,
 
-    /// What the guest may open.
+    /// Events that the guest may open.
     #[command(flatten)]
     pub policy: PolicyArgs,
 
-    /// What the guest may use up.
+    /// Limits of the guest's resource use.
     #[command(flatten)]
     pub limits: LimitArgs,
 }
 
-/// What makes the guest's samples of host events.
+/// The engine for the guest's samples of host events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
@@ -180,14 +180,14 @@ pub enum Engine {
     Exit,
 }
 
-/// Whose work hardware events count.
+/// Work that hardware events count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CountMode {
-    /// The guest's alone
+    /// Only the guest's
     #[default]
     Guest,
-    /// The host's for the vCPU, too
+    /// Also the host's work for the vCPU
     Vcpu,
 }
 
@@ -200,14 +200,14 @@ impl From<CountMode> for vpmu::CountMode {
     }
 }
 
-/// What follows when the guest resets.
+/// Action after a guest reset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnReset {
-    /// The run ends
+    /// End the run
     #[default]
     Exit,
-    /// The guest boots again
+    /// Boot the guest again
     Restart,
 }
 
@@ -312,7 +312,7 @@ fn cmdline_help() -> String {
     format!("Kernel command line [default: \"{DEFAULT_CMDLINE}\"]")
 }
 
-/// Mebibytes out of `512`, `512M` or `4G`.
+/// Parses `512`, `512M` or `4G` to mebibytes.
 fn parse_memory(text: &str) -> Result<u64, String> {
     let (number, factor) = match text.as_bytes().last() {
         Some(b'G' | b'g') => (&text[..text.len() - 1], 1024),
@@ -327,7 +327,7 @@ fn parse_memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "more than any machine has".to_owned())
 }
 
-/// Bytes out of `65536`, `64K` or `16M`.
+/// Parses `65536`, `64K` or `16M` to bytes.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, factor) = match text.as_bytes().last() {
         Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
@@ -345,13 +345,13 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 /// The arguments of this process.
 ///
 /// # Errors
-/// What is wrong with them, in one line; `None` when help was asked for and given.
+/// The error in one line; `None` if help was requested and printed.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Nobody is left to tell when even this cannot be written.
+            // A failure to print cannot be reported.
             let _ = error.print();
             (error.exit_code() != 0).then(|| "say what to do: run, check or ctl".to_owned())
         }
@@ -369,7 +369,7 @@ fn one_line(report: &str) -> String {
         .collect();
     let message = message.join(" ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
-    format!("{message}; 'vmm --help' and 'vmm COMMAND --help' tell more")
+    format!("{message}; see 'vmm --help' and 'vmm COMMAND --help'")
 }
 
 #[cfg(test)]

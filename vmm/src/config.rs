@@ -1,4 +1,4 @@
-//! What the operator decides, from flags and from a file; checked once, here.
+//! The operator's configuration, from flags and a file; checked once, here.
 
 use std::fmt::Display;
 use std::fs;
@@ -22,15 +22,15 @@ use crate::snapshot::{self, Facts, SnapshotError};
 
 pub use crate::arch::layout::MAX_VCPUS;
 
-/// Less memory than this holds no kernel.
+/// Least memory that holds a kernel.
 pub const MIN_MEMORY_MIB: u64 = 4;
-/// More memory than this has no addresses on any host.
+/// Most memory that any host has addresses for.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
 
-/// What a machine is made of.
+/// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The kernel image; none: the machine goes on from a snapshot, and cannot boot again.
@@ -45,84 +45,84 @@ pub struct Config {
     pub vcpus: u8,
     /// Guest memory in MiB.
     pub memory_mib: u64,
-    /// Whether the paravirtual PMU is there.
+    /// Whether the machine has the paravirtual PMU.
     pub vpmu: bool,
-    /// Whether the guest's processors have a PMU of their own.
+    /// Whether the guest's processors have a hardware PMU.
     pub guest_pmu: bool,
-    /// What the guest may open.
+    /// The events that the guest may open.
     pub policy: Decision,
-    /// What the host's hardware counts.
+    /// Host hardware that the machine may use.
     pub hardware: Hardware,
-    /// Bytes of the window, whole pages; zero: there is none.
+    /// Bytes of the window, in whole pages; zero without one.
     pub window: u64,
-    /// Persistent events that the run begins with.
+    /// Persistent events started before the guest.
     pub persistent: Vec<Spec>,
-    /// Where recordings go, if that was said.
+    /// The file of recordings, if given.
     pub recording: Option<PathBuf>,
     /// Names of the guest kernel's functions.
     pub symbols: Option<PathBuf>,
-    /// What the guest may use up.
+    /// Limits of the guest's resource use.
     pub limits: Limits,
-    /// What follows when the guest resets.
+    /// Action after a guest reset.
     pub on_reset: OnReset,
-    /// Where the control socket is.
+    /// Path of the control socket.
     pub ctl: Option<PathBuf>,
-    /// What makes its samples of host events.
+    /// The engine for samples of host events.
     pub engine: Engine,
-    /// Whom the VMM runs as, if not as who started it.
+    /// The user to run as, if changed.
     pub user: Option<User>,
-    /// Its root directory, if it is another one.
+    /// The root directory, if changed.
     pub chroot: Option<PathBuf>,
     /// Whether its threads have seccomp filters.
     pub seccomp: bool,
-    /// Where the report goes.
+    /// The file of the report.
     pub report: Option<PathBuf>,
-    /// Whether a summary goes to standard error.
+    /// Whether to print a summary on standard error.
     pub summary: bool,
 }
 
-/// Why a configuration is none.
+/// Errors of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}")]
     Read {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The file is not what it should be.
+    /// The file is invalid.
     #[error("the configuration {path} is not valid")]
     Parse {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the error.
         #[source]
         source: serde_json::Error,
     },
     /// Neither flags nor file name a kernel.
     #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
     NoKernel,
-    /// A number of vCPUs that no machine of ours has.
+    /// An invalid number of vCPUs.
     #[error("{0} vCPUs: give 1 to {MAX_VCPUS} with --vcpus")]
     Vcpus(u32),
-    /// An amount of memory that no machine of ours has.
+    /// An invalid amount of memory.
     #[error(
         "{0} MiB of memory: give {MIN_MEMORY_MIB} MiB or more, and no more than the host has addresses for, with --memory"
     )]
     Memory(u64),
-    /// A window that cannot be laid out.
+    /// An invalid size of the window.
     #[error(
         "a window of {0} bytes: give whole pages of 4K, no more than {max}M, with --window",
         max = WINDOW_MAX >> 20
     )]
     Window(u64),
-    /// Events that contradict each other.
+    /// Contradictory settings of events.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// A limit that cannot be.
+    /// An invalid limit.
     #[error(transparent)]
     Limits(#[from] LimitError),
     /// A snapshot that no machine can go on from.
@@ -134,7 +134,7 @@ pub enum ConfigError {
     /// A PMU that processors cannot have here.
     #[error("--guest-pmu: {0}")]
     GuestPmu(&'static str),
-    /// Persistent events in a machine that has no events at all.
+    /// Persistent events for a machine without a PMU.
     #[error("--persistent needs the PMU: leave --no-vpmu, or --pmu off, out")]
     PersistentWithoutVpmu,
 }
@@ -217,7 +217,7 @@ impl Document {
 impl TryFrom<&RunArgs> for Config {
     type Error = ConfigError;
 
-    /// Flags win over the file, the file over the defaults.
+    /// Flags override the file, and the file overrides the defaults.
     fn try_from(args: &RunArgs) -> Result<Self, ConfigError> {
         let file = match &args.config {
             Some(path) => Document::read(path)?,

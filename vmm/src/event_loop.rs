@@ -1,6 +1,6 @@
 //! The main thread while vCPUs run: console, control queue, signals, the end of the run.
 //!
-//! A thin layer: it moves bytes and calls; decisions are the devices'.
+//! A thin layer: it moves bytes and makes calls; the devices decide.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
 use crate::snapshot::desk::Desk;
 
-/// How long console output waits for more of it before it is written.
+/// Delay of console output, to collect more of it.
 const BATCH_TIME: Duration = Duration::from_millis(2);
 /// Most bytes of input read at once.
 const INPUT: usize = 64;
@@ -34,18 +34,18 @@ const CONTROL: u32 = 5;
 const NOTICES: u32 = 6;
 const DESK: u32 = 7;
 
-/// Why the loop cannot start or go on.
+/// Errors of the event loop.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
     /// Standard input is closed.
     #[error("cannot read standard input")]
     Input(#[source] io::Error),
-    /// The host has no descriptors left, or worse.
+    /// The host has no free descriptors, or a call failed.
     #[error("the event loop failed")]
     Loop(#[source] event_manager::Error),
 }
 
-/// The console's event descriptors, both ends of them with the [`Serial`].
+/// The console's event descriptors, shared with the [`Serial`].
 #[derive(Debug, Clone)]
 pub struct Console {
     /// The device.
@@ -56,14 +56,14 @@ pub struct Console {
     pub waiting: Arc<EventFd>,
 }
 
-/// The queues whose notifications KVM turns into events.
+/// Queues whose notifications KVM signals as events.
 #[derive(Debug, Clone)]
 pub struct Queues {
     /// The device.
     pub vpmu: Arc<Vpmu>,
-    /// Of the control queue.
+    /// Event of the control queue.
     pub control: Arc<EventFd>,
-    /// Of the event queue.
+    /// Event of the event queue.
     pub notices: Arc<EventFd>,
 }
 
@@ -79,7 +79,7 @@ struct Wakeups {
     failed: Option<event_manager::Error>,
 }
 
-/// Everything but the vCPUs, from one boot of the guest to the next.
+/// The work of a run besides the vCPUs, from one boot of the guest to the next.
 #[expect(
     missing_debug_implementations,
     reason = "the event manager's has nothing to show"
@@ -151,7 +151,7 @@ impl EventLoop {
         Ok(stopped)
     }
 
-    /// Serves for so long, or until the end is announced.
+    /// Serves for `time`, or until the end is announced.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.
@@ -163,7 +163,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Serves what comes next, if it comes before `until`.
+    /// Serves the next events, if they arrive before `until`.
     fn serve(&mut self, until: Option<Instant>) -> Result<(), LoopError> {
         let wakeups = self.manager.subscriber_mut(self.wakeups);
         let wakeups = wakeups.map_err(LoopError::Loop)?;
@@ -186,7 +186,7 @@ fn milliseconds_to(moment: Instant) -> i32 {
 }
 
 impl Wakeups {
-    /// Writes the output that is due.
+    /// Writes output whose delay has passed.
     fn write_due(&mut self) {
         if self.write_at.is_some_and(|at| at <= Instant::now()) {
             self.write_at = None;
@@ -208,7 +208,7 @@ impl Wakeups {
         Ok(())
     }
 
-    /// Takes input as far as the guest has room, and watches for more only then.
+    /// Reads input while the guest has room, and watches for more only then.
     fn feed(&mut self, readable: bool, ops: &mut EventOps<'_>) {
         if self.keyboard.feed(&self.console.serial, readable, ops) {
             self.end.announce(Ok(Ending::ByHand));
@@ -216,7 +216,7 @@ impl Wakeups {
     }
 }
 
-/// Takes the count off an event descriptor; what it announces is looked at afterwards.
+/// Clears an event descriptor; its cause is handled afterwards.
 fn take(event: &EventFd) {
     if let Err(error) = event.read()
         && error.kind() != io::ErrorKind::WouldBlock
@@ -278,7 +278,7 @@ impl MutEventSubscriber for Wakeups {
 struct Keyboard {
     input: File,
     keys: Keys,
-    /// For the guest, when it has room.
+    /// Input for the guest, until it has room.
     pending: Vec<u8>,
     watched: bool,
     /// Files and the null device cannot be watched; they are always readable.
@@ -298,7 +298,8 @@ impl Keyboard {
         })
     }
 
-    /// Called when there is something to read, and when there is room; whether Ctrl-A x came.
+    /// Called when input is readable, and when the guest has room; returns whether Ctrl-A x was
+    /// typed.
     fn feed(&mut self, serial: &Serial, mut readable: bool, ops: &mut EventOps<'_>) -> bool {
         loop {
             let taken = serial.input(&self.pending);

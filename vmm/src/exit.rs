@@ -1,4 +1,4 @@
-//! How a run ends, and the one place where its end is announced.
+//! The end of a run, and the one place that announces it.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::vcpu;
 
-/// How a run ended, as far as it ended by its own rules.
+/// The reason for the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// The guest powered off.
@@ -31,11 +31,11 @@ pub enum Ending {
 pub const EXIT_FAILURE: u8 = 1;
 /// Exit status of wrong usage.
 pub const EXIT_USAGE: u8 = 2;
-/// Exit status of a VMM that made a system call which its seccomp filter refuses.
+/// Exit status of a VMM whose seccomp filter refused a system call.
 pub const EXIT_REFUSED_CALL: u8 = 7;
 
 impl Ending {
-    /// Whether a guest that ended so can boot again.
+    /// Whether the guest can boot again after this end.
     #[must_use]
     pub fn is_reset(self) -> bool {
         matches!(self, Self::Reset | Self::TripleFault)
@@ -45,7 +45,7 @@ impl Ending {
         matches!(self, Self::ByHand | Self::Signal(_))
     }
 
-    /// The exit status that says so.
+    /// The exit status for this end.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -57,7 +57,7 @@ impl Ending {
         }
     }
 
-    /// A stable word for reports.
+    /// A stable name for reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,11 +87,11 @@ impl fmt::Display for Ending {
 #[derive(Debug, Default)]
 struct Said {
     how: Option<Result<Ending, vcpu::VcpuError>>,
-    /// What was asked for from outside, were it too late to be how this boot ended.
+    /// An end requested from outside, even if too late to end this boot.
     outside: Option<Ending>,
 }
 
-/// Where whoever ends the run says so; the first one is believed.
+/// The end of a run; the first announcement counts.
 #[derive(Debug)]
 pub struct End {
     ended: AtomicBool,
@@ -101,10 +101,10 @@ pub struct End {
 }
 
 impl End {
-    /// A run that goes on.
+    /// A run that continues.
     ///
     /// # Errors
-    /// The host has no event descriptor left.
+    /// The host has no free event descriptor.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             ended: AtomicBool::new(false),
@@ -114,7 +114,7 @@ impl End {
         })
     }
 
-    /// Ends the run.
+    /// Announces the end.
     pub fn announce(&self, how: Result<Ending, vcpu::VcpuError>) {
         let mut said = self.said();
         let outside = how
@@ -133,11 +133,10 @@ impl End {
         }
     }
 
-    /// After a reset: the run goes on, unless somebody has asked from outside for its end, which is
-    /// then how it ended.
+    /// Continues after a reset, unless an end was requested from outside.
     ///
     /// # Errors
-    /// That end.
+    /// The requested end.
     pub fn go_on(&self) -> Result<(), Ending> {
         let mut said = self.said();
         if let Some(outside) = said.outside {
@@ -145,7 +144,7 @@ impl End {
         }
         said.how = None;
         self.ended.store(false, Ordering::SeqCst);
-        // Nothing to read is as good.
+        // An empty descriptor is fine.
         let _ = self.event.read();
         Ok(())
     }
@@ -154,7 +153,7 @@ impl End {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the run has ended: no vCPU enters the guest any more.
+    /// Whether the run has ended: vCPUs no longer enter the guest.
     #[must_use]
     pub fn reached(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
@@ -166,20 +165,20 @@ impl End {
         &self.event
     }
 
-    /// Readable once someone has ended the run from outside: nothing is waited for then.
+    /// Readable once an end was requested from outside: pending work is not awaited then.
     #[must_use]
     pub fn hurry(&self) -> &EventFd {
         &self.hurry
     }
 
-    /// How it ended, if it did by its own rules; it can be taken all the same.
+    /// The reason for the end, without taking it; `None` before the end and after an error.
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
         let said = self.said();
         said.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
     }
 
-    /// How it ended; `None` while it goes on, and once taken.
+    /// Takes the result; `None` before the end, and once taken.
     pub fn take(&self) -> Option<Result<Ending, vcpu::VcpuError>> {
         self.said().how.take()
     }
@@ -187,7 +186,7 @@ impl End {
 
 fn tell(event: &EventFd) {
     if let Err(error) = event.write(1) {
-        log::error!("cannot tell that the run has ended: {error}");
+        log::error!("cannot signal the end of the run: {error}");
     }
 }
 

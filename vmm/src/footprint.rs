@@ -1,4 +1,4 @@
-//! How much memory the VMM itself uses: what the process holds, less what the guest does.
+//! Memory of the VMM itself: the process's resident memory without the guest's.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -6,18 +6,17 @@ use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// What the host tells of this process's memory: a file that is open before `/proc` may be out of
-/// reach.
+/// The host's file on this process's memory, opened before `/proc` may become unreachable.
 #[derive(Debug)]
 pub struct Footprint(Option<File>);
 
 impl Footprint {
-    /// Opens it, where the host has it.
+    /// Opens it, if the host has it.
     pub(crate) fn open() -> Self {
         Self(File::open("/proc/self/smaps").ok())
     }
 
-    /// Bytes resident in this process outside `memory` now; `None` where the host does not tell.
+    /// Bytes resident in this process outside `memory`; `None` if the host does not report them.
     #[must_use]
     pub(crate) fn overhead(&self, memory: &GuestMemoryMmap) -> Option<u64> {
         let mut maps = String::new();
@@ -39,7 +38,7 @@ fn overhead(maps: &str, memory: &GuestMemoryMmap) -> Option<u64> {
     resident_outside(maps, &guest)
 }
 
-/// Sums the resident bytes of the mappings in `maps` that do not begin in one of `guest`.
+/// Sums the resident bytes of the mappings in `maps` that begin outside `guest`.
 fn resident_outside(maps: &str, guest: &[Range<u64>]) -> Option<u64> {
     let mut counted = false;
     let mut total = 0u64;

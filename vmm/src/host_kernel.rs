@@ -1,4 +1,4 @@
-//! The host's kernel, as far as its version tells what it gets wrong.
+//! Known defects of the host's kernel, by its version.
 
 use std::fs;
 use std::path::Path;
@@ -7,21 +7,21 @@ use crate::arch;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// Why this host's KVM may lose counts of hardware events, if it does: those that the host moves between
-/// counters, or whose period it adapts, while the guest runs.
+/// The reason why this host's KVM may lose counts of hardware events, if it does: those that the
+/// host moves between counters, or whose period it adapts, while the guest runs.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;
     lost_by(version(&release)?, arch::FIRST_TO_KEEP_COUNTS)
 }
 
-/// Where Linux shows the parameters of its modules.
+/// Directory of the modules' parameters.
 const MODULES: &str = "/sys/module";
 /// The modules whose guests can have a mediated PMU.
 const MEDIATING: [&str; 2] = ["kvm_intel", "kvm_amd"];
 
-/// Whether this host's KVM gives its guests mediated PMUs: its module's parameter, which Linux has since
-/// 7.0. `None`: this kernel knows no such PMU, or KVM is not there.
+/// Whether this host's KVM gives its guests mediated PMUs, from its module's parameter, which
+/// exists since Linux 7.0. `None` without the parameter or without KVM.
 #[must_use]
 pub fn mediated_pmu() -> Option<bool> {
     mediated_in(Path::new(MODULES))

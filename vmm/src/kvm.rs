@@ -1,17 +1,17 @@
-//! KVM as this VMM needs it: opened and checked.
+//! Opens KVM and checks the capabilities that this VMM needs.
 
 use kvm_bindings::KVM_API_VERSION;
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::arch::platform;
 
-/// Why there is no VM to be had.
+/// Errors of opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// The device is not there.
-    #[error("there is no /dev/kvm: {}; 'vmm check' tells more", platform::REMEDY)]
+    /// The device does not exist.
+    #[error("there is no /dev/kvm: {}; see 'vmm check'", platform::REMEDY)]
     Missing,
-    /// It is there, but not for us.
+    /// The process lacks permission.
     #[error(
         "no permission for /dev/kvm: run as root or join its group with 'usermod -aG kvm $USER'"
     )]
@@ -19,24 +19,24 @@ pub enum KvmError {
     /// It cannot be opened for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
-    /// Not the one interface that there has been since 2007.
+    /// Not the API version that is stable since 2007.
     #[error("/dev/kvm speaks version {0} of its interface, not {KVM_API_VERSION}")]
     Version(i32),
-    /// This KVM lacks something without which nothing works here.
+    /// This KVM lacks a required capability.
     #[error("this KVM lacks {0}: a host kernel of version 5.10 or later has it")]
     Lacks(&'static str),
-    /// A number of vCPUs that this host does not run.
+    /// More vCPUs than this host supports.
     #[error("{asked} vCPUs are too many: this KVM runs at most {most}")]
     TooManyVcpus {
-        /// What the configuration says.
+        /// The configured number.
         asked: u8,
-        /// What KVM says.
+        /// KVM's limit.
         most: usize,
     },
-    /// KVM refuses a step.
+    /// KVM refused a step.
     #[error("KVM cannot {what}")]
     Refused {
-        /// Which step.
+        /// The step.
         what: &'static str,
         /// KVM's reason.
         #[source]
@@ -45,7 +45,7 @@ pub enum KvmError {
 }
 
 impl KvmError {
-    /// Why /dev/kvm does not open, with the remedy where the reason is a known one.
+    /// The reason why /dev/kvm does not open, with the remedy where the reason is a known one.
     fn open(source: kvm_ioctls::Error) -> Self {
         match source.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing,
@@ -54,13 +54,13 @@ impl KvmError {
         }
     }
 
-    /// For `map_err`: KVM refuses to do `what`.
+    /// For `map_err`: KVM refused to do `what`.
     pub fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Refused { what, source }
     }
 }
 
-/// What every architecture needs; its own needs are [`platform::NEEDED`].
+/// Capabilities that every architecture needs, besides its own [`platform::NEEDED`].
 const NEEDED: [(Cap, &str); 5] = [
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "the in-kernel interrupt controllers"),
@@ -69,10 +69,10 @@ const NEEDED: [(Cap, &str); 5] = [
     (Cap::ImmediateExit, "immediate exit"),
 ];
 
-/// Opens /dev/kvm and checks that it can carry `vcpus` vCPUs of ours.
+/// Opens /dev/kvm and checks that it supports `vcpus` vCPUs.
 ///
 /// # Errors
-/// [`KvmError`], each with its remedy where there is one.
+/// [`KvmError`], with a remedy where one is known.
 pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
     let kvm = Kvm::new().map_err(KvmError::open)?;
     let version = kvm.get_api_version();

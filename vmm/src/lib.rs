@@ -1,11 +1,11 @@
 //! A minimal VMM that carries the paravirtual PMU.
 //!
-//! [`cli`] and [`config`] say what is wanted; [`vm`] puts the machine together in the order of
-//! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what only an architecture knows, [`board`] for
-//! which device of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
-//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
+//! [`cli`] and [`config`] parse the configuration; [`vm`] builds the machine in the order of the
+//! boot and runs it: [`kvm`], [`memory`], [`arch`] for the architecture, [`board`] to place
+//! [`devices`] on their [`bus`]. Each [`vcpu`] has a thread; everything else happens in the
+//! [`event_loop`]. [`exit`] is the end of a run, [`report`] its result.
 //!
-//! [`arch::emulation`] is for embedders that answer registers in KVM's place.
+//! [`arch::emulation`] is for embedders that emulate registers in KVM's place.
 //!
 //! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
 //! how a running machine is, [`recording`] what they hold.

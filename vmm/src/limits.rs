@@ -1,5 +1,5 @@
-//! What one guest may use up of its host: each limit with its default, its flag, its key in the
-//! configuration file, and what is wrong with a value that cannot be.
+//! Limits of one guest's use of its host: each with its default, flag, key in the configuration
+//! file, and errors.
 
 use clap::Args;
 use serde::{Deserialize, Deserializer};
@@ -101,61 +101,61 @@ pub struct LimitArgs {
 /// The limits of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Those of the PMU.
+    /// The PMU's limits.
     pub device: vpmu::Limits,
-    /// The number of host counters was asked for: fewer will not do.
+    /// The number of host counters was given explicitly: lowering it is an error.
     pub host_counters_asked: bool,
-    /// Bytes that one recording takes out of rings in guest memory.
+    /// Bytes from rings in guest memory per recording.
     pub guest_recording: u64,
-    /// Bytes of recordings in a minute.
+    /// Bytes of recordings per minute.
     pub recordings: u64,
-    /// Resets in a minute.
+    /// Resets per minute.
     pub resets: u32,
-    /// Lines of the log in a second; zero: no limit.
+    /// Lines of the log per second; zero: unlimited.
     pub log_lines: u32,
-    /// Bytes of console output in a second; zero: no limit.
+    /// Bytes of console output per second; zero: unlimited.
     pub console: u64,
 }
 
-/// A limit that no machine can have.
+/// An invalid limit.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LimitError {
-    /// Nothing would be left.
+    /// A limit of zero.
     #[error("{0} of zero leaves the guest nothing: give 1 or more")]
     Zero(&'static str),
-    /// There is no more than all.
+    /// A percentage outside 1 to 100.
     #[error("{flag} {given} is more than the whole: give 1 to 100")]
     Percent {
-        /// Which one.
+        /// The flag.
         flag: &'static str,
-        /// What was given.
+        /// The given value.
         given: u32,
     },
-    /// Rings and areas are powers of two.
+    /// A number of pages that is not a power of two.
     #[error("{flag} {given}: give a power of two")]
     PowerOfTwo {
-        /// Which.
+        /// The flag.
         flag: &'static str,
-        /// What was given.
+        /// The given value.
         given: u32,
     },
-    /// A guest's part that is more than the window, or not of whole pages.
+    /// A guest's share that exceeds the window, or is not in whole pages.
     #[error(
         "--guest-window of {guest} bytes: give whole pages of 4K, no more than the {window} bytes of \
          the window"
     )]
     GuestWindow {
-        /// The guest's part.
+        /// The guest's share.
         guest: u64,
         /// The window.
         window: u64,
     },
 }
 
-/// A size as the flags have it, in quotes.
+/// Deserializes a size in the flags' format, a string.
 ///
 /// # Errors
-/// The text is none.
+/// The text is not a size.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     let text = String::deserialize(from)?;
     parse_bytes(&text)
@@ -164,7 +164,7 @@ pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D
 }
 
 impl LimitArgs {
-    /// These, and of those that are missing `file`'s.
+    /// Takes missing limits from `file`.
     #[must_use]
     pub fn over(self, file: Self) -> Self {
         Self {
@@ -189,10 +189,10 @@ impl LimitArgs {
         }
     }
 
-    /// The limits of a machine with a window of so many bytes.
+    /// The limits of a machine with a window of `window` bytes.
     ///
     /// # Errors
-    /// [`LimitError`], of the first that cannot be.
+    /// [`LimitError`] for the first invalid one.
     pub fn limits(&self, window: u64) -> Result<Limits, LimitError> {
         let usual = vpmu::Limits::default();
         let guest_window = self.guest_window.unwrap_or(window / 4 * 3 / PAGE * PAGE);
@@ -203,7 +203,7 @@ impl LimitArgs {
             });
         }
         let max_aux_pages = self.max_aux_pages.unwrap_or(usual.max_aux_pages);
-        // A guest can have areas as large as it is allowed.
+        // Leave room for areas of the largest allowed size.
         let max_pages = usual.max_pages.max(max_aux_pages.saturating_mul(2));
         let device = vpmu::Limits {
             max_events: self.max_events.unwrap_or(usual.max_events),
@@ -258,7 +258,7 @@ const DEFAULT_RECORDINGS: u64 = 64 << 20;
 const DEFAULT_RESETS: u32 = 30;
 const DEFAULT_CONSOLE: u64 = 4 << 20;
 
-/// The flag that sets a limit of the device's.
+/// The flag of a device limit.
 fn flag(limit: &'static str) -> &'static str {
     match limit {
         "max_ring_pages" => "--max-ring-pages",

@@ -1,5 +1,5 @@
-//! The log on standard error. A guest can bring about lines as often as it likes, so they are limited,
-//! and the log says how many were left out.
+//! The log on standard error. A guest can cause messages at any rate, so they are limited, and the
+//! log reports the number of dropped lines.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,36 +11,36 @@ use log::{Log, Metadata, Record};
 
 use crate::bucket::Bucket;
 
-/// Lines a second that are written by default.
+/// Default limit of lines per second.
 pub const DEFAULT_LINES: u32 = 20;
-/// Lines that may come at once, for each that may come in a second.
+/// Burst of lines, per line of the limit.
 const BURST: u64 = 10;
-/// The default filter. virtio-queue logs each mistake of a driver; the device counts those.
+/// The default filter. virtio-queue logs each mistake of a driver; the device counts those instead.
 const FILTER: &str = "warn,virtio_queue=off";
 
 /// The process's log.
 static LOG: OnceLock<Limited> = OnceLock::new();
 
-/// What was written and what was not.
+/// Totals of written and dropped lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lines {
     /// Lines written.
     pub written: u64,
-    /// Lines left out.
+    /// Lines dropped.
     pub left_out: u64,
 }
 
 struct Limited {
     inner: Logger,
-    /// `None`: everything is written.
+    /// `None`: unlimited.
     bucket: Mutex<Option<Bucket>>,
     written: AtomicU64,
     left_out: AtomicU64,
-    /// Of those, how many the log has reported.
+    /// Dropped lines that the log has reported.
     reported: AtomicU64,
 }
 
-/// Starts the log, without a limit: `RUST_LOG` chooses what it holds, by default warnings and errors.
+/// Starts the log without a limit: `RUST_LOG` sets the filter, by default warnings and errors.
 pub fn start() {
     let inner = env_logger::Builder::from_env(Env::default().default_filter_or(FILTER))
         .format(|out, record| {
@@ -56,12 +56,12 @@ pub fn start() {
         left_out: AtomicU64::new(0),
         reported: AtomicU64::new(0),
     });
-    // Another logger is there already only if this was called before.
+    // Setting the logger fails only if this was called before.
     let _ = log::set_logger(limited);
 }
 
-/// From now on, about so many lines a second are written; zero: all. Whoever sets `RUST_LOG` wants to see
-/// everything: there is no limit then.
+/// Limits the log to about `lines` per second; zero: unlimited. `RUST_LOG` requests everything, so
+/// it disables the limit.
 pub fn limit(lines: u32) {
     let Some(log) = LOG.get().filter(|_| std::env::var_os("RUST_LOG").is_none()) else {
         return;
@@ -71,7 +71,7 @@ pub fn limit(lines: u32) {
     *log.bucket.lock().unwrap_or_else(PoisonError::into_inner) = bucket;
 }
 
-/// Reports the lines that were left out since the log last did; what the log held so far.
+/// Reports the lines dropped since the last report; returns the totals.
 pub fn finish() -> Lines {
     let Some(log) = LOG.get() else {
         return Lines::default();

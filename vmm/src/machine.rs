@@ -1,15 +1,15 @@
-//! Which devices a guest finds, for what tells it: firmware tables or a device tree.
+//! The guest's devices as firmware tables or a device tree describe them.
 
 use crate::config::Config;
 
-/// Which devices a guest finds.
+/// The guest's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// How many vCPUs it has.
+    /// Number of vCPUs.
     pub vcpus: u8,
-    /// Whether the virtio device is there.
+    /// Whether the virtio device is present.
     pub virtio: bool,
-    /// Bytes of its window; zero: it has none.
+    /// Bytes of its window; zero without one.
     pub window: u64,
     /// Whether its processors have a PMU of their own.
     pub pmu: bool,

@@ -1,4 +1,4 @@
-//! The `vmm` program: parses, does, and turns what comes of it into an exit status.
+//! The `vmm` program: parses arguments, runs the command, and returns the exit status.
 
 use std::error::Error;
 use std::process::ExitCode;

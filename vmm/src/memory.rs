@@ -1,4 +1,4 @@
-//! Memory that guests reach: their own, where the architecture has it, and the window; its
+//! Memory that guests can access: RAM at the architecture's addresses, and the window; its
 //! registration with KVM.
 
 #![allow(unsafe_code)]
@@ -18,22 +18,22 @@ use vm_memory::{
 
 use crate::arch::layout::{self, WINDOW};
 
-/// Why guest memory cannot be had.
+/// Errors of guest memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The host refuses that much address space.
+    /// The host refused that much address space.
     #[error("cannot reserve {mib} MiB for the guest: give it less with --memory")]
     Reserve {
-        /// What was asked for.
+        /// The requested size.
         mib: u64,
         /// The allocator's reason.
         #[source]
         source: vm_memory::mmap::FromRangesError,
     },
-    /// The host refuses the window.
+    /// The host refused the window.
     #[error("cannot reserve a window of {bytes} bytes: give it less with --window")]
     ReserveWindow {
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
         /// The allocator's reason.
         #[source]
@@ -48,13 +48,13 @@ pub enum MemoryError {
     /// The host does not keep guest memory apart.
     #[error("cannot keep the guest's memory out of core dumps")]
     Guard(#[source] io::Error),
-    /// The host does not take guest memory back.
+    /// The host refused to free guest memory.
     #[error("cannot empty the guest's memory")]
     Empty(#[source] io::Error),
-    /// KVM refuses the region.
+    /// KVM refused the region.
     #[error("KVM refuses guest memory at {address:#x}")]
     Register {
-        /// Where the region would start.
+        /// The region's start address.
         address: u64,
         /// KVM's reason.
         #[source]
@@ -62,9 +62,9 @@ pub enum MemoryError {
     },
 }
 
-/// Reserves `mib` MiB; the host gives pages as the guest touches them. Guest memory is left out of core
-/// dumps of the VMM. The advice also keeps the kernel from merging it with the VMM's own mappings, so
-/// that [`Footprint`](crate::footprint::Footprint) can tell them apart.
+/// Reserves `mib` MiB; the host allocates pages on first access. Guest memory is excluded from core
+/// dumps of the VMM. The advice also keeps the kernel from merging it with the VMM's own mappings,
+/// so that [`Footprint`](crate::footprint::Footprint) can distinguish them.
 ///
 /// # Errors
 /// [`MemoryError::Reserve`].
@@ -153,7 +153,7 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
     Ok(window)
 }
 
-/// Gives the pages of `memory` back to the host: it is all zeros again.
+/// Frees the pages of `memory`, which reads as zeros afterwards.
 ///
 /// # Errors
 /// [`MemoryError::Empty`].
@@ -178,8 +178,8 @@ pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
 fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     for region in memory.iter() {
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
-        // SAFETY: the region is mapped with that size; it stays mapped, and all who look into it know
-        // that a guest may change it at any time.
+        // SAFETY: the region is mapped with that size and stays mapped; all of its readers expect
+        // concurrent changes by a guest.
         if unsafe { libc::madvise(region.as_ptr().cast(), size, advice) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -187,7 +187,7 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes each of `memories` part of what the guest reaches.
+/// Registers each of `memories` with KVM.
 ///
 /// # Errors
 /// [`MemoryError::Register`].

@@ -1,5 +1,5 @@
-//! What an operator has done with persistent events: by flags before the first instruction, by
-//! `vmm ctl` while the guest runs, and at every end of it.
+//! The operator's persistent events: started by flags before the guest's first instruction, managed
+//! with `vmm ctl` while it runs, and recorded when it ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,52 +17,52 @@ use crate::policy;
 use crate::recording::{Recorder, RecordingError};
 use crate::report;
 
-/// Where recordings go unless that is said.
+/// Default file of recordings.
 const DEFAULT_RECORDING: &str = "perf.data";
 
-/// Why it is not done.
+/// Errors of an operator's request.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
-    /// An event that cannot be.
+    /// An event cannot be started.
     #[error("cannot start the persistent event `{name}`")]
     Start {
-        /// Which.
+        /// Its name.
         name: String,
         /// The device's reason.
         #[source]
         source: PersistError,
     },
-    /// The same, of which is known what to do about it.
+    /// The same, with a known remedy.
     #[error("cannot start the persistent event `{name}`: {remedy}")]
     Mistake {
-        /// Which.
+        /// Its name.
         name: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
         /// The device's reason.
         #[source]
         source: PersistError,
     },
-    /// What is asked for is none.
-    #[error("`{spec}` is no persistent event")]
+    /// An invalid description of an event.
+    #[error("`{spec}` does not describe a persistent event")]
     Spec {
-        /// What it said.
+        /// The description.
         spec: String,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: SpecError,
     },
-    /// Nothing has that name or id.
-    #[error("there is no persistent event `{0}`: 'vmm ctl list' shows those that there are")]
+    /// An unknown name or id.
+    #[error("there is no persistent event `{0}`: 'vmm ctl list' shows all")]
     NoSuch(String),
-    /// An event that cannot be ended.
+    /// An event cannot be ended.
     #[error("cannot end the persistent event")]
     End(#[source] PersistError),
-    /// A flush that is not whole.
-    #[error("not everything is flushed")]
+    /// A flush that is incomplete.
+    #[error("the flush is incomplete")]
     Flush(#[source] FlushError),
-    /// A file to write to that did not come along.
-    #[error("the request has no file with it that could be written to: ask with 'vmm ctl'")]
+    /// A request without a file to write to.
+    #[error("the request lacks a writable file: send it with 'vmm ctl'")]
     NoFile,
     /// Another part of the machine does that.
     #[error("the PMU cannot save the machine: this is a bug")]
@@ -72,37 +72,36 @@ pub enum OperatorError {
     Recording(#[from] RecordingError),
 }
 
-/// The operator's hand in one machine.
+/// One machine's persistent events in the operator's hands.
 #[derive(Debug)]
 pub struct Operator {
     vpmu: Arc<Vpmu>,
     vcpus: u32,
     /// Whether hardware events may be opened.
     hardware: bool,
-    /// --recording was given: the guest's own events are recorded too, without anybody asking then.
+    /// --recording was given: automatic recordings include the guest's own events.
     asked: bool,
-    /// Bytes that a recording takes out of rings in guest memory.
+    /// Bytes from rings in guest memory per recording.
     most_of_guests: u64,
-    /// One recording at a time, for they may go to one file.
+    /// Recordings are serialized, since they may share a file.
     recorder: Mutex<Recorder>,
-    /// What recordings may take that the guest brings about.
+    /// Budget of recordings that the guest can trigger.
     room: Mutex<Bucket>,
-    /// Recordings that were left out for it.
+    /// Recordings skipped for lack of budget.
     left_out: AtomicU64,
 }
 
-/// Why a recording is written without anybody asking.
+/// Triggers of an automatic recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// The guest resets, and will boot again: it can do so as often as it likes.
+    /// The guest resets and boots again, which it can repeat at any rate.
     Reset,
     /// The run ends.
     End,
 }
 
 impl Operator {
-    /// What writes the recordings of the machine that `config` describes: its directory and its
-    /// symbols are opened now.
+    /// The writer of recordings for `config`; opens its directory and its symbols.
     ///
     /// # Errors
     /// [`OperatorError::Recording`].
@@ -112,10 +111,10 @@ impl Operator {
         Ok(Recorder::new(path, config.symbols.as_deref())?)
     }
 
-    /// The operator whom `config` describes, the events that it names started.
+    /// Starts the events that `config` names.
     ///
     /// # Errors
-    /// [`OperatorError`]; a recording that could not be written in the end is told now.
+    /// [`OperatorError`]; includes errors that a recording at the end would have.
     pub fn new(
         config: &Config,
         vpmu: &Arc<Vpmu>,
@@ -143,9 +142,9 @@ impl Operator {
         Ok(operator)
     }
 
-    /// No vCPU runs, and the guest's memory is still there: writes the recording, if there is anything
-    /// to be recorded. The guest's own events are recorded only if --recording was given. What goes wrong
-    /// is logged, and changes nothing about how the run ends.
+    /// Writes the recording, if there is one to write; call it while vCPUs are stopped and guest
+    /// memory exists. Includes the guest's own events only if --recording was given. Errors are
+    /// logged and do not affect the result of the run.
     pub fn record(&self, occasion: Occasion) -> Option<Recorded> {
         let wanted = |event: &PersistentStatus| event.operator || self.asked;
         if !self.vpmu.persistent().iter().any(wanted) {
@@ -167,13 +166,13 @@ impl Operator {
         Some(recorded)
     }
 
-    /// Recordings that were left out because resets brought about too many.
+    /// Recordings skipped because the guest reset too often.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Does what was asked on the control socket; `file` came with it.
+    /// Executes a request of the control socket with its `file`.
     pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
         match self.done(request, file) {
             Ok(answer) => Reply::Ok(answer),
@@ -189,7 +188,7 @@ impl Operator {
                 Ok(Answer::Recording(recorded))
             }
             Request::Dump { file: Some(path) } => {
-                // Anything else could keep the socket's thread waiting.
+                // Anything else could block the socket's thread.
                 let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
                 let file = file.filter(is_file).ok_or(OperatorError::NoFile)?;
                 let recorded = self.dump(Some((&file, &path)), |_| true)?;
@@ -223,7 +222,7 @@ impl Operator {
         wanted.map(Entry::from).collect()
     }
 
-    /// The id behind a name, or behind the digits of an id: no name begins with one.
+    /// The id for a name, or for the digits of an id: names never begin with a digit.
     fn find(&self, event: &str) -> Result<u64, OperatorError> {
         let id: Option<u64> = event.parse().ok();
         let events = self.vpmu.persistent().into_iter();
@@ -234,7 +233,7 @@ impl Operator {
             .ok_or_else(|| OperatorError::NoSuch(event.to_owned()))
     }
 
-    /// Starts the events of `spec`, all or none; their ids.
+    /// Starts the events of `spec`, all or none; returns their ids.
     fn start(&self, spec: &Spec) -> Result<Vec<u64>, OperatorError> {
         let mut started = Vec::new();
         for persist in spec.events(self.vcpus) {
@@ -251,7 +250,7 @@ impl Operator {
                             if !self.hardware && policy::is_hardware(spec.event_name()) =>
                         {
                             Some(
-                                "this machine opens no hardware event; --hardware-events has it do so",
+                                "this machine opens no hardware events; --hardware-events enables them",
                             )
                         }
                         source => remedy(source),
@@ -271,19 +270,18 @@ impl Operator {
         Ok(started)
     }
 
-    /// Writes a recording of the events that are `wanted`: to `file` of that path, or where recordings
-    /// go.
+    /// Writes a recording of the `wanted` events, to `file` at that path or to the default file.
     fn dump(
         &self,
         file: Option<(&File, &Path)>,
         wanted: impl Fn(&PersistentStatus) -> bool,
     ) -> Result<Recorded, OperatorError> {
-        // What an event in error had until then is recorded too.
+        // Includes the records of an event in error.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!("the recording may lack samples: {}", report::chain(&error));
         }
         let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
-        // A recorder that panicked has left no half of a file.
+        // A panic of a recorder leaves no partial file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, summary) = match file {
             Some((file, path)) => (path, recorder.write_to(file, path, &histories)?),
@@ -299,10 +297,10 @@ impl Operator {
     }
 }
 
-/// What the operator can do about an event that is refused.
+/// The remedy for a refused event.
 fn remedy(error: &PersistError) -> Option<&'static str> {
     match error {
-        PersistError::NoEvent(_) => Some("'vmm check --pmu full' names those that there are"),
+        PersistError::NoEvent(_) => Some("'vmm check --pmu full' lists the events of this host"),
         PersistError::NameTaken(_) | PersistError::ReservedName(_) => {
             Some("give it another name with name=")
         }

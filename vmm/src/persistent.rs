@@ -1,5 +1,5 @@
-//! Persistent events as an operator writes them, in the words of `vmm run --help`. Knows what people
-//! leave out; what the host can count, the device knows.
+//! Persistent events in the operator's syntax; see `vmm run --help`. Fills in defaults; the device
+//! knows the countable events.
 
 use std::str::FromStr;
 
@@ -16,7 +16,7 @@ const DEFAULT_FREQUENCY: u64 = 1000;
 /// 64 KiB.
 const DEFAULT_PAGES: u32 = 16;
 const PAGE: u64 = abi::PAGE_SIZE as u64;
-/// What no host samples; the catalogue lists these without `CATALOGUE_SAMPLES`.
+/// Events that no host samples; the catalogue lists these without `CATALOGUE_SAMPLES`.
 const COUNTED: [&str; 7] = [
     "tsc",
     "exits",
@@ -32,43 +32,43 @@ const COUNTED: [&str; 7] = [
 pub struct Spec {
     event: String,
     rate: Option<Rate>,
-    /// `None`: on all.
+    /// `None`: all vCPUs.
     cpu: Option<u32>,
     /// Data pages of its ring.
     pages: u32,
     name: Option<String>,
 }
 
-/// What is wrong with the text.
+/// Errors of a description.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SpecError {
-    /// It names none.
+    /// The event's name is missing.
     #[error("no event: begin with its name, as in marks,size=1M")]
     NoEvent,
-    /// Nothing that an event has.
-    #[error("`{0}` is no option of a persistent event: there are period, freq, cpu, size and name")]
+    /// An unknown option.
+    #[error("`{0}` is not an option of a persistent event: use period, freq, cpu, size or name")]
     Option(String),
-    /// The same said twice.
+    /// A repeated option.
     #[error("{0} is given twice")]
     Twice(&'static str),
-    /// Not a number where one belongs.
+    /// An invalid value.
     #[error("{option}={value}: give {wanted}")]
     Value {
-        /// Of which option.
+        /// The option.
         option: &'static str,
-        /// What is there.
+        /// The given value.
         value: String,
-        /// What belongs there.
+        /// Description of valid values.
         wanted: &'static str,
     },
-    /// Either of them.
+    /// Both period and freq.
     #[error("period and freq: give one of them")]
     TwoRates,
-    /// Room without samples.
-    #[error("`{0}` cannot be sampled and only counts: leave size out")]
+    /// A size for an event without samples.
+    #[error("`{0}` cannot be sampled and only counts: omit size")]
     OnlyCounts(String),
-    /// Samples that have no place.
-    #[error("samples need room: leave size=0 out, or period and freq")]
+    /// Samples without a ring.
+    #[error("samples need a ring: omit size=0, or period and freq")]
     NoRoom,
 }
 
@@ -120,14 +120,14 @@ impl FromStr for Spec {
 }
 
 impl Spec {
-    /// The name in the catalogue of what it counts.
+    /// Catalogue name of the counted event.
     #[must_use]
     pub fn event_name(&self) -> &str {
         let end = self.event.find(['=', ':']);
         &self.event[..end.unwrap_or(self.event.len())]
     }
 
-    /// What the device is to start in a machine of so many vCPUs.
+    /// The requests to the device of a machine with `vcpus` vCPUs.
     #[must_use]
     pub fn events(&self, vcpus: u32) -> Vec<Persist> {
         let on: Vec<u32> = match self.cpu {
@@ -158,7 +158,7 @@ impl<'de> Deserialize<'de> for Spec {
     }
 }
 
-/// A name out of an event's: what no name may have becomes a dash.
+/// A valid name made from an event's: invalid characters become dashes.
 fn name(event: &str) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let dash = |c| if allowed(c) { c } else { '-' };
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(event("mark=7:u").event, "mark=7:u");
         assert_eq!(event("marks").name.as_deref(), Some("marks"));
         assert_eq!(event("marks").sample_type, 0x1_018f);
-        // There is no such vCPU; the device says so.
+        // The vCPU does not exist; the device reports that.
         assert_eq!(event("marks,cpu=4294967295").vcpu, u32::MAX);
     }
 

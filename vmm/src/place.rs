@@ -1,4 +1,4 @@
-//! A name in a directory that is open: it can be written to when the directory's path is out of reach,
+//! A file name in an open directory: it can be written to when the directory's path is unreachable,
 //! after a change of the root directory or of the user.
 
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// How a new file is opened. Never one that is there: seccomp filters allow no other flags.
+/// Flags of a new file. Never an existing one: seccomp filters allow no other flags.
 pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
@@ -18,20 +18,20 @@ pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::LARGEFILE)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Names of temporary files that are tried: others may be left of a process that was killed.
+/// Attempts at a temporary name: a killed process may have left files.
 const TRIES: u32 = 64;
 
 /// A place for a file.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Why it could not be opened is reported when somebody needs it.
+    /// The error of opening it is reported at its first use.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,
 }
 
 impl Place {
-    /// The place at `path`, whose directory is opened now.
+    /// The file at `path`, whose directory is opened now.
     pub(crate) fn open(path: &Path) -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self {
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// Its path when it was opened.
+    /// Its path at the time of opening.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -54,15 +54,15 @@ impl Place {
         directory(&self.path)
     }
 
-    /// The descriptor of its directory, if there is one.
+    /// The descriptor of its directory, if it opened.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
     }
 
-    /// What is there; `None`: nothing. Symbolic links are followed if `follow`.
+    /// Status of an existing file; `None` if there is none. Follows symbolic links if `follow`.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn status(&self, follow: bool) -> io::Result<Option<Stat>> {
         let flags = match follow {
             true => AtFlags::empty(),
@@ -75,17 +75,17 @@ impl Place {
         }
     }
 
-    /// Whether something is there that is no file.
+    /// Whether the name is taken by something other than a regular file.
     pub(crate) fn is_taken(&self) -> bool {
         let status = self.status(true).ok().flatten();
         status
             .is_some_and(|status| FileType::from_raw_mode(status.st_mode) != FileType::RegularFile)
     }
 
-    /// Removes what is there.
+    /// Removes the file.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(
             self.fd()?,
@@ -94,10 +94,10 @@ impl Place {
         )?)
     }
 
-    /// A new file in the same directory.
+    /// Creates a temporary file in the same directory.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn create_temporary(&self) -> io::Result<Temporary<'_>> {
         let process = std::process::id();
         for number in 0..TRIES {
@@ -119,10 +119,10 @@ impl Place {
         Err(Errno::EXIST.into())
     }
 
-    /// Keeps the file that is there under the same name with `.old`.
+    /// Renames an existing file to the same name with `.old`.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn keep_older(&self) -> io::Result<()> {
         if self.status(true)?.is_none() {
             return Ok(());
@@ -135,7 +135,7 @@ impl Place {
         )?)
     }
 
-    /// The path that [`Place::keep_older`] renames to.
+    /// The target path of [`Place::keep_older`].
     pub(crate) fn older(&self) -> PathBuf {
         older(self.path.as_os_str()).into()
     }
@@ -148,12 +148,12 @@ impl Place {
     }
 }
 
-/// A file that is removed when dropped, unless it gets its place.
+/// A file that is removed when dropped, unless it was persisted.
 #[derive(Debug)]
 pub(crate) struct Temporary<'a> {
     place: &'a Place,
     file: File,
-    /// `None` when it has its place.
+    /// `None` once persisted.
     name: Option<OsString>,
 }
 
@@ -163,10 +163,10 @@ impl Temporary<'_> {
         &self.file
     }
 
-    /// Gives it its place; what was there is gone.
+    /// Renames it to its final name, replacing an existing file.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn persist(mut self) -> io::Result<()> {
         let directory = self.place.fd()?;
         if let Some(name) = &self.name {

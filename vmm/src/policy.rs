@@ -1,5 +1,5 @@
-//! The events that an operator lets a guest have, in the words of `vmm run --help`: a tier, and lists that
-//! refine it.
+//! The events that an operator permits a guest, in the syntax of `vmm run --help`: a tier, and
+//! lists that refine it.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
@@ -24,10 +24,10 @@ const KINDS: [(&str, u32); 7] = [
     ("mark", KIND_MARK),
     ("vmm-traces", KIND_VMM_TRACE),
 ];
-/// Names less alike than this are not suggested.
+/// Least similarity of a suggested name.
 const ALIKE: f64 = 0.8;
 
-/// What a guest's PMU offers, before lists refine it.
+/// The events of a guest's PMU, before lists refine them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
@@ -43,7 +43,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// What its guests may open.
+    /// Events that its guests may open.
     fn events(self) -> Vec<EventMatch> {
         match self {
             Self::Off => Vec::new(),
@@ -72,7 +72,7 @@ pub struct PolicyArgs {
     )]
     pub allow_events: Vec<Events>,
 
-    /// Take events out of the list: the guest cannot tell that the host has them; may be given again
+    /// Remove events from the list: the guest cannot see that the host has them; may be given again
     #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub deny_events: Vec<Events>,
 
@@ -93,7 +93,7 @@ pub struct PolicyArgs {
     pub no_hardware_events: bool,
 }
 
-/// The policy as a configuration file has it.
+/// The policy in a configuration file.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyFile {
     pub(crate) vpmu: Option<bool>,
@@ -104,19 +104,19 @@ pub(crate) struct PolicyFile {
     pub(crate) hardware_events: Option<bool>,
 }
 
-/// When the host's hardware counts events of this machine.
+/// When this machine uses hardware counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HardwareUse {
-    /// Never: no such event is opened.
+    /// Never: hardware events are not opened.
     Never,
     /// Unless the host's KVM has mediated PMUs.
     UnlessMediated,
-    /// Whatever it keeps from starting.
+    /// Always, even if that keeps other VMs from starting.
     Always,
 }
 
 impl HardwareUse {
-    /// Whether it does on a host whose KVM says so of its mediated PMUs.
+    /// Whether hardware is used on a host with this support of mediated PMUs.
     #[must_use]
     pub fn on(self, mediated: Option<bool>) -> bool {
         match self {
@@ -127,67 +127,69 @@ impl HardwareUse {
     }
 }
 
-/// What follows from tier and lists.
+/// The result of tier and lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// The tier that the list began with; `None`: the guest has what is listed alone.
+    /// The tier that the list began with; `None` if the guest has only listed events.
     pub tier: Option<Tier>,
-    /// What the guest may open.
+    /// The events that the guest may open.
     pub policy: Policy,
-    /// Raw events that the host may be asked for.
+    /// Raw events that may be opened on the host.
     pub raw: vpmu::RawEvents,
-    /// When it may be asked for any hardware event.
+    /// When hardware events may be opened.
     pub hardware: HardwareUse,
 }
 
-/// Why a policy is none.
+/// Errors of a policy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PolicyError {
-    /// A machine without a PMU that is to have events.
-    #[error("{0} is of no use without the PMU: leave --pmu off and --no-vpmu out")]
+    /// Events for a machine without a PMU.
+    #[error("{0} has no effect without the PMU: remove --pmu off and --no-vpmu")]
     Off(&'static str),
-    /// Two answers to whether there is one.
+    /// Contradictory flags on the PMU.
     #[error("--no-vpmu and --pmu {0}: give one of them")]
     NoVpmu(&'static str),
     /// An entry without an effect.
     #[error(
-        "--allow-event {allowed} has no effect, as --deny-event {denied} denies it: leave one out"
+        "--allow-event {allowed} has no effect, as --deny-event {denied} denies it: remove one of them"
     )]
     Contradiction {
-        /// What is allowed.
+        /// The allowed event.
         allowed: String,
-        /// What takes it away.
+        /// The entry that denies it.
         denied: String,
     },
     /// Hardware events both asked for and disabled.
-    #[error("{0} asks for hardware events, and --no-hardware-events disables them: leave one out")]
+    #[error(
+        "{0} asks for hardware events, and --no-hardware-events disables them: remove one of them"
+    )]
     HardwareDisabled(String),
 }
 
-/// One word of a list of events.
+/// One entry of a list of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Events {
     text: String,
     matches: Vec<EventMatch>,
 }
 
-/// Why a word names no events.
+/// Errors of an entry.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum EventsError {
-    /// Not a name.
+    /// An unknown name.
     #[error(
         "there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists those of this host"
     )]
     Unknown {
-        /// As it was given.
+        /// The given name.
         name: String,
-        /// A name like it, in words.
+        /// Text with a similar name.
         suggestion: String,
     },
-    /// A pattern that no name fits.
+    /// A pattern that matches no name.
     #[error("no event has a name like `{0}`")]
     Pattern(String),
-    /// A number that is none.
+    /// An invalid number.
     #[error("`{0}`: give KIND:CONFIG or KIND:CONFIG/MASK, as in raw:0x11/0xff")]
     Number(String),
 }
@@ -248,7 +250,7 @@ fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
     })
 }
 
-/// The end of a sentence about a name that is none: the known one that is most like it, if any is.
+/// Text that suggests the most similar known name, if any.
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let ranked = known.map(|known| (strsim::jaro_winkler(name, known), known));
     let best = ranked.max_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -258,7 +260,7 @@ fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// Whether a name fits a pattern, whose stars stand for any characters.
+/// Whether a name matches a pattern, whose stars stand for any characters.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else {
@@ -273,14 +275,14 @@ fn fits(pattern: &str, name: &str) -> bool {
     rest.is_some_and(|rest| rest.ends_with(last))
 }
 
-/// The events of `KIND:CONFIG[/MASK]`.
+/// Parses `KIND:CONFIG[/MASK]`.
 fn numbered(kind: &str, numbers: &str) -> Option<EventMatch> {
     let &(_, kind) = KINDS.iter().find(|(name, _)| *name == kind)?;
     let (config, mask) = match numbers.split_once('/') {
         Some((config, mask)) => (number(config)?, number(mask)?),
         None => (number(numbers)?, u64::MAX),
     };
-    // Bits outside the mask would be a mistake.
+    // Bits outside the mask are a mistake.
     (config & !mask == 0).then_some(EventMatch { kind, config, mask })
 }
 
@@ -297,22 +299,22 @@ fn of_hardware(event: &EventMatch) -> bool {
     Policy::new(vec![*event], Vec::new()).allows_hardware()
 }
 
-/// Whether an event of that name, as the catalogue and --persistent have it, is counted by hardware.
+/// Whether the event of that name, in the catalogue or --persistent, is counted by hardware.
 pub(crate) fn is_hardware(name: &str) -> bool {
     matches(name).is_ok_and(|events| events.iter().any(of_hardware))
 }
 
-/// The raw event of that name, as the catalogue has it.
+/// The raw event of that catalogue name.
 fn raw_config(name: &str) -> Option<u64> {
     name.strip_prefix("raw-").and_then(number)
 }
 
 impl PolicyArgs {
-    /// What follows from the flags, or else from `file`; `persistent` are the names of the operator's own
-    /// events, and `no_vpmu` the older flag for a machine without a PMU.
+    /// The decision for the flags, or else for `file`; `persistent` are the names of the operator's
+    /// own events, and `no_vpmu` the older flag for a machine without a PMU.
     ///
     /// # Errors
-    /// [`PolicyError`], where they contradict each other.
+    /// [`PolicyError`], if they contradict each other.
     pub(crate) fn decide<'a>(
         self,
         file: PolicyFile,
@@ -414,7 +416,7 @@ impl PolicyArgs {
 }
 
 impl Decision {
-    /// The tier in one word, `list` where the guest has what is listed alone.
+    /// The tier's name, or `list` if the guest has only listed events.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.tier.map_or("list", name)
@@ -440,7 +442,7 @@ fn raw_matches(raw: &vpmu::RawEvents) -> Vec<EventMatch> {
     }
 }
 
-/// The raw events that the host may be asked for: those that the guest may have, and the operator's `own`.
+/// The raw events that may be opened on the host: the guest's, and the operator's `own`.
 fn raw(allowed: &[EventMatch], own: BTreeSet<u64>) -> vpmu::RawEvents {
     let mut configs = own;
     for event in allowed.iter().filter(|event| event.kind == KIND_RAW) {

@@ -1,28 +1,28 @@
-//! The raw events that an operator allows, in the words of `vmm run --help`.
+//! The raw events that an operator permits, in the syntax of `vmm run --help`.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// Entries of the catalogue for a list, at most; each is opened once at the start.
+/// Most entries in the catalogue for a list; each is opened once at the start.
 const MOST: usize = 256;
-/// A guest's config has so many bits.
+/// Bits of a guest's config.
 const BITS: u32 = 48;
 
-/// What raw events a guest may have.
+/// The raw events that a guest may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawEvents(vpmu::RawEvents);
 
-/// What is wrong with a list.
+/// Errors of a list.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RawEventsError {
-    /// Not a number, nor a range of them.
+    /// Neither a number nor a range.
     #[error(
         "`{0}` is not a raw event: give all, or numbers such as 0x11 and ranges such as 0x40-0x4f"
     )]
     Number(String),
-    /// A list that has no end worth waiting for.
+    /// A list that exceeds the limit.
     #[error("more than {MOST} raw events: give all")]
     TooMany,
 }
@@ -48,7 +48,7 @@ impl FromStr for RawEvents {
             let last = number(last)
                 .filter(|&last| last >= first)
                 .ok_or_else(wrong)?;
-            // One more than there may be, so that it shows.
+            // One more than the limit, to detect an excess.
             configs.extend((first..=last).take(MOST + 1));
             if configs.len() > MOST {
                 return Err(RawEventsError::TooMany);

@@ -1,5 +1,5 @@
-//! The file of the flight recorder: where it is written, and what happens to the one before it. Its content is
-//! `vpmu-perfdata`'s.
+//! The file of the flight recorder: its path, and the preservation of the previous one.
+//! `vpmu-perfdata` writes its content.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,13 +12,13 @@ use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
 use crate::place::Place;
 use crate::report;
 
-/// Why a recording is not written.
+/// Errors of a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// No file can be made in the directory.
+    /// A file cannot be created in the directory.
     #[error("cannot write a recording in {directory}; choose another path with --recording")]
     Directory {
-        /// Where.
+        /// The directory.
         directory: PathBuf,
         /// The host's reason.
         #[source]
@@ -39,18 +39,18 @@ pub enum RecordingError {
     /// The file cannot be written.
     #[error("cannot write the recording {path}")]
     Write {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The symbols of the guest's kernel.
+    /// The symbols of the guest's kernel cannot be read.
     #[error(transparent)]
     Symbols(#[from] SymbolsError),
 }
 
-/// Writes recordings to one file, the last one staying.
+/// Writes recordings to one file, which holds the last one.
 #[derive(Debug)]
 pub struct Recorder {
     place: Place,
@@ -58,8 +58,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Recordings go to `path`, whose directory is opened now; names of the guest's kernel functions come
-    /// from the file `symbols`, which is opened and looked into now.
+    /// Writes recordings to `path`, whose directory is opened now; names of the guest's kernel
+    /// functions come from the file `symbols`, which is opened and checked now.
     ///
     /// # Errors
     /// [`RecordingError::Symbols`].
@@ -70,8 +70,8 @@ impl Recorder {
         })
     }
 
-    /// Tries whether a recording can be written, leaving nothing behind: where one is expected,
-    /// the end of a guest is no time to find a mistake.
+    /// Checks that a recording can be written, without leaving a file: the end of a guest is too
+    /// late to find a mistake.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -88,7 +88,7 @@ impl Recorder {
         }
     }
 
-    /// Where recordings go.
+    /// The file of recordings.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.place.path()
@@ -100,10 +100,10 @@ impl Recorder {
         self.place.descriptor()
     }
 
-    /// Writes a recording. An older one is kept as the same name with `.old`.
+    /// Writes a recording. An older one is renamed to the same name with `.old`.
     ///
     /// # Errors
-    /// [`RecordingError`]; no half of a file stays.
+    /// [`RecordingError`]; a partial file is removed.
     pub fn write(&self, histories: &[History]) -> Result<Summary, RecordingError> {
         self.check()?;
         let path = self.place.path();
@@ -118,7 +118,7 @@ impl Recorder {
         Ok(summary)
     }
 
-    /// Writes a recording to a file that is open, called `path`.
+    /// Writes a recording to an open file with the path `path`.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -133,7 +133,7 @@ impl Recorder {
             source,
         };
         let mut recording = Recording::new(histories);
-        // The file was readable when the guest began: its samples are worth more than their names.
+        // The file was readable when the guest began: samples matter more than their names.
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)
         {
@@ -146,7 +146,7 @@ impl Recorder {
     }
 }
 
-/// Keeps the recording that is at `place`.
+/// Preserves an existing recording at `place`.
 pub(crate) fn keep(place: &Place) -> Result<(), RecordingError> {
     place.keep_older().map_err(|source| RecordingError::Keep {
         path: place.older(),

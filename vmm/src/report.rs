@@ -1,4 +1,4 @@
-//! What a run came to, for programs (JSON) and for people (a few lines).
+//! The result of a run, for programs (JSON) and for people (a few lines).
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -15,13 +15,13 @@ use crate::exit::{EXIT_FAILURE, Ending};
 use crate::logger;
 use crate::vm::{Ran, VmError};
 
-/// Why the report cannot be written.
+/// Errors of the report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// The file.
+    /// The file cannot be written.
     #[error("cannot write the report {path}")]
     Write {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
@@ -29,7 +29,7 @@ pub enum ReportError {
     },
 }
 
-/// The file that the report goes to, opened before the run so that a run is not wasted.
+/// The file of the report, opened before the run so that a run is not wasted.
 #[derive(Debug)]
 pub struct Destination {
     file: File,
@@ -37,7 +37,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Opens `path` and leaves what stands in it until there is something better.
+    /// Opens `path` and leaves its contents until there is a report.
     ///
     /// # Errors
     /// [`ReportError::Write`].
@@ -59,7 +59,7 @@ impl Destination {
         }
     }
 
-    /// Replaces what stands there by `report`.
+    /// Replaces the file's contents with `report`.
     ///
     /// # Errors
     /// [`ReportError::Write`].
@@ -68,7 +68,7 @@ impl Destination {
             .map_err(io::Error::from)
             .and_then(|mut text| {
                 text.push(b'\n');
-                // A pipe or a device has nothing to replace.
+                // A pipe or a device has no contents to replace.
                 if self.file.metadata()?.is_file() {
                     self.file.set_len(0)?;
                     self.file.rewind()?;
@@ -93,25 +93,26 @@ pub struct Exits {
     pub hlt: u64,
     /// Signals to the vCPU's thread.
     pub signal: u64,
-    /// Anything else.
+    /// Any other exit.
     pub other: u64,
     /// All of them.
     pub total: u64,
 }
 
-/// What one vCPU did.
+/// Totals of one vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VcpuReport {
     /// Absent without the PMU, which counts them.
     pub exits: Option<Exits>,
-    /// KVM's own statistics, absent where this KVM has none.
+    /// KVM's own statistics; absent if this KVM has none.
     pub kvm: Option<BTreeMap<String, u64>>,
 }
 
-/// What the PMU did.
+/// Totals of the PMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VpmuReport {
-    /// The tier that the list of the guest's events began with; `list`: only those that were allowed by name.
+    /// The tier that the list of the guest's events began with; `list`: only events allowed by
+    /// name.
     pub policy: &'static str,
     /// The events that the guest could open.
     pub events: Vec<String>,
@@ -125,19 +126,19 @@ pub struct VpmuReport {
     pub kicks: Vec<u64>,
     /// Samples written to guest rings.
     pub samples_written: u64,
-    /// Samples that found no room.
+    /// Samples lost because a ring was full.
     pub samples_lost: u64,
-    /// Samples beyond the rate allowed.
+    /// Samples dropped by the rate limit.
     pub samples_throttled: u64,
     /// Overflows during the host's own work.
     pub host_overflows: u64,
     /// Times that the host suspended overflows.
     pub host_throttles: u64,
-    /// Samples whose task is not known any more.
+    /// Samples whose task is no longer known.
     pub samples_unnamed: u64,
-    /// Times that the host's samples were collected.
+    /// Drains of the host's samples.
     pub drains: u64,
-    /// Exits for the sake of samples.
+    /// Exits caused by samples.
     pub overflow_exits: u64,
     /// Interrupts raised.
     pub interrupts: u64,
@@ -151,23 +152,23 @@ pub struct VpmuReport {
     pub aux_written: u64,
     /// Bytes that traces lost.
     pub aux_lost: u64,
-    /// Records that tell of pieces of AUX areas.
+    /// Records that announce spans of AUX areas.
     pub aux_records: u64,
-    /// Requests that could not be answered.
+    /// Malformed requests.
     pub bad_requests: u64,
-    /// Overflows that made no sample because all events together had made as many as they may.
+    /// Overflows without a sample because the budget of all events was used up.
     pub samples_over_budget: u64,
-    /// Nanoseconds that samples of the guest's took vCPUs, by the exit engine.
+    /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
     pub sampling_time: u64,
-    /// Times that a vCPU's samples were throttled for the time that they took.
+    /// Times that a vCPU's samples were throttled for their cost.
     pub sampling_throttles: u64,
-    /// Times that an event waited for one of its vCPU's host counters.
+    /// Times that an event waited for a host counter of its vCPU.
     pub counter_waits: u64,
-    /// Host counters that the guest's sampling events held open at once, at most.
+    /// Most host counters that the guest's sampling events held open at once.
     pub host_counters: u32,
-    /// Operations on events, and calls of the host, for the guest's requests, marks and exits.
+    /// Operations on events and calls of the host, for the guest's requests, marks and exits.
     pub work: Work,
-    /// The same of the largest turn: others go first between two turns.
+    /// The largest turn: the device serves others between two turns.
     pub largest_turn: Work,
     /// Turns that ended with work left.
     pub turns_unfinished: u64,
@@ -191,35 +192,35 @@ impl From<vpmu::Work> for Work {
     }
 }
 
-/// What was held back because the guest brought about more of it than its limits allow.
+/// Output that the guest's limits suppressed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Lines of the log written.
     pub log_lines: u64,
-    /// Lines of the log left out.
+    /// Lines of the log dropped.
     pub log_lines_left_out: u64,
     /// Bytes of console output.
     pub console_bytes: u64,
-    /// Bytes of console output left out.
+    /// Bytes of console output dropped.
     pub console_bytes_left_out: u64,
-    /// Resets after which the guest had to wait.
+    /// Resets that were delayed.
     pub resets_delayed: u64,
     /// Recordings at resets that were not written.
     pub recordings_left_out: u64,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// A stable word; `error` when the VMM failed.
+    /// A stable name; `error` if the VMM failed.
     pub ending: &'static str,
     /// The VMM's exit status.
     pub exit_code: u8,
-    /// What failed.
+    /// The error.
     pub error: Option<String>,
     /// Nanoseconds of the run.
     pub wall_ns: u64,
-    /// How often the guest has booted.
+    /// Boots of the guest.
     pub boots: u64,
     /// Nanoseconds from the first entry into the guest until the byte at the debug port.
     pub boot_to_init_ns: Option<u64>,
@@ -227,15 +228,15 @@ pub struct Report {
     pub vcpus: Vec<VcpuReport>,
     /// KVM's statistics, summed over the vCPUs.
     pub kvm_totals: BTreeMap<String, u64>,
-    /// The PMU; absent when it was left out.
+    /// The PMU; absent if disabled.
     pub vpmu: Option<VpmuReport>,
-    /// The last recording; absent where there was nothing to be recorded.
+    /// The last recording; absent if nothing was recorded.
     pub recording: Option<Recorded>,
-    /// What the limits held back.
+    /// Output that the limits suppressed.
     pub limits: HeldBack,
-    /// What the process had left while the guest ran; absent if it never did.
+    /// The process's remaining privileges while the guest ran; absent if it never ran.
     pub confinement: Option<Confined>,
-    /// Bytes of memory that the VMM itself used at the end; absent where the host does not tell.
+    /// Bytes of memory of the VMM itself at the end; absent if the host does not report them.
     pub vmm_overhead_bytes: Option<u64>,
 }
 
@@ -257,7 +258,7 @@ fn nanoseconds(duration: std::time::Duration) -> u64 {
 }
 
 impl Report {
-    /// Of a machine that never ran.
+    /// For a machine that never ran.
     #[must_use]
     pub fn of_failure(error: &VmError) -> Self {
         Self {
@@ -277,7 +278,7 @@ impl Report {
         }
     }
 
-    /// Of a machine whose run has ended.
+    /// For a machine whose run has ended.
     #[must_use]
     pub fn of_run(ran: &Ran) -> Self {
         let vcpus: Vec<VcpuReport> = (0u32..)

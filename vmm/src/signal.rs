@@ -1,4 +1,4 @@
-//! Signals: the kick that makes a vCPU leave the guest, and those that end the run.
+//! Signals: the kick that makes a vCPU leave the guest, and the signals that end the run.
 //!
 //! A kick that arrives while its thread is outside the guest must not be lost: the handler sets
 //! `immediate_exit` in the vCPU's run page, so the next run call returns at once.
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
 
-/// Why signals cannot be set up.
+/// Errors of setting up signals.
 #[derive(Debug, thiserror::Error)]
 pub enum SignalError {
-    /// A handler.
+    /// A handler could not be installed.
     #[error("cannot install a signal handler")]
     Handler(#[source] vmm_sys_util::errno::Error),
-    /// The mask.
+    /// The mask could not be set.
     #[error("cannot block the ending signals: {0}")]
     Block(vmm_sys_util::signal::Error),
-    /// The descriptor that they are read from.
+    /// The descriptor could not be opened.
     #[error("cannot open a signal descriptor")]
     Descriptor(#[source] io::Error),
 }
@@ -32,7 +32,7 @@ pub enum SignalError {
 /// Signals that end the run in order.
 const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// The signal that kicks a vCPU; also the one by which host perf events announce overflows.
+/// The signal that kicks a vCPU; host perf events use it to signal overflows, too.
 #[must_use]
 pub fn kick_signal() -> c_int {
     SIGRTMIN()
@@ -46,8 +46,8 @@ thread_local! {
 extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: `Kickable` keeps the run page mapped while the pointer stands here, and the
-        // kernel reads this byte only in a run call of this same thread.
+        // SAFETY: `Kickable` keeps the run page mapped while the pointer is set, and the kernel
+        // reads this byte only in a run call of this same thread.
         unsafe { flag.write_volatile(1) };
     }
 }
@@ -57,26 +57,26 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
 /// # Errors
 /// [`SignalError::Handler`].
 pub fn install_kick() -> Result<(), SignalError> {
-    // The kernel falls back to SIGIO when the queue of real-time signals is full; by default
-    // that one would kill the process.
+    // The kernel falls back to SIGIO when the queue of real-time signals is full; by default that
+    // would kill the process.
     for signal in [kick_signal(), libc::SIGIO] {
         register_signal_handler(signal, on_kick).map_err(SignalError::Handler)?;
     }
     Ok(())
 }
 
-/// The threads that vCPUs run on, for whoever must call one of them out of the guest.
+/// The vCPUs' threads, for callers that must kick a vCPU out of the guest.
 #[derive(Debug)]
 pub struct Threads(Vec<AtomicI32>);
 
 impl Threads {
-    /// Of so many vCPUs, none of which runs yet.
+    /// For `vcpus` vCPUs, none of them running yet.
     #[must_use]
     pub fn new(vcpus: u8) -> Self {
         Self((0..vcpus).map(|_| AtomicI32::new(0)).collect())
     }
 
-    /// This thread is `vcpu`'s, until the value is dropped.
+    /// Registers this thread as `vcpu`'s, until the value is dropped.
     #[must_use]
     pub fn join(&self, vcpu: u32) -> Joined<'_> {
         let slot = usize::try_from(vcpu).ok().and_then(|vcpu| self.0.get(vcpu));
@@ -88,20 +88,20 @@ impl Threads {
         Joined(slot)
     }
 
-    /// Makes `vcpu` leave the guest, if it is there; it does so a moment later.
+    /// Makes `vcpu` leave the guest shortly, if it is there.
     ///
     /// # Errors
-    /// It has no thread, or the host's.
+    /// It has no thread, or the host's error.
     pub fn kick(&self, vcpu: u32) -> io::Result<()> {
         let slot = usize::try_from(vcpu).ok().and_then(|vcpu| self.0.get(vcpu));
         let thread = slot.map_or(0, |slot| slot.load(Ordering::SeqCst));
         if thread == 0 {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        // The kernel's numbers of processes are positive.
+        // The kernel's process numbers are positive.
         let process = std::process::id();
-        // SAFETY: touches no memory. Should the thread have ended since, another one of this process
-        // may get the signal, whose handler then does nothing there.
+        // SAFETY: touches no memory. If the thread has ended, another one of this process may get
+        // the signal, whose handler then has no effect.
         let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, kick_signal()) };
         match result {
             0 => Ok(()),
@@ -110,7 +110,7 @@ impl Threads {
     }
 }
 
-/// A vCPU's thread, known by [`Threads`].
+/// A vCPU's thread registered with [`Threads`].
 #[derive(Debug)]
 pub struct Joined<'a>(Option<&'a AtomicI32>);
 
@@ -168,7 +168,7 @@ impl EndingSignals {
         if fd < 0 {
             return Err(SignalError::Descriptor(io::Error::last_os_error()));
         }
-        // SAFETY: the kernel has just made this descriptor for us alone.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 
@@ -181,7 +181,7 @@ impl EndingSignals {
         Ok(Self(file))
     }
 
-    /// The signal that arrived, if one did.
+    /// The signal that arrived, if any.
     #[must_use]
     pub fn read(&self) -> Option<c_int> {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];

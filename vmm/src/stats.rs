@@ -1,4 +1,4 @@
-//! KVM's binary statistics of a vCPU: what the host kernel counted, by name.
+//! KVM's binary statistics of a vCPU: the host kernel's counters, by name.
 //!
 //! The only exact number of exits that never reach this process.
 
@@ -22,31 +22,31 @@ mod request {
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// More than any kernel has, and a bound on what we read.
+/// More than any kernel has, to limit the read.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 
-/// Of a descriptor's flags those that say how it moves; the other types are histograms.
+/// Flags of a descriptor that give its type; the other types are histograms.
 const TYPE_MASK: u32 = 0xf;
 const TYPE_CUMULATIVE: u32 = 0;
 const TYPE_INSTANT: u32 = 1;
 const TYPE_PEAK: u32 = 2;
 
-/// What the kernel says of how a counter moves.
+/// The type of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It only grows.
+    /// Only grows.
     Cumulative,
-    /// It is what is now.
+    /// A current value.
     Instant,
-    /// It is the largest so far.
+    /// The largest value so far.
     Peak,
 }
 
 /// A single counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
-    /// Where it stands in the file.
+    /// Its offset in the file.
     offset: u64,
     kind: Kind,
 }
@@ -70,7 +70,7 @@ impl Stats {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made this descriptor for us alone.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         let counters = directory(&mut |offset, bytes| file.read_exact_at(bytes, offset))?;
         Ok(Self { file, counters })
@@ -87,12 +87,12 @@ impl Stats {
 #[derive(Debug, Default)]
 struct Kept {
     now: Option<Stats>,
-    /// Of boots that are over.
+    /// Values of earlier boots.
     past: Option<BTreeMap<String, u64>>,
 }
 
 impl Kept {
-    /// What stands at `place` now, and what `name` came to before.
+    /// The value at `place`, combined with the earlier boots' value of `name`.
     fn total(&self, name: &str, place: Place) -> Option<u64> {
         let now = self.now.as_ref()?.read(place)?;
         let past = self.past.as_ref().and_then(|past| past.get(name));
@@ -127,26 +127,26 @@ fn joined(kind: Kind, past: u64, now: u64) -> u64 {
     }
 }
 
-/// Every vCPU's statistics, over every boot: what only grows goes on growing when the guest boots
+/// Every vCPU's statistics over every boot: cumulative counters keep growing when the guest boots
 /// again.
 #[derive(Debug)]
 pub struct Statistics(RwLock<Vec<Kept>>);
 
 impl Statistics {
-    /// Of so many vCPUs that have not run yet.
+    /// For `vcpus` vCPUs that have not run yet.
     #[must_use]
     pub fn new(vcpus: u8) -> Self {
         Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
     }
 
-    /// A boot begins: those of each of its vCPUs, where this KVM has any.
+    /// Begins a boot with the statistics of its vCPUs, if this KVM has any.
     pub fn begin(&self, stats: Vec<Option<Stats>>) {
         for (kept, stats) in self.write().iter_mut().zip(stats) {
             kept.now = stats;
         }
     }
 
-    /// It is over, while its VM still exists.
+    /// Ends a boot; call it while its VM exists.
     pub fn end(&self) {
         for kept in self.write().iter_mut() {
             kept.past = kept.read_all();
@@ -154,14 +154,14 @@ impl Statistics {
         }
     }
 
-    /// The counter `name` of `vcpu`; `None` when this kernel has none of that name.
+    /// The counter `name` of `vcpu`; `None` if this kernel lacks it.
     #[must_use]
     pub fn read(&self, vcpu: u32, name: &str) -> Option<u64> {
         let index = usize::try_from(vcpu).ok()?;
         self.lock().get(index)?.read(name)
     }
 
-    /// Every single counter of each vCPU; `None` where this KVM has none.
+    /// All single counters of each vCPU; `None` if this KVM has none.
     #[must_use]
     pub fn read_all(&self) -> Vec<Option<BTreeMap<String, u64>>> {
         self.lock().iter().map(Kept::read_all).collect()
@@ -289,7 +289,7 @@ mod tests {
         assert!(parse(&file(&[("exits", 0, 1, 8)])[..60]).is_err());
     }
 
-    /// Statistics as a kernel would have them in a file: one of each kind.
+    /// A statistics file in the kernel's layout: one counter of each kind.
     fn stats(exits: u64, blocking: u64, longest: u64) -> Option<Stats> {
         let mut bytes = file(&[
             ("exits", 0, 1, 0),

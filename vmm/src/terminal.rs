@@ -1,4 +1,4 @@
-//! The person's terminal: raw while the guest has it, and given back on every way out.
+//! The user's terminal: raw while the guest uses it, and restored on every exit path.
 
 #![allow(unsafe_code)]
 
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, termios};
 
-/// What the terminal was before [`Raw`]; null while nothing is to restore.
+/// The terminal's state before [`Raw`]; null while nothing is to be restored.
 static BEFORE: AtomicPtr<termios> = AtomicPtr::new(ptr::null_mut());
 
-/// Signals of a crash: the terminal is restored before they do what they did before us.
+/// Signals of a crash: the terminal is restored before they take their default action.
 const CRASHES: [c_int; 5] = [
     libc::SIGABRT,
     libc::SIGSEGV,
@@ -26,16 +26,16 @@ const CRASHES: [c_int; 5] = [
 pub fn restore() {
     let before = BEFORE.swap(ptr::null_mut(), Ordering::SeqCst);
     if !before.is_null() {
-        // SAFETY: `Raw::new` leaked this value for us, and the swap makes us its only user.
-        // `tcsetattr` may be called in a signal handler.
+        // SAFETY: `Raw::new` leaked this value for this purpose, and the swap makes this call its
+        // only user. `tcsetattr` may be called in a signal handler.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
     }
 }
 
 extern "C" fn on_crash(signal: c_int) {
     restore();
-    // SAFETY: both calls may be made in a signal handler. The handler was one-shot, so the
-    // signal now does what it does by default.
+    // SAFETY: both calls may be made in a signal handler. The handler was one-shot, so the signal
+    // now takes its default action.
     unsafe { libc::raise(signal) };
 }
 
@@ -44,17 +44,17 @@ extern "C" fn on_crash(signal: c_int) {
 pub struct Raw(());
 
 impl Raw {
-    /// Makes the terminal raw; `None` when standard input is none.
+    /// Makes the terminal raw; `None` if standard input is not a terminal.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's error.
     pub fn new() -> io::Result<Option<Self>> {
-        // SAFETY: asks about a descriptor number, which may be closed.
+        // SAFETY: queries a descriptor number, which may be closed.
         if unsafe { libc::isatty(libc::STDIN_FILENO) } != 1 {
             return Ok(None);
         }
         let mut before = MaybeUninit::<termios>::uninit();
-        // SAFETY: the kernel fills the structure, or says that it did not.
+        // SAFETY: the kernel fills the structure, or reports an error.
         if unsafe { libc::tcgetattr(libc::STDIN_FILENO, before.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -63,7 +63,7 @@ impl Raw {
         let mut raw = before;
         // SAFETY: changes the structure only.
         unsafe { libc::cfmakeraw(&raw mut raw) };
-        // Output stays cooked, so that our own messages begin at the left margin.
+        // Output stays cooked, so that the VMM's own messages begin at the left margin.
         raw.c_oflag = before.c_oflag;
         install();
         BEFORE.store(Box::into_raw(Box::new(before)), Ordering::SeqCst);
@@ -83,7 +83,7 @@ impl Drop for Raw {
     }
 }
 
-/// Panics and crashes restore the terminal first.
+/// Makes panics and crashes restore the terminal first.
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -105,10 +105,10 @@ fn install() {
     });
 }
 
-/// Waits until `output` takes bytes, true, or one of `unless` can be read, false.
+/// Waits until `output` is writable (true) or one of `unless` is readable (false).
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     let wait = |fd, events| libc::pollfd {
         fd,
@@ -121,6 +121,6 @@ pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // An error on the output counts as ready: the write will tell it.
+    // An error on the output counts as ready: the write will report it.
     Ok(all[0].revents != 0)
 }

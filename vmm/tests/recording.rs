@@ -211,7 +211,7 @@ fn hardware_event_of_a_machine_that_opens_none_is_refused_with_the_remedy() {
         .expect("vmm starts");
     let text = messages(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("--hardware-events has it do so"), "{text}");
+    assert!(text.contains("--hardware-events enables them"), "{text}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! What it costs to write to an AUX area: large writes against memcpy of the same bytes into memory
-//! that lies as the area's pages do, together or page by page apart; and packets one by one.
+//! Cost of writes to an AUX area: large writes against memcpy of the same bytes into memory with
+//! the area's page layout, contiguous or page by page; and single packets.
 //!
-//! The ratios are of short slices that alternate in one run, and their medians: whole runs drift on a
-//! machine that others use too.
+//! The ratios are medians over short slices that alternate in one run: whole runs drift on a
+//! machine with other users.
 
 #![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
 
@@ -28,7 +28,7 @@ const PAGE_WORDS: usize = 512;
 fn memory() -> GuestMemoryMmap {
     let memory =
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), aux_memory(PAGES))]).expect("memory");
-    // Every page is there before it is written to for the first time.
+    // Touch every page before the measurement.
     let blank = vec![0; aux_memory(PAGES)];
     memory.write_slice(&blank, GuestAddress(0)).expect("memory");
     memory
@@ -39,7 +39,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
-/// The median seconds of each of several things done in turns.
+/// The median seconds of several functions that run in turns.
 fn alternate<const N: usize>(mut acts: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for _ in 0..SLICES {
@@ -71,7 +71,7 @@ fn copies() {
             black_box(&plain);
         };
         let mut copy_apart = || {
-            // Every second page, as those of the area.
+            // Every second page, like the area's.
             let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
             for _ in 0..times {
                 let words = black_box(&words);
@@ -128,7 +128,7 @@ fn packets() {
 }
 
 fn main() {
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "aux".contains(filter.as_str()));

@@ -1,5 +1,5 @@
-//! What a call chain costs: the walk through a guest's page tables and frames for one sample,
-//! by depth, against the shortest record in the ring.
+//! Cost of a call chain: the walk through a guest's page tables and frames for one sample, by
+//! depth, against the shortest record in the ring.
 
 #![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
 
@@ -24,7 +24,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn main() {
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "callers".contains(filter.as_str()));

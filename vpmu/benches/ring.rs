@@ -1,7 +1,7 @@
-//! What a record costs on its way into a guest's ring, against copying the same bytes.
+//! Cost of writing a record into a guest's ring, against copying the same bytes.
 //!
-//! Criterion's figures come first. The ratios at the end are of short slices that alternate in
-//! one run, and their medians: whole runs drift on a machine that others use too.
+//! Criterion's figures come first. The ratios at the end are medians over short slices that
+//! alternate in one run: whole runs drift on a machine with other users.
 
 #![expect(
     clippy::expect_used,
@@ -15,7 +15,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{Producer, SHORTEST};
 
-/// Data pages: a ring of 512 KiB, as `perf record` has.
+/// Data pages: a ring of 512 KiB, the default of `perf record`.
 const PAGES: usize = 128;
 const DATA: usize = PAGES * 4096;
 /// Bytes of a burst: half the ring, for a reader that keeps up.
@@ -31,7 +31,7 @@ fn producer(len: usize) -> Producer {
     Producer::new(memory(), PAGES, len).expect("a ring")
 }
 
-/// A copy of record after record into a buffer as large as the ring.
+/// Copies record after record into a buffer as large as the ring.
 struct Copier {
     record: Vec<u8>,
     data: Vec<u8>,
@@ -85,7 +85,7 @@ fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The median time of each of two things done in turns.
+/// The median times of two functions that run in turns.
 fn alternate(mut one: impl FnMut(), mut other: impl FnMut()) -> (Duration, Duration) {
     let mut times = (Vec::new(), Vec::new());
     for _ in 0..SLICES {
@@ -138,7 +138,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     bench(&mut criterion);
     criterion.final_summary();
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "ring".contains(filter.as_str()));

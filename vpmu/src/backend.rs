@@ -1,4 +1,5 @@
-//! The fixed surroundings of a device, shared by all of its parts: settings, clock, source, machine.
+//! The fixed surroundings of a device, shared by all of its parts: settings, clock, source,
+//! machine.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,21 +24,21 @@ pub(crate) struct Backend {
     pub(crate) clock: Clock,
     pub(crate) source: Box<dyn Source>,
     pub(crate) machine: Arc<dyn Machine>,
-    /// How often each event may sample.
+    /// Limit of each event's samples.
     pub(crate) rate_limit: RateLimit,
-    /// How much of a vCPU's time its samples may take.
+    /// Limit of the share of a vCPU's time for its samples.
     pub(crate) time_limit: TimeLimit,
-    /// How much all events of the guest may write.
+    /// Limit of all data that the guest's events write.
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
     /// The VMM's own producers of AUX data, by number.
     producers: OnceLock<Vec<AuxProducer>>,
-    /// Reasons of the host's that the log has, one bit each.
+    /// The host's reasons that were logged, one bit each.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
-    /// Shards that want to be drained.
+    /// Number of shards that need draining.
     draining: Lock<usize, DRAIN>,
 }
 
@@ -69,7 +70,7 @@ impl Backend {
         }
     }
 
-    /// Most that runs on one vCPU.
+    /// Limits of one vCPU.
     pub(crate) fn room_limit(&self) -> RoomLimit {
         let limits = &self.settings.limits;
         RoomLimit {
@@ -78,7 +79,7 @@ impl Backend {
         }
     }
 
-    /// The catalogue, made at the first call: by then the machine has its vCPUs and knows its
+    /// The catalogue, made at the first call: by then the machine has its vCPUs and their
     /// statistics.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         self.catalogue.get_or_init(|| {
@@ -87,24 +88,23 @@ impl Backend {
         })
     }
 
-    /// The entries of the catalogue that the guest has: as many as [`Backend::catalogue`] allows, always the
-    /// same.
+    /// The guest's entries of the catalogue, limited by [`Backend::catalogue`]; always the same.
     pub(crate) fn guest_entries(&self) -> impl Iterator<Item = &Entry> {
         self.catalogue().entries(&self.settings.policy)
     }
 
-    /// Names the VMM's producers, before anyone asks for the catalogue.
+    /// Registers the VMM's producers; call it before the catalogue is first used.
     pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) {
-        // Called once, by whoever makes the device.
+        // Called once, when the device is made.
         let _ = self.producers.set(producers);
     }
 
-    /// The catalogue, if anyone has asked for it yet.
+    /// The catalogue, if it was made.
     pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
         self.catalogue.get()
     }
 
-    /// Whether the operator lets anybody count what is requested.
+    /// Whether the operator permits an event for anyone.
     ///
     /// # Errors
     /// `ENOENT`: the catalogue does not list it either.
@@ -115,8 +115,8 @@ impl Backend {
         }
     }
 
-    /// The host's reason for an error of a counter that it was asked for. The log has each once: a guest
-    /// can ask for counters as often as it likes.
+    /// The host's reason for refusing a counter. Each reason is logged once: a guest can request
+    /// counters at any rate.
     pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
         let refusal = Refusal::of(error);
         let bit = 1 << Refusal::wire(Some(refusal));
@@ -126,7 +126,7 @@ impl Backend {
         refusal
     }
 
-    /// Why the guest has no event of a kind of the host's.
+    /// The reason why the guest has no event of a host kind.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
         let hardware = &self.settings.hardware;
         let unused = is_hardware(kind) && !hardware.events;
@@ -139,18 +139,19 @@ impl Backend {
         }
     }
 
-    /// The answer of [`Machine::reports_guest_ips`], once [`Backend::ask_guest_ips`] has asked.
+    /// The result of [`Machine::reports_guest_ips`], after [`Backend::ask_guest_ips`].
     pub(crate) fn guest_ips(&self) -> Option<bool> {
         self.guest_ips.get().copied()
     }
 
-    /// Asks the machine, once. The machine may run a guest to find out, so the caller holds no lock.
+    /// Queries the machine, once. The machine may run a guest for that, so the caller must hold no
+    /// lock.
     pub(crate) fn ask_guest_ips(&self) {
         self.guest_ips
             .get_or_init(|| self.machine.reports_guest_ips());
     }
 
-    /// One more shard wants to be drained.
+    /// Adds a shard that needs draining.
     pub(crate) fn begin_draining(&self) {
         let mut shards = self.draining.lock();
         *shards += 1;
@@ -159,7 +160,7 @@ impl Backend {
         }
     }
 
-    /// One shard less wants to be drained.
+    /// Removes a shard that needs draining.
     pub(crate) fn end_draining(&self) {
         let mut shards = self.draining.lock();
         *shards -= 1;

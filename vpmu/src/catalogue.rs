@@ -1,4 +1,4 @@
-//! The events that this host can count, each found to work: what is not here cannot be opened.
+//! The events that this host can count, each tested. Other events cannot be opened.
 
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
@@ -27,7 +27,7 @@ const MARKS: &str = "marks";
 const MARK: &str = "mark";
 const TRACEPOINTS: &str = "host perf: tracepoints kvm_exit, kvm_entry";
 
-/// The shortest period of what the device counts itself.
+/// The shortest period of events that the device counts itself.
 const ANY_PERIOD: Option<u64> = Some(1);
 
 /// One event that can be opened.
@@ -38,7 +38,7 @@ pub(crate) struct Entry {
     pub(crate) any_config: bool,
     pub(crate) shortest_period: Option<u64>,
     pub(crate) excludes: bool,
-    /// Of a trace, one of `FORMAT_*`.
+    /// For a trace, one of `FORMAT_*`.
     pub(crate) format: Option<u16>,
     guest_only: bool,
     name: String,
@@ -71,7 +71,7 @@ impl Entry {
         }
     }
 
-    /// The same, of a trace that writes packets of `format`.
+    /// The same, for a trace of packets of `format`.
     fn tracing(self, format: u16) -> Self {
         Self {
             excludes: true,
@@ -85,7 +85,7 @@ impl Entry {
         &self.name
     }
 
-    /// Whether its count is of nanoseconds.
+    /// Whether its count is in nanoseconds.
     pub(crate) fn is_clock(&self) -> bool {
         self.unit == "ns"
     }
@@ -99,7 +99,7 @@ impl Entry {
         }
     }
 
-    /// As the guest reads it. Texts too long for their field are cut.
+    /// The guest's form of the entry. Texts too long for their field are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         CatalogueEntry {
@@ -125,8 +125,8 @@ impl Entry {
 pub(crate) struct Catalogue(Vec<Entry>);
 
 impl Catalogue {
-    /// Asks `source` and `machine` what they can count on every vCPU.
-    /// The VMM's `producers` come last.
+    /// Queries `source` and `machine` for the events countable on every vCPU. The VMM's `producers`
+    /// come last.
     pub(crate) fn new(
         source: &dyn Source,
         machine: &dyn Machine,
@@ -207,7 +207,7 @@ impl Catalogue {
                 ..time
             });
         }
-        // Before those of one value, which any config names.
+        // Before the marks of one value, which any config selects.
         entries.push(Entry {
             excludes: true,
             ..Entry::device(
@@ -259,7 +259,7 @@ impl Catalogue {
         self.0.iter().filter(allowed)
     }
 
-    /// The entry of that name.
+    /// The entry with this name.
     pub(crate) fn named(&self, name: &str) -> Option<&Entry> {
         self.0.iter().find(|entry| entry.name == name)
     }
@@ -360,7 +360,7 @@ const MARK_OF_A_VALUE: EventMatch = EventMatch {
     mask: !(u32::MAX as u64),
 };
 
-/// The names that catalogues have, raw events and traces of the VMM's aside, and the events that they name.
+/// The names in catalogues, except raw events and the VMM's traces, with their events.
 pub(crate) fn names() -> Vec<(String, EventMatch)> {
     let of_host = host::candidates().map(|offer| {
         let event = EventMatch::one(offer.kind, offer.config);
@@ -385,7 +385,7 @@ pub(crate) fn names() -> Vec<(String, EventMatch)> {
     of_host.chain(of_device).chain(mark).collect()
 }
 
-/// The traces that an event of hardware paces.
+/// The traces that a hardware event paces.
 pub(crate) fn paced_by_hardware() -> impl Iterator<Item = EventMatch> {
     let paced = |config: &u64| pace(*config).is_some_and(|(kind, _)| is_hardware(kind));
     let configs = SAMPLE_TRACES.into_iter().map(|(config, ..)| config);
@@ -399,19 +399,19 @@ pub(crate) fn is_hardware(kind: u32) -> bool {
     matches!(kind, KIND_HARDWARE | KIND_HW_CACHE | KIND_RAW)
 }
 
-/// What `source` offers, as far as the operator lets anybody have it.
+/// The offers of `source` that the operator permits.
 fn offers<'a>(source: &'a dyn Source, settings: &Settings) -> impl Iterator<Item = &'a Offer> {
     let hardware = settings.hardware.events;
     let permitted = move |offer: &&Offer| hardware || !is_hardware(offer.kind);
     source.offers().iter().filter(permitted)
 }
 
-/// Whether hardware counts the host's work for the vCPU, too.
+/// Whether hardware events also count the host's work for the vCPU.
 fn counts_host(mode: CountMode) -> bool {
     mode == CountMode::Vcpu
 }
 
-/// What exactly an offer counts in a mode.
+/// Text on the work that an offer counts in a mode.
 fn counts(offer: &Offer, mode: CountMode) -> String {
     let whose = match is_hardware(offer.kind) {
         false => "",
@@ -421,14 +421,15 @@ fn counts(offer: &Offer, mode: CountMode) -> String {
     format!("{}{whose}", offer.counts)
 }
 
-/// The shortest period of a host event, if it can sample. Those of hardware begin at a `floor`: the host
-/// is interrupted as often as the guest makes them happen.
+/// The shortest period of a host event, if it can sample. For hardware events at least `floor`,
+/// because the guest can make them happen at any rate, and each overflow interrupts the host.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     let floor = if is_hardware(offer.kind) { floor } else { 0 };
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
-/// The traces of samples whose pace there is: the device's own, and those that `source` can sample.
+/// The traces of samples with an available pace: the device's own, and events that `source` can
+/// sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
     SAMPLE_TRACES

@@ -1,5 +1,5 @@
-//! From guest TSC ticks to guest nanoseconds, as configuration space and every metadata page
-//! announce it to programs.
+//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters in configuration space
+//! and every metadata page.
 
 /// Largest shift announced: programs compute `1 << shift` and products of it in 64 bits.
 const MAX_SHIFT: u16 = 31;
@@ -13,7 +13,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The finest conversion for a TSC of `khz`; `None` for one that does not tick.
+    /// The finest conversion for a TSC of `khz`; `None` for zero.
     pub(crate) fn new(khz: u32) -> Option<Self> {
         if khz == 0 {
             return None;
@@ -27,10 +27,10 @@ impl Clock {
         })
     }
 
-    /// `ticks` in nanoseconds, modulo 2^64.
+    /// Converts `ticks` to nanoseconds, modulo 2^64.
     pub(crate) fn nanoseconds(self, ticks: u64) -> u64 {
         let nanoseconds = (u128::from(ticks) * u128::from(self.mult)) >> self.shift;
-        // The product has 96 bits; a time of 64 wraps as any clock does.
+        // The product has 96 bits; a 64-bit time wraps like any clock.
         let [low, _] = zerocopy::transmute!(nanoseconds.to_le_bytes());
         u64::from_le_bytes(low)
     }

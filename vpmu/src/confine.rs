@@ -1,17 +1,16 @@
-//! What the device asks of its host's kernel, by thread: data for the seccomp filter of a VMM that
-//! embeds it.
+//! System calls of the device by thread: data for the seccomp filter of a VMM that embeds it.
 //!
-//! Each call has a reason, and may have conditions on its arguments. A call that is listed more than
-//! once is allowed under any of its entries. The lists have what the crate itself does, and what the
-//! standard library and the C library do for it: locks, memory, clocks. What the VMM does in its
-//! [`Machine`](crate::Machine), its logger and its own loop is the VMM's to add.
+//! Each call has a reason, and may have conditions on its arguments. A call with several entries is
+//! allowed under any of them. The lists cover the crate itself, and the standard library and the C
+//! library on its behalf: locks, memory, clocks. The VMM adds the calls of its
+//! [`Machine`](crate::Machine), its logger and its own loop.
 //!
-//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread other
-//! than the main one shrinks. That is not listed: `mallopt(M_ARENA_MAX, 1)` before the first thread is made
-//! avoids it.
+//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread
+//! other than the main one shrinks. That is not listed: `mallopt(M_ARENA_MAX, 1)` before the first
+//! thread starts avoids it.
 //!
-//! The lists hold after construction: [`PerfSource::confined`](crate::host::PerfSource::confined) reads
-//! files and starts a thread, and is called before.
+//! The lists apply after construction: [`PerfSource::confined`](crate::host::PerfSource::confined)
+//! reads files and starts a thread, and is called earlier.
 
 use libc::{c_int, c_long};
 
@@ -19,46 +18,46 @@ use crate::host;
 use crate::host::calls::{CLOSING, COUNTERS};
 use crate::settings::Settings;
 
-/// What a thread is for.
+/// The purpose of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Thread {
-    /// It runs a vCPU and has its [`VcpuSession`](crate::VcpuSession).
+    /// Runs a vCPU with its [`VcpuSession`](crate::VcpuSession).
     Vcpu,
-    /// It carries the transport's notifications and resets, or the operator's requests, to the
+    /// Passes the transport's notifications and resets, or the operator's requests, to the
     /// [`Vpmu`](crate::Vpmu).
     Service,
-    /// It calls [`Vpmu::drain`](crate::Vpmu::drain).
+    /// Calls [`Vpmu::drain`](crate::Vpmu::drain).
     Drain,
     /// The crate's own, made with the [`PerfSource`](crate::host::PerfSource).
     Closer,
 }
 
-/// A system call that is needed.
+/// A required system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// Its number on this architecture.
     pub number: c_long,
     /// Its name.
     pub name: &'static str,
-    /// What its arguments satisfy, all of these.
+    /// Conditions on its arguments; all must hold.
     pub arguments: &'static [Argument],
-    /// What it is needed for.
+    /// Its purpose.
     pub reason: &'static str,
 }
 
 /// A condition on an argument: `argument & mask == value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Argument {
-    /// Which, from 0 on.
+    /// Index of the argument, from 0.
     pub index: u8,
-    /// The bits that are compared. Those of an `int` are the low 32.
+    /// The compared bits. An `int` has the low 32.
     pub mask: u64,
-    /// What they are.
+    /// Their value.
     pub value: u64,
 }
 
 impl Argument {
-    /// The `int` at `index` is `value`.
+    /// Requires the `int` at `index` to be `value`.
     #[must_use]
     pub const fn int(index: u8, value: u32) -> Self {
         Self {
@@ -68,7 +67,7 @@ impl Argument {
         }
     }
 
-    /// The `int` at `index` has none of `bits`.
+    /// Requires the `int` at `index` to have none of `bits`.
     #[must_use]
     pub const fn without(index: u8, bits: c_int) -> Self {
         Self {
@@ -78,7 +77,7 @@ impl Argument {
         }
     }
 
-    /// The pointer at `index` is null.
+    /// Requires the pointer at `index` to be null.
     #[must_use]
     pub const fn null(index: u8) -> Self {
         Self {
@@ -89,32 +88,32 @@ impl Argument {
     }
 }
 
-/// The calls that a thread of this kind makes on the crate's account.
+/// The crate's calls on a thread of this kind.
 pub fn calls(thread: Thread) -> impl Iterator<Item = &'static Call> {
     let own: &'static [&'static [Call]] = match thread {
-        // Each may find that an event is to start, on any vCPU: a command, a request, or an overflow
-        // of another event.
+        // Each may start an event on any vCPU: through a command, a request, or an overflow of
+        // another event.
         Thread::Vcpu | Thread::Service | Thread::Drain => &[&COUNTERS, &CLOSING, &RUNTIME],
         Thread::Closer => &[&CLOSING, &RUNTIME],
     };
     own.iter().flat_map(|calls| calls.iter())
 }
 
-/// The calls that the standard library and the C library make on any thread; part of [`calls`].
+/// Calls of the standard library and the C library on any thread; included in [`calls`].
 #[must_use]
 pub fn runtime() -> &'static [Call] {
     &RUNTIME
 }
 
-/// Descriptors that the device opens at most.
+/// Most descriptors that the device opens.
 #[must_use]
 pub fn descriptors(settings: &Settings) -> u64 {
     host::descriptors(settings.vcpus, settings.limits.max_host_counters)
 }
 
-/// Bytes of memory that the host locks for the device at most: rings and metadata pages of its events.
-/// Without `CAP_IPC_LOCK`, what `kernel.perf_event_mlock_kb` does not cover is limited by
-/// `RLIMIT_MEMLOCK`; where that is too low, rings are shorter and events may not open.
+/// Most bytes that the host locks for the device: rings and metadata pages of its events. Without
+/// `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by `RLIMIT_MEMLOCK`; if
+/// that is too low, rings are shorter and events may not open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)
@@ -132,7 +131,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// What the standard library and the C library do for any thread.
+/// Calls of the standard library and the C library on any thread.
 const RUNTIME: [Call; 26] = [
     call!(futex, SYS_futex, [], "locks and channels"),
     call!(
@@ -155,12 +154,12 @@ const RUNTIME: [Call; 26] = [
     ),
     call!(mremap, SYS_mremap, [], "a large allocation grows"),
     call!(brk, SYS_brk, [], "memory"),
-    call!(madvise, SYS_madvise, [], "memory that is given back"),
+    call!(madvise, SYS_madvise, [], "memory that is freed"),
     call!(
         sched_getaffinity,
         SYS_sched_getaffinity,
         [],
-        "how many arenas an allocator makes"
+        "the number of an allocator's arenas"
     ),
     call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
     call!(
@@ -173,13 +172,13 @@ const RUNTIME: [Call; 26] = [
         clock_nanosleep,
         SYS_clock_nanosleep,
         [],
-        "a wait with an end"
+        "a wait with a time-out"
     ),
     call!(
         restart_syscall,
         SYS_restart_syscall,
         [],
-        "a wait that a stop interrupted"
+        "a wait that was interrupted"
     ),
     call!(
         rt_sigreturn,
@@ -191,13 +190,13 @@ const RUNTIME: [Call; 26] = [
         rt_sigprocmask,
         SYS_rt_sigprocmask,
         [],
-        "signals are held back while a thread ends or aborts"
+        "signals are blocked while a thread ends or aborts"
     ),
     call!(
         rt_sigaction,
         SYS_rt_sigaction,
         [],
-        "a crash does what it does by default"
+        "a crash takes its default action"
     ),
     call!(
         sigaltstack,

@@ -1,4 +1,4 @@
-//! What a guest is told when a request fails: a positive Linux errno.
+//! Errors returned to a guest: positive Linux errnos.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use libc::c_int;
 
 use crate::refusal::Refusal;
 
-/// A positive Linux errno, as it stands on the wire.
+/// A positive Linux errno in wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(u32);
 
@@ -37,7 +37,7 @@ impl Errno {
     }
 }
 
-/// Why an event is not opened.
+/// The error of opening an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) errno: Errno,

@@ -1,26 +1,26 @@
-//! Flushes that wait for vCPUs: a flush makes a vCPU leave the guest that may hold samples, and waits
-//! for the exit to be handled.
+//! Flushes that wait for vCPUs: a flush makes a vCPU with possibly pending samples leave the guest,
+//! and waits until the exit is handled.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Flushes that wait, and vCPUs that pass.
+/// Waiting flushes, and vCPUs that exit.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: AtomicUsize,
-    /// Held alone, and last: see [`crate::locks`].
+    /// Locked alone, and last: see [`crate::locks`].
     gate: Mutex<()>,
     left: Condvar,
 }
 
-/// A vCPU in the guest, and which of its visits there it is on.
+/// A vCPU in the guest, with the number of its visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Visit {
     pub(crate) vcpu: u32,
     pub(crate) number: u64,
 }
 
-/// A flush that waits, counted as long as it lives.
+/// A waiting flush, counted while it lives.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a>(&'a AtomicUsize);
 
@@ -31,20 +31,20 @@ impl Drop for Waiting<'_> {
 }
 
 impl Flushes {
-    /// A flush begins to look for vCPUs in the guest.
+    /// Announces a flush before it looks for vCPUs in the guest.
     pub(crate) fn begin(&self) -> Waiting<'_> {
-        // Sequentially consistent, as a vCPU's entry and exit are: either the vCPU sees that someone
-        // waits, or who waits sees where the vCPU is.
+        // Sequentially consistent, like a vCPU's entry and exit: either the vCPU sees the waiting
+        // flush, or the flush sees the vCPU's state.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
     }
 
-    /// Whether anyone waits.
+    /// Whether any flush waits.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// A vCPU has left, and its exit is handled: waiting flushes look.
+    /// Notifies waiting flushes that a vCPU has left, and its exit is handled.
     pub(crate) fn vcpu_left(&self) {
         if self.is_waiting() {
             // Under the gate, or a flush between its check and its wait misses it.

@@ -1,5 +1,4 @@
-//! What this project's own benchmarks drive without the device around it. No contract: a program
-//! that embeds the device has no use for it.
+//! Parts of the device for this project's own benchmarks. Not a stable interface for embedders.
 
 mod areas;
 mod callers;
@@ -29,7 +28,7 @@ const SAMPLE_TYPE: u64 =
 /// The bytes of a record without a chain.
 pub const SHORTEST: usize = 64;
 
-/// A ring with a reader that has always read everything when a burst begins.
+/// A ring with a reader that has read everything when a burst begins.
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,
@@ -42,8 +41,8 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// A ring of `pages` data pages in `memory`, from its beginning; records of `len` bytes, a
-    /// multiple of 8 that is [`SHORTEST`] at least.
+    /// A ring of `pages` data pages at the start of `memory`; records of `len` bytes, a multiple of
+    /// 8 and at least [`SHORTEST`].
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, pages: usize, len: usize) -> Option<Self> {
         let addresses: Vec<_> = (0..=pages as u64)
@@ -69,7 +68,7 @@ impl Producer {
         })
     }
 
-    /// Builds and writes this many records in one burst; how many were written.
+    /// Builds and writes `records` in one burst; returns the number written.
     pub fn burst(&mut self, records: u64) -> u64 {
         let view = self.memory.view();
         let read = view.store(self.head.to_le(), DATA_TAIL, Ordering::Release);
@@ -116,8 +115,8 @@ impl Producer {
     }
 }
 
-/// How many exits and losses a host ring tells of, written by tracepoints whose `format` files say
-/// `formats`, of exits and of entries; `None` where those are no such files. The rest is as of
+/// Number of exits and losses in a host ring written by tracepoints with the `format` files
+/// `formats`, of exits and of entries; `None` if those are invalid. Otherwise like
 /// [`crate::host::records::take`].
 pub fn exits_in(
     formats: [&str; 2],

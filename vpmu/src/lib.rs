@@ -10,8 +10,8 @@
 //! [`Vpmu::restore`] gives to a new one; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM,
 //! event loops or command lines.
 //!
-//! Events belong to the vCPU that they are placed on. A vCPU's work takes the lock of that vCPU's
-//! shard alone; the order of all locks is written in `locks`.
+//! Events belong to the vCPU that they are placed on. A vCPU's work takes only the lock of its own
+//! shard; the order of all locks is documented in `locks`.
 
 pub use vpmu_abi as abi;
 mod arch;

@@ -1,8 +1,8 @@
-//! Which events start and stop which others when they overflow. Knows events by their ids alone.
+//! Starters and stoppers of events. Knows only the events' ids.
 
 use std::collections::BTreeMap;
 
-/// What an event can be to another.
+/// The relation of an event to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -14,16 +14,16 @@ pub(crate) enum Role {
     Stopper,
 }
 
-/// What an overflow does to a target.
+/// The effect of an overflow on a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     Start,
     Stop,
-    /// Starts what is paused and stops what is not: of one that is starter and stopper.
+    /// Toggles between paused and running: for an event that is starter and stopper.
     Toggle,
 }
 
-/// Why two events cannot be linked.
+/// Errors of linking two events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("already linked")]
@@ -34,15 +34,15 @@ pub(crate) enum Refused {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
-    /// Of which a target has one each.
+    /// A target has one of each role.
     starts: bool,
     stops: bool,
-    /// By membership in the group that the target leads: any number of members may.
+    /// From membership in the group that the target leads, with any number of members.
     steers: Option<Role>,
 }
 
 impl Link {
-    /// Whether it takes the role that others then cannot have.
+    /// Takes the role unless it is taken; returns whether it was free.
     fn takes(self, role: Role) -> bool {
         match role {
             Role::Starter => self.starts,
@@ -65,7 +65,7 @@ impl Link {
 /// All links of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    /// By the event that overflows, then the target.
+    /// By overflowing event, then target.
     links: BTreeMap<(u64, u64), Link>,
 }
 
@@ -73,7 +73,7 @@ impl Links {
     /// Makes `trigger` the starter or stopper of `target`; a target has one of each.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then.
+    /// [`Refused`]; then the links are unchanged.
     pub(crate) fn link(&mut self, trigger: u64, target: u64, role: Role) -> Result<(), Refused> {
         if self
             .links
@@ -90,7 +90,7 @@ impl Links {
         Ok(())
     }
 
-    /// Makes a member of the group that `leader` leads one of those that steer it.
+    /// Makes a member of the group that `leader` leads pause or resume it.
     pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
         let link = self.links.entry((member, leader)).or_default();
         link.steers = Some(role);
@@ -121,7 +121,8 @@ impl Links {
         })
     }
 
-    /// An event is gone: its links go, whichever end it was. The triggers that it was a target of.
+    /// Removes the links of an event that is gone, in both roles; returns the triggers that it was
+    /// a target of.
     pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
         let ends = self.links.keys();
         let triggers = ends.filter(|&&(_, target)| target == event);

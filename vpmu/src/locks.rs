@@ -3,14 +3,15 @@
 //! | lock | holds | taken by |
 //! |---|---|---|
 //! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, effects on other vCPUs |
-//! | `SHARD` | the events placed on one vCPU, its host counters, its queue | that vCPU's thread; the drain; control requests about its events |
+//! | `SHARD` | the events placed on one vCPU, its host counters, its queue | that vCPU's thread;
+//! the drain; control requests about its events |
 //! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
 //! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers |
-//! | `DRAIN` | how many shards want to be drained | a shard that begins or ends to want it |
+//! | `DRAIN` | number of shards that need draining | a shard that starts or stops needing it |
 //!
-//! The gate of [`crate::flush`] is held alone. A thread takes locks in this order, from the top, and never two of one kind: two shards are
-//! visited one after the other, under `CONTROL` where an event must not move between them.
-//! Debug builds check each acquisition.
+//! The gate of [`crate::flush`] is locked alone. A thread takes locks in this order, from the top,
+//! and never two of one kind: two shards are visited one after the other, under `CONTROL` if an
+//! event must not move between them. Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};
@@ -28,10 +29,10 @@ pub(crate) const NOTICES: u8 = 3;
 /// Rank of the drain count's lock.
 pub(crate) const DRAIN: u8 = 4;
 
-/// A mutex with a place in the order.
+/// A mutex with a rank in the order.
 pub(crate) struct Lock<T, const RANK: u8>(Mutex<T>);
 
-/// A lock that this thread holds.
+/// A lock held by this thread.
 pub(crate) struct Held<'a, T, const RANK: u8> {
     guard: MutexGuard<'a, T>,
     _rank: order::Taken<RANK>,
@@ -42,9 +43,9 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         Self(Mutex::new(value))
     }
 
-    /// Waits for the lock, which goes to the longest waiter now and then: a vCPU that takes its own over and
-    /// over keeps nobody out. A panic elsewhere does not poison it: whatever a change under it had got
-    /// to, the memory is sound, and the guest that brought it about has only itself to spoil.
+    /// Waits for the lock, which is handed to the longest waiter from time to time: a vCPU that
+    /// retakes its own in a loop cannot starve others. A panic elsewhere does not poison it: memory
+    /// is sound after any interrupted change, and only the guest that caused it is affected.
     ///
     /// # Panics
     /// In debug builds, if this thread holds a lock of this rank or of a later one.
@@ -59,7 +60,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
 
 impl<T, const RANK: u8> Debug for Lock<T, RANK> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // Its content may be locked by the thread that prints it.
+        // The printing thread may hold the lock of its content.
         f.debug_tuple("Lock").field(&RANK).finish()
     }
 }
@@ -113,7 +114,7 @@ mod order {
 
 #[cfg(not(debug_assertions))]
 mod order {
-    /// Nothing: release builds do not check.
+    /// Empty: release builds do not check.
     pub(super) struct Taken<const RANK: u8>;
 
     impl<const RANK: u8> Taken<RANK> {

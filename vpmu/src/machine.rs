@@ -1,11 +1,11 @@
-//! What the device asks of the machine that carries it, and what it is told.
+//! The services of the machine that carries the device, and the device's view of exits.
 
 use std::fmt::Debug;
 use std::io;
 
 use crate::arch::CpuState;
 
-/// Where a vCPU was when it left the guest.
+/// The guest's position at an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestRegs {
     /// Linear address of the next instruction.
@@ -14,45 +14,45 @@ pub struct GuestRegs {
     pub user: bool,
 }
 
-/// A vCPU just out of the guest, on its own thread.
+/// A vCPU just after an exit, on its own thread.
 ///
-/// Asked only when a record needs the registers, so that an exit without one costs nothing.
+/// Called only when a record needs the registers, so that an exit without one costs nothing.
 pub trait Registers {
-    /// The registers at the exit; `None` when the hypervisor refuses to tell.
+    /// The registers at the exit; `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
 
-    /// Everything at the exit; `None` when the hypervisor refuses to tell, and then records have
+    /// The whole state at the exit; `None` if the hypervisor does not provide it: records then have
     /// no callers, registers or stacks.
     fn state(&mut self) -> Option<CpuState> {
         None
     }
 }
 
-/// Why a vCPU came back to the VMM.
+/// Exit reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitReason {
     /// Port I/O.
     Io,
     /// Memory-mapped I/O.
     Mmio,
-    /// HLT that the hypervisor does not handle by itself.
+    /// HLT that the hypervisor does not handle itself.
     Hlt,
     /// A signal was pending for the vCPU thread.
     Signal,
-    /// Anything else.
+    /// Any other exit.
     Other,
 }
 
-/// An exit to the VMM: why, and what the guest asked for with it.
+/// An exit to the VMM with its reason and access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
-    /// Why.
+    /// The cause.
     pub reason: ExitReason,
-    /// Which access it was, of I/O.
+    /// The access, for I/O.
     pub access: Option<Access>,
 }
 
-/// An access that the VMM is to carry out.
+/// An access that the VMM must emulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
     /// The port, or the guest-physical address.
@@ -61,7 +61,7 @@ pub struct Access {
     pub size: u8,
     /// Whether the guest writes.
     pub write: bool,
-    /// How many accesses: string instructions make several in one exit.
+    /// Number of accesses: string instructions make several in one exit.
     pub count: u32,
 }
 
@@ -96,32 +96,32 @@ pub trait Machine: Send + Sync + Debug {
     /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing, over a restart of
     /// the machine too; `None` when it cannot tell, and then the catalogue has no such event.
     fn exits(&self, vcpu: u32) -> Option<u64>;
-    /// Times that the vCPU halted so far; `None` as for [`Machine::exits`].
+    /// Halts of the vCPU so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether samples that the host takes of a vCPU's thread while it runs the guest carry the
-    /// guest's instruction pointer and mode, kernel and user. Asked once, when an event is opened
-    /// for which it matters, and without a lock of the device's: finding it out may take a while.
+    /// Whether the host's samples of a vCPU's thread in guest mode have the guest's instruction
+    /// pointer and mode, kernel and user. Called once, when an event that depends on it is opened,
+    /// without the device's locks: finding out may take a while.
     ///
     /// By default they do not, and every sample costs an exit.
     fn reports_guest_ips(&self) -> bool {
         false
     }
     /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
-    /// about every ten milliseconds from a thread that is no vCPU's.
+    /// about every ten milliseconds from a thread other than a vCPU's.
     ///
-    /// By default nobody calls it; samples of the batched engine then come to the guest when it
-    /// stops or reads their event, and one that is throttled goes on when its vCPU leaves the guest.
+    /// Without draining, which is the default, samples of the batched engine reach the guest when
+    /// it stops or reads their event, and a throttled event resumes when its vCPU leaves the guest.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
     /// Makes a vCPU leave the guest that is in its run call, or between
-    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and it. No effect on a vCPU that is elsewhere.
-    /// Called without a lock of the device's, by the thread that calls
+    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and it. No effect on a vCPU that is
+    /// elsewhere. Called without the device's locks, on the thread that calls
     /// [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
     /// [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors
-    /// The host's, and by default that it cannot be done; the vCPU is not waited for then.
+    /// The host's error, and by default that it is not supported; the vCPU is not awaited then.
     fn kick(&self, vcpu: u32) -> io::Result<()> {
         let _ = vcpu;
         Err(io::ErrorKind::Unsupported.into())

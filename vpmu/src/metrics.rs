@@ -1,4 +1,4 @@
-//! What the device did, for the operator's report.
+//! Totals of the device's work, for the operator's report.
 
 use crate::work::{Turn, Work};
 
@@ -18,7 +18,7 @@ pub struct ExitCounts {
     pub hlt: u64,
     /// Signals to the vCPU thread.
     pub signal: u64,
-    /// Anything else.
+    /// Any other exit.
     pub other: u64,
 }
 
@@ -30,7 +30,7 @@ impl ExitCounts {
     }
 }
 
-/// What the device did since the start; a reset does not zero it.
+/// Totals since the start; a reset does not zero them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -44,34 +44,34 @@ pub struct Metrics {
     pub control_requests: u64,
     /// Commands taken from vCPU queues.
     pub commands: u64,
-    /// Notifications of each vCPU queue: the exits that commands cost.
+    /// Notifications of each vCPU queue: exits caused by commands.
     pub kicks: Vec<u64>,
     /// Sample records written to guest rings.
     pub samples_written: u64,
-    /// Sample records that found no room, or no ring.
+    /// Sample records lost because the ring was full or missing.
     pub samples_lost: u64,
     /// Overflows beyond the sample rate: neither written nor lost.
     pub samples_throttled: u64,
-    /// Of these, overflows of events that were throttled for the budget of all events together.
+    /// Overflows among these that the budget of all events throttled.
     pub samples_over_budget: u64,
-    /// Nanoseconds that samples of the guest's took vCPUs, by the exit engine.
+    /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
     pub sampling_time: u64,
-    /// Times that a vCPU's samples were throttled for the time that they took.
+    /// Times that a vCPU's samples were throttled for their cost.
     pub sampling_throttles: u64,
-    /// Times that an event waited because its vCPU ran as many host counters, or clocks of as high a
-    /// rate, as it may.
+    /// Times that an event waited because its vCPU had reached its limit of host counters, or of
+    /// clocks' rates.
     pub counter_waits: u64,
-    /// Host counters that the guest's sampling events held open at once, at most.
+    /// Most host counters that the guest's sampling events held open at once.
     pub host_counters: u32,
-    /// Overflows while a vCPU's thread did the host's work: no samples of the guest's.
+    /// Overflows during a vCPU thread's host work, which make no samples.
     pub host_overflows: u64,
-    /// Times that the host suspended an event's overflows for having too many of them.
+    /// Times that the host suspended an event's overflows because they were too many.
     pub host_throttles: u64,
-    /// Samples whose task the guest's history of switches told no longer.
+    /// Samples whose task was no longer in the guest's history of switches.
     pub samples_unnamed: u64,
-    /// Times that the host's records were collected.
+    /// Drains of the host's records.
     pub drains: u64,
-    /// Exits by signal that brought host overflows.
+    /// Exits by signal with host overflows.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
     pub interrupts: u64,
@@ -83,16 +83,16 @@ pub struct Metrics {
     pub wakeups: u64,
     /// Bytes that traces wrote to AUX areas.
     pub aux_written: u64,
-    /// Bytes that traces lost: there was no room, or no area.
+    /// Bytes that traces lost for lack of room or of an area.
     pub aux_lost: u64,
-    /// Records that tell of pieces of AUX areas.
+    /// Records that announce spans of AUX areas.
     pub aux_records: u64,
-    /// Guest requests that could not even be answered.
+    /// Malformed guest requests that could not be answered.
     pub bad_requests: u64,
     /// Work for the guest's requests, marks and exits.
     pub work: Work,
-    /// The work of the largest turn: of an exit, a mark, or the part of a notification that is served
-    /// before others go first.
+    /// The work of the largest turn: of an exit, a mark, or the part of a notification served
+    /// before others are.
     pub largest_turn: Work,
     /// Turns that ended with work of a notification left.
     pub turns_unfinished: u64,

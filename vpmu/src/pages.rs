@@ -1,5 +1,5 @@
-//! Where a ring's bytes lie. The ring's algorithm sees no more of memory than [`Pages`], so that
-//! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
+//! The memory of a ring. The ring's algorithm accesses memory only through [`Pages`], so that a
+//! model of memory can replace the guest's; nothing is decided here, memory order included.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -12,11 +12,11 @@ use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
-/// Words up to which a copy goes word by word. A record has just been built so, and a CPU hands
-/// on what it still has to store to loads of the same width: wider ones have to wait.
+/// Copies of at most this many words go word by word. A record has just been built word by word,
+/// and a CPU forwards pending stores only to loads of the same width: wider ones would stall.
 const SHORT: usize = 16;
 
-/// A ring's pages are not writable memory (any more).
+/// A ring's pages are not writable memory, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("no guest memory there")]
@@ -38,10 +38,10 @@ pub(crate) trait Pages {
     /// Stores the half word at `field` of the metadata page.
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable>;
 
-    /// A fence among those.
+    /// A fence between those accesses.
     fn fence(&self, order: Ordering);
 
-    /// Copies `words` to `position`, a multiple of 8, and on, modulo the size of the data.
+    /// Copies `words` to `position`, a multiple of 8, modulo the size of the data.
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct GuestPages<'a> {
 
 impl<'a> GuestPages<'a> {
     /// # Errors
-    /// The metadata page is no guest memory.
+    /// The metadata page is not guest memory.
     pub(crate) fn new(
         memory: &'a View<'a>,
         metadata: GuestAddress,
@@ -120,7 +120,7 @@ impl<'a> GuestPages<'a> {
         self.data.get(usize::try_from(index).ok()?).copied()
     }
 
-    /// Copies `words` to `position` and on, whatever pages that takes.
+    /// Copies `words` to `position`, across any number of pages.
     #[cold]
     fn put_any(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         let (mut position, mut rest) = (position, words);
@@ -146,8 +146,8 @@ impl<'a> GuestPages<'a> {
         Ok(())
     }
 
-    /// Copies as many of `bytes` to `position` as the pages from there on lie one behind the other in
-    /// memory, in one go: how many, a multiple of 8.
+    /// Copies a prefix of `bytes` to `position` at once, as long as the pages from there on are
+    /// contiguous in memory; returns its length, a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);
@@ -214,7 +214,7 @@ impl Pages for GuestPages<'_> {
 
     #[inline]
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
-        // Less than a page, so any integer holds it.
+        // Less than a page, so it fits any integer.
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         if words.len() > SHORT || offset + size_of_val(words) > PAGE_SIZE {
             return self.put_any(position, words);

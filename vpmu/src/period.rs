@@ -1,10 +1,10 @@
-//! When an event that the device itself counts overflows.
+//! The overflow periods of events that the device counts itself.
 
 use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// What a step of adaption takes of the way to the period that would have been right.
+/// The fraction, one in this many, of the correction that an adaption step applies to the period.
 const STEPS: i128 = 8;
 
 /// perf takes no longer period.
@@ -18,7 +18,7 @@ pub(crate) struct Period {
     frequency: Option<Frequency>,
 }
 
-/// Overflows that a growth of the count completed.
+/// Overflows completed by a growth of the count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) overflows: u64,
@@ -26,13 +26,13 @@ pub(crate) struct Completed {
     pub(crate) length: u64,
 }
 
-/// So many overflows a second.
+/// Overflows per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frequency {
     hertz: u64,
-    /// When the last overflow was, or the first growth since the count stood still.
+    /// Time of the last overflow, or of the first growth after a standstill.
     since: Option<u64>,
-    /// What was counted by then.
+    /// The count at that time.
     base: u64,
 }
 
@@ -46,7 +46,7 @@ impl Period {
         }
     }
 
-    /// Periods that bring about `hertz` overflows a second; not zero.
+    /// Periods adapted to `hertz` overflows per second; not zero.
     pub(crate) fn frequency(hertz: u64) -> Self {
         Self {
             frequency: Some(Frequency {
@@ -100,14 +100,14 @@ impl Period {
         self.frequency.is_some()
     }
 
-    /// The count begins to grow again after a while that tells nothing of its speed.
+    /// Resumes after a standstill, whose duration must not affect the adaption.
     pub(crate) fn resume(&mut self) {
         if let Some(frequency) = &mut self.frequency {
             frequency.since = None;
         }
     }
 
-    /// The count grows by `more`; `now` tells guest nanoseconds.
+    /// Adds `more` to the count; `now` returns guest nanoseconds.
     pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
         let before = self.counted;
         let completed = self.complete(more);
@@ -127,7 +127,7 @@ impl Period {
             self.length = adapt(self.length, grown, elapsed, frequency.hertz);
         }
         let completed = completed.or_else(|| {
-            // A count that slowed down would keep a period of faster times for ever.
+            // A count that slowed down would otherwise keep the period of faster times.
             let length = self.counted;
             (overdue && length >= self.length).then(|| {
                 self.counted = 0;
@@ -161,7 +161,7 @@ impl Period {
     }
 }
 
-/// A step from `length` towards the period with which a count that grew by `grown` in `elapsed`
+/// Moves `length` a step towards the period with which a count that grew by `grown` in `elapsed`
 /// nanoseconds overflows `hertz` times a second.
 fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     if elapsed == 0 {
@@ -169,7 +169,7 @@ fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     }
     let right = u128::from(grown) * u128::from(NANOS_PER_SECOND)
         / (u128::from(elapsed) * u128::from(hertz));
-    // perf takes no longer one.
+    // perf accepts no longer period.
     let right = i128::try_from(right)
         .unwrap_or(i128::MAX)
         .min(i128::from(i64::MAX));
@@ -246,7 +246,7 @@ mod tests {
         let mut period = Period::frequency(1000);
         run(&mut period, 0, 100, 1);
         assert!(period.length > 5000, "{period:?}");
-        // From ten millions a second to a thousand.
+        // From ten million a second to a thousand.
         let slow = run(&mut period, NANOS_PER_SECOND, 1_000_000, 2);
         assert!(slow > 900, "{slow}");
     }

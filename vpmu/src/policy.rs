@@ -8,19 +8,19 @@ use crate::abi::{
 use crate::catalogue;
 use crate::event::pace;
 
-/// Events of one kind: those whose config has the bits of `config` where `mask` has ones.
+/// Events of one kind whose config equals `config` in the bits of `mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EventMatch {
     /// One of `KIND_*`.
     pub kind: u32,
     /// Bits of the config.
     pub config: u64,
-    /// Which of its bits are compared; zero: every event of the kind.
+    /// The compared bits; zero matches every event of the kind.
     pub mask: u64,
 }
 
 impl EventMatch {
-    /// The one event of this config.
+    /// Matches one config.
     #[must_use]
     pub const fn one(kind: u32, config: u64) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl EventMatch {
         }
     }
 
-    /// Every event of a kind.
+    /// Matches every event of a kind.
     #[must_use]
     pub const fn kind(kind: u32) -> Self {
         Self {
@@ -40,13 +40,13 @@ impl EventMatch {
         }
     }
 
-    /// The events that have names, on whatever host, as the catalogue names them.
+    /// The named events of any host, by catalogue name.
     #[must_use]
     pub fn named() -> Vec<(String, Self)> {
         catalogue::names()
     }
 
-    /// Whether every event that `other` matches is matched.
+    /// Whether `other` matches only events that this matches, too.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.kind == other.kind
@@ -66,16 +66,17 @@ impl EventMatch {
     }
 }
 
-/// Lists for operators who do not want to write one.
+/// Predefined lists for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Clocks, marks, and the exits that the VMM counts: nothing that hardware counts, no trace, and
-    /// nothing of what the host does beside the guest.
+    /// Clocks, marks, and exits that the VMM counts: without hardware counters, traces, and host
+    /// activity other than the guest's.
     Clocks,
-    /// These, the CPU's generic and cache events, the host's software events and statistics, and traces.
+    /// These, and the CPU's generic and cache events, the host's software events and statistics,
+    /// and traces.
     #[default]
     Standard,
-    /// These, and raw events: all that the host counts.
+    /// These, and raw events: all events of the host.
     Full,
 }
 
@@ -109,7 +110,7 @@ const STANDARD: [EventMatch; 11] = [
 ];
 
 impl Tier {
-    /// The events of the tier, as far as the host counts them.
+    /// The events of the tier that the host may count.
     #[must_use]
     pub fn events(self) -> Vec<EventMatch> {
         match self {
@@ -120,8 +121,8 @@ impl Tier {
     }
 }
 
-/// The events that a guest may open, out of those that the host counts. It binds the guest alone: the
-/// operator's persistent events are the operator's decision, and the guest may read them.
+/// The events that a guest may open, among those that the host counts. Restricts only the guest:
+/// the operator decides on persistent events, and the guest may read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     allowed: Vec<EventMatch>,
@@ -129,21 +130,21 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// All that the host counts.
+    /// All events of the host.
     fn default() -> Self {
         Self::new(Tier::Full.events(), Vec::new())
     }
 }
 
 impl Policy {
-    /// Events are open to the guest if they are among the `allowed` and not among the `denied`.
+    /// Permits events that are `allowed` and not `denied`.
     #[must_use]
     pub const fn new(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Self {
         Self { allowed, denied }
     }
 
-    /// Whether the guest may open this event. A trace is denied with the event that it shows or that paces
-    /// it.
+    /// Whether the guest may open this event. Denying an event also denies a trace that shows it or
+    /// that it paces.
     #[must_use]
     pub fn allows(&self, kind: u32, config: u64) -> bool {
         self.allows_some(&EventMatch::one(kind, config))
@@ -157,7 +158,7 @@ impl Policy {
         left.any(|met| shown(&met).is_none_or(|shown| !self.denies(&shown)))
     }
 
-    /// Whether hardware would count any event that the guest may open.
+    /// Whether hardware counts any event that the guest may open.
     #[must_use]
     pub fn allows_hardware(&self) -> bool {
         let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);
@@ -173,7 +174,8 @@ impl Policy {
     }
 }
 
-/// The event that a trace shows one by one, or that paces it: whoever may not count it may not see it either.
+/// The event that a trace shows one by one, or that paces it: denying the count also denies the
+/// trace.
 fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {
         return None;
@@ -239,7 +241,7 @@ mod tests {
             let other = without(KIND_TSC, 0);
             assert!(other.allows(trace.0, trace.1), "{trace:?}");
         }
-        // What is not listed is not denied.
+        // Unlisted events are not denied.
         let alone = Policy::new(
             vec![EventMatch::one(KIND_SAMPLE_TRACE, PACE_CYCLES)],
             vec![],

@@ -1,4 +1,4 @@
-//! Producers of AUX data that are the VMM's own: what the guest is told of them, and how they write.
+//! The VMM's own producers of AUX data: their catalogue entries, and the writer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,14 +12,14 @@ use crate::sink::Sink;
 const LONGEST_NAME: usize = 39;
 const LONGEST_TEXT: usize = 127;
 
-/// What the guest is told of a producer.
+/// The guest's description of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxProducer {
-    /// In the catalogue; at most 39 bytes, and no other producer's.
+    /// Its catalogue name; at most 39 bytes, and unique.
     pub name: &'static str,
-    /// What it writes, in the catalogue; at most 127 bytes.
+    /// Catalogue text about its data; at most 127 bytes.
     pub counts: &'static str,
-    /// The format of what it writes, on which the VMM and its guests have agreed: from
+    /// The format of its data, by agreement of the VMM and its guests: from
     /// [`FORMAT_VMM`](crate::abi::FORMAT_VMM) on.
     pub format: u8,
 }
@@ -32,29 +32,29 @@ impl AuxProducer {
     }
 }
 
-/// Why a producer cannot write.
+/// Errors of a producer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuxError {
-    /// There is no trace of the VMM's producers with this id.
-    #[error("event {0} is no trace of the VMM's")]
+    /// The id does not name a trace of the VMM's producers.
+    #[error("event {0} is not a trace of the VMM's producers")]
     NoEvent(u64),
-    /// The trace is off, paused, or its task does not run.
+    /// The trace is disabled, paused, or its task is not running.
     #[error("trace {0} is not active")]
     Inactive(u64),
-    /// No area is mapped with the trace, or it has gone since.
+    /// The trace has no area, or no longer.
     #[error("the trace has no area")]
     NoArea,
     /// Another writer has begun, and has not ended.
     #[error("the area is being written to")]
     Nested,
-    /// The guest has not read so much yet; or so much was not written.
+    /// The area is full of unread data; or more was ended than was written.
     #[error("the area has no room for it")]
     NoRoom,
-    /// Whole words are written alone.
+    /// Only whole words can be written.
     #[error("{0} bytes are not a number of 64-bit words")]
     Words(u64),
-    /// The area is no guest memory any more.
+    /// The area is no longer guest memory.
     #[error("the area cannot be written to")]
     Unwritable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -70,20 +70,21 @@ impl From<Refused> for AuxError {
     }
 }
 
-/// The place of a writer.
+/// The position of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxPlace {
     /// Bytes ever written to the area before the next one, modulo 2^64; in the area modulo its size.
     pub position: u64,
-    /// Bytes from there on that hold nothing unread, as far as the guest had said when it was last
-    /// asked: at the beginning, and when something found no room.
+    /// Bytes from there on without unread data, according to the guest's tail when it was last
+    /// read: at the beginning, and when data did not fit.
     pub room: u64,
 }
 
-/// One writing to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest is
-/// shown it as one piece, with a `PERF_RECORD_AUX`. Dropped without an end, it shows nothing.
+/// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest
+/// sees it as one span, with a `PERF_RECORD_AUX`. If dropped without an end, it is discarded.
 ///
-/// The guest is not held up meanwhile. If it closes the trace or takes the area away, what follows fails.
+/// The guest is not blocked meanwhile. If it closes the trace or removes the area, later calls
+/// fail.
 ///
 /// ```no_run
 /// # fn tick(vpmu: &vpmu::Vpmu) -> Result<(), vpmu::AuxError> {
@@ -119,7 +120,7 @@ pub struct AuxWriter<'a> {
     vpmu: &'a Vpmu,
     trace: u64,
     sink: Arc<Sink>,
-    /// Of this writing, whatever becomes of the area meanwhile.
+    /// Identifies this write, even if the area is replaced meanwhile.
     token: u64,
     written: u64,
     over: bool,
@@ -140,7 +141,7 @@ impl<'a> AuxWriter<'a> {
         })
     }
 
-    /// The place of the next byte; `None`: the area has gone.
+    /// The position of the next byte; `None` if the area is gone.
     #[must_use]
     pub fn get(&self) -> Option<AuxPlace> {
         let window = self.sink.claimed(self.token)?;
@@ -150,13 +151,13 @@ impl<'a> AuxWriter<'a> {
         })
     }
 
-    /// Bytes written and left out so far.
+    /// Bytes written and skipped so far.
     #[must_use]
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Writes words, little-endian, behind what was written before.
+    /// Appends words, little-endian.
     ///
     /// # Errors
     /// [`AuxError::NoRoom`]: nothing was written, and less may still fit; [`AuxError::NoArea`],
@@ -165,26 +166,27 @@ impl<'a> AuxWriter<'a> {
         self.write(0, words)
     }
 
-    /// Leaves out so many bytes, for what has to be aligned: they are zero.
+    /// Skips bytes, for alignment, and zeroes them.
     ///
     /// # Errors
-    /// As [`AuxWriter::put`]; [`AuxError::Words`].
+    /// Like [`AuxWriter::put`]; [`AuxError::Words`].
     pub fn skip(&mut self, bytes: u64) -> Result<(), AuxError> {
         self.write(whole_words(bytes)?, &[])
     }
 
-    /// Counts bytes that found no room as lost by the trace, which the guest is told.
+    /// Adds bytes that did not fit to the trace's losses, which the guest can read.
     pub fn lose(&mut self, bytes: u64) {
         self.vpmu
             .control(|control| control.lose_aux(self.trace, bytes));
     }
 
-    /// Ends the writing, and shows the guest the first `size` bytes of it; the rest is given up. They
-    /// stand in the area before its head moves.
+    /// Ends the write and publishes its first `size` bytes; discards the rest. The data is stored
+    /// before the area's head moves.
     ///
     /// # Errors
-    /// [`AuxError::NoRoom`] for more than was written, [`AuxError::Words`]; [`AuxError::NoEvent`] and
-    /// [`AuxError::NoArea`] if the guest has closed the trace, or taken its area. Nothing is shown then.
+    /// [`AuxError::NoRoom`] if less was written; [`AuxError::Words`]; [`AuxError::NoEvent`] and
+    /// [`AuxError::NoArea`] if the guest has closed the trace, or removed its area. Nothing is
+    /// published then.
     pub fn end(mut self, size: u64) -> Result<(), AuxError> {
         let (trace, token, size) = (self.trace, self.token, whole_words(size)?);
         let released = |sink: &Sink| {

@@ -1,4 +1,5 @@
-//! Why a host refuses counters: in words with a remedy for its operator, as a number for the guest.
+//! Reasons of a host that refuses counters: as text with a remedy for the operator, as a number for
+//! the guest.
 
 use std::io;
 
@@ -31,10 +32,10 @@ pub enum Refusal {
     /// The host has no such event, or no PMU.
     #[error("it has no such event, or no PMU")]
     Absent,
-    /// The operator has disabled them.
+    /// The operator has disabled such events.
     #[error("disabled by the operator")]
     Policy,
-    /// The CPUs that the process may run on are not all of one core PMU.
+    /// The CPUs that the process may run on belong to several core PMUs, or some to none.
     #[error(
         "the host has several core PMUs, or CPUs without one: keep the VMM on CPUs of one, for example with \
          taskset"
@@ -51,8 +52,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The reason behind an error of `perf_event_open(2)` for an event that is asked for as its PMU can
-    /// count it.
+    /// The reason for an error of `perf_event_open(2)` on an event that its PMU supports.
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
@@ -65,7 +65,7 @@ impl Refusal {
         }
     }
 
-    /// As the guest reads it, one of `REFUSED_*`; `None`: the host does not refuse.
+    /// The guest's form, one of `REFUSED_*`; `None`: the host does not refuse.
     pub(crate) fn wire(refusal: Option<Self>) -> u8 {
         match refusal {
             None => REFUSED_NOT,

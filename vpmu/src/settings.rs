@@ -1,4 +1,4 @@
-//! What an operator decides about one VM's device.
+//! The operator's settings of one VM's device.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ pub struct Settings {
     pub vcpus: u32,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
-    /// What one guest may use up.
+    /// Limits of one guest's resource use.
     pub limits: Limits,
-    /// What makes the samples of host counters.
+    /// The engines for samples of host counters.
     pub engines: Engines,
-    /// What hardware counts for the guest and its operator.
+    /// The use of hardware counters for the guest and its operator.
     pub hardware: Hardware,
     /// The events that the guest may open.
     pub policy: Policy,
@@ -65,17 +65,18 @@ impl Settings {
 /// What the host's hardware counts for a guest, and for its operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hardware {
-    /// Whether it counts anything. While such an event is open, Linux starts no VM with a mediated PMU on
-    /// the host.
+    /// Whether hardware events may be opened. While one is open, Linux starts no VM with a mediated
+    /// PMU on the host.
     pub events: bool,
-    /// Why it counts nothing, if it does: its owner leaves it to VMs with a mediated PMU.
+    /// Whether they are disabled in favour of VMs with a mediated PMU.
     pub left_to_mediated: bool,
-    /// Whose work its events count.
+    /// The work that hardware events count.
     pub count_mode: CountMode,
-    /// The raw events ([`KIND_RAW`](crate::abi::KIND_RAW)) that there may be.
+    /// The permitted raw events ([`KIND_RAW`](crate::abi::KIND_RAW)).
     pub raw: RawEvents,
-    /// Whether its events are pinned on the host, the operator's and the guest's alike: they never share a
-    /// counter with others, and one that finds none is in error. Each is then read by a call of its own.
+    /// Whether hardware events, the operator's and the guest's, are pinned on the host: they never
+    /// share a counter with others, and are in error if they get none. Each is then read with its
+    /// own system call.
     pub pinned: bool,
 }
 
@@ -91,13 +92,13 @@ impl Default for Hardware {
     }
 }
 
-/// The raw events that a guest may have: numbers of the host's PMU, by which it can count what its kernel has
-/// no name for. Some of them see more than this guest, such as what a shared cache does for others.
+/// The raw events that a guest may have: numbers of the host's PMU for events without a name in the
+/// kernel. Some of them see more than this guest, such as a shared cache's activity for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// These, each found to open before it is listed.
+    /// These, each tested before it is listed.
     Listed(BTreeSet<u64>),
-    /// Whatever the PMU takes as an event and a unit mask.
+    /// Any event and unit mask that the PMU accepts.
     All,
 }
 
@@ -118,97 +119,97 @@ impl Default for RawEvents {
     }
 }
 
-/// Whose work the events that hardware counts hold. Those that sample hold the guest's alone, always: the
-/// host's work for one sample would bring about the next.
+/// The work that hardware events count. Sampling events count only the guest's, always: the host's
+/// work for one sample would otherwise cause the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountMode {
-    /// The guest's alone.
+    /// Only the guest's.
     #[default]
     Guest,
-    /// The host's for the vCPU, too: all that the vCPU's thread does.
+    /// Also the host's work for the vCPU: everything that the vCPU's thread does.
     Vcpu,
 }
 
-/// What makes the samples of host counters, where the guest leaves the choice to the device.
+/// The engine for samples of host counters, if the guest leaves the choice to the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Engines {
-    /// The batched engine where [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips)
-    /// and the event allow it, else the exit engine.
+    /// The batched engine if [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) and
+    /// the event allow it, else the exit engine.
     #[default]
     Auto,
-    /// The batched engine, asked or not; what it cannot make is refused.
+    /// The batched engine, always; events that it does not support are refused.
     Batched,
     /// The exit engine; the batched one is refused.
     Exit,
 }
 
-/// What one guest may use up of its host.
+/// Limits of one guest's use of its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Most events open at once. Events that only count share one host file descriptor per vCPU and
-    /// kind; those that sample have counters of their own.
+    /// kind; sampling events have counters of their own.
     pub max_events: u32,
-    /// Most host counters that events which sample hold open, on all vCPUs together: each takes a
-    /// descriptor and two pages, some of them more, but never more than 8 MiB together. An event keeps
-    /// one for each vCPU that it ran on while there are some to spare.
+    /// Most host counters that sampling events hold open, on all vCPUs together: each takes a
+    /// descriptor and two pages, some more, but at most 8 MiB together. An event keeps one for each
+    /// vCPU that it ran on while the limit allows.
     pub max_host_counters: u32,
-    /// Most of these that run on one vCPU at once; the events of others wait. Not zero.
+    /// Most of these that run on one vCPU at once; other events wait. Not zero.
     pub max_active_counters: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,
     /// Most pages of one AUX area, a power of two.
     pub max_aux_pages: u32,
-    /// Most guest pages that all rings and AUX areas together name; each costs the host eight bytes.
+    /// Most guest pages in all rings and AUX areas together; each costs the host eight bytes.
     pub max_pages: u32,
-    /// Most persistent events of the guest's own.
+    /// Most persistent events that the guest may have.
     pub max_persistent: u32,
-    /// Most pages of the window that rings of the guest's own lie in; the rest is the operator's.
+    /// Most pages of the window for rings of the guest's own; the rest is the operator's.
     pub max_window_pages: u32,
-    /// Most samples that one event makes in a second, and most interrupts in a second of all host clocks
-    /// that run on one vCPU; not zero.
+    /// Most samples per second of one event, and most interrupts per second of all host clocks on
+    /// one vCPU; not zero.
     pub max_sample_rate: u32,
-    /// Most samples that all events of the guest together make in a second; not zero.
+    /// Most samples per second of all events of the guest together; not zero.
     pub max_samples: u32,
-    /// Most bytes of sample records of all events of the guest together in a second, but for the records
-    /// that go beyond; not zero.
+    /// Most bytes per second of sample records of all events of the guest together, except for the
+    /// record that crosses the limit; not zero.
     pub max_record_bytes: u64,
-    /// Most of each vCPU's time, in percent, that samples of host counters may take by
-    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow until the vCPU enters again. 100:
-    /// as much as they take; not zero.
+    /// Most of each vCPU's time, in percent, for samples of host counters by
+    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow to the next guest entry.
+    /// 100 disables the limit; not zero.
     pub max_sampling_percent: u32,
-    /// The shortest period of events that hardware counts; not zero.
+    /// The shortest period of hardware events; not zero.
     pub min_hardware_period: u64,
 }
 
-/// A limit that no device can have.
+/// An invalid limit.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LimitsError {
-    /// Pages of a ring or an area are a power of two.
+    /// The number of pages is not a power of two.
     #[error("{limit} must be a power of two, not {given}")]
     PowerOfTwo {
-        /// Which one, as the field is called.
+        /// The field's name.
         limit: &'static str,
-        /// What was given.
+        /// The given value.
         given: u32,
     },
-    /// With zero the guest could not sample at all.
+    /// Zero would disable sampling completely.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
-    /// There is no more than all.
+    /// A percentage above 100.
     #[error("{limit} must be at most 100, not {given}")]
     Percent {
-        /// As above.
+        /// The field's name.
         limit: &'static str,
-        /// As above.
+        /// The given value.
         given: u32,
     },
 }
 
 impl Limits {
-    /// Checks what a device needs of them.
+    /// Checks the limits.
     ///
     /// # Errors
-    /// [`LimitsError`], of the first that does not serve.
+    /// [`LimitsError`] for the first invalid one.
     pub fn check(&self) -> Result<(), LimitsError> {
         for (limit, given) in [
             ("max_ring_pages", self.max_ring_pages),
@@ -254,7 +255,7 @@ impl Default for Limits {
             max_sample_rate: 100_000,
             max_samples: 400_000,
             max_record_bytes: 256 << 20,
-            // As much as Linux lets samples take by default: kernel.perf_cpu_time_max_percent.
+            // Linux's default for samples: kernel.perf_cpu_time_max_percent.
             max_sampling_percent: 25,
             min_hardware_period: 1000,
         }

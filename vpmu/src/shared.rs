@@ -1,4 +1,4 @@
-//! The parts of one device, and how a thread gets from one to the other.
+//! The parts of one device, and the access of a thread to them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,18 +40,19 @@ impl Shared {
         }
     }
 
-    /// The shard of a vCPU, if there is such a vCPU.
+    /// The shard of a vCPU; `None` if the vCPU does not exist.
     pub(crate) fn shard(&self, vcpu: u32) -> Option<&Shard> {
         self.shards.get(vcpu as usize)
     }
 
-    /// The vCPU whose queue this is.
+    /// The vCPU of a queue.
     pub(crate) fn queue_of(&self, queue: u16) -> Option<u32> {
         let vcpu = u32::from(queue.checked_sub(QUEUE_VCPU)?);
         self.shard(vcpu).map(|_| vcpu)
     }
 
-    /// Acts on a shard, then carries out the work that this leaves for others. The caller holds no lock.
+    /// Runs `act` on a shard, then the work that it leaves for others. The caller must hold no
+    /// lock.
     pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = shard.with(act);
         if !errands.is_empty() {

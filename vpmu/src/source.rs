@@ -1,4 +1,4 @@
-//! What counts: the host's clocks and its perf events, behind a trait so that tests have exact
+//! Sources of counts: the host's clocks and perf events, behind a trait so that tests can use exact
 //! ones.
 
 use std::fmt::Debug;
@@ -6,44 +6,45 @@ use std::io;
 
 use crate::refusal::Refusal;
 
-/// The host's clocks and what it can count on a vCPU's thread.
+/// The host's clocks and its counters on vCPU threads.
 pub trait Source: Send + Sync + Debug {
     /// The host's time stamp counter now.
     fn tsc(&self) -> u64;
-    /// The calling thread's id, as [`Source::open`] takes it.
+    /// The calling thread's id for [`Source::open`].
     fn thread(&self) -> i32;
-    /// CPU time of the calling thread in nanoseconds; `None` when the host cannot tell.
+    /// CPU time of the calling thread in nanoseconds; `None` if unavailable.
     fn thread_time(&self) -> Option<u64>;
-    /// What can be counted, each entry found to work.
+    /// The countable events, each tested.
     fn offers(&self) -> &[Offer];
-    /// Why [`Source::offers`] lists no event of a kind, where the host refused all of them; `None` by
-    /// default.
+    /// The reason for the absence of a kind in [`Source::offers`], if the host refused all of its
+    /// events; `None` by default.
     fn refusal(&self, kind: u32) -> Option<Refusal> {
         let _ = kind;
         None
     }
-    /// A counter on `thread`, stopped, at zero.
+    /// Opens a stopped counter on `thread`, at zero.
     ///
     /// # Errors
-    /// The host's: none for what [`Source::offers`] lists, but descriptors and counters run out.
+    /// The host's error. Events in [`Source::offers`] fail only when descriptors or counters run
+    /// out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Counters that were opened on `thread` and start from now on may wait for [`Source::release`], so
-    /// that those start at one moment; if one stops meanwhile, others may stand still until then, too.
-    /// A host whose timers pace such counters can then serve all by one interrupt.
+    /// Counters of `thread` that start from now on may wait for [`Source::release`], to start at
+    /// one moment; if one stops meanwhile, others may pause until then, too. A host whose timers
+    /// pace such counters can then serve all with one interrupt.
     ///
-    /// By default each starts and stops by itself.
+    /// By default each starts and stops immediately.
     fn hold(&self, thread: i32) {
         let _ = thread;
     }
     /// Starts the counters that wait since [`Source::hold`].
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     fn release(&self, thread: i32) -> io::Result<()> {
         let _ = thread;
         Ok(())
     }
-    /// The counters of `thread` that only count; none yet.
+    /// A new, empty set of counting counters of `thread`.
     fn counters(&self, thread: i32) -> Box<dyn CounterSet>;
 }
 
@@ -53,62 +54,62 @@ pub struct Offer {
     /// One of the perf kinds of [`abi`](crate::abi), such as
     /// [`KIND_HARDWARE`](crate::abi::KIND_HARDWARE).
     pub kind: u32,
-    /// Which event of the kind.
+    /// The event within the kind.
     pub config: u64,
-    /// Any other config, too, as far as the host opens it.
+    /// Other configs are valid, too, if the host opens them.
     pub any_config: bool,
-    /// As the catalogue names it: lower case, digits and dashes, at most 40 bytes.
+    /// Its catalogue name: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
     /// Unit of the count: empty for plain numbers.
     pub unit: &'static str,
-    /// What exactly is counted.
+    /// Description of the counted events.
     pub counts: &'static str,
-    /// The shortest period that the host samples it with; `None`: it cannot sample.
+    /// The shortest sampling period of the host; `None`: it cannot sample.
     pub shortest_period: Option<u64>,
-    /// Work of the host is left out, by [`Request::exclude_host`] if hardware counts it.
+    /// Excludes host work, through [`Request::exclude_host`] if hardware counts it.
     pub guest_only: bool,
-    /// The exclusions of guest modes are honoured.
+    /// Exclusions of guest modes are supported.
     pub excludes: bool,
 }
 
-/// What to count.
+/// A request for a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// As in [`Offer::kind`].
+    /// See [`Offer::kind`].
     pub kind: u32,
-    /// Which event of the kind.
+    /// The event within the kind.
     pub config: u64,
     /// How it samples; `None` only counts.
     pub sampling: Option<Sampling>,
-    /// Leave guest user mode out.
+    /// Exclude guest user mode.
     pub exclude_user: bool,
-    /// Leave guest kernel mode out.
+    /// Exclude guest kernel mode.
     pub exclude_kernel: bool,
-    /// Leave the host's work for the vCPU out; of events that hardware counts.
+    /// Exclude the host's work for the vCPU; for hardware events.
     pub exclude_host: bool,
-    /// In error rather than sharing its counter with others.
+    /// In error instead of sharing its counter with others.
     pub pinned: bool,
 }
 
-/// How a counter samples.
+/// Sampling of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// When it overflows.
+    /// The rate of overflows.
     pub rate: Rate,
-    /// What becomes of an overflow.
+    /// The handling of an overflow.
     pub engine: Engine,
 }
 
-/// When a counter overflows.
+/// The rate of a counter's overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
-    /// Each time that the count has grown by so much; not zero.
+    /// After each growth of the count by this; not zero.
     Period(u64),
-    /// About so many times a second, the host adapting the period; not zero.
+    /// About this many per second, with the period adapted by the host; not zero.
     Frequency(u64),
 }
 
-/// Who takes an overflow to its record.
+/// The engine that makes records of overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The vCPU: the overflow ends its run call.
@@ -117,52 +118,51 @@ pub enum Engine {
     Batched,
 }
 
-/// A host counter on one vCPU's thread. Dropping it gives it back.
+/// A host counter on one vCPU's thread. Dropping it releases it.
 pub trait Counter: Send + Debug {
-    /// Goes on counting.
+    /// Starts or continues counting.
     ///
     /// # Errors
-    /// The host's; the event is then in error.
+    /// The host's error; the event is then in error.
     fn start(&mut self) -> io::Result<()>;
-    /// Stands still.
+    /// Stops counting.
     ///
     /// # Errors
-    /// As [`Counter::start`].
+    /// See [`Counter::start`].
     fn stop(&mut self) -> io::Result<()>;
-    /// The count since it was opened, and how long it counted.
+    /// The count since it was opened, and its times.
     ///
     /// # Errors
-    /// As [`Counter::start`].
+    /// See [`Counter::start`].
     fn read(&mut self) -> io::Result<Reading>;
-    /// Another rate, from now; of the same kind as it was opened with.
+    /// Sets the rate from now on; the kind of rate must not change.
     ///
     /// # Errors
-    /// As [`Counter::start`].
+    /// See [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Adds the overflows, or exits, since the last call, oldest first, to `into`. An exit that is
-    /// not over stays behind while the counter runs.
+    /// Appends the overflows, or exits, since the last call, oldest first, to `into`. An unfinished
+    /// exit remains while the counter runs.
     fn drain(&mut self, into: &mut Overflows);
 }
 
-/// The counters of one vCPU's thread that only count, read together. Dropping it ends them all.
+/// The counting counters of one vCPU's thread, read together. Dropping it ends them all.
 ///
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Users
-/// subtract two of its readings; the times of a reading mean nothing else, as counters may share
-/// them.
+/// subtract two of its readings; times alone are meaningless, since counters may share them.
 pub trait CounterSet: Send + Debug {
-    /// Starts to count `what`, which does not sample, from zero. Each call makes a new counter;
-    /// sharing one among events is the caller's task. The first reading is of this call.
+    /// Starts counting `what`, which does not sample, from zero. Each call makes a new counter; the
+    /// caller shares one among events. The first reading is of this call.
     ///
     /// # Errors
-    /// As [`Source::open`]; `EINVAL` for a request that samples or traces.
+    /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
     fn add(&mut self, what: &Request) -> io::Result<CounterKey>;
     /// Ends a counter and closes its descriptor; the host may keep that open as long as counters
-    /// that are read with this one. An unknown key changes nothing.
+    /// that are read with this one. An unknown key has no effect.
     fn remove(&mut self, key: CounterKey);
-    /// Reads every counter as of now: one system call for all that the host keeps in one group,
-    /// none for a group that the calling thread can read in its counter pages.
+    /// Reads every counter now: one system call per group of the host, none for a group that the
+    /// calling thread can read through its metadata pages.
     fn refresh(&mut self);
-    /// The counter as of the last [`refresh`](CounterSet::refresh).
+    /// The counter at the last [`refresh`](CounterSet::refresh).
     ///
     /// # Errors
     /// `EIO` if the host could not read the counter, such as a pinned one that lost its place, and
@@ -174,76 +174,76 @@ pub trait CounterSet: Send + Debug {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CounterKey(pub u32);
 
-/// A count and its times, each only growing.
+/// A count and its times, which never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// Host nanoseconds for which it was to count.
+    /// Host nanoseconds enabled.
     pub enabled: u64,
-    /// Host nanoseconds for which it did.
+    /// Host nanoseconds counted.
     pub running: u64,
 }
 
-/// Overflows that a host counter had.
+/// Overflows of a host counter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overflows {
-    /// Those that the host recorded one by one.
+    /// Overflows that the host recorded one by one.
     pub samples: Vec<Overflow>,
-    /// Those that the host says it dropped.
+    /// Overflows that the host dropped.
     pub lost: u64,
-    /// Times that the host suspended the counter's overflows for having too many of them.
+    /// Times that the host suspended the counter's overflows because they were too many.
     pub throttles: u64,
-    /// Of a trace of exits, what it recorded, and nothing else of the above.
+    /// For a trace of exits, its records, and none of the above.
     pub exits: Vec<Recorded>,
 }
 
-/// What a trace of exits ([`KIND_EXIT_TRACE`](crate::abi::KIND_EXIT_TRACE)) recorded.
+/// An item of a trace of exits ([`KIND_EXIT_TRACE`](crate::abi::KIND_EXIT_TRACE)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     /// An exit.
     Exit(HostExit),
-    /// So many exits are missing here.
+    /// The given number of exits is missing here.
     Lost(u64),
 }
 
-/// One exit of a vCPU, as the host recorded it, without what is none of the guest's business.
+/// One exit of a vCPU from the host's records, without data of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostExit {
     /// The host's time stamp counter at the exit.
     pub tsc: u64,
-    /// The same when the vCPU was about to run the guest again; `None`: the host does not say, or
-    /// it was not before the trace stopped.
+    /// The same when the vCPU was about to re-enter the guest; `None` if unknown, or if the trace
+    /// stopped earlier.
     pub back: Option<u64>,
-    /// Where the vCPU was in the guest.
+    /// The guest's instruction pointer.
     pub ip: u64,
     /// The hardware's number of the exit.
     pub reason: u16,
-    /// What the hardware says of it.
+    /// The first word of the hardware's information.
     pub qualification: u64,
-    /// What it says besides.
+    /// The second word of the hardware's information.
     pub detail: u64,
 }
 
-/// One overflow, as the host recorded it.
+/// One overflow from the host's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overflow {
     /// The host's time stamp counter at that moment.
     pub tsc: u64,
-    /// Where the vCPU was, if it was in the guest.
+    /// The guest's instruction pointer, if the vCPU was in the guest.
     pub ip: u64,
-    /// What the vCPU's thread was doing.
+    /// The mode of the vCPU's thread.
     pub mode: Mode,
-    /// What the count had grown by since the overflow before.
+    /// Growth of the count since the previous overflow.
     pub period: u64,
 }
 
-/// What a vCPU's thread was doing. Which mode the guest was in is not asked of the host: Linux before
-/// 6.8 tells the one in which the vCPU was last preempted.
+/// The mode of a vCPU's thread. The guest's own mode is not taken from the host: Linux before 6.8
+/// reports the one in which the vCPU was last preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Running the guest.
     Guest,
-    /// Work of the host's, or nothing that the host can tell from it.
+    /// The host's work, or unknown.
     Host,
 }

@@ -1,6 +1,6 @@
-//! Who runs on each vCPU, and who ran there: the pages that the driver writes at each task
-//! switch, read without an exit. The guest may write while we read, and may lie; a lie mislabels
-//! its own records and does nothing else.
+//! The running and previous tasks of each vCPU: the pages that the driver writes at each task
+//! switch, read without an exit. The guest may write concurrently, and anything; that mislabels
+//! only its own records.
 
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
@@ -14,11 +14,10 @@ const USER_REGS: u64 = offset_of!(TaskPage, user_regs) as u64;
 const SWITCHES: usize = offset_of!(TaskPage, switches);
 const HISTORY: usize = offset_of!(TaskPage, history);
 const ENTRIES: u64 = TASK_HISTORY as u64;
-/// Readings of one history before it is given up: only a guest that does nothing but write there
-/// spoils more than one.
+/// Attempts to read a history: only a guest that constantly writes there invalidates more than one.
 const TRIES: usize = 3;
 
-/// A process and a thread of the guest's; zeros where nobody knows.
+/// A process and a thread of the guest; zeros if unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "serde",
@@ -30,12 +29,12 @@ pub(crate) struct Task {
     pub(crate) tid: u32,
 }
 
-/// The task page of one vCPU, where the driver has named one.
+/// The task page of one vCPU, if the driver has named one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tasks(Option<GuestAddress>);
 
 impl Tasks {
-    /// `page` has been found to be guest memory; `None` without one.
+    /// `page` was checked to be guest memory; `None` without one.
     pub(crate) fn new(page: Option<GuestAddress>) -> Self {
         Self(page)
     }
@@ -72,17 +71,17 @@ impl Tasks {
     }
 }
 
-/// The tasks that ran on one vCPU up to a moment, as far back as its page tells.
+/// The tasks that ran on one vCPU up to a moment, as far back as its page goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
-    /// Who ran when there was no switch yet.
+    /// The running task, if there was no switch yet.
     always: Option<Task>,
-    /// Since when, and who: in the order of the switches.
+    /// Start times and tasks, in the order of the switches.
     switches: Vec<(u64, Task)>,
 }
 
 impl TaskHistory {
-    /// Who ran when the guest's TSC showed `tsc`; `None`: longer ago than the history tells.
+    /// The task at the guest's TSC `tsc`; `None` if the history does not go back so far.
     pub(crate) fn at(&self, tsc: u64) -> Option<Task> {
         let later = self.switches.partition_point(|&(since, _)| since <= tsc);
         match later.checked_sub(1) {
@@ -91,10 +90,10 @@ impl TaskHistory {
         }
     }
 
-    /// Reads a page; `None` when everything that was read has been written anew meanwhile.
+    /// Reads a page; `None` if every entry was overwritten meanwhile.
     fn read(page: &VolatileSlice<'_>) -> Option<Self> {
         let load = |offset, order| page.load::<u64>(offset, order).ok().map(u64::from_le);
-        // Pairs with the driver's release: the entries counted stand.
+        // Pairs with the driver's release: the counted entries are complete.
         let count = load(SWITCHES, Ordering::Acquire)?;
         let number = count.min(ENTRIES);
         let first = count - number;
@@ -102,7 +101,7 @@ impl TaskHistory {
         for switch in first..count {
             let index = usize::try_from(switch % ENTRIES).ok()?;
             let at = HISTORY + index * size_of::<TaskSwitch>();
-            // As it lies in memory: it is taken apart as such.
+            // In memory order, as it is parsed.
             let word = page.load::<u64>(at, Ordering::Relaxed).ok()?;
             let since = load(at + 8, Ordering::Relaxed)?;
             switches.push((since, task(word)));
@@ -111,10 +110,10 @@ impl TaskHistory {
             0 => Some(task(page.load::<u64>(0, Ordering::Relaxed).ok()?)),
             _ => None,
         };
-        // The entries were read before the count is looked at again.
+        // The entries are read before the count is read again.
         fence(Ordering::Acquire);
         let now = load(SWITCHES, Ordering::Relaxed)?;
-        // Switch n + ENTRIES goes where n was, and may be half written before it is counted.
+        // Switch n + ENTRIES overwrites entry n, and may be partly written before it is counted.
         let spoilt = now
             .checked_sub(first)?
             .saturating_add(1)
@@ -127,7 +126,7 @@ impl TaskHistory {
     }
 }
 
-/// The task in the first word of a page or of an entry, as it lies in memory.
+/// The task in the first word of a page or entry, in memory order.
 fn task(word: u64) -> Task {
     let task: TaskSwitch = zerocopy::transmute!([word, 0]);
     Task {
@@ -248,7 +247,7 @@ mod tests {
             });
             let histories = (0..1000)
                 .map(|_| {
-                    // Lets the guest go on where both have one processor.
+                    // Yields to the guest's thread if both share a processor.
                     std::thread::yield_now();
                     tasks().history(&View::of(&memory))
                 })

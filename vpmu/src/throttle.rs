@@ -1,13 +1,13 @@
-//! How often an event may make samples: a share in each window of guest time, so that no guest
-//! makes its host write records without end. And how much of a vCPU's time its samples may take.
+//! Limits of sampling: a share of samples in each window of guest time, so that a guest cannot make
+//! its host write records without end; and the share of a vCPU's time for its samples.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Windows of a second, unless fewer samples than that are allowed in one.
+/// Windows per second, unless fewer samples than that are allowed in one.
 const WINDOWS: u64 = 100;
 
-/// What one event may have.
+/// The limit of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
     window: u64,
@@ -15,7 +15,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// `most` samples a second; not zero.
+    /// At most `most` samples per second; not zero.
     pub(crate) fn new(most: u32) -> Self {
         let most = u64::from(most.max(1));
         let windows = WINDOWS.min(most);
@@ -26,16 +26,16 @@ impl RateLimit {
     }
 }
 
-/// How much of a vCPU's time samples may take.
+/// The limit of a vCPU's time for samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimeLimit {
     window: u64,
-    /// Nanoseconds of a window.
+    /// Nanoseconds per window.
     share: u64,
 }
 
 impl TimeLimit {
-    /// `percent` of each window of `rate`; with 100 and more there is no limit.
+    /// `percent` of each window of `rate`; unlimited from 100 on.
     pub(crate) fn new(rate: RateLimit, percent: u32) -> Self {
         let share = match percent {
             0..100 => rate.window / 100 * u64::from(percent),
@@ -48,26 +48,26 @@ impl TimeLimit {
     }
 }
 
-/// The time that the samples of a vCPU took.
+/// The time spent on samples of a vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SamplingTime {
     window: u64,
-    /// Of this window. What goes beyond the share of a window is charged to the next.
+    /// In this window. An excess is charged to the next.
     spent: u64,
     total: u64,
 }
 
 impl SamplingTime {
-    /// A sample took so many nanoseconds, up to `time` in guest nanoseconds.
+    /// Charges a sample that took `took` nanoseconds, up to `time` in guest nanoseconds.
     pub(crate) fn charge(&mut self, limit: TimeLimit, time: u64, took: u64) {
         self.turn(limit, time);
-        // A thread that was away for long is not to be throttled for as long.
+        // A thread that was preempted for long is not throttled for as long.
         let took = took.min(limit.window);
         self.spent = self.spent.saturating_add(took);
         self.total = self.total.saturating_add(took);
     }
 
-    /// Whether samples have taken all that they may of the window of `time`.
+    /// Whether samples have used up their share of the window of `time`.
     pub(crate) fn is_used_up(&mut self, limit: TimeLimit, time: u64) -> bool {
         self.turn(limit, time);
         self.spent >= limit.share
@@ -87,36 +87,36 @@ impl SamplingTime {
     }
 }
 
-/// What becomes of an overflow.
+/// The decision on an overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It makes a record.
+    /// Make a record.
     Within,
-    /// It makes a record, the last one of this window.
+    /// Make a record, the last one of this window.
     Last,
-    /// It makes none.
+    /// Make no record.
     Throttled,
-    /// It makes none, for the machine's budget is used up; the event is throttled from now on.
+    /// Make no record, since the machine's budget is used up; the event is throttled from now on.
     Exhausted,
 }
 
-/// What all events of a guest may write in one window of guest time, whatever vCPU they are on.
+/// The budget of all events of a guest in one window of guest time, on all vCPUs together.
 #[derive(Debug)]
 pub(crate) struct Budget {
     samples: RateLimit,
-    /// Bytes in a window.
+    /// Bytes per window.
     bytes: u64,
     window: AtomicU64,
     samples_used: AtomicU64,
     bytes_used: AtomicU64,
 }
 
-/// Parts of the budget, of which a shard takes one at a time: vCPUs that sample at the same time do not
-/// have to take turns at one cache line, and some is left for others.
+/// Number of parts of the budget; a shard takes one at a time: vCPUs that sample concurrently then
+/// rarely contend for one cache line, and some is left for others.
 const PARTS: u64 = 64;
 
 impl Budget {
-    /// `samples` and `bytes` a second; not zero.
+    /// `samples` and `bytes` per second; not zero.
     pub(crate) fn new(samples: u32, bytes: u64) -> Self {
         let samples = RateLimit::new(samples);
         let windows = NANOS_PER_SECOND / samples.window;
@@ -129,8 +129,8 @@ impl Budget {
         }
     }
 
-    /// The window of a `time` in guest nanoseconds; a later one than before begins unused. Counts of two
-    /// threads that meet at its beginning may be off by what they take then.
+    /// The window of `time` in guest nanoseconds; a new window begins unused. If two threads begin
+    /// it at once, counts may be off by the parts that they take.
     fn window(&self, time: u64) -> u64 {
         let now = time / self.samples.window;
         let before = self.window.load(Ordering::Relaxed);
@@ -145,22 +145,22 @@ impl Budget {
         now.max(before)
     }
 
-    /// Takes some samples; how many.
+    /// Takes a part of the samples; returns the number.
     fn take_samples(&self) -> u64 {
         let wanted = self.samples.share.div_ceil(PARTS);
         take(&self.samples_used, self.samples.share, wanted)
     }
 
-    /// Takes `wanted` bytes, or some more; how many.
+    /// Takes `wanted` bytes or more; returns the number.
     fn take_bytes(&self, wanted: u64) -> u64 {
         let wanted = wanted.max(self.bytes.div_ceil(PARTS));
         take(&self.bytes_used, self.bytes, wanted)
     }
 }
 
-/// Uses up to `wanted` of what is left of `all`; how much.
+/// Takes up to `wanted` of the rest of `all`; returns the amount.
 fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
-    // Nothing is added when all is used, so it does not overflow however often it is asked for.
+    // An exhausted budget is not incremented, so repeated calls cannot overflow it.
     if used.load(Ordering::Relaxed) >= all {
         return 0;
     }
@@ -168,17 +168,17 @@ fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
     all.saturating_sub(before).min(wanted)
 }
 
-/// The part of the budget that a shard has taken, and has yet to use.
+/// The part of the budget that a shard has taken and not used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Allowance {
     window: u64,
     samples: u64,
-    /// Below zero: the last record went beyond.
+    /// Negative if the last record exceeded it.
     bytes: i64,
 }
 
 impl Allowance {
-    /// Whether a sample at `time`, in guest nanoseconds, may be written; it then counts.
+    /// Whether a sample at `time`, in guest nanoseconds, may be written; counts it then.
     pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
         let window = budget.window(time);
         if window > self.window {
@@ -199,18 +199,18 @@ impl Allowance {
         admitted
     }
 
-    /// A sample that was admitted was not written.
+    /// Returns an admitted sample that was not written.
     pub(crate) fn give_back(&mut self) {
         self.samples += 1;
     }
 
-    /// The sample that was admitted has a record of so many bytes.
+    /// Charges the bytes of an admitted sample's record.
     pub(crate) fn spend(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_sub_unsigned(bytes as u64);
     }
 }
 
-/// How much of its share an event has used.
+/// An event's use of its limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Throttle {
     window: u64,
@@ -246,8 +246,8 @@ impl Throttle {
         Verdict::Last
     }
 
-    /// As [`Throttle::admit`], but only for an overflow that is [`Verdict::Within`]; whether it is. Else
-    /// nothing has changed.
+    /// Like [`Throttle::admit`], but only for an overflow that is [`Verdict::Within`]; otherwise
+    /// returns false without a change.
     pub(crate) fn admit_within(&mut self, limit: RateLimit, time: u64) -> bool {
         let mut after = *self;
         let within = after.admit(limit, time) == Verdict::Within;
@@ -257,18 +257,18 @@ impl Throttle {
         within
     }
 
-    /// Overflows make no records from `time` on, whatever is left of the share.
+    /// Suppresses records from `time` on, whatever is left of the limit.
     pub(crate) fn close(&mut self, limit: RateLimit, time: u64) {
         self.window = self.window.max(time / limit.window);
         self.closed = true;
     }
 
-    /// Whether overflows make no records until [`Throttle::unthrottle`].
+    /// Whether records are suppressed until [`Throttle::unthrottle`].
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// At `time`: whether a later window than the one that was used up has just been found.
+    /// Whether `time` is in a new window for the first time since the limit was used up.
     pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> bool {
         let over = self.closed && time / limit.window > self.window;
         self.closed &= !over;

@@ -1,5 +1,5 @@
-//! One vCPU as its own thread touches it on every entry and exit, without a lock: counts that only
-//! that thread writes, the exit that lasts, and which events want to see an exit.
+//! One vCPU as its own thread updates it on every entry and exit, without a lock: counts with one
+//! writer, the open exit, and the hooks of exits.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -9,24 +9,24 @@ use crate::metrics::ExitCounts;
 use crate::source::Source;
 use crate::work::{Turn, Work};
 
-/// The work that active events give their vCPU's thread at each exit or entry.
+/// Work of active events on their vCPU's thread at each exit or entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hook {
-    /// Reads thread CPU time round the run call.
+    /// Reads thread CPU time around the run call.
     GuestTime,
-    /// Lets exit events see each exit.
+    /// Passes each exit to exit events.
     Exits,
-    /// Lets traces hold each exit, with the time until the next entry.
+    /// Records each exit in traces, with the time until the next entry.
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,
-    /// Nothing: the drain collects the host's records.
+    /// No work: the drain collects the host's records.
     Collecting,
-    /// Looks whether a throttled event may sample again.
+    /// Checks whether a throttled event may sample again.
     Throttled,
-    /// Nothing but that registers will be asked for.
+    /// No work: registers will be needed.
     Registers,
-    /// All of the state will be, at an overflow.
+    /// No work: the whole state will be needed at an overflow.
     State,
 }
 
@@ -42,7 +42,7 @@ impl Hooks {
         self.0 & 1 << hook as u32 != 0
     }
 
-    /// Whether an exit needs the shard: events count it, or the host's overflows are looked for.
+    /// Whether an exit needs the shard: events count it, or host overflows must be found.
     pub(crate) fn needs_shard(self) -> bool {
         self.has(Hook::Exits) || self.has(Hook::HostSamples) || self.has(Hook::Throttled)
     }
@@ -58,14 +58,14 @@ impl Hooks {
     }
 }
 
-/// One vCPU, as seen by its own thread and, for reading, by any.
+/// One vCPU, for its own thread and, read-only, for any.
 ///
-/// All but its visits and its open exit is relaxed: each figure stands for itself, and a thread wrote
-/// itself what it reads of its own vCPU. Its cache lines are its own.
+/// All accesses except to its visits and its open exit are relaxed: the figures are independent,
+/// and each thread reads what it wrote itself for its own vCPU. It has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
-    /// A session of it lives.
+    /// Whether it has a session.
     taken: AtomicBool,
     /// Its session has a notification to go on with.
     unserved: AtomicBool,
@@ -75,18 +75,18 @@ pub(crate) struct Vcpu {
     hooks: AtomicU32,
     guest_time: AtomicU64,
     entered: AtomicU64,
-    /// CPU time of the thread at the last entry while host counters sample, and the host's TSC; zero: not
-    /// known.
+    /// CPU time of the thread at the last entry while host counters sample, and the host's TSC;
+    /// zero if unknown.
     entered_at: AtomicU64,
     entered_tsc: AtomicU64,
-    /// Ticks from the last entry to the overflow whose exit lasts, and one; zero: there was none.
+    /// Ticks from the last entry to the overflow of the open exit, plus one; zero without one.
     sampled_after: AtomicU64,
-    /// Of the last sample, not accounted yet: CPU time from one entry to the next, and ticks of it before
-    /// the overflow.
+    /// Of the last sample, not accounted yet: CPU time from one entry to the next, and its ticks
+    /// before the overflow.
     sample_spent: AtomicU64,
     sample_guest: AtomicU64,
     inside: AtomicBool,
-    /// Odd while the vCPU visits the guest, until its exit is handled; never the same again.
+    /// Odd from guest entry until the exit is handled; values never repeat.
     visits: AtomicU64,
     open_exit: OpenExitCell,
     kicks: AtomicU64,
@@ -96,7 +96,7 @@ pub(crate) struct Vcpu {
     unfinished: AtomicU64,
 }
 
-/// [`Work`] that one thread writes and any reads.
+/// [`Work`] with one writer and any readers.
 #[derive(Debug, Default)]
 struct WorkCell {
     operations: AtomicU64,
@@ -118,12 +118,12 @@ impl WorkCell {
 }
 
 impl Vcpu {
-    /// Takes it for a session; `false`: another session has it.
+    /// Takes it for a session; `false` if another session has it.
     pub(crate) fn take(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
 
-    /// The session is over.
+    /// Ends the session.
     pub(crate) fn give_back(&self) {
         self.taken.store(false, Ordering::Release);
     }
@@ -167,12 +167,12 @@ impl Vcpu {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// Its thread ends, and its number may be another's from then on.
+    /// Detaches its thread, whose id may be reused then.
     pub(crate) fn detach(&self) {
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// The vCPU's thread while it is attached.
+    /// The attached thread.
     pub(crate) fn thread(&self) -> Option<i32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread != 0)
     }
@@ -182,7 +182,7 @@ impl Vcpu {
         self.to_guest(source.tsc())
     }
 
-    /// The guest's TSC on this vCPU when the host's showed `tsc`.
+    /// The guest's TSC on this vCPU at the host's `tsc`.
     pub(crate) fn to_guest(&self, tsc: u64) -> u64 {
         tsc.wrapping_add(self.tsc_offset.load(Ordering::Relaxed))
     }
@@ -191,12 +191,12 @@ impl Vcpu {
         Hooks(self.hooks.load(Ordering::Relaxed))
     }
 
-    /// Published by the shard, under its lock.
+    /// Sets the hooks; called by the shard under its lock.
     pub(crate) fn set_hooks(&self, hooks: Hooks) {
         self.hooks.store(hooks.0, Ordering::Relaxed);
     }
 
-    /// The exit that lasts, for those who end a trace meanwhile.
+    /// The open exit, for threads that end a trace meanwhile.
     pub(crate) fn open_exit(&self) -> &OpenExitCell {
         &self.open_exit
     }
@@ -205,14 +205,14 @@ impl Vcpu {
         self.kicks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A mark was placed; on the vCPU's thread.
+    /// Counts a mark; on the vCPU's thread.
     pub(crate) fn count_mark(&self) {
-        // The only writer: no read-modify-write needed.
+        // Single writer: no read-modify-write needed.
         let marks = self.marks.load(Ordering::Relaxed);
         self.marks.store(marks + 1, Ordering::Relaxed);
     }
 
-    /// The vCPU's thread has done so much in one turn.
+    /// Adds the work of one turn of the vCPU's thread.
     pub(crate) fn count_work(&self, work: Work, turn: Turn) {
         self.work.set(self.work.get() + work);
         self.largest_turn.set(self.largest_turn.get().max(work));
@@ -221,7 +221,7 @@ impl Vcpu {
         }
     }
 
-    /// All work of the vCPU's thread, that of its largest turn, and the turns that left some.
+    /// All work of the vCPU's thread, that of its largest turn, and the number of unfinished turns.
     pub(crate) fn work(&self) -> (Work, Work, u64) {
         let unfinished = self.unfinished.load(Ordering::Relaxed);
         (self.work.get(), self.largest_turn.get(), unfinished)
@@ -235,11 +235,11 @@ impl Vcpu {
         self.kicks.load(Ordering::Relaxed)
     }
 
-    /// The run call begins; on the vCPU's thread.
+    /// Begins the run call; on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
-        // The only writer. Ordered with those who wait for the vCPU to leave: either it sees them, or
-        // they see it.
+        // Single writer. Ordered with threads that wait for the vCPU to leave: either it sees them,
+        // or they see it.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
         let hooks = self.hooks();
@@ -266,29 +266,29 @@ impl Vcpu {
         }
     }
 
-    /// The exit that lasts is for an overflow at the host's TSC `first`: the vCPU's time since then, until
-    /// the next entry, is a sample's. On the vCPU's thread.
+    /// Notes that the open exit is for an overflow at the host's TSC `first`: the vCPU's time from
+    /// then to the next entry is the sample's. On the vCPU's thread.
     pub(crate) fn begin_sample(&self, first: u64) {
-        // An overflow in the host's work ends a visit that has not got into the guest.
+        // An overflow in the host's work ends a visit that never reached the guest.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
         self.sampled_after
             .store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// What the last sample took, once: CPU time of the thread in nanoseconds between two entries, and
-    /// the ticks of it before the overflow. On the vCPU's thread.
+    /// Takes the cost of the last sample, once: CPU time of the thread in nanoseconds between two
+    /// entries, and its ticks before the overflow. On the vCPU's thread.
     pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
         let spent = self.sample_spent.swap(0, Ordering::Relaxed);
         let ticks = self.sample_guest.load(Ordering::Relaxed);
         (spent != 0).then_some((spent, ticks))
     }
 
-    /// The run call has ended; on the vCPU's thread.
+    /// Ends the run call; on the vCPU's thread.
     pub(crate) fn leave(&self, reason: ExitReason, source: &dyn Source) {
         self.inside.store(false, Ordering::Relaxed);
         let exits = &self.exits[reason as usize];
-        // The only writer: no read-modify-write needed.
+        // Single writer: no read-modify-write needed.
         exits.store(exits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let entered = self.entered.load(Ordering::Relaxed);
         if entered != 0 {
@@ -299,24 +299,24 @@ impl Vcpu {
         }
     }
 
-    /// The exit is handled; on the vCPU's thread.
+    /// Marks the exit as handled; on the vCPU's thread.
     pub(crate) fn exit_done(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) & !1, Ordering::SeqCst);
     }
 
-    /// Which visit to the guest the vCPU is on, from its entry until its exit is handled.
+    /// The number of the vCPU's visit to the guest, from its entry until its exit is handled.
     pub(crate) fn visit(&self) -> Option<u64> {
         let visits = self.visits.load(Ordering::SeqCst);
         Some(visits).filter(|visits| visits % 2 == 1)
     }
 
-    /// Whether the vCPU is in its run call, or about to be: it stands nowhere.
+    /// Whether the vCPU is in its run call, or about to be: it has no position then.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds inside the run call, as of the last exit, gathered while anyone needed them.
+    /// Nanoseconds inside the run call at the last exit, measured while any event needs them.
     pub(crate) fn guest_time(&self) -> u64 {
         self.guest_time.load(Ordering::Relaxed)
     }
@@ -332,7 +332,7 @@ impl Vcpu {
         }
     }
 
-    /// Exits that the `EXIT_*` value `config` means.
+    /// Exits that the `EXIT_*` value `config` selects.
     pub(crate) fn exits_of(&self, config: u64) -> u64 {
         let exits = self.exits();
         match config {
@@ -346,12 +346,12 @@ impl Vcpu {
     }
 }
 
-/// Whether the `EXIT_*` value `config` means exits for `reason`.
+/// Whether the `EXIT_*` value `config` selects exits for `reason`.
 pub(crate) fn exit_matches(config: u64, reason: ExitReason) -> bool {
     config == exit_config(reason) || config == EXIT_USER
 }
 
-/// The `EXIT_*` value that means exits for `reason` alone.
+/// The `EXIT_*` value that selects only exits for `reason`.
 pub(crate) fn exit_config(reason: ExitReason) -> u64 {
     match reason {
         ExitReason::Io => EXIT_IO,
@@ -362,21 +362,21 @@ pub(crate) fn exit_config(reason: ExitReason) -> u64 {
     }
 }
 
-/// An exit as it lasts: when it began, why, and where the vCPU stood.
+/// An open exit: its start, reason and registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExitStamp {
     pub(crate) exit: Exit,
-    /// The guest's TSC when it began.
+    /// The guest's TSC at its start.
     pub(crate) tsc: u64,
-    /// `None` where the hypervisor would not tell.
+    /// `None` if the hypervisor does not provide them.
     pub(crate) regs: Option<GuestRegs>,
 }
 
-/// The exit that a vCPU's session holds open, readable by others while it lasts: a thread that ends a
-/// trace meanwhile writes its packet.
+/// The open exit of a vCPU's session, readable by others meanwhile: a thread that ends a trace
+/// writes its packet.
 ///
-/// The session alone writes it. It publishes without a lock and withdraws under the shard's, so who
-/// holds the shard reads a whole stamp or, while one is being published, none.
+/// Only the session writes it. It publishes without a lock and withdraws under the shard's, so a
+/// thread that holds the shard reads a whole stamp or, during a publication, none.
 #[derive(Debug, Default)]
 pub(crate) struct OpenExitCell {
     /// Number of the open exit; zero without one.
@@ -392,7 +392,7 @@ const HAS_ACCESS: u64 = 1 << 10;
 const IS_WRITE: u64 = 1 << 11;
 
 impl OpenExitCell {
-    /// An exit begins; on the vCPU's thread. The one before was withdrawn.
+    /// Publishes a new exit; on the vCPU's thread. The previous one was withdrawn.
     pub(crate) fn publish(&self, stamp: &ExitStamp) {
         let access = stamp.exit.access;
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -414,16 +414,16 @@ impl OpenExitCell {
         }
         let number = self.next.load(Ordering::Relaxed) + 1;
         self.next.store(number, Ordering::Relaxed);
-        // Pairs with the load in `get`: the words stand before the number.
+        // Pairs with the load in `get`: the words are stored before the number.
         self.number.store(number, Ordering::Release);
     }
 
-    /// The exit is over; on the vCPU's thread, which holds the shard.
+    /// Withdraws the exit; on the vCPU's thread, which holds the shard.
     pub(crate) fn withdraw(&self) {
         self.number.store(0, Ordering::Relaxed);
     }
 
-    /// The number of the exit that lasts, and its stamp. The caller holds the shard.
+    /// The number of the open exit, and its stamp. The caller holds the shard.
     pub(crate) fn get(&self) -> Option<(u64, ExitStamp)> {
         let number = self.number.load(Ordering::Acquire);
         if number == 0 {
@@ -455,7 +455,7 @@ impl OpenExitCell {
     }
 }
 
-/// The reason that the `EXIT_*` value `config` means.
+/// The reason that the `EXIT_*` value `config` selects.
 fn exit_reason(config: u64) -> ExitReason {
     match config {
         EXIT_IO => ExitReason::Io,

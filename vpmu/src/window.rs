@@ -1,5 +1,5 @@
-//! The window: memory of the VMM's for rings that outlive a reset, and which of its pages are taken.
-//! Knows nothing of rings.
+//! The window: the VMM's memory for rings that outlive a reset, and its allocated pages. Knows
+//! nothing of rings.
 
 use std::collections::BTreeMap;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -9,21 +9,21 @@ use crate::memory::{Memory, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The side whose ring lies in a run of pages.
+/// The owner of a run of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holder {
     Guest,
     Operator,
 }
 
-/// One region of memory, and the runs of its pages that are taken.
+/// One region of memory, with its allocated runs of pages.
 #[derive(Debug)]
 pub(crate) struct Window {
     memory: Memory,
     /// Where the guest sees it.
     first: GuestAddress,
     pages: u32,
-    /// The first page that only the operator takes.
+    /// The first page reserved for the operator.
     operators: u32,
     /// The first page of each run, and its length.
     taken: BTreeMap<u32, u32>,
@@ -73,8 +73,8 @@ impl Window {
             .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
-    /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none. The
-    /// operator has pages that no guest takes, and takes those first.
+    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is none. The
+    /// operator has reserved pages, and allocates those first.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Vec<GuestAddress>> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -118,19 +118,19 @@ impl Window {
         Some(addresses.collect())
     }
 
-    /// Gives back the run that begins with page `first`.
+    /// Frees the run that begins with page `first`.
     pub(crate) fn give_back(&mut self, first: u32) {
         self.taken.remove(&first);
     }
 
-    /// The number of the page at `address`, if it is one of the window's.
+    /// The number of the page at `address`, if it is in the window.
     pub(crate) fn page(&self, address: GuestAddress) -> Option<u32> {
         let offset = address.checked_offset_from(self.first)?;
         let page = u32::try_from(offset / PAGE).ok()?;
         (page < self.pages).then_some(page)
     }
 
-    /// The first of `pages` free ones that lie between the pages `from` and `until`.
+    /// The first of `pages` free ones between the pages `from` and `until`.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &self.taken {

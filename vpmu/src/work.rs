@@ -1,16 +1,17 @@
-//! What a guest's requests cost: operations on events and calls of the host, counted on the thread that
-//! carries them out. A request names few events or many, so work is charged, not requests.
+//! The cost of a guest's requests: operations on events and calls of the host, counted on the
+//! thread that executes them. A request may name few or many events, so work is charged, not
+//! requests.
 //!
-//! The account is the thread's own because one request can go through several shards and down to the
+//! The account is per thread because one request can go through several shards and down to the
 //! source, always on one thread.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// Most operations on events of one turn, but for those of the request that goes beyond. Enough to
-/// switch every event that a guest may open by default, both ways.
+/// Most operations on events in one turn, except for the request that crosses the limit. Enough to
+/// switch every event of the default limit in and out.
 const TURN_OPERATIONS: u64 = 4096;
-/// Most calls of the source of one turn, but for those of the request that goes beyond.
+/// Most calls of the source in one turn, except for the request that crosses the limit.
 const TURN_HOST_CALLS: u64 = 512;
 
 thread_local! {
@@ -18,7 +19,7 @@ thread_local! {
     static HOST_CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Work done by one thread: since its start, or between two moments.
+/// Work of one thread: since its start, or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -33,7 +34,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What the calling thread has done so far.
+    /// The work of the calling thread so far.
     pub(crate) fn so_far() -> Self {
         Self {
             operations: OPERATIONS.get(),
@@ -41,12 +42,12 @@ impl Work {
         }
     }
 
-    /// What the calling thread has done since.
+    /// The work of the calling thread since `self`.
     pub(crate) fn since(self) -> Self {
         Self::so_far() - self
     }
 
-    /// Whether a turn ends with it: what is left waits while others go first.
+    /// Whether it ends a turn: the rest waits while others are served.
     pub(crate) fn fills_a_turn(self) -> bool {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
     }
@@ -102,12 +103,12 @@ pub(crate) fn charge_host_call() {
     HOST_CALLS.set(HOST_CALLS.get().wrapping_add(1));
 }
 
-/// Whether a notification has been served, or work of it is left.
+/// Whether a notification has been served completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Turn {
     /// Nothing is left.
     Done,
-    /// The budget of a turn is used up: let others go first, then go on.
+    /// The budget of a turn is used up: serve others first, then continue.
     Unfinished,
 }

@@ -1,6 +1,6 @@
-//! The reader of an AUX area: the host writes a trace and the head, this side copies it out
-//! and moves the tail; or, of an area that nobody empties, copies the newest. Knows nothing of
-//! what the packets say.
+//! The reader of an AUX area. The host writes a trace and the head; this side copies the trace out
+//! and moves the tail, or copies the newest part of an area that is overwritten. Doesn't parse
+//! packets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,29 +18,29 @@ const AUX_TAIL: usize = 1064;
 const AUX_OFFSET: usize = 1072;
 const AUX_SIZE: usize = 1080;
 
-/// Most bytes read at once: room goes back to the host while the rest is read.
+/// Most bytes read at once, so that the host regains room while the rest is read.
 const MOST: u64 = 1 << 20;
-/// Times that a snapshot lets the host write its whole area over while it is copied.
+/// Copies that a snapshot tries while the host overwrites the whole area each time.
 const TRIES: u32 = 10;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// What is wrong with an area.
+/// An error of an AUX area.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AreaError {
     /// The kernel refused the mapping.
     #[error("mapping an AUX area of {pages} pages{}", hint(source))]
     Map {
-        /// Pages asked for.
+        /// Pages requested.
         pages: usize,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
     /// More pages than a machine has.
     #[error("an AUX area of 2^{0} pages is too large")]
     TooLarge(u32),
-    /// Between head and tail there is no number of whole packets that the area can hold.
+    /// The distance from tail to head is not a number of whole packets that fits the area.
     #[error(
         "the AUX area's head {head:#x} does not lead to packets within {size:#x} bytes after {tail:#x}: `skip` to go on"
     )]
@@ -52,40 +52,40 @@ pub enum AreaError {
         /// Bytes of the area.
         size: u64,
     },
-    /// The host cannot be asked to write out what it has.
+    /// The event cannot be flushed or read.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// The area was written over, whole, whenever it was copied.
-    #[error("the AUX area is written faster than it can be copied: take a larger one")]
+    /// The host overwrote the whole area during every attempt to copy it.
+    #[error("the AUX area is written faster than it can be copied: map a larger one")]
     TooFast,
 }
 
-/// What to do about a refusal, where the error number alone would leave a person guessing.
+/// A remedy to append to the error text where the error number alone does not suggest one.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
-            " (this user may not lock so much memory: take fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
+            " (this user may not lock so much memory: map fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
         }
         Some(libc::EINVAL) => " (it is mapped in another size already, or the ring is gone)",
-        Some(libc::EOPNOTSUPP) => " (the event is no trace: `vperf list` shows which are)",
+        Some(libc::EOPNOTSUPP) => " (the event is not a trace: `vperf list` shows the traces)",
         Some(libc::ENOMEM | libc::ENOSPC) => {
-            " (there is not so much memory, or the host allows no more to this machine: take fewer pages)"
+            " (the guest lacks memory, or the area exceeds the host's limit for this machine: map fewer pages)"
         }
         _ => "",
     }
 }
 
-/// Where an area lies, and where its head and tail do.
+/// Addresses of an area, its head and its tail.
 #[derive(Debug)]
 struct Place {
     mapping: Mapping,
-    /// Mapped as long as this lives: its first page has the head and the tail.
+    /// The ring's mapping, kept alive because its first page holds the head and the tail.
     ring: Arc<Mapping>,
 }
 
 impl Place {
-    /// The area follows the ring's data in the event's address space, which the ring is told
-    /// first.
+    /// Places the area after the ring's data in the event's address space and announces it in the
+    /// ring's metadata page first.
     fn new(
         event: BorrowedFd<'_>,
         ring: &Ring,
@@ -116,7 +116,7 @@ impl Place {
         self.ring.load(AUX_HEAD, Ordering::Acquire)
     }
 
-    /// Copies what stands from `from` up to `to`, multiples of 8 and at most the area's size
+    /// Copies the bytes from `from` up to `to`, both multiples of 8 and at most the area's size
     /// apart.
     #[expect(
         clippy::cast_possible_truncation,
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-/// A mapped AUX area and this reader's place in it.
+/// A mapped AUX area and this reader's position in it.
 #[derive(Debug)]
 pub struct Area {
     place: Place,
@@ -160,7 +160,7 @@ impl Area {
         self.place.size()
     }
 
-    /// Bytes written so far, as the host says.
+    /// Bytes written so far, according to the host.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.place.head()
@@ -172,8 +172,8 @@ impl Area {
         self.tail
     }
 
-    /// Takes what stands in the area, a part of it where that is much, in place of what is in
-    /// `chunk`, and gives its room back; false if there is nothing yet.
+    /// Replaces the contents of `chunk` with the unread bytes, or the first part of many, and frees
+    /// their room. Returns false if the area has no unread bytes.
     ///
     /// # Errors
     /// [`AreaError::Overrun`], until [`Area::skip`].
@@ -183,7 +183,7 @@ impl Area {
         if available > size || !available.is_multiple_of(ALIGN as u64) {
             return Err(AreaError::Overrun { head, tail, size });
         }
-        // Up to the end of a page, which no packet crosses.
+        // Stop at the end of a page: packets do not cross pages.
         let most = MOST - tail % PAGE;
         let end = tail.wrapping_add(available.min(most));
         self.place.copy(tail, end, chunk);
@@ -191,7 +191,7 @@ impl Area {
         Ok(available != 0)
     }
 
-    /// Gives up what stands in the area, up to the head; returns how many bytes.
+    /// Discards everything up to the head; returns the number of bytes.
     pub fn skip(&mut self) -> u64 {
         let head = self.head();
         let skipped = head.wrapping_sub(self.tail);
@@ -199,8 +199,8 @@ impl Area {
         skipped
     }
 
-    /// Writes any value as the shared tail and leaves this reader's own place as it is: for
-    /// tests of what the host makes of a lie. The next reading stores the truth again.
+    /// Stores an arbitrary shared tail and keeps this reader's own position, for tests of the
+    /// host's reaction to a wrong tail. The next read stores the correct tail again.
     pub fn set_tail_raw(&self, tail: u64) {
         self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
@@ -212,7 +212,7 @@ impl Area {
     }
 }
 
-/// An AUX area that nobody empties: it always holds the newest of a trace.
+/// An AUX area in overwrite mode: it always holds the newest part of a trace.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     event: &'a Event,
@@ -231,18 +231,18 @@ impl<'a> Snapshot<'a> {
         self.place.size()
     }
 
-    /// The newest of the trace, from the beginning of a page of the area (or of the trace) up to
-    /// this moment. The trace goes on meanwhile.
+    /// Copies the newest part of the trace, from the start of a page of the area (or of the trace)
+    /// to now. The trace continues meanwhile.
     ///
     /// # Errors
     /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`].
     pub fn take(&self) -> Result<Chunk, AreaError> {
-        // A reading has the host publish all that it has written.
+        // Reading the event makes the host publish everything that it has written.
         take(&self.place, || Ok(self.event.read().map(|_| ())?))
     }
 }
 
-/// What stood in the area before it was copied and was not written over when it had been.
+/// Copies the bytes that were in the area before the copy and not overwritten by its end.
 fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Chunk, AreaError> {
     let size = place.size();
     let mut chunk = Chunk::default();
@@ -251,7 +251,7 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
         let head = place.head();
         place.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
-        // What is written by now stands at least so far behind.
+        // Bytes further back than this may be overwritten by now.
         let oldest = place.head().saturating_sub(size);
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);

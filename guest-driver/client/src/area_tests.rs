@@ -1,4 +1,4 @@
-//! A file stands for the event: what is written to it appears in the mappings of it.
+//! A file stands in for the event: bytes written to it appear in its mappings.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -53,7 +53,7 @@ impl Host {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Writes 64 bytes, each of which says how many packets came before.
+    /// Writes 64 bytes that each hold the number of packets written before.
     fn write(&mut self, packets: u64) {
         for _ in 0..packets {
             let number = (self.head / 64).to_le_bytes()[0];
@@ -65,7 +65,7 @@ impl Host {
     }
 }
 
-/// What [`Host::write`] wrote from packet `first` up to packet `end`.
+/// The bytes that [`Host::write`] writes from packet `first` up to packet `end`.
 fn expected(first: u64, end: u64) -> Vec<u8> {
     (first..end)
         .flat_map(|number| [number.to_le_bytes()[0]; 64])
@@ -163,7 +163,7 @@ fn snapshot_holds_newest_bytes_from_page_boundary() {
     let chunk = take(&place, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (0, expected(0, 3)));
     host.write(128);
-    // 131 packets of which the area holds 128; the page of the oldest is broken.
+    // The area holds 128 of 131 packets; the page of the oldest is incomplete.
     let chunk = take(&place, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (PAGE, expected(64, 131)));
 }
@@ -177,7 +177,7 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let calls = RefCell::new(0);
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
-        // After the copy, as a host writes on.
+        // After the copy, like a host that keeps writing.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }
@@ -191,7 +191,7 @@ fn writes_during_snapshot_drop_oldest_bytes() {
         Ok(())
     });
     assert!(matches!(fast, Err(AreaError::TooFast)));
-    // Nonsense is no panic.
+    // A wild head must not cause a panic.
     host.borrow().put(AUX_HEAD, u64::MAX);
     let _ = take(&place, || Ok(()));
 }

@@ -1,4 +1,4 @@
-//! What this host can count: the events by name, and the finding of them. Opens nothing.
+//! The events that this host can count, looked up by name. Opens nothing.
 
 use vpmu_abi::uapi::{self, CONFIG_KIND_SHIFT};
 use vpmu_abi::{
@@ -12,42 +12,42 @@ use crate::trace::Format;
 
 const CONFIG_MASK: u64 = (1 << CONFIG_KIND_SHIFT) - 1;
 
-/// What is wrong with an event's name.
+/// An invalid event name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
-    /// The catalogue has no such name.
+    /// The catalogue lacks this name.
     #[error("no event {name:?} on this host{}; `vperf list` shows all", suggestion(.near))]
     Unknown {
-        /// As asked for.
+        /// The requested name.
         name: String,
-        /// Names like it.
+        /// Similar names.
         near: Vec<String>,
     },
-    /// A value where the event takes none.
+    /// A value for an event that takes none.
     #[error("event {0:?} takes no value: write it without \"=\"")]
     NoValue(String),
-    /// A value that is no number, or too large.
+    /// A value that is not a number, or too large.
     #[error(
         "{value:?} is not a value for event {name:?}: a number below 2^48, or 0x and hexadecimal digits"
     )]
     Value {
         /// The event.
         name: String,
-        /// As given.
+        /// The value as given.
         value: String,
     },
-    /// A modifier on an event that counts user mode and kernel alike.
+    /// A modifier for an event that cannot separate user and kernel mode.
     #[error(
-        "event {0:?} cannot tell user mode from the kernel on this host: write it without \":\""
+        "event {0:?} cannot separate user and kernel mode on this host: write it without \":\""
     )]
     NoExclude(String),
-    /// A modifier that there is not.
+    /// An unknown modifier.
     #[error("event {name:?}")]
     Modifier {
         /// The event.
         name: String,
-        /// Which.
+        /// The error.
         source: AttrError,
     },
 }
@@ -55,32 +55,32 @@ pub enum CatalogueError {
 /// One event that this host can count.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Entry {
-    /// As written after `-e`.
+    /// The name for `-e`.
     pub name: String,
-    /// Of the count: empty for plain numbers, else `ns`, `ticks`.
+    /// Unit of the count: empty for plain numbers, else `ns` or `ticks`.
     pub unit: String,
-    /// What exactly is counted.
+    /// Description of the counted events.
     pub counts: String,
-    /// What counts it.
+    /// The backing that counts it.
     pub source: String,
     /// Can sample.
     pub samples: bool,
-    /// Leaves host work for the vCPU out, also where it does not sample.
+    /// Excludes host work for the vCPU even when it only counts.
     pub guest_only: bool,
-    /// `name=value` chooses which (a mark's value).
+    /// `name=value` selects a variant (the value of a mark).
     pub takes_value: bool,
-    /// `exclude_user` and `exclude_kernel` are honoured.
+    /// `exclude_user` and `exclude_kernel` are supported.
     pub excludes: bool,
-    /// It is a trace, of packets of this format, which go to an AUX area.
+    /// Format of the packets in the AUX area, for a trace.
     pub trace: Option<Format>,
-    /// Which kind of event, in the device's numbers.
+    /// Kind of event, by the device's number.
     pub kind: u32,
-    /// Which event of the kind.
+    /// The event within the kind.
     pub config: u64,
 }
 
 impl Entry {
-    /// Whether its samples leave host work for the vCPU out: those of hardware do in every count mode.
+    /// Whether samples exclude host work for the vCPU; hardware samples do in every count mode.
     #[must_use]
     pub fn samples_guest_only(&self) -> bool {
         self.guest_only || [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].contains(&self.kind)
@@ -104,7 +104,7 @@ impl Entry {
     }
 }
 
-/// Up to the first zero; what is not UTF-8 shows as replacement characters.
+/// Text up to the first zero; invalid UTF-8 becomes replacement characters.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()
@@ -124,7 +124,7 @@ impl Catalogue {
         Self { entries }
     }
 
-    /// In the device's order.
+    /// The entries, in the device's order.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -134,17 +134,17 @@ impl Catalogue {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    /// The entry of that very name.
+    /// The entry with exactly this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The event that `spec` names: a name of the catalogue, `=value` where it takes one,
-    /// `:u`, `:k` or `:uk` where it honours it. `pmu_type` is [`crate::Info::pmu_type`].
+    /// Parses `spec`: a name from the catalogue, `=value` if the event takes one, and `:u`, `:k` or
+    /// `:uk` if the event supports them. `pmu_type` is [`crate::Info::pmu_type`].
     ///
     /// # Errors
-    /// [`CatalogueError`] says which part is wrong and what would do.
+    /// [`CatalogueError`] names the invalid part and lists valid ones.
     pub fn attr(&self, pmu_type: u32, spec: &str) -> Result<EventAttr, CatalogueError> {
         let (entry, value, modifiers) = self.split(spec)?;
         let config = match value {
@@ -173,8 +173,8 @@ impl Catalogue {
         Ok(attr)
     }
 
-    /// What would be written after `-e` for `attr`, whichever type's number it has for it; of
-    /// what is not in the catalogue, the kind's number and the config.
+    /// The text for `-e` that selects `attr`, under any of its type numbers; the kind's number and
+    /// the config if the catalogue lacks it.
     #[must_use]
     pub fn spec(&self, pmu_type: u32, attr: &EventAttr) -> String {
         let (kind, config) = if attr.pmu_type == pmu_type {
@@ -187,7 +187,7 @@ impl Catalogue {
             entries.filter(|entry| u64::from(entry.kind) == kind)
         };
         let mut spec = if let Some(entry) = of_kind().find(|entry| entry.config == config) {
-            // Of an event that takes a value, zero is one like any other.
+            // Zero is a value like any other for an event that takes one.
             let value = if entry.takes_value { "=0" } else { "" };
             format!("{}{value}", entry.name)
         } else if let Some(entry) = of_kind().find(|entry| entry.takes_value) {
@@ -203,15 +203,15 @@ impl Catalogue {
         spec
     }
 
-    /// The entry that `spec` names.
+    /// Looks up the entry that `spec` names.
     ///
     /// # Errors
-    /// As [`Catalogue::attr`], of the name.
+    /// Errors of [`Catalogue::attr`] about the name.
     pub fn entry(&self, spec: &str) -> Result<&Entry, CatalogueError> {
         self.split(spec).map(|(entry, ..)| entry)
     }
 
-    /// The entry, the value and the modifiers.
+    /// Splits `spec` into entry, value and modifiers.
     fn split<'a>(
         &self,
         spec: &'a str,
@@ -338,7 +338,7 @@ mod tests {
             let attr = catalogue.attr(9, spec).unwrap();
             assert_eq!(catalogue.spec(9, &attr), spec);
         }
-        // By perf's own numbers.
+        // perf's own numbers.
         assert_eq!(catalogue.spec(9, &EventAttr::new(1, 1)), "task-clock");
         assert_eq!(catalogue.spec(9, &EventAttr::new(4, 0x3c)), "0x4/0x3c");
     }

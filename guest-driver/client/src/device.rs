@@ -1,4 +1,4 @@
-//! `/dev/vpmu`, the shared-page door: what the device is, what it counts, its events.
+//! `/dev/vpmu`, the shared-page interface: device information, catalogue and events.
 
 use std::fs::File;
 use std::io;
@@ -15,33 +15,33 @@ use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
 use crate::sys::{self, Scope};
 
-/// Where the driver puts its device.
+/// Path of the driver's device file.
 pub const PATH: &str = "/dev/vpmu";
 
 /// Most catalogue entries read at once.
 const CHUNK: usize = 32;
 
-/// What the device refused.
+/// An error of the device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// No device file.
+    /// The device file is missing.
     #[error("no {}: load the driver with `modprobe virtio_pmu`; if that fails, this machine's VMM offers no vPMU", .0.display())]
     Missing(PathBuf),
-    /// It cannot be opened.
+    /// The device file cannot be opened.
     #[error("opening {}", path.display())]
     Open {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It is not the vPMU, or dead.
-    #[error("asking the vPMU what it is")]
+    /// The file is not a vPMU, or the device is dead.
+    #[error("querying the vPMU")]
     Info(#[source] io::Error),
-    /// The device and this library are of different times.
+    /// The driver's interface version differs from this library's.
     #[error(
-        "the vPMU has interface version {0}, this program knows {VERSION} alone: use the client that came with the VMM"
+        "the vPMU has interface version {0}, this program supports only {VERSION}: use the client that came with the VMM"
     )]
     Version(u32),
     /// The catalogue cannot be read.
@@ -50,15 +50,15 @@ pub enum DeviceError {
     /// A mark was refused.
     #[error("placing a mark")]
     Mark(#[source] io::Error),
-    /// What was held back could not be written.
+    /// Pending samples could not be written.
     #[error("flushing all persistent events")]
     Flush(#[source] io::Error),
-    /// The event was refused.
+    /// The device refused the event.
     #[error("opening the event{}", hint(.0))]
     OpenEvent(#[source] io::Error),
 }
 
-/// What to do about a refusal, where the error number alone would leave a person guessing.
+/// A remedy to append to the error text where the error number alone does not suggest one.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
@@ -83,41 +83,41 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// What the device is.
+/// Properties of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Info {
-    /// Of the device interface.
+    /// Version of the device interface.
     pub version: u32,
-    /// vCPUs that it counts on.
+    /// vCPUs with counters.
     pub vcpus: u32,
-    /// Most events open at once, in the whole machine.
+    /// Most events open at once in the whole machine.
     pub max_events: u32,
     /// Most data pages of one ring.
     pub max_ring_pages: u32,
-    /// Counts hold host work for the vCPU where the backing cannot leave it out by itself.
+    /// Counts include host work for the vCPU where the backing cannot exclude it.
     pub host_work_counted: bool,
     /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`, nanoseconds.
     pub time_zero: u64,
-    /// See [`Info::time_zero`].
+    /// Multiplier; see [`Info::time_zero`].
     pub time_mult: u32,
-    /// See [`Info::time_zero`].
+    /// Shift; see [`Info::time_zero`].
     pub time_shift: u32,
-    /// The type of this PMU's events.
+    /// perf type number of this PMU's events.
     pub pmu_type: u32,
     /// Frequency of the guest's TSC.
     pub tsc_khz: u32,
-    /// Most samples that one event makes in a second.
+    /// Most samples per second of one event.
     pub max_sample_rate: u32,
-    /// Most pages of one AUX area; zero if the device has none.
+    /// Most pages of one AUX area; zero if the device has no AUX areas.
     pub max_aux_pages: u32,
-    /// Most persistent events of the guest's own.
+    /// Most persistent events that the guest may have.
     pub max_persistent: u32,
-    /// The type by which a persistent event is opened again.
+    /// perf type number that reopens a persistent event.
     pub persistent_type: u32,
 }
 
 impl Info {
-    /// Record time, in nanoseconds, of a value of the guest's TSC.
+    /// Converts a guest TSC value to record time in nanoseconds.
     #[must_use]
     pub fn time_of(&self, tsc: u64) -> u64 {
         let scaled = (u128::from(tsc) * u128::from(self.time_mult))
@@ -138,20 +138,20 @@ pub struct Vpmu {
 }
 
 impl Vpmu {
-    /// Opens [`PATH`] and reads what the device is and can count.
+    /// Opens [`PATH`] and reads the device's properties and catalogue.
     ///
     /// # Errors
-    /// [`DeviceError`], above all that the driver is not loaded.
+    /// [`DeviceError`]: most often, the driver is not loaded.
     pub fn open() -> Result<Self, DeviceError> {
         Self::open_at(Path::new(PATH))
     }
 
-    /// Opens another path.
+    /// Opens the device at another path.
     ///
     /// # Errors
-    /// As [`Vpmu::open`].
+    /// See [`Vpmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
-        // For writing too: that is what the driver may ask for where state is changed.
+        // Also for writing: the driver requires it for calls that change state.
         let file =
             File::options()
                 .read(true)
@@ -192,28 +192,27 @@ impl Vpmu {
         })
     }
 
-    /// What the device is.
+    /// Properties of the device.
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// What this host can count.
+    /// Events that this host can count.
     #[must_use]
     pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    /// The event that `spec` names, as in [`Catalogue::attr`]: of the calling thread,
-    /// disabled, counting.
+    /// A counting event of the calling thread, disabled, from `spec`; see [`Catalogue::attr`].
     ///
     /// # Errors
-    /// [`Error::Catalogue`] names what is wrong with it.
+    /// [`Error::Catalogue`] names the invalid part.
     pub fn attr(&self, spec: &str) -> Result<EventAttr, Error> {
         Ok(self.catalogue.attr(self.info.pmu_type, spec)?)
     }
 
-    /// Opens an event whose ring the host writes.
+    /// Opens an event with a ring that the host writes.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's error number as its source.
@@ -221,11 +220,11 @@ impl Vpmu {
         self.open_in(attr, None)
     }
 
-    /// Opens an event in the group that `leader` leads: it counts only while its leader is
-    /// enabled, and one reading gives all their counts at one moment.
+    /// Opens an event in the group that `leader` leads. It counts only while the leader is enabled,
+    /// and one reading returns the counts of the whole group at one moment.
     ///
     /// # Errors
-    /// As [`Vpmu::open_event`]; `EINVAL` if the two do not measure the same task or CPU.
+    /// See [`Vpmu::open_event`]; `EINVAL` if the two measure different tasks or CPUs.
     pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, Error> {
         self.open_in(attr, Some(leader))
     }
@@ -239,7 +238,7 @@ impl Vpmu {
         Ok(Event::new(fd, attr))
     }
 
-    /// Places the mark `value` on the CPU that the caller runs on: one VM exit.
+    /// Places the mark `value` on the caller's CPU: one VM exit.
     ///
     /// # Errors
     /// [`Error::Device`] if the device takes no marks.
@@ -247,21 +246,21 @@ impl Vpmu {
         Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
     }
 
-    /// Returns when all that persistent events have sampled and traced before stands in their
-    /// pages, and their readers are woken.
+    /// Writes all pending samples and traces of persistent events to their pages and wakes their
+    /// readers before it returns.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EIO` if one is in error; the others are flushed.
+    /// [`Error::Device`], with `EIO` if an event is in error; the others are flushed.
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }
 
-    /// As [`Event::flush`], of an event of `perf_event_open(2)`: earlier samples are in its ring,
-    /// and the bytes of a trace in its area. Who polls is woken by perf's own watermark alone.
+    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: writes earlier samples
+    /// to its ring, and the bytes of a trace to its area. Only perf's own watermark wakes pollers.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EBADF` if it is not an event of the vPMU that
-    /// `perf_event_open(2)` opened, `EIO` if the event is in error.
+    /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with
+    /// `perf_event_open(2)`, `EIO` if it is in error.
     pub fn flush_perf(&self, event: &Event) -> Result<(), Error> {
         Ok(sys::flush_perf(self.as_fd(), event.as_fd()).map_err(DeviceError::Flush)?)
     }

@@ -1,16 +1,16 @@
-//! One type for callers that use several modules, and the one-line form of any error.
+//! The library's error type for callers that use several modules, and its one-line form.
 
 use crate::{
     area, attr, catalogue, device, event, history, marks, overwrite, perf, persistent, ring, tasks,
     trigger,
 };
 
-/// Any error of this library.
+/// An error of this library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(
     clippy::error_impl_error,
-    reason = "the crate's one, as io::Error is of io"
+    reason = "the crate's error type, like io::Error"
 )]
 pub enum Error {
     /// From the device file.
@@ -34,7 +34,7 @@ pub enum Error {
     /// From a trace's AUX area.
     #[error(transparent)]
     Area(#[from] area::AreaError),
-    /// From a ring read beside others.
+    /// From a ring shared with other readers.
     #[error(transparent)]
     History(#[from] history::HistoryError),
     /// From persistent events.
@@ -46,7 +46,7 @@ pub enum Error {
     /// From marks placed without a call.
     #[error(transparent)]
     Marks(#[from] marks::MarksError),
-    /// From the perf core door.
+    /// From the perf core.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),
     /// From following tasks.
@@ -54,14 +54,14 @@ pub enum Error {
     Tasks(#[from] tasks::TasksError),
 }
 
-/// `error` and its causes on one line, joined by ": ".
+/// Returns `error` and its sources on one line, joined by ": ".
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // A transparent wrapper shows its source's text as its own.
+        // A transparent wrapper displays the text of its source.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

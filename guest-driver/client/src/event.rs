@@ -1,4 +1,4 @@
-//! An open event of either door: switch it on and off, read it, map it, wait for it.
+//! An open event, from /dev/vpmu or perf_event_open(2): enable, read, map, wait.
 
 mod error;
 
@@ -28,7 +28,7 @@ const MOST_BYTES: usize = 1 << 20;
 pub struct Ready {
     /// The ring has crossed its wakeup mark since the last wait.
     pub readable: bool,
-    /// The event makes no more records: its task has ended, or the host lost its counter.
+    /// The event makes no more records: its task exited, or the host lost its counter.
     pub closed: bool,
 }
 
@@ -41,12 +41,12 @@ impl Ready {
     }
 }
 
-/// The interval of an event's wakeups.
+/// The interval between an event's wakeups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wakeup {
-    /// Every so many records.
+    /// In records.
     Records(u32),
-    /// Every so many bytes of records.
+    /// In bytes of records.
     Bytes(u32),
 }
 
@@ -67,7 +67,7 @@ impl Event {
         }
     }
 
-    /// Begins to count, or goes on.
+    /// Starts or continues counting.
     ///
     /// # Errors
     /// [`EventError::Enable`].
@@ -75,7 +75,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Enable, Scope::Event).map_err(EventError::Enable)
     }
 
-    /// Ceases to count; the count stays.
+    /// Stops counting; the count remains.
     ///
     /// # Errors
     /// [`EventError::Disable`].
@@ -83,7 +83,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Disable, Scope::Event).map_err(EventError::Disable)
     }
 
-    /// The count becomes zero; the times stay.
+    /// Sets the count to zero; the times remain.
     ///
     /// # Errors
     /// [`EventError::Reset`].
@@ -91,7 +91,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Reset, Scope::Event).map_err(EventError::Reset)
     }
 
-    /// As [`Event::enable`], of every event in its group.
+    /// Like [`Event::enable`], for every event in the group.
     ///
     /// # Errors
     /// [`EventError::Enable`].
@@ -99,7 +99,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Enable, Scope::Group).map_err(EventError::Enable)
     }
 
-    /// As [`Event::disable`], of every event in its group.
+    /// Like [`Event::disable`], for every event in the group.
     ///
     /// # Errors
     /// [`EventError::Disable`].
@@ -107,7 +107,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Disable, Scope::Group).map_err(EventError::Disable)
     }
 
-    /// As [`Event::reset`], of every event in its group.
+    /// Like [`Event::reset`], for every event in the group.
     ///
     /// # Errors
     /// [`EventError::Reset`].
@@ -115,7 +115,7 @@ impl Event {
         sys::switch(self.as_fd(), Switch::Reset, Scope::Group).map_err(EventError::Reset)
     }
 
-    /// Enables the event for `overflows` overflows more, after which it is disabled.
+    /// Enables the event for `overflows` more overflows, then disables it.
     ///
     /// # Errors
     /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or has children.
@@ -123,7 +123,7 @@ impl Event {
         sys::refresh(self.as_fd(), overflows).map_err(EventError::Refresh)
     }
 
-    /// Has its records written to the ring of `target`, or to its own again.
+    /// Redirects records to the ring of `target`; `None` restores the event's own ring.
     ///
     /// # Errors
     /// [`EventError::Output`], with `EINVAL` if the two cannot share a ring.
@@ -131,16 +131,15 @@ impl Event {
         sys::set_output(self.as_fd(), target.map(AsFd::as_fd)).map_err(EventError::Output)
     }
 
-    /// Stops the writing of records to its ring, or has it go on. What overflows in between
-    /// is lost.
+    /// Pauses or resumes writing to the ring. Overflows while paused are lost.
     ///
     /// # Errors
-    /// [`EventError::Pause`], with `EINVAL` if there is no ring.
+    /// [`EventError::Pause`], with `EINVAL` if the event has no ring.
     pub fn pause_output(&self, paused: bool) -> Result<(), EventError> {
         sys::pause_output(self.as_fd(), paused).map_err(EventError::Pause)
     }
 
-    /// Gives the event the attributes of `attr`, as far as the kernel lets them change.
+    /// Applies the attributes of `attr` that the kernel allows to change.
     ///
     /// # Errors
     /// [`EventError::Modify`].
@@ -148,17 +147,17 @@ impl Event {
         sys::modify(self.as_fd(), &mut attr.to_raw()).map_err(EventError::Modify)
     }
 
-    /// Which engine samples it: [`Engine::Any`] if it only counts.
+    /// Returns the engine that samples the event: [`Engine::Any`] if it only counts.
     ///
     /// # Errors
-    /// [`EventError::Engine`], for an event of perf's own door too.
+    /// [`EventError::Engine`], also for an event opened with `perf_event_open(2)`.
     pub fn engine(&self) -> Result<Engine, EventError> {
         let number = sys::engine(self.as_fd()).map_err(EventError::Engine)?;
         Engine::of(number).ok_or(EventError::UnknownEngine(number))
     }
 
-    /// Returns when all that the event has sampled and traced before stands in its pages, and
-    /// its readers are woken.
+    /// Writes all pending samples and traces of the event to its pages and wakes its readers before
+    /// it returns.
     ///
     /// # Errors
     /// [`EventError::Flush`], with `EIO` if the event is in error.
@@ -166,7 +165,7 @@ impl Event {
         sys::flush(self.as_fd(), Scope::Event).map_err(EventError::Flush)
     }
 
-    /// As [`Event::flush`], of every event in its group.
+    /// Like [`Event::flush`], for every event in the group.
     ///
     /// # Errors
     /// [`EventError::Flush`].
@@ -174,7 +173,7 @@ impl Event {
         sys::flush(self.as_fd(), Scope::Group).map_err(EventError::Flush)
     }
 
-    /// A new period, or frequency of an event that has one, from this moment.
+    /// Sets the period, or the frequency of an event opened with one, from now on.
     ///
     /// # Errors
     /// [`EventError::Period`], with `EINVAL` if it is zero or the event does not sample.
@@ -182,11 +181,11 @@ impl Event {
         sys::set_period(self.as_fd(), period).map_err(EventError::Period)
     }
 
-    /// How often its records, and those of tasks that inherit it, wake: counted from this moment.
+    /// Sets the wakeup interval of the event and of its inherited copies, counted from now.
     ///
     /// # Errors
-    /// [`EventError::Wakeup`], with `EINVAL` if it is every none, or the event makes no records, and
-    /// `ENOTTY` for an event of perf's own door.
+    /// [`EventError::Wakeup`], with `EINVAL` if the interval is zero or the event makes no records,
+    /// and `ENOTTY` for an event opened with `perf_event_open(2)`.
     pub fn set_wakeup(&self, wakeup: Wakeup) -> Result<(), EventError> {
         let (every, unit) = match wakeup {
             Wakeup::Records(every) => (every, vpmu_abi::WAKEUP_RECORDS),
@@ -203,27 +202,26 @@ impl Event {
         sys::id(self.as_fd()).map_err(EventError::Id)
     }
 
-    /// The count and the times, inherited events' included.
+    /// Reads the count and the times, inherited events included.
     ///
     /// # Errors
-    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error;
-    /// [`EventError::Format`] for one whose format is a group's.
+    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error; [`EventError::Format`] for
+    /// an event with a group's read format.
     pub fn read(&self) -> Result<Reading, EventError> {
         if self.reads_group() {
             return Err(EventError::Format { group: true });
         }
         let expected = reading::single_size(self.layout.read_format);
-        // With room for all fields: an answer that is too long shall be seen, too.
+        // Leave room for all fields, to notice an answer that is too long.
         let (readings, got) = self.read_words(5 * 8)?;
         let reading = readings.and_then(|mut readings| readings.pop());
         reading.ok_or(EventError::ShortRead { got, expected })
     }
 
-    /// The counts of its whole group at one moment, the leader's first.
+    /// Reads the counts of the whole group at one moment, the leader's first.
     ///
     /// # Errors
-    /// As [`Event::read`]; [`EventError::Format`] without
-    /// [`FORMAT_GROUP`].
+    /// See [`Event::read`]; [`EventError::Format`] without [`FORMAT_GROUP`].
     pub fn read_group(&self) -> Result<Vec<Reading>, EventError> {
         if !self.reads_group() {
             return Err(EventError::Format { group: false });
@@ -252,8 +250,8 @@ impl Event {
         self.layout.read_format & FORMAT_GROUP != 0
     }
 
-    /// Reads `room` bytes at most; `None` if what came is not what the format says, and how
-    /// many bytes that was.
+    /// Reads at most `room` bytes and returns their number. The readings are `None` if the bytes do
+    /// not match the read format.
     fn read_words(&self, room: usize) -> Result<(Option<Vec<Reading>>, usize), EventError> {
         let mut bytes = vec![0; room];
         let got = (&self.file).read(&mut bytes).map_err(EventError::Read)?;
@@ -268,10 +266,10 @@ impl Event {
         Ok((readings, got))
     }
 
-    /// Maps the metadata page and 2^`pages_log2` data pages, to be read and given back.
+    /// Maps the metadata page and 2^`pages_log2` data pages as a ring whose records are consumed.
     ///
     /// # Errors
-    /// [`RingError::Map`], with `EINVAL` if it is mapped in another size already, and
+    /// [`RingError::Map`], with `EINVAL` if the event is mapped with another size;
     /// [`RingError::TooLarge`].
     pub fn map(&self, pages_log2: u32) -> Result<Ring, RingError> {
         let pages = 1usize
@@ -280,20 +278,20 @@ impl Event {
         Ring::new(self.as_fd(), pages, self.layout)
     }
 
-    /// Maps `data_pages` data pages after the metadata page: none for an event whose count
-    /// alone is of interest, and any number for whoever wants to see a wrong one refused.
+    /// Maps the metadata page and `data_pages` data pages: 0 for counts alone. Passes any number
+    /// on, for tests of the kernel's refusal.
     ///
     /// # Errors
-    /// As [`Event::map`].
+    /// See [`Event::map`].
     pub fn map_pages(&self, data_pages: usize) -> Result<Ring, RingError> {
         Ring::new(self.as_fd(), data_pages, self.layout)
     }
 
     /// Maps the metadata page and 2^`pages_log2` data pages of an event opened with
-    /// [`EventAttr::backward`], to be overwritten for ever and read when something happened.
+    /// [`EventAttr::backward`], to keep the newest records for a snapshot.
     ///
     /// # Errors
-    /// As [`Event::map`]; [`OverwriteError::Forward`].
+    /// See [`Event::map`]; [`OverwriteError::Forward`].
     pub fn map_overwrite(&self, pages_log2: u32) -> Result<Overwrite<'_>, OverwriteError> {
         if !self.backward {
             return Err(OverwriteError::Forward);
@@ -304,12 +302,12 @@ impl Event {
         Ok(Overwrite::new(self, pages, self.layout)?)
     }
 
-    /// Maps a ring of `data_pages` data pages to read what it holds while it is written and
-    /// read by others, of which nothing is paused and nothing taken. `overwrites` says whether
-    /// it was mapped so: of a persistent event, [`crate::Persistent::overwrites`].
+    /// Maps a ring of `data_pages` data pages to copy records beside its writer and other readers,
+    /// without pausing or consuming anything. `overwrites` is the ring's mode:
+    /// [`crate::Persistent::overwrites`] for a persistent event.
     ///
     /// # Errors
-    /// As [`Event::map`]; [`HistoryError::Forward`].
+    /// See [`Event::map`]; [`HistoryError::Forward`].
     pub fn map_history(
         &self,
         data_pages: u32,
@@ -318,20 +316,20 @@ impl Event {
         History::new(self, data_pages, self.layout, (overwrites, self.backward))
     }
 
-    /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`, to be read
-    /// and given back.
+    /// Maps an AUX area of 2^`pages_log2` pages for a trace with the ring `ring`; reading frees
+    /// room.
     ///
     /// # Errors
-    /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is no trace and `EINVAL` if it has an
-    /// area of another size already; [`AreaError::TooLarge`].
+    /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is not a trace and `EINVAL` if its area
+    /// has another size; [`AreaError::TooLarge`].
     pub fn map_aux(&self, ring: &Ring, pages_log2: u32) -> Result<Area, AreaError> {
         Area::new(self.as_fd(), ring, pages_log2)
     }
 
-    /// As [`Event::map_aux`], to be overwritten for ever and read when something happened.
+    /// Like [`Event::map_aux`], in overwrite mode, to keep the newest part for a snapshot.
     ///
     /// # Errors
-    /// As [`Event::map_aux`].
+    /// See [`Event::map_aux`].
     pub fn map_aux_snapshot(
         &self,
         ring: &Ring,
@@ -340,8 +338,8 @@ impl Event {
         Snapshot::new(self, ring, pages_log2)
     }
 
-    /// Waits until the ring has crossed its wakeup mark, without a `timeout` for as long as it takes. A signal or
-    /// the timeout ends the wait with nothing ready.
+    /// Waits until the ring crosses its wakeup mark, without limit if `timeout` is `None`. A signal
+    /// or the timeout ends the wait with nothing ready.
     ///
     /// # Errors
     /// [`EventError::Poll`].
@@ -359,7 +357,7 @@ impl AsFd for Event {
     }
 }
 
-/// Waits for any of `fds`, events or others; as [`Event::poll`], in the order of `fds`.
+/// Waits for any of `fds`, events or others, like [`Event::poll`]; results in the order of `fds`.
 ///
 /// # Errors
 /// [`EventError::Poll`].

@@ -1,8 +1,8 @@
-//! What a ring holds, read while its writer writes and others read: nothing is paused and
-//! nothing taken. It is copied, and what may have been written over meanwhile is left out.
+//! A ring's contents, copied while its writer and other readers continue: nothing is paused or
+//! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
 //!
-//! The device can be in the middle of writing what no head tells yet. A flush of the event
-//! waits for that, so the head after a flush that follows the copy bounds what was touched.
+//! The device may be writing beyond the published head. A flush of the event waits for that, so the
+//! head after a flush that follows the copy bounds the bytes touched during it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -12,33 +12,33 @@ use crate::map::Mapping;
 use crate::record::{Header, Layout, Record};
 use crate::ring::{self, DATA_HEAD, DATA_TAIL, PAGE_SIZE, RingError, WORD};
 
-/// Why a ring's history cannot be read.
+/// An error of reading a ring's history.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// The ring cannot be mapped, or its head and tail are nonsense.
+    /// The ring cannot be mapped, or its head and tail are inconsistent.
     #[error(transparent)]
     Ring(#[from] RingError),
     /// The event cannot be flushed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// Of a ring that is overwritten forwards, nobody can tell where its oldest record begins.
+    /// A ring that overwrites forwards: the start of its oldest record is unknown.
     #[error(
-        "its ring overwrites the oldest records, but is not written backwards: such a ring cannot be read"
+        "its ring overwrites the oldest records, but is not written backwards: the start of its oldest record is unknown"
     )]
     Forward,
 }
 
-/// How the ring is written.
+/// The direction and mode in which the ring is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// Backwards, over the oldest: the newest record begins at the head.
+    /// Backwards over the oldest records: the newest record begins at the head.
     Newest,
-    /// Forwards up to what nobody has read: the oldest record begins at the tail.
+    /// Forwards up to unread records: the oldest record begins at the tail.
     Unread,
 }
 
-/// A ring, beside its other readers.
+/// A ring read beside its other readers.
 #[derive(Debug)]
 pub struct History<'a> {
     event: &'a Event,
@@ -47,16 +47,16 @@ pub struct History<'a> {
     manner: Manner,
 }
 
-/// What a ring held at one moment.
+/// Contents of a ring at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Past {
-    /// The oldest first.
+    /// The records, oldest first.
     pub records: Vec<Record>,
-    /// How far they go, for [`History::since`].
+    /// Position after the newest record, for [`History::since`].
     pub position: u64,
-    /// Bytes between the position asked for and the oldest record: they were written over.
+    /// Bytes between the requested position and the oldest record, which were overwritten.
     pub missed: u64,
-    /// Records that could not be taken apart.
+    /// Records that could not be parsed.
     pub unreadable: u64,
 }
 
@@ -81,19 +81,19 @@ impl<'a> History<'a> {
         })
     }
 
-    /// What the ring holds, after a flush of the event.
+    /// Reads the ring's contents after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event cannot be flushed, [`HistoryError::Ring`]. One in
-    /// error, or whose CPU is offline, is read as far as it came.
+    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. An event in
+    /// error, or on an offline CPU, is read without a flush's guarantee.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
 
-    /// As [`History::read`], of what came after a [`Past::position`].
+    /// Like [`History::read`], for records after a [`Past::position`].
     ///
     /// # Errors
-    /// As [`History::read`].
+    /// See [`History::read`].
     pub fn since(&self, position: u64) -> Result<Past, HistoryError> {
         self.past(Some(position))
     }
@@ -110,8 +110,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// An event in error has nothing more to write, nor has one whose CPU is offline: what it recorded
-/// before can be read.
+/// Ignores the flush errors of an event in error or on an offline CPU: it has nothing pending, and
+/// its earlier records are readable.
 fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     match flushed {
         Err(EventError::Flush(error))
@@ -123,8 +123,8 @@ fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     }
 }
 
-/// Of a ring written backwards. `barrier` returns when all that was being written stands behind
-/// the head.
+/// Reads a ring written backwards. `barrier` returns once all records being written are behind the
+/// head.
 fn newest(
     mapping: &Mapping,
     layout: &Layout,
@@ -134,7 +134,7 @@ fn newest(
     let size = size(mapping);
     barrier()?;
     let head = mapping.load(DATA_HEAD, Ordering::Acquire);
-    // It counts down from zero.
+    // The position counts down from zero.
     let asked = since.unwrap_or(0).wrapping_sub(head);
     let held = copy(mapping, head, asked.min(size));
     fence(Ordering::Acquire);
@@ -149,7 +149,7 @@ fn newest(
     Ok(past)
 }
 
-/// Of a ring written forwards, whose readers move the tail.
+/// Reads a ring written forwards, whose readers move the tail.
 fn unread(
     mapping: &Mapping,
     layout: &Layout,
@@ -167,8 +167,8 @@ fn unread(
     let held = copy(mapping, tail, available);
     fence(Ordering::Acquire);
     barrier()?;
-    // What others have taken out meanwhile may be written over; what was asked for may begin
-    // later than that.
+    // Records that other readers consumed meanwhile may be overwritten; the requested position may
+    // be later still.
     let taken = mapping
         .load(DATA_TAIL, Ordering::Relaxed)
         .wrapping_sub(tail);
@@ -192,7 +192,7 @@ fn words(bytes: u64) -> usize {
     usize::try_from(bytes / WORD as u64).unwrap_or(usize::MAX)
 }
 
-/// The words of data from `position` on.
+/// The data words from `position` on.
 pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
     let size = size(mapping);
     let positions = (0..bytes / WORD as u64).map(|index| index * WORD as u64);
@@ -201,8 +201,7 @@ pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-/// The records one after another, each with its length, as far as they are whole. `position`
-/// is that of the first.
+/// The whole records in sequence, each with its length. The first is at `position`.
 pub(crate) fn walk<'a>(
     held: &'a [u64],
     position: u64,
@@ -227,7 +226,7 @@ pub(crate) fn walk<'a>(
     })
 }
 
-/// The records, and how many bytes they have.
+/// The records and their total bytes.
 fn gather(records: impl Iterator<Item = (Result<Record, RingError>, u64)>) -> (Past, u64) {
     let mut past = Past::default();
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! Rings in a file's pages, written at the moments at which it matters.
+//! Rings in a file's pages, written at chosen moments of a read.
 
 use super::*;
 use crate::attr::SAMPLE_IP;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = PAGE_SIZE as u64;
-/// Of a record here: a page holds 170 and a part of one.
+/// Size of a record here; a page holds 170 and part of another.
 const RECORD: u64 = 24;
 const LAYOUT: Layout = Layout {
     sample_type: SAMPLE_IP,
@@ -44,7 +44,7 @@ impl Writer {
         self.word(DATA_HEAD as u64, self.head);
     }
 
-    /// Without telling.
+    /// Without publishing the head.
     fn put(&mut self, ip: u64) {
         let start = if self.backward {
             self.head = self.head.wrapping_sub(RECORD);
@@ -119,7 +119,7 @@ fn overwritten_history_is_counted_in_bytes() {
     assert_eq!(next.missed, (330 - 10) * RECORD);
 }
 
-/// Runs `then` at the second flush: after the copy.
+/// Runs `then` at the second flush, after the copy.
 fn after_copy(then: impl Fn()) -> impl Fn() -> Result<(), EventError> {
     let flushes = Cell::new(0);
     move || {
@@ -139,7 +139,7 @@ fn record_overwritten_during_copy_is_omitted() {
         let writer = RefCell::new(writer);
         let barrier = after_copy(|| writer.borrow_mut().records(0..later));
         let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
-        // 4096 bytes hold 170 records and 16 bytes, which the first later one takes, too.
+        // 4096 bytes hold 170 records and 16 bytes, which the first later record also takes.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
         assert_eq!(
             ips(&past),
@@ -153,7 +153,7 @@ fn record_overwritten_during_copy_is_omitted() {
 fn copy_waits_for_unpublished_write() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..500);
-    // Stands in the ring, over the oldest, before the copy; the head tells it after a flush.
+    // In the ring, over the oldest, before the copy; published by the flush.
     for ip in 0..20 {
         writer.put(0xdead_0000 + ip);
     }
@@ -198,7 +198,7 @@ fn record_consumed_during_copy_is_omitted() {
     });
     let past = unread(&mapping, &LAYOUT, None, barrier).unwrap();
     assert_eq!(ips(&past), (60..100).collect::<Vec<u64>>());
-    // All of it, by readers that have gone on.
+    // All of the ring, by readers that continue.
     let gone = after_copy(|| writer.borrow().word(DATA_TAIL as u64, 200 * RECORD));
     let past = unread(&mapping, &LAYOUT, None, gone).unwrap();
     assert!(past.records.is_empty());
@@ -222,7 +222,7 @@ fn nonsense_ends_the_reading() {
         let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
         assert_eq!(ips(&past), [2], "{header:#x}");
     }
-    // Too short for its fields: passed over, and told.
+    // Too short for its fields: skipped and counted.
     writer.record(1);
     let position = writer.head % SIZE;
     writer.word(SIZE + position, 8 << 48 | 9);

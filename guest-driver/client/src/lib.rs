@@ -1,12 +1,11 @@
-//! The guest programs' side of the paravirtual PMU.
+//! Client library for guest programs of the paravirtual PMU.
 //!
-//! There are two doors into the device, and one [`Event`] behind both:
-//! - [`Vpmu`] is the shared-page door, `/dev/vpmu`: events that count and sample, whose rings
-//!   the host writes directly into this process's pages.
-//! - [`perf::PerfPmu`] is the perf core door, `perf_event_open(2)` on the PMU named `vpmu`:
-//!   events that count.
+//! The device has two interfaces, with one [`Event`] type for both:
+//! - [`Vpmu`] is `/dev/vpmu`: events that count and sample; the host writes their rings directly
+//!   into this process's pages.
+//! - [`perf::PerfPmu`] is `perf_event_open(2)` on the PMU named `vpmu`: perf core's events.
 //!
-//! Count the caller's own events by reason of exit:
+//! Count the caller's exits for one reason:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
 //! let vpmu = vpmu_client::Vpmu::open()?;
@@ -35,8 +34,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Know where the time went when something odd has happened, by a ring that always holds the
-//! latest samples and their callers:
+//! Keep the latest samples and call chains in a ring, to look back after an incident:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
 //! use vpmu_client::{EventAttr, Record, Vpmu};
@@ -54,7 +52,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! See every exit to the host's user space that a piece of work makes, and how long each took:
+//! Trace every exit to the host's user space during a piece of work, with its duration:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
 //! use vpmu_client::{Chunk, Packet, Vpmu};
@@ -76,7 +74,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Keep the newest samples of a CPU whatever becomes of this program, and read them in another,
+//! Keep the newest samples of a CPU after this program exits, and read them from another program
 //! while they are written:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
@@ -96,7 +94,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Count between two of a program's own marks: see [`trigger`].
+//! Count between two marks of a program: see [`trigger`].
 
 mod arch;
 pub mod area;

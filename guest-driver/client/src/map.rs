@@ -1,6 +1,6 @@
-//! Pages of an event, mapped into this process and written by the host at any moment: reached
-//! by atomic words only, never by reference. Knows nothing of what lies in them. Beside them,
-//! the page of the device that is only written.
+//! Pages of an event, mapped into this process and written by the host at any moment: accessed only
+//! by atomic words, never by reference. Doesn't interpret them. Also the device's write-only
+//! doorbell page.
 #![expect(unsafe_code, reason = "the edge to shared memory")]
 
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread, and is only reached through
 // atomics; the pointer is private and dropped once.
 unsafe impl Send for Mapping {}
-// SAFETY: as above: several threads may load and store atomics.
+// SAFETY: see above: several threads may load and store atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -30,12 +30,12 @@ impl Mapping {
         Self::map(fd, 0, bytes, true)
     }
 
-    /// As [`Mapping::new`], not to be written by this process.
+    /// Like [`Mapping::new`], without write access.
     pub(crate) fn new_read_only(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         Self::map(fd, 0, bytes, false)
     }
 
-    /// As the others, from `offset`, a multiple of the page size.
+    /// Maps from `offset`, a multiple of the page size.
     pub(crate) fn map(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -92,8 +92,8 @@ impl Mapping {
         self.word(offset / WORD).load(order)
     }
 
-    /// Appends the `bytes` from byte `offset` on to `copy`: both are multiples of 8, and all of
-    /// it is inside the mapping. What another side writes meanwhile is torn at words.
+    /// Appends the `bytes` at byte `offset` to `copy`: both are multiples of 8 and inside the
+    /// mapping. Concurrent writes tear only between words.
     pub(crate) fn copy(&self, offset: usize, bytes: usize, copy: &mut Vec<u8>) {
         let first = offset / WORD;
         let words = first..first + bytes / WORD;
@@ -108,14 +108,14 @@ impl Mapping {
     }
 }
 
-/// One page of a device, whose first 32 bits can be written.
+/// A device page; its first 32 bits are a write-only register.
 #[derive(Debug)]
 pub(crate) struct Register(NonNull<u32>);
 
-// SAFETY: the page belongs to the process, not to a thread, and is only ever written; each
-// store is one of the device's register's own width.
+// SAFETY: the page belongs to the process, not to a thread, and is only written, in single stores
+// of the register's width.
 unsafe impl Send for Register {}
-// SAFETY: as above.
+// SAFETY: see above.
 unsafe impl Sync for Register {}
 
 impl Register {
@@ -153,14 +153,14 @@ impl Register {
 
 impl Drop for Register {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `new` mapped, to which no reference can be left.
+        // SAFETY: exactly the range that `new` mapped; no reference to it remains.
         unsafe { libc::munmap(self.0.as_ptr().cast(), Self::BYTES) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `new` mapped, to which no reference can be left.
+        // SAFETY: exactly the range that `new` mapped; no reference to it remains.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }

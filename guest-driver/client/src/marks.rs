@@ -1,4 +1,4 @@
-//! Marks placed from user mode: one store to the device's doorbell, one VM exit, no system
+//! Marks placed from user mode: one store to the device's doorbell, one VM exit, without a system
 //! call.
 
 use std::fs::File;
@@ -10,31 +10,30 @@ use crate::device::{DeviceError, Vpmu};
 use crate::map::Register;
 use crate::sys;
 
-/// Why marks cannot be placed.
+/// An error of setting up marks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarksError {
-    /// The device's descriptor cannot be kept.
+    /// The device's descriptor cannot be duplicated.
     #[error("keeping the vPMU open for marks")]
     Keep(#[source] io::Error),
 }
 
-/// How a mark reaches the device.
+/// The path of a mark to the device.
 #[derive(Debug)]
 enum Way {
-    /// By a store.
+    /// A store to the doorbell page.
     Page(Register),
-    /// By a system call, and why not by a store.
+    /// A system call, with the reason why the page could not be mapped.
     Call(File, io::Error),
 }
 
-/// A place to put marks, for any thread. Each counts on the CPU, and for the task, that places
-/// it.
+/// Places marks from any thread. Each counts on the CPU and for the task that places it.
 #[derive(Debug)]
 pub struct Marks(Way);
 
 impl Vpmu {
-    /// Maps the doorbell; where that is refused, marks go by a system call each.
+    /// Maps the doorbell; if the kernel refuses, each mark takes a system call.
     ///
     /// # Errors
     /// [`MarksError`].
@@ -56,7 +55,7 @@ impl Marks {
     /// Places the mark `value`.
     ///
     /// # Errors
-    /// [`Error::Device`] if it went by a call, and the device takes no marks.
+    /// [`Error::Device`] if the mark took a system call and the device takes no marks.
     pub fn place(&self, value: u32) -> Result<(), Error> {
         match &self.0 {
             Way::Page(page) => page.store(value),
@@ -65,7 +64,7 @@ impl Marks {
         Ok(())
     }
 
-    /// Why each mark takes a system call; `None` if it takes none.
+    /// The reason why each mark takes a system call; `None` if marks are stores.
     #[must_use]
     pub fn refusal(&self) -> Option<&io::Error> {
         match &self.0 {

@@ -1,5 +1,5 @@
-//! The metadata page: an event's count and times, readable at any moment with no system call.
-//! Knows the kernel's recipe for it and nothing of records.
+//! The metadata page: an event's count and times, readable without a system call. Knows the
+//! kernel's protocol for the page and nothing of records.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -17,18 +17,18 @@ pub(crate) const TIME_CONVERSION: usize = 48;
 pub(crate) const TIME_OFFSET: usize = 56;
 pub(crate) const TIME_ZERO: usize = 64;
 
-/// perf's `cap_user_time`: the times go on, by the TSC.
+/// perf's `cap_user_time`: the times can be extrapolated with the TSC.
 const CAP_USER_TIME: u64 = 1 << 3;
 
-/// Times that a reader lets the writer go first.
+/// Attempts to read between two writes.
 const SEQUENCE_TRIES: u32 = 1000;
 
-/// What the metadata page tells, of one moment.
+/// The metadata page's contents at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// The hardware counter's index, zero if there is none to read.
+    /// The hardware counter's index; zero if there is no counter to read.
     pub index: u32,
-    /// The count, if there is no hardware counter to add.
+    /// The count, unless a hardware counter must be added.
     pub offset: u64,
     /// Nanoseconds enabled.
     pub time_enabled: u64,
@@ -40,17 +40,17 @@ pub struct Metadata {
     pub pmc_width: u16,
     /// Shift of the conversion from TSC to time.
     pub time_shift: u16,
-    /// Multiplier of it.
+    /// Multiplier of the conversion.
     pub time_mult: u32,
-    /// Added to a converted TSC: how much later than the times above that is.
+    /// Added to a converted TSC: the time since the times above were written.
     pub time_offset: u64,
     /// Zero of the conversion, for times in records.
     pub time_zero: u64,
 }
 
 impl Metadata {
-    /// What a reading would have said when the TSC was `tsc`; `None` if a hardware counter
-    /// has to be added, which this library does not read.
+    /// The reading at the TSC `tsc`; `None` if a hardware counter must be added, which this library
+    /// does not read.
     pub(crate) fn reading(&self, tsc: u64) -> Option<Reading> {
         if self.index != 0 {
             return None;
@@ -60,7 +60,7 @@ impl Metadata {
         } else {
             self.time_offset.wrapping_add(self.scaled(tsc))
         };
-        // What was counted all the time so far still is: nothing takes such a count away.
+        // An event that counted all its enabled time still does: it does not lose its counter between.
         let running = if self.time_running == self.time_enabled {
             since
         } else {
@@ -81,7 +81,7 @@ impl Metadata {
     }
 }
 
-/// The page and the TSC at one moment between two writes; `None` if it is always being written.
+/// The page and the TSC between two writes; `None` if every attempt met a write.
 pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
     for _ in 0..SEQUENCE_TRIES {
         let before = page.load(LOCK_INDEX, Ordering::Acquire);
@@ -128,7 +128,7 @@ mod tests {
         pmc_width: 64,
         time_shift: 1,
         time_mult: 1,
-        // As of a TSC of 1000.
+        // Times at a TSC of 1000.
         time_offset: 500_u64.wrapping_neg(),
         time_zero: 0,
     };

@@ -1,6 +1,5 @@
-//! A ring that nobody empties: it always holds the latest records, the oldest are written over.
-//! Written backwards, its newest record begins at the head and the older ones follow, so that
-//! they can be read as far as they are whole.
+//! A ring in overwrite mode: it always holds the latest records. Written backwards, its newest
+//! record begins at the head and the older ones follow, so that all whole records can be read.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -11,17 +10,17 @@ use crate::map::Mapping;
 use crate::record::{Layout, Record};
 use crate::ring::{self, DATA_HEAD, PAGE_SIZE, RingError};
 
-/// Why there is no snapshot.
+/// An error of a snapshot.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverwriteError {
-    /// The ring cannot be mapped so.
+    /// The ring cannot be mapped.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The writer cannot be paused, or does not go on.
+    /// The writer cannot be paused or resumed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// Of a ring that is written forwards, nobody can tell where its oldest record begins.
+    /// A ring written forwards: the start of its oldest record is unknown.
     #[error("only an event opened to write backwards can be read while it overwrites")]
     Forward,
 }
@@ -47,11 +46,11 @@ impl<'a> Overwrite<'a> {
         })
     }
 
-    /// The records that the ring holds, the oldest first. The writer is paused meanwhile: what
-    /// overflows in this time is lost.
+    /// Copies the records in the ring, oldest first. The writer is paused meanwhile: overflows in
+    /// this time are lost.
     ///
     /// # Errors
-    /// [`OverwriteError`]; [`RingError::Record`] for a record that cannot be taken apart.
+    /// [`OverwriteError`]; [`RingError::Record`] for a record that cannot be parsed.
     pub fn snapshot(&self) -> Result<Vec<Record>, OverwriteError> {
         self.event.pause_output(true)?;
         let records = records(&self.mapping, &self.layout);
@@ -60,11 +59,11 @@ impl<'a> Overwrite<'a> {
     }
 }
 
-/// From the newest, at the head, to the oldest of which nothing was written over.
+/// The records from the newest, at the head, to the oldest that is whole.
 fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError> {
     let head = mapping.load(DATA_HEAD, Ordering::Acquire);
     let size = (mapping.len() - PAGE_SIZE) as u64;
-    // It counts down from zero.
+    // The head counts down from zero.
     let held = history::copy(mapping, head, head.wrapping_neg().min(size));
     let mut records = history::walk(&held, head, layout)
         .map(|(record, _)| record)
@@ -80,7 +79,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    /// Writes as a backward writer does: each record before the last.
+    /// Writes like a backward writer: each record before the previous one.
     struct Writer {
         file: File,
         head: u64,
@@ -127,7 +126,7 @@ mod tests {
     fn overwrite_ring_yields_latest_records_oldest_first() {
         let (mut writer, mapping) = Writer::new();
         assert!(ips(&mapping).is_empty());
-        // 24 bytes each, of which a page holds 170 and a part of one.
+        // A page holds 170 records of 24 bytes and part of another.
         for ip in 0..1000 {
             writer.record(&[24 << 48 | 9, ip, ip]);
             let oldest = (ip + 1).saturating_sub(170);

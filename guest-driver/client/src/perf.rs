@@ -1,5 +1,5 @@
-//! The perf core door: `perf_event_open(2)` on the PMU that the driver registers, described
-//! by sysfs as any PMU is. Perf core writes its rings, of samples that the driver replays.
+//! `perf_event_open(2)` on the PMU that the driver registers, described in sysfs like any PMU. Perf
+//! core writes its rings, from samples that the driver replays.
 
 use std::fs;
 use std::io;
@@ -10,60 +10,60 @@ use crate::attr::EventAttr;
 use crate::event::Event;
 use crate::sys;
 
-/// Where the kernel describes the PMU.
+/// The PMU's directory in sysfs.
 pub const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
 
-/// What is missing in sysfs, or was refused.
+/// An error of sysfs or of `perf_event_open(2)`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PerfError {
-    /// No such PMU.
+    /// The PMU is missing.
     #[error("no PMU at {}: load the driver with `modprobe virtio_pmu`, and mount sysfs", .0.display())]
     Missing(PathBuf),
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("reading {}", path.display())]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The type is no number.
+    /// The type is not a number.
     #[error("{} holds {text:?}, which is not a PMU's type", path.display())]
     Type {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// What it says.
+        /// The file's contents.
         text: String,
     },
-    /// No event of that name.
+    /// An unknown event name.
     #[error("the PMU has no event {name:?}, only: {}", known.join(", "))]
     Unknown {
-        /// As asked for.
+        /// The requested name.
         name: String,
-        /// All that there are.
+        /// All event names.
         known: Vec<String>,
     },
-    /// A format that is not ranges of bits of `config`.
+    /// A format other than bit ranges of `config`.
     #[error("the format {format:?} of {term:?} is not ranges of bits of config")]
     Format {
-        /// Whose.
+        /// The term.
         term: String,
-        /// As sysfs says.
+        /// The format in sysfs.
         format: String,
     },
-    /// A term of an event that is not `name`, `name=number`, or does not fit its bits.
+    /// A term of an event that is neither `name` nor `name=number`, or does not fit its bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
-    /// It is to outlive its handles.
-    #[error("perf_event_open has no persistent events: open it by /dev/vpmu")]
+    /// A persistent event, which `perf_event_open(2)` does not offer.
+    #[error("perf_event_open has no persistent events: open it with /dev/vpmu")]
     Door,
     /// The kernel refused the event.
     #[error("perf_event_open")]
     Open(#[source] io::Error),
 }
 
-/// The PMU, as sysfs describes it.
+/// The PMU as described in sysfs.
 #[derive(Debug)]
 pub struct PerfPmu {
     path: PathBuf,
@@ -74,15 +74,15 @@ impl PerfPmu {
     /// Reads the PMU's type from [`SYSFS`].
     ///
     /// # Errors
-    /// [`PerfError`], above all that the driver is not loaded.
+    /// [`PerfError`]: most often, the driver is not loaded.
     pub fn open() -> Result<Self, PerfError> {
         Self::open_at(Path::new(SYSFS))
     }
 
-    /// Reads another directory.
+    /// Reads another sysfs directory.
     ///
     /// # Errors
-    /// As [`PerfPmu::open`].
+    /// See [`PerfPmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, PerfError> {
         let file = path.join("type");
         let text = match read(&file) {
@@ -126,16 +126,16 @@ impl PerfPmu {
                     .into_owned(),
             );
         }
-        // Beside an event may stand files about it: its unit and its scale.
+        // The unit and scale of an event are in files beside it.
         names.retain(|name| !name.contains('.'));
         names.sort_unstable();
         Ok(names)
     }
 
-    /// The event that sysfs names so: of the calling thread, disabled, counting.
+    /// A counting event of the calling thread, disabled, by its name in sysfs.
     ///
     /// # Errors
-    /// [`PerfError::Unknown`], or what is wrong with its description.
+    /// [`PerfError::Unknown`], or an error of the event's description.
     pub fn attr(&self, name: &str) -> Result<EventAttr, PerfError> {
         let known = self.events()?;
         if !known.iter().any(|known| known == name) {
@@ -147,7 +147,7 @@ impl PerfPmu {
         self.attr_of_terms(&read(&self.path.join("events").join(name))?)
     }
 
-    /// The event of perf's terms, as between the slashes of `vpmu/kind=0x101,event=2/`.
+    /// An event from perf's terms: the text between the slashes of `vpmu/kind=0x101,event=2/`.
     ///
     /// # Errors
     /// [`PerfError::Term`] or [`PerfError::Format`].
@@ -161,7 +161,7 @@ impl PerfPmu {
                 config |= value;
                 continue;
             }
-            // A name is a name of a file, and not a way to other directories.
+            // A name must be a file name, not a path to another directory.
             if name.is_empty() || name.contains('/') || name.starts_with('.') {
                 return Err(wrong());
             }
@@ -183,10 +183,10 @@ impl PerfPmu {
         open(attr, None)
     }
 
-    /// Opens an event in the group that `leader`, of this door too, leads.
+    /// Opens an event in the group that `leader` leads; the leader is of this PMU, too.
     ///
     /// # Errors
-    /// As [`PerfPmu::open_event`].
+    /// See [`PerfPmu::open_event`].
     pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, PerfError> {
         open(attr, Some(leader))
     }
@@ -222,7 +222,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The bits, lowest first, of a format such as `config:0-7,32-35`.
+/// The bits of a format such as `config:0-7,32-35`, lowest first.
 fn bits(format: &str) -> Option<Vec<u32>> {
     let mut bits = Vec::new();
     for range in format.strip_prefix("config:")?.split(',') {
@@ -236,7 +236,7 @@ fn bits(format: &str) -> Option<Vec<u32>> {
     Some(bits)
 }
 
-/// Puts the bits of `value` where the format has them; `None` if it has more than they hold.
+/// Puts the bits of `value` at the format's positions; `None` if it has too many.
 fn spread(value: u64, bits: &[u32]) -> Option<u64> {
     if bits.len() < 64 && value >> bits.len() != 0 {
         return None;

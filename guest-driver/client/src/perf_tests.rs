@@ -81,7 +81,7 @@ fn formats_that_make_no_sense_are_refused() {
 
 #[test]
 fn perf_software_event_opens_and_counts() {
-    // The CPU's own software clock, through the same code; every kernel has it.
+    // The kernel's software CPU clock through the same code; every kernel has it.
     let attr = EventAttr::new(1, 1);
     let pmu = PerfPmu {
         path: PathBuf::new(),
@@ -126,7 +126,7 @@ fn perf_software_ring_reads_records() {
     let mut last = 0;
     let mut samples = 0;
     for record in records.unwrap() {
-        // The kernel throttles and says so; that is not ours to take apart.
+        // The kernel throttles the event and records that; such records are not parsed.
         let Record::Sample(sample) = record else {
             continue;
         };
@@ -138,12 +138,12 @@ fn perf_software_ring_reads_records() {
         last = sample.time;
     }
     assert!(samples > 0);
-    // The kernel writes the page when it likes, the last time before the event stopped.
+    // The kernel updates the page at times of its own, last before the event stops.
     let told = ring.metadata().unwrap().time_enabled;
     assert!(told > 0 && told <= event.read().unwrap().time_enabled);
 }
 
-/// The kernel's own clock of tasks, of user mode alone.
+/// The kernel's task clock, in user mode only.
 fn clock(period: u64) -> (PerfPmu, EventAttr) {
     let pmu = PerfPmu {
         path: PathBuf::new(),
@@ -252,7 +252,7 @@ fn perf_software_backward_ring_holds_latest() {
             _ => None,
         })
         .collect();
-    // 56 bytes each: a page holds 73 of them.
+    // A page holds 73 records of 56 bytes.
     assert!(!times.is_empty() && times.len() <= 73, "{}", times.len());
     assert!(times.is_sorted(), "the oldest first");
 }

@@ -1,5 +1,4 @@
-//! Persistent events: those that live on without a handle. What there is, who made it, how it
-//! is opened again, and how it ends.
+//! Persistent events, which outlive their handles: listing, reopening and ending them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,42 +18,42 @@ use crate::sys;
 /// Most entries read at once.
 const CHUNK: usize = 32;
 
-/// The last byte of a name is zero.
+/// Most letters of a name, which ends in a zero byte.
 const MOST_LETTERS: usize = PERSISTENT_NAME - 1;
 
-/// What was refused.
+/// An error of a persistent event.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PersistentError {
     /// The list cannot be read.
     #[error("listing persistent events")]
     List(#[source] io::Error),
-    /// No such event, or none any more.
+    /// An event that does not exist, or no longer.
     #[error("no persistent event {name:?}{}; `vperf persist ls` shows all", suggestion(.near))]
     Unknown {
-        /// As asked for.
+        /// The requested name.
         name: String,
-        /// Names like it.
+        /// Similar names.
         near: Vec<String>,
     },
-    /// It cannot be opened again.
+    /// The event cannot be reopened.
     #[error("opening the persistent event {name:?}{}", open_hint(.source))]
     Open {
-        /// Which.
+        /// The name.
         name: String,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error(
-        "{0:?} is no name for a persistent event: lower-case letters, digits, - and _, a letter first, {MOST_LETTERS} at most"
+        "{0:?} is not a valid name for a persistent event: use lower-case letters, digits, - and _, a letter first, {MOST_LETTERS} at most"
     )]
     Name(String),
     /// The event cannot be made persistent.
     #[error("making the event persistent{}", detach_hint(.0))]
     Detach(#[source] io::Error),
-    /// The event cannot be made one that ends.
-    #[error("having the event end with its last reader{}", attach_hint(.0))]
+    /// The event cannot be made non-persistent.
+    #[error("making the event end with its last handle{}", attach_hint(.0))]
     Attach(#[source] io::Error),
 }
 
@@ -69,9 +68,9 @@ fn open_hint(error: &io::Error) -> &'static str {
 fn detach_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => NEEDS_CAPABILITY,
-        Some(libc::EEXIST) => " (another has this name)",
+        Some(libc::EEXIST) => " (another event has this name)",
         Some(libc::ENOSPC) => {
-            " (this machine may have no more of them: `vperf persist rm` ends those nobody needs)"
+            " (the machine's limit is reached: end unneeded ones with `vperf persist rm`)"
         }
         Some(libc::EINVAL) => " (only an event of a whole CPU, in no group and with its own ring)",
         _ => "",
@@ -81,7 +80,7 @@ fn detach_hint(error: &io::Error) -> &'static str {
 fn attach_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            " (CAP_PERFMON is needed for it; and the operator's events end on the host alone, by `vmm ctl`)"
+            " (CAP_PERFMON is needed for it; and only `vmm ctl` on the host ends the operator's events)"
         }
         Some(libc::EINVAL) => " (it is not persistent)",
         _ => "",
@@ -91,24 +90,24 @@ fn attach_hint(error: &io::Error) -> &'static str {
 const NEEDS_CAPABILITY: &str =
     " (CAP_PERFMON is needed for it: be root, or have `setcap cap_perfmon+ep` on the program)";
 
-/// A persistent event as it was when listed.
+/// A persistent event as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persistent {
-    /// What it is opened with again; never another's while the machine lives.
+    /// The id that reopens it; not reused while the machine lives.
     pub id: u64,
-    /// Under which sysfs lists it.
+    /// Its name in sysfs.
     pub name: String,
-    /// Whose work it counts.
+    /// The CPU that it counts on.
     pub cpu: u32,
-    /// Data pages of its ring; `None`: it has no ring yet.
+    /// Data pages of its ring; `None` before the ring is made.
     pub data_pages: Option<u32>,
-    /// The host's own: to be read and flushed alone.
+    /// Whether the host's operator owns it: the guest can only read and flush it.
     pub is_operators: bool,
-    /// Its ring outlives a reset of this machine.
+    /// Whether its ring outlives a guest reset.
     pub outlives_reset: bool,
-    /// Its ring holds the newest records; else it holds what nobody has taken out yet.
+    /// Whether its ring keeps the newest records; otherwise it keeps unread records.
     pub overwrites: bool,
-    /// What it counts and what its records hold; `disabled` as it was.
+    /// The counted event and its record fields; `disabled` as at opening.
     pub attr: EventAttr,
 }
 
@@ -128,14 +127,14 @@ impl Persistent {
         }
     }
 
-    /// Its records name the id `id`, or its name is that.
+    /// Whether `name` is its name or its id in decimal.
     fn is_called(&self, name: &str) -> bool {
         self.name == name || name.parse() == Ok(self.id)
     }
 }
 
 impl Vpmu {
-    /// Every persistent event, by ascending id.
+    /// Lists persistent events by ascending id.
     ///
     /// # Errors
     /// [`PersistentError::List`].
@@ -146,7 +145,7 @@ impl Vpmu {
             let mut raw = [PersistentEntry::new_zeroed(); CHUNK];
             let filled =
                 sys::persistent(self.as_fd(), after, &mut raw).map_err(PersistentError::List)?;
-            // A list that does not go on would be read for ever.
+            // Skip ids that do not ascend: such a list would never end.
             let further = raw[..filled].iter().filter(|entry| entry.id > after);
             events.extend(further.map(Persistent::from_raw));
             if filled == 0 || events.last().map_or(0, |event| event.id) == after {
@@ -155,16 +154,15 @@ impl Vpmu {
         }
     }
 
-    /// The persistent event of this name, or of this id in decimal digits.
+    /// Finds the persistent event with this name, or this id in decimal digits.
     ///
     /// # Errors
-    /// [`PersistentError::Unknown`] names those that are called alike.
+    /// [`PersistentError::Unknown`] suggests similar names.
     pub fn find_persistent(&self, name: &str) -> Result<Persistent, PersistentError> {
         find(self.persistent()?, name)
     }
 
-    /// Another handle of a persistent event: the same event, the same ring, its history
-    /// included.
+    /// Opens another handle of a persistent event, with the same ring and its history.
     ///
     /// # Errors
     /// [`PersistentError::Open`], with `ENOENT` if it has ended.
@@ -183,10 +181,10 @@ impl Vpmu {
         Ok(Event::new(fd, &event.attr))
     }
 
-    /// As [`Vpmu::reopen`], of whatever the list calls so.
+    /// Reopens the listed event with this name or id.
     ///
     /// # Errors
-    /// As [`Vpmu::find_persistent`] and [`Vpmu::reopen`].
+    /// See [`Vpmu::find_persistent`] and [`Vpmu::reopen`].
     pub fn reopen_named(&self, name: &str) -> Result<Event, Error> {
         self.reopen(&self.find_persistent(name)?)
     }
@@ -201,7 +199,7 @@ fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentErr
     })
 }
 
-/// As the driver takes it; the device looks at the letters.
+/// The name in the driver's form; the device checks the letters.
 fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
     let mut bytes = [0; PERSISTENT_NAME];
     let taken = bytes[..MOST_LETTERS].get_mut(..name.len())?;
@@ -210,18 +208,18 @@ fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
 }
 
 impl Event {
-    /// Has the event live on when its handles are closed; returns the id to open it again
-    /// with, once more the same if it was so already. With an empty name it keeps the one that
-    /// it has, or is called `event` and its id.
+    /// Makes the event outlive its handles and returns the id that reopens it; the same id if it
+    /// was persistent already. An empty name keeps the current one, or assigns `event` followed by
+    /// the id.
     ///
     /// # Errors
-    /// [`PersistentError::Detach`], with `EINVAL` for an event of a task; without CAP_PERFMON
-    /// `EPERM`. [`PersistentError::Name`].
+    /// [`PersistentError::Detach`], with `EINVAL` for an event of a task and `EPERM` without
+    /// CAP_PERFMON; [`PersistentError::Name`].
     pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
         detach(name, |bytes| sys::detach(self.as_fd(), bytes))
     }
 
-    /// Has the event end when its last handle is closed.
+    /// Makes the event end with its last handle.
     ///
     /// # Errors
     /// [`PersistentError::Attach`], with `EINVAL` if it was not persistent and `EPERM` if it is
@@ -242,33 +240,33 @@ fn detach(
     })
 }
 
-/// Perf core gives a PMU no calls of its own: for an event of [`crate::perf::PerfPmu`] the device
-/// makes them.
+/// Perf core lets a PMU add no ioctls: an event of [`crate::perf::PerfPmu`] uses these of the
+/// device instead.
 impl Vpmu {
-    /// As [`Event::detach`], of an event of `perf_event_open(2)`. Its descriptor is a view from
-    /// then on, as those that open it again: it reads the event's count, and takes the samples of
-    /// its ring; enabling and disabling it changes the view alone.
+    /// Like [`Event::detach`], for an event opened with `perf_event_open(2)`. Its descriptor
+    /// becomes a view, like reopened ones: it reads the event's count and takes samples from its
+    /// ring; enabling and disabling affects only the view.
     ///
     /// # Errors
-    /// As [`Event::detach`]; `EBADF` if it is not an event of the vPMU that
-    /// `perf_event_open(2)` opened, `EOPNOTSUPP` if its samples hold counts, or the registers or
-    /// the stack of the user, or if it is a trace.
+    /// See [`Event::detach`]; `EBADF` if the event was not opened on the vPMU with
+    /// `perf_event_open(2)`, `EOPNOTSUPP` if it is a trace or its samples hold counts, user
+    /// registers or the user stack.
     pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
         detach(name, |bytes| {
             sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
         })
     }
 
-    /// As [`Event::attach`], of an event of `perf_event_open(2)`.
+    /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
     ///
     /// # Errors
-    /// As there; `EBADF` as [`Vpmu::detach_perf`].
+    /// See [`Event::attach`]; `EBADF` as for [`Vpmu::detach_perf`].
     pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
         sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
     }
 }
 
-/// What the device takes: to tell which of two things was wrong.
+/// The device's rule for names, to distinguish two causes of `EINVAL`.
 fn is_name(name: &str) -> bool {
     let mut letters = name.bytes();
     let rest =

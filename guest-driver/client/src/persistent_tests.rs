@@ -1,4 +1,4 @@
-//! The list's entries and their names.
+//! Entries of the list, and their names.
 
 use super::*;
 

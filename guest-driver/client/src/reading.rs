@@ -1,26 +1,25 @@
-//! Counts as the read format lays them out: in a read(2), a sample, a record of counts.
+//! Counts in the layout of the read format: from read(2), a sample, or a record of counts.
 
 use crate::attr::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
 use crate::record::Words;
 
-/// A count, as it was at one moment.
+/// A count at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// Nanoseconds enabled with its task (or CPU) running; zero unless the read format asks.
+    /// Nanoseconds enabled while its task (or CPU) ran; zero unless in the read format.
     pub time_enabled: u64,
-    /// Nanoseconds of those in which it was counted; zero unless the read format asks.
+    /// Nanoseconds of those in which it counted; zero unless in the read format.
     pub time_running: u64,
-    /// The event's id; zero unless the read format asks.
+    /// The event's id; zero unless in the read format.
     pub id: u64,
-    /// Records of the event that were never written, of a trace bytes; zero unless the read
-    /// format asks.
+    /// Lost records of the event, or lost bytes of a trace; zero unless in the read format.
     pub lost: u64,
 }
 
-/// One event's count; of a group, every member's, the leader's first, each with the group's
-/// times. `None` if there are fewer words than the format says.
+/// The count of one event, or of each group member, the leader's first, all with the group's times.
+/// `None` if the words are too few for the format.
 pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Reading>> {
     let has = |bit| read_format & bit != 0;
     if !has(FORMAT_GROUP) {
@@ -35,7 +34,7 @@ pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Readi
     let members = words.next()?;
     let time_enabled = words.next_if(has(FORMAT_TIME_ENABLED))?;
     let time_running = words.next_if(has(FORMAT_TIME_RUNNING))?;
-    // A wrong number ends where the words do.
+    // A wrong member count is bounded by the words.
     let member = |_| {
         Some(Reading {
             value: words.next()?,
@@ -48,7 +47,7 @@ pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Readi
     (0..members).map(member).collect()
 }
 
-/// Bytes of one event's count.
+/// Bytes of a single event's reading.
 pub(crate) fn single_size(read_format: u64) -> usize {
     let fields = FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING | FORMAT_ID | FORMAT_LOST;
     8 + 8 * (read_format & fields).count_ones() as usize

@@ -1,5 +1,5 @@
-//! The reader of a ring: the host writes records and the head, this side reads them and
-//! moves the tail. One acquire load of the head, one release store of the tail per record.
+//! The reader of a ring: the host writes records and the head; this side reads them and moves the
+//! tail. One acquire load of the head and one release store of the tail per record.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ pub use crate::metadata::Metadata;
 use crate::reading::Reading;
 use crate::record::{Header, Layout, Record, RecordError};
 
-/// What a page is in the device's interface, and in every guest that can have one.
+/// Page size of the device's interface and of every supported guest.
 pub const PAGE_SIZE: usize = 4096;
 
 pub(crate) const WORD: usize = 8;
@@ -21,22 +21,22 @@ pub(crate) const WORD: usize = 8;
 pub(crate) const DATA_HEAD: usize = 1024;
 pub(crate) const DATA_TAIL: usize = 1032;
 
-/// What is wrong with a ring.
+/// An error of a ring.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
     /// The kernel refused the mapping.
     #[error("mapping {pages} data pages of the event{}", hint(source))]
     Map {
-        /// Data pages asked for.
+        /// Data pages requested.
         pages: usize,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
     /// More pages than a machine has.
     #[error("a ring of 2^{0} pages is too large")]
     TooLarge(u32),
-    /// Head and tail are further apart than the ring is long: records were written over.
+    /// The distance from tail to head exceeds the ring: records were overwritten.
     #[error(
         "the ring's head {head:#x} is not within {size:#x} bytes after {tail:#x}: `skip` to go on"
     )]
@@ -48,55 +48,55 @@ pub enum RingError {
         /// Bytes of the ring.
         size: u64,
     },
-    /// What stands at the tail is not a record.
+    /// The bytes at the tail are not a record.
     #[error(
-        "no record of {size} bytes can stand at {tail:#x} with {available} bytes to read: `skip` to go on"
+        "impossible record of {size} bytes at {tail:#x} with {available} bytes to read: `skip` to go on"
     )]
     Malformed {
-        /// Where.
+        /// Its position.
         tail: u64,
-        /// As its header says.
+        /// Its size according to its header.
         size: u16,
-        /// Up to the head.
+        /// Bytes up to the head.
         available: u64,
     },
-    /// A record that is not what its header says; the next call reads the one after it.
+    /// A record that contradicts its header; the next call reads the one after it.
     #[error("at {tail:#x} of the ring")]
     Record {
-        /// Where.
+        /// Its position.
         tail: u64,
-        /// What is wrong.
+        /// The cause.
         source: RecordError,
     },
-    /// The metadata never stood still.
+    /// Every attempt to read the metadata page met a write.
     #[error("the ring's metadata page is always being written")]
     Busy,
-    /// A hardware counter holds a part of the count.
-    #[error("a register holds a part of this count: read the event instead")]
+    /// A hardware counter holds part of the count.
+    #[error("a hardware counter holds part of this count: read the event instead")]
     Register,
 }
 
-/// What to do about a refusal, where the error number alone would leave a person guessing.
+/// A remedy to append to the error text where the error number alone does not suggest one.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
-            " (this user may not lock so much memory: take fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
+            " (this user may not lock so much memory: map fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
         }
         Some(libc::EINVAL) => {
-            " (the pages are not a power of two, or it is mapped in another size already)"
+            " (the data pages are not a power of two, or the event is mapped with another size)"
         }
-        Some(libc::ENOMEM) => " (there is not so much memory: take fewer pages)",
+        Some(libc::ENOMEM) => " (the guest lacks memory: map fewer pages)",
         Some(libc::ENOSPC | libc::E2BIG) => {
-            " (the host allows no more ring pages to this machine: take fewer)"
+            " (the host's limit of ring pages for this machine is reached: map fewer)"
         }
         _ => "",
     }
 }
 
-/// A mapped ring and this reader's place in it.
+/// A mapped ring and this reader's position in it.
 #[derive(Debug)]
 pub struct Ring {
-    /// Shared with an AUX area, whose head and tail stand in the metadata page.
+    /// Shared with an AUX area, whose head and tail are in the metadata page.
     mapping: Arc<Mapping>,
     layout: Layout,
     /// Bytes consumed; the shared tail is a copy that is never read back.
@@ -104,8 +104,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Maps the metadata page and `data_pages` of `event`; the size of the data is that of
-    /// the mapping, never what the shared page says.
+    /// Maps the metadata page and `data_pages` of `event`. The data size is the mapping's, never
+    /// the one in the shared page.
     pub(crate) fn new(
         event: BorrowedFd<'_>,
         data_pages: usize,
@@ -125,13 +125,13 @@ impl Ring {
         &self.mapping
     }
 
-    /// Bytes of data; zero if the metadata page alone is mapped.
+    /// Bytes of data; zero if only the metadata page is mapped.
     #[must_use]
     pub fn size(&self) -> u64 {
         (self.mapping.len() - PAGE_SIZE) as u64
     }
 
-    /// Bytes produced so far, as the host says.
+    /// Bytes produced so far, according to the host.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.mapping.load(DATA_HEAD, Ordering::Acquire)
@@ -143,13 +143,11 @@ impl Ring {
         self.tail
     }
 
-    /// Takes the next record out of the ring and gives its room back; `None` if there is
-    /// none yet.
+    /// Consumes the next record and frees its room; `None` if the ring has no unread record.
     ///
     /// # Errors
-    /// [`RingError::Record`] for a record that cannot be taken apart: its room was given
-    /// back. [`RingError::Overrun`] and [`RingError::Malformed`] stay until
-    /// [`Ring::skip`].
+    /// [`RingError::Record`] for a record that cannot be parsed; it is consumed.
+    /// [`RingError::Overrun`] and [`RingError::Malformed`] persist until [`Ring::skip`].
     pub fn next_record(&mut self) -> Result<Option<Record>, RingError> {
         let (head, tail, size) = (self.head(), self.tail, self.size());
         let available = head.wrapping_sub(tail);
@@ -161,7 +159,7 @@ impl Ring {
         }
         let header = Header::from_word(self.word(tail));
         let length = u64::from(header.size);
-        // Every record begins and ends at a word, so tail and head do.
+        // Records begin and end at words, and so do tail and head.
         let aligned = (length | tail | head).is_multiple_of(WORD as u64);
         if length == 0 || length > available || !aligned {
             return Err(RingError::Malformed {
@@ -180,8 +178,8 @@ impl Ring {
             .map_err(|source| RingError::Record { tail, source })
     }
 
-    /// The records that stand in the ring now and those that come while reading. Ends at the
-    /// first that cannot be passed over.
+    /// Iterates over the unread records, including those that arrive meanwhile. Ends at the first
+    /// error that cannot be skipped.
     pub fn records(&mut self) -> Records<'_> {
         Records {
             ring: self,
@@ -189,7 +187,7 @@ impl Ring {
         }
     }
 
-    /// Gives up what stands in the ring, up to the head; returns how many bytes.
+    /// Discards everything up to the head; returns the number of bytes.
     pub fn skip(&mut self) -> u64 {
         let head = self.head();
         let skipped = head.wrapping_sub(self.tail);
@@ -197,28 +195,28 @@ impl Ring {
         skipped
     }
 
-    /// Writes any value as the shared tail and leaves this reader's own place as it is: for
-    /// tests of what the host makes of a lie. The next record read stores the truth again.
+    /// Stores an arbitrary shared tail and keeps this reader's own position, for tests of the
+    /// host's reaction to a wrong tail. The next record read stores the correct tail again.
     pub fn set_tail_raw(&self, tail: u64) {
         self.mapping.store(DATA_TAIL, tail, Ordering::Release);
     }
 
-    /// The metadata page, read under its sequence lock.
+    /// Reads the metadata page under its sequence lock.
     ///
     /// # Errors
-    /// [`RingError::Busy`] if it is never left in peace.
+    /// [`RingError::Busy`] if every attempt met a write.
     pub fn metadata(&self) -> Result<Metadata, RingError> {
         let (metadata, _) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
         Ok(metadata)
     }
 
-    /// The count and the times as the metadata page tells them: with no system call and no
-    /// VM exit. Of events that the device itself counts (marks, exits that reach the VMM)
-    /// they are those of this moment, of others those of the event's last command. The id and
-    /// the loss are not in the page.
+    /// Reads the count and the times from the metadata page, without a system call or a VM exit.
+    /// For events that the device counts itself (marks, exits that reach the VMM) they are current;
+    /// for others they date from the event's last command. The page has neither the id nor the lost
+    /// count.
     ///
     /// # Errors
-    /// [`RingError::Busy`]; [`RingError::Register`] of another PMU's event.
+    /// [`RingError::Busy`]; [`RingError::Register`] for an event of another PMU.
     pub fn reading(&self) -> Result<Reading, RingError> {
         let (metadata, tsc) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
         metadata.reading(tsc).ok_or(RingError::Register)
@@ -235,7 +233,7 @@ impl Ring {
     }
 }
 
-/// Maps the metadata page and `data_pages` by `mapper`.
+/// Maps the metadata page and `data_pages` with `mapper`.
 pub(crate) fn map<'fd>(
     event: BorrowedFd<'fd>,
     data_pages: usize,
@@ -253,8 +251,8 @@ pub(crate) fn map<'fd>(
         })
 }
 
-/// The word of data at `position`, which counts on round and round the `size` bytes of the
-/// ring; the caller knows that there is data.
+/// The data word at `position`, which grows without wrapping at `size`, the ring's bytes. The ring
+/// must have data pages.
 pub(crate) fn data_word(mapping: &Mapping, size: u64, position: u64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -264,7 +262,7 @@ pub(crate) fn data_word(mapping: &Mapping, size: u64, position: u64) -> u64 {
     mapping.load(PAGE_SIZE + offset, Ordering::Relaxed)
 }
 
-/// See [`Ring::records`].
+/// Iterator of [`Ring::records`].
 #[derive(Debug)]
 pub struct Records<'a> {
     ring: &'a mut Ring,

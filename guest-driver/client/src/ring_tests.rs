@@ -1,4 +1,4 @@
-//! A file stands for the event: what is written to it appears in the mapping of it.
+//! A file stands in for the event: bytes written to it appear in its mapping.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -99,7 +99,7 @@ fn records_come_once_in_order_and_their_room_goes_back() {
 
 #[test]
 fn records_wrap_at_every_place() {
-    // 4096 is no multiple of 24: over 512 rounds a record meets the end in each way.
+    // 4096 is not a multiple of 24: in 512 rounds, records wrap at every possible offset.
     let (mut writer, mut ring) = Writer::new(1);
     for ip in 0..4000 {
         writer.sample(ip);

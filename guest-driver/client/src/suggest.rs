@@ -1,4 +1,4 @@
-//! Suggestions for a name that does not exist.
+//! Suggestions for an unknown name.
 
 use strsim::levenshtein;
 
@@ -23,7 +23,7 @@ pub(crate) fn near<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) ->
         .collect()
 }
 
-/// The names as a question to append to an error message; empty without names.
+/// A question with the names, to append to an error message; empty without names.
 pub(crate) fn suggestion(names: &[String]) -> String {
     if names.is_empty() {
         String::new()

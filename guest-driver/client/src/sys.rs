@@ -1,5 +1,5 @@
-//! System calls behind safe functions: ioctls of the device and of events, perf_event_open(2), poll(2). This file
-//! passes the driver's structs on, and knows nothing of their meaning.
+//! System calls behind safe functions: ioctls of the device and of events, perf_event_open(2),
+//! poll(2). Passes the driver's structs on without interpreting them.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 mod lasting;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use vpmu_abi::uapi;
 
-/// perf's ioctls of one event or its group.
+/// perf's ioctls that act on one event or its group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Switch {
     Enable,
@@ -24,7 +24,7 @@ pub(crate) enum Switch {
     Reset,
 }
 
-/// Whether such an ioctl acts on one event or its group.
+/// Whether an ioctl acts on one event or its group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scope {
     Event,
@@ -51,7 +51,7 @@ pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<uapi::Info> {
     Ok(info)
 }
 
-/// Returns how many of `entries` were filled.
+/// Returns the number of `entries` filled.
 pub(crate) fn catalogue(
     device: BorrowedFd<'_>,
     first: u32,
@@ -81,7 +81,7 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The arguments of an open besides the attributes.
+/// Arguments of an open besides the attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) pid: i32,
@@ -125,14 +125,14 @@ pub(crate) fn open(
 pub(crate) fn perf_event_open(attr: &mut perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
     let (pid, cpu, group) = (place.pid, place.cpu, place.group_fd());
-    // SAFETY: the kernel reads the attr and may write its size; it is borrowed mutably. What
-    // an event measures touches no memory of this process.
+    // SAFETY: the kernel reads the attr and may write its size; it is borrowed mutably. The event
+    // itself touches no memory of this process.
     let fd =
         checked(unsafe { perf_event_open_sys::perf_event_open(attr, pid, cpu, group, flags) })?;
     Ok(owned(fd))
 }
 
-/// A request that takes a number by value.
+/// An ioctl with an argument by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
@@ -202,8 +202,8 @@ pub(crate) fn id(event: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(id)
 }
 
-/// poll(2) for input on all of `fds`; without a `timeout` it waits for as long as it takes. Returns `revents` of each
-/// in the order of `fds`. A signal ends the wait with none set.
+/// poll(2) for input on all of `fds`; a `timeout` of `None` waits without limit. Returns `revents`
+/// of each in the order of `fds`; all are zero if a signal ends the wait.
 pub(crate) fn poll(
     fds: &[BorrowedFd<'_>],
     timeout: Option<Duration>,
@@ -212,7 +212,7 @@ pub(crate) fn poll(
         .iter()
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    // A timeout beyond the kernel's range is as good as none.
+    // A timeout beyond the kernel's range becomes infinite.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(&mut polled, timeout.as_ref()) {
         Err(error) if error != Errno::INTR => Err(error.into()),

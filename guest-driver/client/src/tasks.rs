@@ -1,9 +1,9 @@
-//! What tasks do that a profile must know: which programs they run, which files they map,
-//! whom they fork. The guest kernel's own perf tells it, on a dummy event that counts
-//! nothing; so no process is too short-lived to be known.
+//! Task activity that a profile needs: programs executed, files mapped, processes forked. The guest
+//! kernel's own perf reports it on a dummy event that counts nothing, so even short-lived processes
+//! are seen.
 //!
-//! The times are those of `CLOCK_MONOTONIC_RAW`, which perf can be told to use; samples of
-//! the vPMU have the device's. [`Clocks`] leads from the one to the other.
+//! Notices carry times of `CLOCK_MONOTONIC_RAW`, which perf can be configured to use; vPMU samples
+//! carry the device's. [`Clocks`] converts from the one to the other.
 
 use std::io;
 
@@ -26,56 +26,56 @@ const MISC_EXEC: u16 = 1 << 13;
 const MISC_MODE: u16 = 7;
 const MISC_USER: u16 = 2;
 
-/// 2^3 pages hold some four hundred notices between two readings.
+/// 2^3 pages hold about four hundred notices between two reads.
 const PAGES_LOG2: u32 = 3;
 
-/// Why tasks cannot be followed.
+/// An error of following tasks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TasksError {
     /// The kernel refused the event.
-    #[error("following what tasks do")]
+    #[error("following task activity")]
     Open(#[source] io::Error),
-    /// Its ring is not what it should be.
-    #[error("following what tasks do")]
+    /// The event's ring is malformed.
+    #[error("following task activity")]
     Ring(#[from] RingError),
 }
 
-/// What a process did.
+/// An action of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
-    /// Mapped a file to execute it.
+    /// Mapped a file as executable.
     Map {
-        /// Where.
+        /// Start address.
         start: u64,
         /// Bytes.
         length: u64,
-        /// In the file, of `start`.
+        /// Offset of `start` in the file.
         offset: u64,
         /// The file, or a name such as `[vdso]`.
         path: String,
     },
-    /// Runs another program, of this name, with nothing mapped yet.
+    /// Executed another program with this name; nothing is mapped yet.
     Exec(String),
-    /// Has another name.
+    /// Changed its name.
     Name(String),
-    /// Began as a copy of this process.
+    /// Was forked from this process.
     ForkOf(u32),
 }
 
-/// One thing that a process did.
+/// One action of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     /// The process.
     pub pid: u32,
     /// Nanoseconds of `CLOCK_MONOTONIC_RAW`.
     pub time: u64,
-    /// What it did.
+    /// The action.
     pub action: Action,
 }
 
-/// Follows a thread and its children, or everybody, on one CPU.
+/// Follows a thread and its children, or all tasks, on one CPU.
 #[derive(Debug)]
 pub struct Tasks {
     ring: Ring,
@@ -84,7 +84,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Begins to follow the thread `pid`, or everybody with -1, on the CPU `cpu`.
+    /// Follows the thread `pid`, or all tasks with -1, on the CPU `cpu`.
     ///
     /// # Errors
     /// [`TasksError::Open`] with the kernel's error number as its source.
@@ -103,7 +103,7 @@ impl Tasks {
         })
     }
 
-    /// What was done since the last reading, in order of time.
+    /// Reads the actions since the last read, in order of time.
     ///
     /// # Errors
     /// [`TasksError::Ring`].
@@ -117,14 +117,14 @@ impl Tasks {
                     misc,
                     body,
                 } => notices.extend(notice(record_type, misc, &body)),
-                // A dummy overflows never.
+                // A dummy event never overflows.
                 _ => {}
             }
         }
         Ok(notices)
     }
 
-    /// Notices so far for which the ring had no room.
+    /// Notices lost so far because the ring was full.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
@@ -152,8 +152,8 @@ fn dummy() -> perf_event_attr {
     attr
 }
 
-/// Takes a record apart, whose last two words are thread and time; `None` for what threads do
-/// among themselves, for the kernel's own mappings, and for what makes no sense.
+/// Parses a record whose last two words are thread and time; `None` for activity within a process,
+/// the kernel's own mappings and malformed records.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);
@@ -168,14 +168,14 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
         },
         TYPE_NAME if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
         TYPE_NAME if is_main_thread => Action::Name(text(body.get(1..)?)),
-        // Here the second half is the parent.
+        // For this record the second half is the parent.
         TYPE_FORK if pid != second => Action::ForkOf(second),
         _ => return None,
     };
     Some(Notice { pid, time, action })
 }
 
-/// Up to the first zero.
+/// Text up to the first zero.
 fn text(words: &[u64]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let end = bytes
@@ -185,8 +185,8 @@ fn text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// `CLOCK_MONOTONIC_RAW` and the device's clock, read at one moment. Both run evenly, but not
-/// at the very same rate: read them anew from time to time.
+/// `CLOCK_MONOTONIC_RAW` and the device's clock, read at one moment. Both run steadily, but at
+/// slightly different rates: read them again from time to time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Clocks {
     raw: u64,
@@ -194,7 +194,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Reads both.
+    /// Reads both clocks.
     #[must_use]
     pub fn read(info: &Info) -> Self {
         Self {
@@ -203,7 +203,7 @@ impl Clocks {
         }
     }
 
-    /// The device's time of a raw one.
+    /// Converts a raw time to the device's.
     #[must_use]
     pub fn device_time(&self, raw: u64) -> u64 {
         self.device.wrapping_add(raw.wrapping_sub(self.raw))
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn short_lived_child_has_name_and_program() {
         let own = i32::try_from(std::process::id()).unwrap();
-        // Of this very thread, which is the one that forks.
+        // Follows only this thread, which forks.
         let mut followed: Vec<Tasks> = (0..).map_while(|cpu| Tasks::follow(0, cpu).ok()).collect();
         assert!(!followed.is_empty());
         let mut child = Command::new("/bin/true").spawn().unwrap();

@@ -1,7 +1,7 @@
-//! Starters and stoppers: events whose overflows make others count, or cease to, before the
-//! guest's next instruction.
+//! Starters and stoppers: events whose overflows start or stop other events before the guest's next
+//! instruction.
 //!
-//! Count the exits that a program makes between its marks 1 and 2, and nowhere else:
+//! Count the exits that a program makes between its marks 1 and 2:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
 //! let vpmu = vpmu_client::Vpmu::open()?;
@@ -13,7 +13,7 @@
 //! for event in [&exits, &end, &begin] {
 //!     event.enable()?;
 //! }
-//! // ... what places the marks ...
+//! // ... the program places the marks ...
 //! println!("{} exits", exits.read()?.value);
 //! # Ok(())
 //! # }
@@ -26,72 +26,72 @@ use crate::device::Vpmu;
 use crate::event::Event;
 use crate::sys::{self, Role};
 
-/// Why two events cannot be linked.
+/// An error of linking two events.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TriggerError {
-    /// The one cannot start the other.
-    #[error("making the event the starter of the other{}", hint(.0))]
+    /// The event cannot be a starter of the target.
+    #[error("making the event the starter of the target{}", hint(.0))]
     Starter(#[source] io::Error),
-    /// The one cannot stop the other.
-    #[error("making the event the stopper of the other{}", hint(.0))]
+    /// The event cannot be a stopper of the target.
+    #[error("making the event the stopper of the target{}", hint(.0))]
     Stopper(#[source] io::Error),
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EINVAL) => {
-            " (both must measure the same task or CPU, be two, and the one that acts must sample)"
+            " (two different events must measure the same task or CPU, and the starter or stopper must sample)"
         }
-        Some(libc::EEXIST) => " (it is so already)",
-        Some(libc::EBUSY) => " (the other has one already)",
-        Some(libc::EBADF) => " (the other is no event of the vPMU)",
+        Some(libc::EEXIST) => " (they are linked already)",
+        Some(libc::EBUSY) => " (the target has another one already)",
+        Some(libc::EBADF) => " (the target is not a vPMU event)",
         Some(libc::EOPNOTSUPP) => {
-            " (the one that acts must be sampled on VM exits: `Engine::Exit`, `EventAttr::triggering`)"
+            " (the starter or stopper must be sampled on VM exits: `Engine::Exit`, `EventAttr::triggering`)"
         }
-        Some(libc::EPERM) => " (one of them is the operator's, which starts and stops nothing)",
+        Some(libc::EPERM) => " (an event of the operator can be neither linked nor a target)",
         _ => "",
     }
 }
 
 impl Event {
-    /// Each overflow of this event has `target` count from the guest's next instruction on, if
-    /// it was paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped.
+    /// Each overflow of this event starts `target` before the guest's next instruction, if `target`
+    /// was paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped.
     ///
     /// # Errors
-    /// [`TriggerError::Starter`]: `EEXIST` if it is the starter already, `EBUSY` if another
+    /// [`TriggerError::Starter`]: `EEXIST` if this event is the starter already, `EBUSY` if another
     /// is, `EINVAL` for itself, another task or CPU, or if this event does not sample.
     pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
         sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
     }
 
-    /// Each overflow of this event pauses `target` before the guest's next instruction. An
-    /// event that is both starter and stopper of another switches it to and fro.
+    /// Each overflow of this event stops `target` before the guest's next instruction. An event
+    /// that is both starter and stopper of another toggles it.
     ///
     /// # Errors
-    /// [`TriggerError::Stopper`], as [`Event::set_starter_of`].
+    /// [`TriggerError::Stopper`]; see [`Event::set_starter_of`].
     pub fn set_stopper_of(&self, target: &Event) -> Result<(), TriggerError> {
         sys::link(self.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
     }
 }
 
-/// Perf core gives a PMU no calls of its own: for an event of [`crate::perf::PerfPmu`] the device
-/// makes them.
+/// Perf core lets a PMU add no ioctls: an event of [`crate::perf::PerfPmu`] uses these of the
+/// device instead.
 impl Vpmu {
-    /// As [`Event::set_starter_of`], for two events of `perf_event_open(2)`.
+    /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
     ///
     /// # Errors
-    /// As there; `EBADF` if either is not an event of the vPMU that `perf_event_open(2)` opened,
-    /// `EOPNOTSUPP` if tasks inherit either.
+    /// See [`Event::set_starter_of`]; `EBADF` if either was not opened on the vPMU with
+    /// `perf_event_open(2)`, `EOPNOTSUPP` if tasks inherit either.
     pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
         sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
             .map_err(TriggerError::Starter)
     }
 
-    /// As [`Event::set_stopper_of`], for two events of `perf_event_open(2)`.
+    /// Like [`Event::set_stopper_of`], for two events opened with `perf_event_open(2)`.
     ///
     /// # Errors
-    /// As [`Vpmu::set_perf_starter`].
+    /// See [`Vpmu::set_perf_starter`].
     pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
         sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd())
             .map_err(TriggerError::Stopper)

@@ -280,7 +280,7 @@ impl Archive {
         process::output(self.apt().get().arg("update")).unwrap();
     }
 
-    /// How often the lists were fetched or found unchanged: each time, apt asks for this file
+    /// Number of times the lists were fetched or found unchanged: each time, apt requests this file
     /// once.
     pub(crate) fn updates(&self) -> usize {
         self.answers(&format!("{DIST}/InRelease")).len()

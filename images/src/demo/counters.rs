@@ -13,7 +13,7 @@ const ROUNDS: [u64; 3] = [1_000_000, 2_000_000, 5_000_000];
 const PER_ROUND: u64 = 2;
 /// The event, as perf prints it beside its count.
 const EVENT: &str = "instructions:u";
-/// How many instructions of the program's start may differ between two runs.
+/// Most instructions by which the program's start may differ between two runs.
 const BORDER: u64 = 1_000;
 
 fn script() -> String {
@@ -33,7 +33,7 @@ show perf report -q -i hot.data --stdio --stdio-color=never --percent-limit 1
     )
 }
 
-/// Boots a guest on the lab of `arch` and checks what its perf counts.
+/// Boots a guest on the lab of `arch` and checks its perf counts.
 ///
 /// # Errors
 /// [`DemoError`]: a count is wrong, or the profile is not the program's.
@@ -81,7 +81,7 @@ pub(super) fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// The counts of [`EVENT`] in what perf prints for people.
+/// The counts of [`EVENT`] in perf's output.
 fn counts(output: &str) -> Vec<u64> {
     let count = |line: &str| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! The last act: a guest panics on purpose, and its flight recorder shows its last events.
+//! The last act: a guest panics on purpose, and its flight recorder has its last events.
 
 use super::DemoError;
 use crate::afterwards::Afterwards;
@@ -19,7 +19,7 @@ const CHECKED: &str = "@@marks";
 /// The path in the lab of the guest kernel's symbols.
 const LAB_SYMBOLS: &str = "guest/System.map";
 
-/// Lets a guest panic in `place` and looks at what is left.
+/// Makes a guest panic in `place` and checks its recording.
 ///
 /// # Errors
 /// [`DemoError`]: the recording cannot be read, or lacks something.
@@ -87,7 +87,7 @@ pub(super) fn run(place: &Place) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// What a person would type in the guest.
+/// Commands typed in the guest.
 fn guest() -> String {
     format!(
         r#"show() {{ echo; echo "guest# $*"; "$@"; }}
@@ -98,7 +98,7 @@ echo c > /proc/sysrq-trigger
     )
 }
 
-/// What a person would type on the host.
+/// Commands typed on the host.
 fn host_command() -> String {
     format!(
         r#"show() {{ echo; echo "host# $1"; eval "$1"; }}

@@ -1,5 +1,5 @@
-//! The demo: a stock guest counts and samples a program and sees each of its exits, and the host says what
-//! it cost; then another guest crashes, and the host shows its last events.
+//! The demo: a stock guest counts and samples a program and traces its exits, and the host reports
+//! the cost; then another guest panics, and the host shows its last events.
 
 mod counters;
 mod crash;
@@ -17,8 +17,8 @@ use crate::kernel::KernelError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
-/// What a person would type in the guest, in that order. The first command begins as soon as
-/// init has loaded the driver and lasts for all but the last: it sees every exit since.
+/// Commands typed in the guest, in order. The first starts once init has loaded the driver and runs
+/// for all but the last: it traces all exits from then on.
 const SCRIPT: &str = r#"
 show() { echo; echo "guest# $*"; "$@"; }
 set -e
@@ -32,16 +32,16 @@ fi
 show vperf exits record -a -o /tmp/boot.vperf -- sh "$0" tour
 show vperf exits report -i /tmp/boot.vperf --top 5
 "#;
-/// Where `workload hot` spends most of its time.
+/// The function that `workload hot` spends most of its time in.
 const HOT: &str = "hot_three_quarters";
 
 /// The heading of the table of exits by reason.
 const REASONS: &str = "WORST  REASON";
 
-/// Why the demo failed.
+/// Errors of the demo.
 #[derive(Debug, Error)]
 pub enum DemoError {
-    /// No guest.
+    /// The guest did not run.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// A command failed in the guest.
@@ -56,7 +56,7 @@ pub enum DemoError {
     /// The VMM's report lacks a figure.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
-    /// The counter does not count what the program executes.
+    /// The count differs from the executed instructions.
     #[error(
         "{rounds} rounds more of a loop of two instructions should count {expected}, and count {found}"
     )]
@@ -65,30 +65,30 @@ pub enum DemoError {
         rounds: u64,
         /// Their instructions.
         expected: u64,
-        /// By the counter.
+        /// Counted instructions.
         found: i64,
     },
     /// A run of perf did not print a count.
     #[error("perf stat printed no count of instructions")]
     NoCount,
-    /// There is no kernel to take symbols from.
+    /// The kernel with the symbols is missing.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// There is no perf to read recordings with.
+    /// perf, which reads recordings, is missing.
     #[error(transparent)]
     Perf(#[from] ForeignError),
     /// The guest of the last act ended without a panic.
     #[error("the guest should have panicked, but ended with exit code {0}")]
     NoPanic(i32),
-    /// Perf does not read what the flight recorder left.
+    /// perf cannot read the flight recorder's file.
     #[error("perf cannot read the recording: {0}")]
     Recording(String),
     /// The recording lacks marks, or has them out of order.
     #[error("the recording should have the marks 1 to {wanted} in order, and has {found:?}")]
     Marks {
-        /// How many were placed.
+        /// Marks placed.
         wanted: u64,
-        /// Those that are there.
+        /// Marks in the recording.
         found: Vec<u64>,
     },
 }
@@ -127,7 +127,7 @@ pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
 fn top_reason(output: &str) -> Option<&str> {
     let mut lines = output.lines().map(str::trim);
     lines.find(|line| line.ends_with(REASONS))?;
-    // How many exits, their share, their time and so on.
+    // Number of exits, share, time and so on.
     lines
         .next()
         .filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))

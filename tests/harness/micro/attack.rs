@@ -1,9 +1,9 @@
-//! Guests that attack the device by themselves: many events, full buffers of commands, malformed chains.
+//! Guests that attack the device directly: many events, full buffers of commands, malformed chains.
 
 use super::code::Code;
 use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
 
-/// Where the commands of a full buffer lie, and room for their replies.
+/// Address of a full buffer's commands, followed by room for their replies.
 const COMMANDS: u32 = 0xa0_0000;
 const REPLIES: u32 = 0xb0_0000;
 /// Most commands of one notification.
@@ -12,7 +12,7 @@ pub const MOST_COMMANDS: u32 = 2048;
 const COMMAND: u32 = 32;
 const REPLY: u32 = 40;
 
-/// Sends the control request that `device` sent last `times` more, without a look at the answers.
+/// Sends the last control request of `device` `times` more, without checking the replies.
 #[must_use]
 pub fn again(device: &mut Device, times: u32) -> Code {
     let control = queue(0);
@@ -43,8 +43,7 @@ pub fn again(device: &mut Device, times: u32) -> Code {
         .raw(&(-back).to_le_bytes())
 }
 
-/// Fills a buffer with commands that turn `event` on and off, and makes it the chain of the queue of vCPU
-/// 0.
+/// Fills a buffer with commands that toggle `event`, and makes it the chain of vCPU 0's queue.
 #[must_use]
 pub fn fill_with_switches(event: u32) -> Code {
     const ENABLE: u32 = 2;
@@ -85,8 +84,7 @@ fn descriptors(code: Code, queue: u32, table: &[(u32, u32, u32)]) -> Code {
     })
 }
 
-/// Makes descriptor 0 of a queue an indirect one, to a table of a request and its answer that would
-/// serve.
+/// Makes descriptor 0 of a queue an indirect one, to a valid table of a request and its reply.
 #[must_use]
 pub fn make_indirect(index: u32) -> Code {
     const TABLE: u32 = 0xc0_0000;
@@ -123,7 +121,7 @@ pub fn kick_for_ever(index: u32) -> Code {
     for_ever(code, &body)
 }
 
-/// `body` over and over after `code`.
+/// Repeats `body` for ever after `code`.
 #[must_use]
 pub fn for_ever(code: Code, body: &Code) -> Code {
     // jmp body
@@ -131,7 +129,7 @@ pub fn for_ever(code: Code, body: &Code) -> Code {
     code.then(body).raw(&[0xe9]).raw(&(-back).to_le_bytes())
 }
 
-/// Where a queue's used ring shows how many buffers came back.
+/// Address of the used index of a queue.
 #[must_use]
 pub fn used(index: u32) -> u32 {
     queue(index) + USED

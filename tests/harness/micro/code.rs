@@ -1,17 +1,17 @@
-//! A tiny assembler, of encodings that mean the same in 32-bit and in 64-bit mode.
+//! A tiny assembler for encodings with the same meaning in 32-bit and 64-bit mode.
 //!
-//! So one program runs on the boot vCPU, which the VMM enters in long mode, and on the others,
-//! which come up in flat protected mode. Addresses are below 4 GiB; `ebx`, `ecx`, `edx` and `eax`
-//! are scratch.
+//! A program runs both on the boot vCPU, which the VMM enters in long mode, and on the others,
+//! which start in flat protected mode. Addresses are below 4 GiB; `ebx`, `ecx`, `edx` and `eax` are
+//! scratch.
 
-/// A program, or a part of one.
+/// A program or part of a program.
 #[derive(Debug, Clone, Default)]
 pub struct Code {
     bytes: Vec<u8>,
 }
 
 impl Code {
-    /// Nothing yet.
+    /// An empty program.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -23,21 +23,21 @@ impl Code {
         &self.bytes
     }
 
-    /// These bytes as they are.
+    /// Appends raw bytes.
     #[must_use]
     pub fn raw(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
-    /// Another part, after this one.
+    /// Appends another part.
     #[must_use]
     pub fn then(self, part: &Code) -> Self {
         self.raw(&part.bytes)
     }
 
-    /// `body`, `times` times over; it must leave `ecx` alone, so it holds no loop. Zero times is
-    /// no code at all.
+    /// Appends `body` repeated `times`; it must preserve `ecx`, so it must not contain a loop. Zero
+    /// repetitions append nothing.
     #[must_use]
     pub fn repeat(self, times: u32, body: &Code) -> Self {
         if times == 0 {
@@ -86,7 +86,7 @@ impl Code {
         self.address(address).raw(&[0x8b, 0x03])
     }
 
-    /// Dies of a triple fault unless `eax` holds `value`: an end that the VMM reports as such.
+    /// Triple-faults unless `eax` holds `value`: the VMM reports that end.
     #[must_use]
     pub fn require(self, value: u32) -> Self {
         // cmp eax, value; je over; ud2
@@ -96,20 +96,20 @@ impl Code {
             .die()
     }
 
-    /// Dies of a triple fault, provided that there is no interrupt table.
+    /// Triple-faults, as long as there is no interrupt table.
     #[must_use]
     pub fn die(self) -> Self {
         self.raw(&[0x0f, 0x0b])
     }
 
-    /// Adds one to a word of memory that others add to as well.
+    /// Increments a shared word of memory atomically.
     #[must_use]
     pub fn increment(self, address: u32) -> Self {
         // lock inc dword [ebx]
         self.address(address).raw(&[0xf0, 0xff, 0x03])
     }
 
-    /// Waits, without an exit, until a word of memory holds `value`.
+    /// Spins without exits until a word of memory holds `value`.
     #[must_use]
     pub fn wait_for(self, address: u32, value: u32) -> Self {
         // again: pause; cmp dword [ebx], value; jne again
@@ -119,7 +119,7 @@ impl Code {
             .raw(&[0x75, 0xf6])
     }
 
-    /// Stays here for ever, halted.
+    /// Halts for ever.
     #[must_use]
     pub fn halt_for_ever(self) -> Self {
         // cli; again: hlt; jmp again

@@ -1,48 +1,48 @@
-//! A driver of the device in a handful of instructions: it brings queues up, sends requests and
-//! commands, and dies where one is refused.
+//! A driver of the device in a few instructions: it sets up queues, sends requests and commands,
+//! and triple-faults if one is refused.
 
 use super::code::Code;
 
-/// The device's registers, as the machine's layout has them.
+/// The device's registers in the machine's layout.
 pub const REGISTERS: u32 = 0xd000_0000;
-/// The register that is written to notify a queue.
+/// The notification register of queues.
 pub const NOTIFY: u32 = REGISTERS + 0x50;
 
-/// Where queues lie, each with its rings, then what is asked and answered.
+/// Address of the queues, each with its rings, requests and replies.
 const QUEUES: u32 = 0x90_0000;
 const QUEUE: u32 = 0x8000;
 pub(super) const AVAILABLE: u32 = 0x1000;
 pub(super) const USED: u32 = 0x2000;
 const ASKED: u32 = 0x3000;
-/// Answers are kept: each has its own place.
+/// Replies are kept: each has its own address.
 const ANSWERED: u32 = 0x5000;
 const ANSWER: u32 = 0x40;
 const SERIAL: u16 = 0x3f8;
 
-/// Bytes of the answer to a command.
+/// Bytes of the reply to a command.
 pub const REPLY: u32 = 40;
 
-/// Where a queue's descriptors lie, its rings after them.
+/// Address of a queue's descriptors, followed by its rings.
 pub(super) fn queue(index: u32) -> u32 {
     QUEUES + index * QUEUE
 }
 
-/// What has been sent to the device so far. Its code is for a vCPU of either mode.
+/// The requests sent so far. The generated code runs on a vCPU in either mode.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Buffers that each queue has been given.
+    /// Number of buffers that each queue was given.
     given: Vec<u32>,
 }
 
 impl Device {
-    /// A device with so many vCPUs, and the code that brings it up: every feature, the control queue
-    /// and a queue for each vCPU.
+    /// A device with `vcpus` vCPUs, and the code that initializes it: every feature, the control
+    /// queue and a queue per vCPU.
     #[must_use]
     pub fn bring_up(vcpus: u32) -> (Self, Code) {
         Self::bring_up_with(vcpus, 0xf)
     }
 
-    /// The same with other features than 0 to 3, all of them offered.
+    /// The same with `features` instead of bits 0 to 3; all must be offered.
     #[must_use]
     pub fn bring_up_with(vcpus: u32, features: u32) -> (Self, Code) {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
@@ -77,22 +77,22 @@ impl Device {
         (Self { given }, write(code, 0x70, 0xf))
     }
 
-    /// Sends a control request and waits for its answer, which has to be good.
+    /// Sends a control request and waits for its reply, which must succeed.
     #[must_use]
     pub fn request(&mut self, words: &[u64]) -> Code {
         const OPEN_REPLY: u32 = 16;
         self.give(0, words, OPEN_REPLY).0
     }
 
-    /// Sends a command on the queue of `vcpu`, which has to be the one that runs this; and where its
-    /// answer, which has to be good, then stands.
+    /// Sends a command on the queue of `vcpu`, which must run this code; also returns the address
+    /// of the reply, which must succeed.
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY)
     }
 
-    /// The buffer that a queue was given last is to be given `times` more: how many it has been given,
-    /// and how many it then will.
+    /// Accounts for `times` more uses of a queue's last buffer; returns the number of buffers
+    /// before and after.
     pub(super) fn give_again(&mut self, index: u32, times: u32) -> (u32, u32) {
         let given = self.given.get_mut(index as usize).expect("such a queue");
         let before = *given;
@@ -114,8 +114,8 @@ impl Device {
                 code = code.store(at, u32::try_from(half & 0xffff_ffff).expect("a half"));
             }
         }
-        // Descriptor 0 is what is asked and leads to 1, the answer's place. The available ring stays
-        // all zeros: each entry is descriptor 0.
+        // Descriptor 0 is the request and links to 1, the reply. The available ring stays zero:
+        // each entry is descriptor 0.
         for (at, value) in [
             (0, queue + ASKED),
             (8, length),
@@ -136,7 +136,7 @@ impl Device {
     }
 }
 
-/// Sends memory out of the serial port.
+/// Writes memory to the serial port.
 #[must_use]
 pub fn send(address: u32, length: u32) -> Code {
     // mov esi, address; mov ecx, length; mov dx, SERIAL; again: lodsb; out dx, al; dec ecx; jnz again

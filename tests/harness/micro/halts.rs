@@ -2,7 +2,7 @@
 
 use super::code::Code;
 
-/// Free memory for what the program writes itself.
+/// Free memory for the program's tables.
 const TABLE: u32 = 0x81_0000;
 const HANDLER: u32 = 0x82_0000;
 const POINTER: u32 = 0x83_0000;
@@ -17,11 +17,11 @@ const TIMER_DIVIDE: u32 = 0xfee0_03e0;
 const VECTOR: u32 = 0x20;
 const ENABLED: u32 = 0x1ff;
 const UNDIVIDED: u32 = 0xb;
-/// Ticks to the wake-up: far more than the way to the halt takes, if it is not interrupted; and
-/// if it is, the halt still happens, since interrupts are open only from the halt on.
+/// Ticks to the wakeup: far more than the code before the halt takes, unless it is interrupted;
+/// even then the halt still happens, since interrupts are enabled only at the halt.
 const TICKS: u32 = 1_000_000;
 
-/// For the boot vCPU alone, which is in long mode.
+/// Only for the boot vCPU, which is in long mode.
 #[must_use]
 pub fn halts(times: u32) -> Code {
     // mov ebx, END_OF_INTERRUPT; mov dword [rbx], 0; iretq

@@ -1,22 +1,22 @@
 //! An ELF kernel around micro programs, one per vCPU.
 //!
-//! The boot vCPU starts the others with INIT and SIPI, as an operating system does, runs its own
-//! program beside theirs, waits until all are done and powers off.
+//! The boot vCPU starts the others with INIT and SIPI, like an operating system, runs its own
+//! program concurrently, waits until all are done and powers off.
 
 use super::code::Code;
 
-/// Where the file is loaded, and where it is entered.
+/// Load address and entry of the file.
 const LOAD: u32 = 0x10_0000;
-/// Bytes of the file before what is loaded.
+/// Bytes of the file before the loaded part.
 const HEADERS: usize = 64 + 56;
-/// Counts the vCPUs that are done; memory is zero at the start.
+/// Number of vCPUs that are done; memory is zero at the start.
 const DONE: u32 = 0x80_0000;
-/// Real-mode pages that vCPUs 1, 2, ... begin in.
+/// Real-mode pages where vCPUs 1, 2, ... start.
 const TRAMPOLINE: u32 = 0x1_0000;
 const TRAMPOLINE_SIZE: u32 = 0x1000;
 
-/// The local APIC's software switch. KVM finds a vCPU that nobody has sent anything to yet only
-/// after some local APIC has changed, and every operating system throws this switch first.
+/// The local APIC's software enable. KVM finds a vCPU that has not received anything yet only
+/// after some local APIC has changed, and every operating system enables its APIC first.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
 /// Its interrupt command register, high half first.
@@ -25,17 +25,17 @@ const ICR_LOW: u32 = 0xfee0_0300;
 const ICR_INIT: u32 = 0x4500;
 const ICR_STARTUP: u32 = 0x4600;
 
-/// The ACPI sleep port of the machine, and what powers it off.
+/// The ACPI sleep port of the machine, and the value that powers it off.
 const SLEEP_PORT: u16 = 0x600;
 const SLEEP_NOW: u8 = 5 << 2 | 1 << 5;
 
-/// The power-off, which is one port write more on the boot vCPU.
+/// The power-off: one more port write on the boot vCPU.
 #[must_use]
 pub fn power_off() -> Code {
     Code::new().out8(SLEEP_PORT, SLEEP_NOW).halt_for_ever()
 }
 
-/// A kernel of one program that sees to its own end.
+/// A kernel of one program that ends the machine itself.
 #[must_use]
 pub fn single(program: &Code) -> Vec<u8> {
     elf(program.bytes())
@@ -43,7 +43,7 @@ pub fn single(program: &Code) -> Vec<u8> {
 
 /// A kernel that runs a program on each vCPU at once and powers off when all are done.
 ///
-/// Besides what the programs do, the boot vCPU makes one port write: the power-off.
+/// In addition to the programs, the boot vCPU makes one port write: the power-off.
 #[must_use]
 pub fn kernel(programs: &[Code]) -> Vec<u8> {
     let (boot, others) = programs.split_first().expect("a program for the boot vCPU");
@@ -56,8 +56,8 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
         .collect();
     let count = u32::try_from(others.len()).expect("few vCPUs");
 
-    // The layout depends on the length of the boot program, and that on the addresses only by
-    // value: measured with any addresses, then made with the right ones.
+    // The layout depends on the boot program's length, which does not depend on the values of
+    // addresses: measure with arbitrary addresses, then build with the right ones.
     let make = |images: u32| {
         let mut code = Code::new().store(SPURIOUS, ENABLED);
         let mut program = images;
@@ -82,10 +82,10 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
     elf(&bytes)
 }
 
-/// Where a part of the programs of a kernel file runs.
+/// The address of a part of a kernel file's programs.
 ///
 /// # Panics
-/// Unless it stands there exactly once.
+/// Unless the file has the part exactly once.
 #[must_use]
 pub fn address_of(kernel: &[u8], part: &Code) -> u64 {
     let image = &kernel[HEADERS..];
@@ -100,7 +100,7 @@ fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("a small program")
 }
 
-/// From real mode at `page` to flat protected mode at `entry`, as words to be stored.
+/// Code from real mode at `page` to flat protected mode at `entry`, as words to store.
 fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     const PROTECTED: u32 = 0x18;
     const TABLE: u32 = 0x30;

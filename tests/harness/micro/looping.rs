@@ -1,5 +1,5 @@
-//! A guest that samples itself: a program in ring 3 opens an event, loops without a single exit
-//! until its ring holds enough, closes the event and sends the ring.
+//! A guest that samples itself: a program in ring 3 opens an event, loops without exits until its
+//! ring holds enough, closes the event and sends the ring.
 
 use std::ops::Range;
 
@@ -10,21 +10,21 @@ use super::sampled::{
     USER_STACK, VIRTIO, enter_user, load, send,
 };
 
-/// Where a ring's metadata page has its head.
+/// Address of the head in a ring's metadata page.
 const HEAD: u64 = RING + 1024;
 
-/// Where the program stands while nothing but samples happen to it.
+/// Address ranges of the program while it is sampled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looping {
     /// The loop.
     pub in_loop: Range<u64>,
-    /// All of the program, until it has closed the event.
+    /// The whole program up to closing the event.
     pub open: Range<u64>,
 }
 
 impl Sampled {
-    /// The kernel file of a guest that opens an event by `open`, whose ring gets one page, and
-    /// loops until there are `bytes` in it.
+    /// The kernel file of a guest that opens an event with `open`, maps a ring of one page, and
+    /// loops until it holds `bytes`.
     #[must_use]
     pub fn looping(mut self, open: &[u64], bytes: u32) -> (Vec<u8>, Looping) {
         const CLOSE: u64 = 2;
@@ -56,7 +56,7 @@ impl Sampled {
     }
 }
 
-/// Makes request number `number` available and waits for its answer.
+/// Makes request number `number` available and waits for its reply.
 fn serve(number: u32) -> Code {
     let low = |address: u64| u32::try_from(address).expect("below 4 GiB");
     Code::new()

@@ -1,7 +1,7 @@
-//! Guests of a few instructions, whose every exit is known beforehand.
+//! Guests of a few instructions with a known set of exits.
 //!
-//! They run through the built VMM on this machine's `/dev/kvm`, which need not be able to boot
-//! a stock kernel.
+//! They run through the built VMM on this machine's `/dev/kvm`, which need not support a stock
+//! kernel.
 
 #![expect(clippy::expect_used, reason = "a harness fails a test by panicking")]
 

@@ -12,23 +12,23 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Far above what any micro guest takes on a loaded machine.
+/// Far above the time of any micro guest on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A run that has ended.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
     /// The VMM's exit status; -1 after a signal.
     pub status: i32,
-    /// What it said on standard error.
+    /// Its output on standard error.
     pub errors: String,
-    /// What the guest sent out of its serial port.
+    /// The guest's output on the serial port.
     pub console: Vec<u8>,
-    /// The report, as it was written.
+    /// The report.
     pub report: Value,
 }
 
-/// What the report says of one vCPU.
+/// The report's totals of one vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vcpu {
     /// Exits for port I/O.
@@ -40,10 +40,10 @@ pub struct Vcpu {
 }
 
 impl Ran {
-    /// Of vCPU `index`.
+    /// Totals of vCPU `index`.
     ///
     /// # Panics
-    /// If the report has no such numbers.
+    /// If the report lacks them.
     #[must_use]
     pub fn vcpu(&self, index: usize) -> Vcpu {
         let exits = &self.report["vcpus"][index]["exits"];
@@ -57,16 +57,16 @@ impl Ran {
     /// KVM's own statistic `name` of vCPU `index`.
     ///
     /// # Panics
-    /// If this KVM has none of that name: Linux has had them since 5.14.
+    /// If this KVM lacks it: Linux has statistics since 5.14.
     #[must_use]
     pub fn statistic(&self, index: usize, name: &str) -> u64 {
         self.number(&self.report["vcpus"][index]["kvm"][name])
     }
 
-    /// Marks that the device saw.
+    /// Marks counted by the device.
     ///
     /// # Panics
-    /// If the report has no such number.
+    /// If the report lacks the number.
     #[must_use]
     pub fn marks(&self) -> u64 {
         self.number(&self.report["vpmu"]["marks"])
@@ -80,7 +80,7 @@ impl Ran {
     }
 }
 
-/// Boots `kernel` with as many vCPUs and further arguments, and waits for its end.
+/// Boots `kernel` with `vcpus` vCPUs and further arguments, and waits for its end.
 ///
 /// # Panics
 /// If the VMM cannot be started, does not end in time, or leaves no report.
@@ -108,13 +108,13 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
         .spawn()
         .expect("the VMM starts");
 
-    // Its standard error closes when it ends, so whoever reads that to the end can wait for it.
+    // Standard error closes at its end, so reading it to the end waits for that.
     let mut pipe = vmm.stderr.take().expect("piped above");
     let (sender, receiver) = mpsc::channel();
     let reader = thread::spawn(move || {
         let mut errors = String::new();
         let read = pipe.read_to_string(&mut errors);
-        // Nobody listens after the limit.
+        // The receiver is gone after the limit.
         let _ = sender.send(());
         read.map(|_| errors)
     });
@@ -166,8 +166,8 @@ fn build() -> PathBuf {
         .expect("cargo names the program that it built")
 }
 
-/// Says what the guests run on, also when the tests pass: the test runner keeps only what macros
-/// print.
+/// Reports the KVM module of the guests, also when the tests pass: the test runner captures only
+/// the output of macros.
 fn say_once() {
     static SAID: OnceLock<()> = OnceLock::new();
     SAID.get_or_init(|| {
@@ -175,7 +175,7 @@ fn say_once() {
             .into_iter()
             .find(|name| Path::new("/sys/module").join(name).exists())
             .unwrap_or("of unknown kind");
-        // A closed stderr is no reason to fail.
+        // A closed stderr is not a reason to fail.
         let _ = writeln!(stderr(), "micro guests on /dev/kvm ({module})");
     });
 }

@@ -1,29 +1,29 @@
-//! A guest that drives the device by itself: opens events, marks, and sends its ring out of the
-//! serial port.
+//! A guest that drives the device itself: opens events, places marks, and sends its ring through
+//! the serial port.
 //!
-//! Everything but a few instructions lies ready in its image: tables, stacks, the requests on
-//! the control queue. So a test knows every byte that a sample can tell of.
+//! Everything except a few instructions is prepared in its image: tables, stacks, the requests on
+//! the control queue. So a test knows every byte that a sample can contain.
 
 use super::code::Code;
 use super::image::{power_off, single};
 
-/// Where the image is loaded, its code first.
+/// Load address of the image, which begins with its code.
 pub(super) const LOAD: u64 = 0x10_0000;
 const IMAGE: usize = 0xb_0000;
 
-/// The control queue: descriptors, available and used ring, then the requests and answers.
+/// The control queue: descriptors, available and used ring, then requests and replies.
 const QUEUE: u64 = 0x14_0000;
 pub(super) const AVAILABLE: u64 = QUEUE + 0x1000;
 pub(super) const USED: u64 = QUEUE + 0x2000;
 const REQUESTS: u64 = QUEUE + 0x3000;
 const ANSWERS: u64 = QUEUE + 0x4000;
-/// Bytes of a request, and of an answer.
+/// Bytes of a request, and of a reply.
 const SLOT: u64 = 0x100;
 const ANSWER: u32 = 16;
 
 /// The ring: its metadata and one page of data.
 pub(super) const RING: u64 = 0x15_0000;
-/// What is sent of the data.
+/// Bytes of the data to send.
 const SENT: u32 = 0x800;
 const TASK_PAGE: u64 = 0x15_8000;
 
@@ -35,13 +35,12 @@ const POINTER: u64 = GDT + 0x100;
 
 /// The kernel's stack.
 pub const KERNEL_STACK: u64 = 0x18_0000;
-/// Bytes of it, and what it is aligned to.
+/// Bytes of the stack, and its alignment.
 pub const KERNEL_STACK_SIZE: u64 = 0x4000;
-/// Where the registers of the task lie while it is in the kernel.
+/// Address of the task's saved registers while it is in the kernel.
 pub const SAVED: u64 = KERNEL_STACK + KERNEL_STACK_SIZE - 21 * 8;
 
-/// Where the program's pages are mapped for it, one after the other: code, stack, doorbell,
-/// ring data.
+/// Virtual address of the program's pages, in order: code, stack, doorbell, ring data.
 pub const USER: u64 = 1 << 39;
 /// The program's stack.
 pub const USER_STACK: u64 = USER + PAGE;
@@ -51,12 +50,12 @@ pub(super) const USER_CODE_AT: u64 = 0x19_0000;
 const USER_STACK_AT: u64 = 0x19_1000;
 const PAGE: u64 = 0x1000;
 
-/// The device's registers and its doorbell, as the machine's layout has them.
+/// The device's registers and its doorbell in the machine's layout.
 pub(super) const VIRTIO: u32 = 0xd000_0000;
 const DOORBELL: u32 = VIRTIO + 0x1000;
 const SERIAL: u16 = 0x3f8;
 
-/// Where in their code kernel and program stand after their mark.
+/// Return addresses of the marks in the kernel and the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Marked {
     /// In ring 0.
@@ -65,7 +64,7 @@ pub struct Marked {
     pub user: u64,
 }
 
-/// A guest in the making.
+/// A guest under construction.
 #[derive(Debug)]
 pub struct Sampled {
     bytes: Vec<u8>,
@@ -91,23 +90,23 @@ impl Sampled {
         guest
     }
 
-    /// A word of memory; `address` as the kernel sees it, one to one.
+    /// Stores a word at `address` of the identity-mapped kernel.
     ///
     /// # Panics
-    /// If it lies outside the image.
+    /// If it is outside the image.
     pub fn word(&mut self, address: u64, word: u64) {
         self.place(address, &word.to_le_bytes());
     }
 
-    /// A word of the program's stack, by the program's address.
+    /// Stores a word of the program's stack, at the program's address.
     ///
     /// # Panics
-    /// As [`Sampled::word`].
+    /// See [`Sampled::word`].
     pub fn user_word(&mut self, address: u64, word: u64) {
         self.word(address - USER_STACK + USER_STACK_AT, word);
     }
 
-    /// The next request on the control queue.
+    /// Appends a request to the control queue.
     ///
     /// # Panics
     /// If it is longer than a slot.
@@ -117,7 +116,7 @@ impl Sampled {
         let number = u64::from(self.requests);
         let at = REQUESTS + number * SLOT;
         self.place(at, &bytes);
-        // A request, then room for the answer: descriptors 2n and 2n + 1.
+        // A request, then room for the reply: descriptors 2n and 2n + 1.
         let first = QUEUE + number * 32;
         let length = bytes.len() as u64;
         self.word(first, at);
@@ -129,21 +128,21 @@ impl Sampled {
         self.requests += 1;
     }
 
-    /// Gives event 1 its ring.
+    /// Maps a ring for event 1.
     pub fn map(&mut self) {
         let pages_writable = 2 | 1 << 32;
         self.request(&[3, 1, pages_writable, RING, RING + PAGE]);
     }
 
-    /// Names the page that says where the task's registers are.
+    /// Registers the page with the address of the task's registers.
     pub fn task_page(&mut self, user_regs: u64) {
         self.word(TASK_PAGE, 41 | 42 << 32);
         self.word(TASK_PAGE + 8, user_regs);
         self.request(&[6, 0, 0, TASK_PAGE]);
     }
 
-    /// The kernel file, and where its marks leave it. It serves the requests, marks `value` in
-    /// ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring
+    /// The kernel file, and the return addresses of its marks. It sends the requests, marks `value`
+    /// in ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring
     /// 3, marks again with `user_bp` and `user_sp`, and sends the ring.
     #[must_use]
     pub fn kernel(mut self, value: u32, kernel: [u64; 2], user: [u64; 2]) -> (Vec<u8>, Marked) {
@@ -198,7 +197,7 @@ impl Sampled {
         self.word(POINTER + 4, GDT >> 16);
     }
 
-    /// The first 4 GiB one to one for the kernel, and the program's pages for both.
+    /// Maps the first 4 GiB one to one for the kernel, and the program's pages for both.
     fn pages(&mut self) {
         const KERNEL: u64 = 0b011;
         const PROGRAM: u64 = 0b111;
@@ -226,7 +225,7 @@ impl Sampled {
         }
     }
 
-    /// Opens the kernel's addresses to the program, which is then trusted with everything.
+    /// Maps the kernel's addresses for the program, too, which is then fully trusted.
     pub(super) fn open_to_all(&mut self) {
         const USER_TOO: u8 = 0b100;
         let entries = [PML4, PML4 + PAGE]
@@ -239,7 +238,7 @@ impl Sampled {
         }
     }
 
-    /// Makes the tables the processor's and brings the device up, one request after the other.
+    /// Loads the tables and initializes the device, one request after another.
     pub(super) fn set_up(&self) -> Code {
         let write = |code: Code, offset: u32, value: u32| code.store(VIRTIO + offset, value);
         let low = |address: u64| u32::try_from(address).expect("below 4 GiB");
@@ -250,7 +249,7 @@ impl Sampled {
             // mov cr3, rax
             .raw(&[0x0f, 0x22, 0xd8]);
         for (offset, value) in [
-            // Reset, acknowledge, driver; features 0 to 2 and VERSION_1; features agreed.
+            // Reset, acknowledge, driver; features 0 to 2 and VERSION_1; features accepted.
             (0x70, 0),
             (0x70, 1),
             (0x70, 3),
@@ -259,7 +258,7 @@ impl Sampled {
             (0x24, 1),
             (0x20, 1),
             (0x70, 0xb),
-            // Queue 0: its size and rings, then ready; the driver is.
+            // Queue 0: size and rings, then ready; then DRIVER_OK.
             (0x30, 0),
             (0x38, 8),
             (0x80, low(QUEUE)),
@@ -293,7 +292,7 @@ pub(super) fn load(register: u8, value: u64) -> Code {
         .raw(&value.to_le_bytes())
 }
 
-/// Into ring 3, at the program, with ports open to it.
+/// Enters ring 3 at the program, with access to ports.
 pub(super) fn enter_user(stack: u64) -> Code {
     const FLAGS: u64 = 3 << 12 | 2;
     let frame = [0x2b, stack, FLAGS, 0x33, USER];
@@ -305,7 +304,7 @@ pub(super) fn enter_user(stack: u64) -> Code {
     pushes.raw(&[0x48, 0xcf])
 }
 
-/// Sends the ring's data out of the serial port, from ring 3.
+/// Writes the ring's data to the serial port, from ring 3.
 pub(super) fn send() -> Code {
     // mov ecx, SENT; mov dx, SERIAL
     load(6, USER_RING)
@@ -317,10 +316,10 @@ pub(super) fn send() -> Code {
         .raw(&[0xac, 0xee, 0xff, 0xc9, 0x75, 0xfa])
 }
 
-/// Records out of what a guest sent: header word, then the others.
+/// Parses records from a guest's output: header word, then the others.
 ///
 /// # Panics
-/// If it is no whole number of records.
+/// If it is not a whole number of records.
 #[must_use]
 pub fn records(sent: &[u8]) -> Vec<Vec<u64>> {
     let mut words = sent

@@ -1,5 +1,5 @@
-//! A counter's backing: the host's CPU clock of the vCPU's thread, in nanoseconds, whatever the guest
-//! selects. Its overflow sends the thread a signal.
+//! The backing of a counter: the host's CPU clock of the vCPU's thread, in nanoseconds, whichever
+//! event the guest selects. Its overflow signals the thread.
 #![expect(
     unsafe_code,
     reason = "perf_event_open, its ioctls and mapping have no safe form"
@@ -23,7 +23,7 @@ const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 const PAGES: usize = 2;
 const PAGE: usize = 4096;
-/// So long that it does not end: 26 days.
+/// A period that does not end in practice: 26 days.
 const NEVER: u64 = 1 << 51;
 
 /// `struct f_owner_ex`.
@@ -40,11 +40,11 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-/// A clock of the calling thread, stopped at first.
+/// A clock of the calling thread, initially stopped.
 #[derive(Debug)]
 pub(crate) struct Clock {
     event: File,
-    /// Its ring, which nobody reads: its head moves at each overflow.
+    /// Its ring, which is not read: the head moves at each overflow.
     ring: NonNull<perf_event_mmap_page>,
     seen: u64,
 }
@@ -64,7 +64,7 @@ impl Clock {
         // SAFETY: `attr` is a whole, initialised struct that outlives the call.
         let fd = unsafe { perf::perf_event_open(&raw mut attr, 0, -1, -1, flags) };
         check(fd)?;
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and nothing else owns it.
         let event = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         announce(fd)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -83,14 +83,14 @@ impl Clock {
         })
     }
 
-    /// Nanoseconds for which it has run.
+    /// Nanoseconds that it has run.
     pub(crate) fn read(&mut self) -> io::Result<u64> {
         let mut count = [0; 8];
         self.event.read_exact(&mut count)?;
         Ok(u64::from_ne_bytes(count))
     }
 
-    /// Lets it run on, and overflow once after `period`.
+    /// Starts it, to overflow once after `period`.
     pub(crate) fn start(&mut self, period: u64) -> io::Result<()> {
         self.disarm()?;
         self.rearm(period)?;
@@ -99,11 +99,11 @@ impl Clock {
     }
 
     pub(crate) fn stop(&mut self) -> io::Result<()> {
-        // SAFETY: as above.
+        // SAFETY: see above.
         check(unsafe { perf::ioctls::DISABLE(self.event.as_raw_fd(), 0) })
     }
 
-    /// Makes the next overflow come after `period`.
+    /// Sets the next overflow to `period` from now.
     fn rearm(&mut self, period: u64) -> io::Result<()> {
         let period = period.clamp(1, NEVER);
         let argument = (&raw const period).expose_provenance() as u64;
@@ -116,7 +116,7 @@ impl Clock {
         self.head() != self.seen
     }
 
-    /// It does not overflow before the next start.
+    /// Prevents overflows until the next start.
     pub(crate) fn disarm(&mut self) -> io::Result<()> {
         self.rearm(NEVER)?;
         self.seen = self.head();
@@ -133,12 +133,12 @@ impl Clock {
 
 impl Drop for Clock {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`, to which nothing refers any more.
+        // SAFETY: the mapping made in `open`; no reference to it remains.
         unsafe { libc::munmap(self.ring.as_ptr().cast(), PAGES * PAGE) };
     }
 }
 
-/// Lets overflows of the event kick the calling thread's vCPU.
+/// Makes overflows of the event kick the calling thread's vCPU.
 fn announce(fd: c_int) -> io::Result<()> {
     let owner = Owner {
         kind: F_OWNER_TID,

@@ -1,10 +1,10 @@
-//! Where each kind of PMU has its registers, and how a processor says that it has them.
+//! The registers of each kind of PMU, and their announcement in CPUID.
 
 use std::ops::Range;
 
 use kvm_bindings::kvm_cpuid_entry2;
 
-/// Counters are of this width on every processor here.
+/// Width of the counters on every emulated processor.
 pub(crate) const WIDTH: u32 = 48;
 
 const LEAF_VENDOR: u32 = 0;
@@ -18,7 +18,7 @@ const AMD_EAX_PERFMON_V2: u32 = 1;
 
 /// `GenuineIntel`, in the order EBX, EDX, ECX.
 const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
-/// Family 6 and a model that is none: its driver knows it by the PMU's own leaf alone.
+/// Family 6 with an unused model: its driver identifies the PMU only by its CPUID leaf.
 const INTEL_MODEL: u32 = 0x0002_0600;
 const MODEL_BITS: u32 = 0x0fff_3ff0;
 const INTEL_VERSION: u32 = 2;
@@ -44,17 +44,17 @@ const INTEL_FIXED_INDEX: u32 = 1 << 30;
 /// The bit of the first fixed counter in a register with one for each.
 const INTEL_FIXED_BIT: u32 = 32;
 
-/// What a register is.
+/// The function of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
-    /// Selects what a counter counts, and whether.
+    /// Selects and enables a counter's event.
     Select(usize),
     Counter(usize),
-    /// Says whether fixed counters count.
+    /// Enables fixed counters.
     FixedControl,
-    /// Which counters are enabled, by bits.
+    /// Bit mask of enabled counters.
     Control,
-    /// Which have overflowed, by bits.
+    /// Bit mask of overflowed counters.
     Status,
     /// Clears bits of the status.
     StatusClear,
@@ -65,7 +65,7 @@ pub(crate) enum Register {
 pub(crate) enum Layout {
     /// The four counters that every AMD processor has.
     Amd,
-    /// Intel's architectural one, version 2: eight counters and three fixed ones.
+    /// Intel's architectural PMU, version 2: eight counters and three fixed ones.
     IntelV2,
     /// Six counters, and registers for all of them at once: PerfMonV2.
     AmdV2,
@@ -87,7 +87,7 @@ impl Layout {
         Self::ALL.map(|(name, _)| name).join(", ")
     }
 
-    /// How many counters there are, fixed ones left out.
+    /// Number of counters without the fixed ones.
     fn general(self) -> u32 {
         match self {
             Self::Amd => 4,
@@ -96,7 +96,7 @@ impl Layout {
         }
     }
 
-    /// How many counters there are; the fixed ones are the last.
+    /// Number of counters; the fixed ones are last.
     pub(crate) fn counters(self) -> u32 {
         self.general() + self.fixed()
     }
@@ -122,7 +122,7 @@ impl Layout {
         self != Self::Amd
     }
 
-    /// Every register that is trapped. RDPMC reads the first ones: see [`rdpmc`](crate::rdpmc).
+    /// Every trapped register. RDPMC reads the first ones: see [`rdpmc`](crate::rdpmc).
     pub(crate) fn ranges(self) -> Vec<Range<u32>> {
         let mut ranges = Vec::from([Range {
             start: 0,
@@ -145,7 +145,7 @@ impl Layout {
         ranges
     }
 
-    /// What the register of that number is.
+    /// The function of register `number`.
     pub(crate) fn find(self, number: u32) -> Option<Register> {
         let index = |base: u32| usize::try_from(number - base).ok();
         if number < self.general() {
@@ -195,10 +195,10 @@ impl Layout {
         .or_else(|| within(INTEL_FIXED_INDEX, INTEL_FIXED).map(fixed))
     }
 
-    /// Has the processor say that it has these registers.
+    /// Announces these registers in CPUID.
     pub(crate) fn describe(self, leaves: &mut Vec<kvm_cpuid_entry2>) {
         match self {
-            // Nothing says so: they are always there.
+            // Not announced: they are always present.
             Self::Amd => {}
             Self::AmdV2 => self.describe_amd(leaves),
             Self::IntelV2 => Self::describe_intel(leaves),

@@ -1,7 +1,8 @@
-//! The VMM with an architectural PMU beside the paravirtual one: the guest's own CPU PMU driver runs on
-//! counters whose every access is trapped and emulated here, in the classic way.
+//! The VMM with an architectural PMU in addition to the paravirtual one: the guest's own CPU PMU
+//! driver runs on counters whose accesses are all trapped and emulated here.
 //!
-//! `trapped run --pmu amd-v2 …` takes what `vmm run` takes. It exists to be compared with.
+//! `trapped run --pmu amd-v2 …` accepts the options of `vmm run`. It serves as the baseline of
+//! comparisons.
 
 mod counter;
 mod layout;
@@ -57,7 +58,7 @@ fn run() -> Result<u8, Failure> {
         return Err(usage("say run"));
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
-    // The filters list what the product calls.
+    // The filters list only the product's calls.
     config.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;

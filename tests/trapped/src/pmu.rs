@@ -16,7 +16,7 @@ use crate::rdpmc;
 
 const SELECT_INTERRUPT: u64 = 1 << 20;
 const SELECT_ENABLE: u64 = 1 << 22;
-/// Of each fixed counter in their common register: the modes in which it counts, and its interrupt.
+/// Bits per fixed counter in their common register: its modes and its interrupt.
 const FIXED_BITS: usize = 4;
 const FIXED_MODES: u64 = 3;
 const FIXED_INTERRUPT: u64 = 1 << 3;
@@ -29,7 +29,7 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// The memory of a guest whose kernel is still to be changed: its driver looks at the registers first.
+/// The memory of a guest whose kernel is yet to be patched: its driver probes the registers first.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.
@@ -48,7 +48,7 @@ impl TrappedPmu {
     }
 }
 
-/// Changes the kernel, if that is still to be done.
+/// Patches the kernel, once.
 fn change(unchanged: &Unchanged) -> io::Result<()> {
     let mut unchanged = unchanged.lock().unwrap_or_else(PoisonError::into_inner);
     match unchanged.take() {
@@ -92,7 +92,7 @@ impl MsrDevice for TrappedPmu {
 struct Counter {
     clock: Clock,
     select: u64,
-    /// The count, when the clock was at `since`.
+    /// The count when the clock was at `since`.
     value: u64,
     since: u64,
     counting: bool,
@@ -109,7 +109,7 @@ impl Counter {
         })
     }
 
-    /// Brings the count up to date; whether it has overflowed since the last time.
+    /// Updates the count; returns whether it has overflowed since the last update.
     fn update(&mut self) -> io::Result<bool> {
         if !self.counting {
             return Ok(false);
@@ -118,12 +118,12 @@ impl Counter {
         let now = self.clock.read()?;
         let mut value = self.value + (now - self.since);
         if announced {
-            // The timer may be ahead of the clock by a little.
+            // The timer may be slightly ahead of the clock.
             value = value.max(OVERFLOW);
         }
         let overflowed = value >= OVERFLOW;
         if overflowed {
-            // Once, also where the timer is late.
+            // Once, even if the timer is late.
             self.clock.disarm()?;
         }
         self.since = now;
@@ -131,7 +131,7 @@ impl Counter {
         Ok(overflowed)
     }
 
-    /// Sets the count. Whatever it was is forgotten, an overflow included.
+    /// Sets the count and clears a pending overflow.
     fn set(&mut self, value: u64) -> io::Result<()> {
         self.value = value & VALUE;
         self.since = self.clock.read()?;
@@ -141,7 +141,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Starts or stops it, if it is not so already; whether it has overflowed.
+    /// Starts or stops the counter; returns whether it has overflowed.
     fn count(&mut self, on: bool) -> io::Result<bool> {
         match (self.counting, on) {
             (false, true) => {
@@ -170,19 +170,19 @@ struct VcpuPmu {
     fixed_control: u64,
     control: u64,
     status: u64,
-    /// An overflow's interrupt is due.
+    /// The interrupt of an overflow is pending.
     interrupt: bool,
-    /// The host refused something while a register was written.
+    /// An error of the host while a register was written.
     failed: Option<io::Error>,
 }
 
 impl VcpuPmu {
-    /// Notes what has overflowed.
+    /// Notes overflows.
     fn update(&mut self) -> io::Result<()> {
         self.each(|_, counter| counter.update())
     }
 
-    /// Starts and stops counters as the registers say.
+    /// Starts and stops counters according to the registers.
     fn apply(&mut self) -> io::Result<()> {
         let control = match self.layout.has_control() {
             true => self.control,
@@ -195,7 +195,7 @@ impl VcpuPmu {
         })
     }
 
-    /// Does this to each counter, and notes those that say they have overflowed.
+    /// Calls `act` on each counter, and notes overflows that it returns.
     fn each(
         &mut self,
         mut act: impl FnMut(usize, &mut Counter) -> io::Result<bool>,
@@ -245,7 +245,7 @@ impl VcpuPmu {
                 self.control = value;
                 self.apply()
             }
-            // Only to be cleared.
+            // Write-one-to-clear only.
             Register::Status => Ok(()),
             Register::StatusClear => {
                 self.status &= !value;
@@ -292,7 +292,7 @@ impl VcpuMsrs for VcpuPmu {
     }
 }
 
-/// Where the guest wants the interrupt.
+/// The guest's vector for the interrupt.
 fn lvtpc(vcpu: &VcpuFd) -> io::Result<u32> {
     let apic = vcpu.get_lapic()?;
     let bytes = apic.regs.iter().skip(APIC_LVTPC).take(4);

@@ -1,32 +1,32 @@
-//! The guest kernel's RDPMC, which KVM cannot hand to user space.
+//! The guest kernel's RDPMC, which KVM cannot forward to user space.
 //!
-//! KVM without a PMU of its own answers RDPMC with a general protection fault, and has no exit to user
-//! space for it. A stock kernel has the instruction once, in `native_read_pmc`: it becomes RDMSR there, which
-//! takes the same registers, costs one exit as RDPMC would, and names the counter by its index.
+//! Without a PMU, KVM injects a general protection fault for RDPMC, without an exit to user space.
+//! A stock kernel has the instruction once, in `native_read_pmc`: it is patched to RDMSR, which
+//! takes the same registers, costs one exit like RDPMC, and selects the counter by its index.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap};
 
 /// `mov %edi,%ecx; rdpmc; xchg %ax,%ax; shl $32,%rdx`: the index is the function's argument, and the
 /// two-byte NOP is the place of a tracepoint.
 const NATIVE_READ_PMC: [u8; 10] = [0x89, 0xf9, 0x0f, 0x33, 0x66, 0x90, 0x48, 0xc1, 0xe2, 0x20];
-/// The second byte of the instruction, and what makes it RDMSR.
+/// Offset of the instruction's second byte, and its value for RDMSR.
 const OPCODE: usize = 3;
 const RDMSR: u8 = 0x32;
-/// Where a kernel is loaded, and where it ends at the latest.
+/// The kernel's load address, and the limit of its end.
 const KERNEL: std::ops::Range<u64> = 0x10_0000..0x800_0000;
 
-/// Why the kernel cannot read its counters.
+/// Errors of patching the guest's kernel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RdpmcError {
-    /// Guest memory is not as it should be.
+    /// Guest memory cannot be read.
     #[error("cannot read the guest's kernel")]
     Memory(#[from] GuestMemoryError),
-    /// Another kernel.
+    /// An unexpected kernel.
     #[error("the guest's kernel has native_read_pmc {0} times, not once")]
     Found(usize),
 }
 
-/// Turns the RDPMC of the kernel that runs in `memory` into RDMSR.
+/// Patches RDPMC to RDMSR in the kernel in `memory`.
 ///
 /// # Errors
 /// [`RdpmcError`].

@@ -1,9 +1,9 @@
 //! The one place that chooses an architecture; everything else speaks of "the" architecture.
 //!
-//! Each module gives the same items. Of the machine: `layout`, `board` (which device sits where), and
-//! what a guest boots from (`kernel`, `boot`). Of KVM: `platform` (a VM and what it needs), `cpus`,
-//! `clock`, `registers`, `exits`, `emulation`, and the requests of seccomp filters (`calls`). For the
-//! survey: `check`.
+//! Each module has the same items. For the machine: `layout`, `board` (devices and their
+//! addresses), and boot images (`kernel`, `boot`). For KVM: `platform` (a VM and its requirements),
+//! `cpus`, `clock`, `registers`, `exits`, `emulation`, and the requests of seccomp filters
+//! (`calls`). For the survey: `check`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

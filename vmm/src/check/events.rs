@@ -1,5 +1,5 @@
-//! The events that guests of a tier, or of an operator's lists, get on this host: devices are made, and asked
-//! for their catalogues.
+//! The events that guests of a tier, or of an operator's lists, have on this host: creates devices
+//! and reads their catalogues.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::{report, signal};
 pub struct Offered {
     /// A tier, or `list`.
     pub policy: &'static str,
-    /// Names of what a guest may open.
+    /// Names of the events that a guest may open.
     pub events: Vec<String>,
-    /// Why it is not known.
+    /// The reason why they are unknown.
     pub error: Option<String>,
 }
 
-/// A machine that never runs: its device is only asked what it would count.
+/// A machine that never runs: its device is only queried.
 #[derive(Debug)]
 struct Idle {
     /// Whether KVM counts exits and halts.
@@ -39,7 +39,7 @@ impl Machine for Idle {
     }
 }
 
-/// What the command line asks about: its own list, or each tier.
+/// The lists to survey: the command line's own, or each tier.
 ///
 /// # Errors
 /// [`PolicyError`].
@@ -56,7 +56,7 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
-/// What guests of these lists get; `statistics`: whether KVM counts exits, `mediated`: whether it has mediated
+/// Events of guests with these lists; `statistics`: KVM counts exits, `mediated`: KVM has mediated
 /// PMUs.
 pub(super) fn offered(
     asked: &[Decision],
@@ -124,7 +124,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
     offered.iter().map(line).collect()
 }
 
-/// Whether hardware events here keep other VMs from starting.
+/// Whether hardware events on this host keep other VMs from starting.
 pub(super) fn mediated(mediated: Option<bool>) -> Check {
     let name = "kvm.mediated-pmu";
     match mediated {
@@ -208,7 +208,7 @@ mod tests {
                 .count()
         };
         assert_eq!(of_hardware(Some(true)), 0);
-        // As many as this host has.
+        // The number depends on this host.
         assert_eq!(of_hardware(Some(false)), of_hardware(None));
         for (found, words) in [
             (None, "keep none"),

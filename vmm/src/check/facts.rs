@@ -1,7 +1,7 @@
-//! What a survey finds: plain data, as `vmm check --json` prints it.
+//! Results of a survey: plain data, printed by `vmm check --json`.
 //!
-//! The field names are the keys of the JSON and so a contract with whoever reads it. Nothing here
-//! probes anything and nothing here judges: `verdict` puts the consequences into words.
+//! The field names are the keys of the JSON and stable for its readers. This module neither probes
+//! nor judges: `verdict` describes the consequences.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -11,22 +11,22 @@ use serde::Serialize;
 use super::events::Offered;
 use crate::arch::check::Guest;
 
-/// Everything `vmm check` knows about this machine.
+/// All results of `vmm check`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Survey {
     /// Whether a stock Linux kernel can be expected to boot under `vmm run` here.
     pub stock_kernel: bool,
-    /// The hypervisor as its own capability list describes it.
+    /// The hypervisor's own capability list.
     pub kvm: Kvm,
-    /// What small guests did when they were run; `None` where none could be run.
+    /// Results of small guests; `None` if none could run.
     pub guest: Option<Guest>,
-    /// What the host's perf events can do for a vCPU thread.
+    /// Perf events of the host on a vCPU thread.
     pub perf: Perf,
-    /// Whether KVM gives its guests mediated PMUs; `None`: this kernel knows none.
+    /// Whether KVM gives its guests mediated PMUs; `None` if this kernel does not support them.
     pub mediated_pmu: Option<bool>,
-    /// The events that guests of each tier, or of the list in question, have here.
+    /// Events of guests of each tier, or of the given list.
     pub pmu: Vec<Offered>,
-    /// The same facts line by line, with what follows from each.
+    /// The same facts line by line, each with its consequence.
     pub checks: Vec<Check>,
 }
 
@@ -35,9 +35,9 @@ pub struct Survey {
 pub struct Check {
     /// Stable name, `section.subject`.
     pub name: &'static str,
-    /// What was found.
+    /// The result.
     pub value: String,
-    /// What that means for somebody who wants to use this machine.
+    /// The consequence for users of this machine.
     pub consequence: String,
 }
 
@@ -54,7 +54,7 @@ impl Check {
         }
     }
 
-    /// A line whose value is what was seen and whose consequence hangs on whether it is right.
+    /// A line with the observed value and the consequence of success or failure.
     pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
         let consequence = if finding.ok { good } else { bad };
         Self::new(name, finding.detail.as_str(), consequence)
@@ -66,9 +66,9 @@ impl Check {
 pub struct Kvm {
     /// `/dev/kvm` exists.
     pub present: bool,
-    /// It can be opened, speaks the stable API and has all that a guest needs.
+    /// It can be opened, has the stable API version and every required capability.
     pub usable: bool,
-    /// Why it is not usable, with the remedy.
+    /// The error and its remedy.
     pub error: Option<String>,
     /// The loaded module of the processor's kind, if the host shows it.
     pub module: Option<String>,
@@ -78,16 +78,16 @@ pub struct Kvm {
     pub max_vcpus: Option<u32>,
     /// Capabilities by name, present or not.
     pub capabilities: BTreeMap<&'static str, bool>,
-    /// Those of them without which no guest runs, and that are absent.
+    /// Missing capabilities that every guest requires.
     pub missing: Vec<&'static str>,
 }
 
-/// A yes or no, with what was seen.
+/// The result of a test, with the observation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The machine did what the architecture manual says.
+    /// The machine behaved as the architecture manual specifies.
     pub ok: bool,
-    /// What it did.
+    /// The observation.
     pub detail: String,
 }
 
@@ -106,7 +106,7 @@ impl Finding {
         }
     }
 
-    /// The names of the findings that are not ok.
+    /// The names of the failed findings.
     pub(crate) fn failed<const N: usize>(named: [(&'static str, &Self); N]) -> Vec<&'static str> {
         named
             .into_iter()
@@ -116,43 +116,42 @@ impl Finding {
     }
 }
 
-/// What `perf_event_open(2)` offers.
+/// The host's `perf_event_open(2)`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Perf {
     /// `kernel.perf_event_paranoid`; `None` on a kernel without perf events.
     pub paranoid: Option<i32>,
     /// Candidate events by name.
     pub events: BTreeMap<&'static str, Event>,
-    /// Why no hardware event opens, with the remedy; `None`: one does.
+    /// The reason why hardware events are refused, with the remedy; `None` if one opens.
     pub hardware_refused: Option<String>,
-    /// Why KVM may lose counts of hardware events that the host moves between counters; `None`: it does
-    /// not.
+    /// The reason why KVM may lose counts of hardware events that the host moves between counters;
+    /// `None`: it does not.
     pub hardware_loses: Option<String>,
-    /// As [`Perf::hardware_refused`], of software events.
+    /// Like [`Perf::hardware_refused`], for software events.
     pub software_refused: Option<String>,
-    /// Whether `exclude_host` keeps host work out of a software clock; `None`: not observed.
+    /// Whether `exclude_host` keeps host work out of a software clock; `None` if not observed.
     pub software_excludes_host: Option<bool>,
-    /// The same for hardware cycles; `None`: no such counter.
+    /// The same for hardware cycles; `None` without such a counter.
     pub hardware_excludes_host: Option<bool>,
     /// Clock samples taken while a guest loop ran in ring 0.
     pub guest_kernel: Option<Samples>,
     /// Clock samples taken while a guest loop ran in ring 3.
     pub guest_user: Option<Samples>,
-    /// What `vmm run --engine auto` takes here for samples of host events.
+    /// The engine that `vmm run --engine auto` selects for host events.
     pub auto_engine: AutoEngine,
-    /// Whether exits that the host's kernel handles by itself can be traced, by the `kvm:`
-    /// tracepoints.
+    /// Whether the `kvm:` tracepoints can trace exits that the host's kernel handles itself.
     pub tracepoints: Finding,
-    /// The host's PMUs that trace.
+    /// The host's PMUs with traces.
     pub host_traces: Vec<HostTrace>,
 }
 
-/// A PMU of the host's whose trace no guest gets.
+/// A host PMU whose trace guests cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostTrace {
-    /// As the host names it.
+    /// The host's name for it.
     pub pmu: String,
-    /// Why.
+    /// The cause.
     pub refused: String,
 }
 
@@ -165,13 +164,13 @@ impl From<vpmu::host::HostTrace> for HostTrace {
     }
 }
 
-/// What makes a guest's samples of host events.
+/// The engine for a guest's samples of host events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AutoEngine {
-    /// The host, without an exit for each.
+    /// The host samples, without an exit per sample.
     Batched,
-    /// The vCPU, which leaves the guest for each.
+    /// The vCPU leaves the guest for each sample.
     #[default]
     Exit,
 }
@@ -179,20 +178,20 @@ pub enum AutoEngine {
 /// Whether one event can be opened on a thread of this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// `perf_event_open(2)` gave a descriptor.
+    /// `perf_event_open(2)` returned a descriptor.
     pub opens: bool,
-    /// Only user mode may be counted, for want of privilege.
+    /// Only user mode may be counted, for lack of privileges.
     pub user_only: bool,
-    /// The errno's text where it did not open.
+    /// The errno's text, if it did not open.
     pub error: Option<String>,
-    /// Its number, for programs.
+    /// The errno, for programs.
     pub errno: Option<i32>,
 }
 
-/// How many samples of a guest loop landed where.
+/// Places of the samples of a guest loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Samples {
-    /// All of them.
+    /// All samples.
     pub total: u32,
     /// Labelled guest kernel or guest user by the host.
     pub guest: u32,
@@ -212,23 +211,23 @@ impl AddAssign for Samples {
 }
 
 impl Samples {
-    /// Fewer than this say nothing.
+    /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Whether more would tell no more: there are enough of the guest, or so many of the host
-    /// instead that those of the guest are not to come.
+    /// Whether more samples would not change the result: enough are of the guest, or so many are of
+    /// the host that guest samples are not to be expected.
     pub(super) fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Whether host samples carry guest instruction pointers; `None`: too few samples to tell.
+    /// Whether host samples have guest instruction pointers; `None` if samples are too few.
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
-    /// Whether they can stand for samples of the guest: of those that name it, nearly all name its
-    /// place. Those that name the host do not count against it: there is much work for the host
-    /// where KVM is emulated.
+    /// Whether the samples are usable for a guest: nearly all samples of the guest have an address
+    /// in its loop. Samples of the host do not count against it: an emulated KVM does much host
+    /// work.
     pub(super) fn name_places(&self) -> bool {
         self.guest >= Self::ENOUGH
             && self.guest >= self.total / 4

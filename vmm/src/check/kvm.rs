@@ -1,4 +1,4 @@
-//! `/dev/kvm`: whether it is there, opens, and promises what a VMM needs.
+//! `/dev/kvm`: presence, permissions and the capabilities that a VMM needs.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::arch::platform::{MODULES, REMEDY};
 
 const PATH: &str = "/dev/kvm";
 
-/// Opens the device and reads its list.
+/// Opens the device and reads its capabilities.
 pub(super) fn probe() -> Kvm {
     let mut kvm = Kvm {
         present: Path::new(PATH).exists(),
@@ -53,7 +53,7 @@ pub(super) fn probe() -> Kvm {
     kvm
 }
 
-/// One line that names what to do about a device that does not open.
+/// One line with the remedy for a device that does not open.
 fn remedy(errno: i32) -> String {
     match errno {
         libc::ENOENT => format!("{PATH} does not exist: {REMEDY}"),

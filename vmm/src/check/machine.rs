@@ -1,7 +1,7 @@
 //! A machine of one vCPU that runs a few instructions.
 //!
-//! It has no firmware, no devices and no interrupt controller. Knows how to run a few instructions
-//! and say how that ended, not what they are to prove. Memory, code and registers are the
+//! It has neither firmware nor devices nor an interrupt controller. Runs the instructions and
+//! reports the exit, without knowing the purpose of a probe. Memory, code and registers are the
 //! architecture's.
 
 #![expect(unsafe_code, reason = "registers memory with KVM")]
@@ -14,13 +14,13 @@ use super::{Ring, Watch};
 use crate::arch::check::{code, create_vcpu, create_vm};
 use crate::kvm::KvmError;
 
-/// Why a machine could not be built or run.
+/// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MachineError {
     /// KVM refused a step of building it.
     #[error("{0} failed")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// The same, of a step that `vmm run` takes, too.
+    /// The same, for a step that `vmm run` also takes.
     #[error(transparent)]
     Platform(#[from] KvmError),
     /// Its memory could not be mapped.
@@ -29,19 +29,19 @@ pub(crate) enum MachineError {
     /// Its memory could not be filled.
     #[error("cannot fill guest memory")]
     Fill(#[source] vm_memory::GuestMemoryError),
-    /// The bound on its time could not be set.
+    /// Its time limit could not be set.
     #[error("KVM_SET_SIGNAL_MASK failed")]
     Guard(#[source] std::io::Error),
 }
 
 impl MachineError {
-    /// For `map_err`: KVM refuses `step`.
+    /// For `map_err`: KVM refused `step`.
     pub(crate) fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Kvm(step, source)
     }
 }
 
-/// How one run ended.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// A write of these bytes to a port.
@@ -50,14 +50,14 @@ pub(crate) enum Exit {
     Store(u64, u64),
     /// The vCPU halted.
     Halt,
-    /// The probe's time was over.
+    /// The probe's time was up.
     Stopped,
-    /// Anything else, in words.
+    /// Any other exit, as text.
     Other(String),
 }
 
 impl Exit {
-    /// In words, for a finding.
+    /// Text for a finding.
     pub(crate) fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
@@ -70,7 +70,7 @@ impl Exit {
     }
 }
 
-/// One vCPU with its VM. The fields drop in this order: KVM lets go of the memory first.
+/// One vCPU with its VM. The fields drop in this order: KVM releases the memory first.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) vcpu: VcpuFd,
@@ -104,8 +104,8 @@ impl Machine {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the region is the whole of a mapping that the machine owns and unmaps only
-        // after the VM is gone.
+        // SAFETY: the region is the whole of a mapping that the machine owns and unmaps only after
+        // the VM is gone.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
 
@@ -121,12 +121,12 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Runs the guest to its next exit, or until its time is over.
+    /// Runs the guest to its next exit, or until its time is up.
     pub(crate) fn run(&mut self) -> Exit {
         self.run_until(|| false)
     }
 
-    /// The same, but no longer than until `done`, which is asked at the start and after each signal.
+    /// The same, but at most until `done`, which is called at the start and after each signal.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
         loop {
             if self.watch.over() || done() {
@@ -144,7 +144,7 @@ impl Machine {
                 Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
-                // Someone else's signal, unless the watch says otherwise.
+                // Another source's signal, unless the watch reports the time-out.
                 Err(e) if e.errno() == libc::EINTR => {
                     self.watch.take_signals();
                     continue;

@@ -1,8 +1,8 @@
-//! `vmm check`: what this machine can do, and what follows from that.
+//! `vmm check`: the abilities of this machine, and their consequences.
 //!
-//! Everything is found out by doing it: guests of a few instructions, events that are opened and
+//! Every result comes from an experiment: guests of a few instructions, events that are opened and
 //! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
-//! bounded, so that a broken hypervisor is a line in the table and not a hang.
+//! bounded, so that a broken hypervisor appears in the table and does not hang the program.
 
 mod events;
 mod facts;
@@ -29,7 +29,7 @@ use crate::arch::check as guest;
 use crate::host_kernel;
 use crate::policy::{Decision, PolicyArgs, PolicyError};
 
-/// The mode that a small guest begins in.
+/// The mode that a small guest starts in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ring {
     Kernel,
@@ -40,11 +40,11 @@ pub(crate) enum Ring {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = HELP)]
 pub struct CheckArgs {
-    /// Print the survey as JSON, with keys that stay as they are, instead of a table
+    /// Print the survey as JSON with stable keys, instead of a table
     #[arg(long)]
     pub json: bool,
 
-    /// The events to ask about; without, each tier.
+    /// The events to survey; each tier by default.
     #[command(flatten)]
     pub policy: PolicyArgs,
 }
@@ -64,10 +64,10 @@ Exit status:
   1  no guest runs here; the survey is printed all the same
   2  wrong usage";
 
-/// Why `vmm check` did not end well.
+/// Errors of `vmm check`.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The survey is printed, and its answer is that no guest runs here.
+    /// The survey is printed, and guests cannot run here.
     #[error("no guest runs on this machine: {0}")]
     NoGuest(String),
     /// The list of events contradicts itself.
@@ -76,15 +76,15 @@ pub enum CheckError {
     /// The survey could not be put into JSON.
     #[error("cannot write the survey as JSON")]
     Json(#[source] serde_json::Error),
-    /// Standard output does not take the survey.
+    /// Standard output cannot be written.
     #[error("cannot write the survey to standard output")]
     Output(#[source] io::Error),
 }
 
-/// Surveys the machine and prints what it found on standard output.
+/// Surveys the machine and prints the results on standard output.
 ///
 /// # Errors
-/// [`CheckError::NoGuest`], after printing, where not even the smallest guest runs.
+/// [`CheckError::NoGuest`], after printing, if not even the smallest guest runs.
 pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
     let survey = survey(&events::asked(&args.policy)?);
     let text = if args.json {
@@ -93,7 +93,7 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
         table::render(&survey.checks)
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has seen enough.
+        // The reader closed the output early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(CheckError::Output)?,
     }
@@ -104,30 +104,30 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
     }
 }
 
-/// Whether the host's samples of a vCPU thread name the guest's addresses and mode, kernel and
-/// user: small guests are sampled to see. Takes tens of milliseconds, and as the survey the signal
-/// `SIGRTMIN + 9`.
+/// Whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and
+/// user mode: small guests are sampled to find out. Takes tens of milliseconds and, like the
+/// survey, the signal `SIGRTMIN + 9`.
 pub fn host_knows_guest_ips() -> bool {
     let knows = perf::knows_guest_ips();
     log::info!("host samples name guest addresses: {knows}");
     knows
 }
 
-/// [`host_knows_guest_ips`] on a thread of its own, beside what else is to be done before a guest runs.
+/// [`host_knows_guest_ips`] on its own thread, concurrent with other preparations of a guest.
 #[derive(Debug)]
 pub struct GuestIps(JoinHandle<bool>);
 
 impl GuestIps {
-    /// Starts to find out.
+    /// Starts the probe.
     ///
     /// # Errors
-    /// The host has no more threads.
+    /// The host cannot start another thread.
     pub fn begin() -> io::Result<Self> {
         let thread = thread::Builder::new().name("guest-ips".to_owned());
         Ok(Self(thread.spawn(host_knows_guest_ips)?))
     }
 
-    /// The answer. The thread is gone.
+    /// Waits for the result and joins the thread.
     #[must_use]
     pub fn answer(self) -> bool {
         self.0.join().unwrap_or_else(|_| {
@@ -137,9 +137,9 @@ impl GuestIps {
     }
 }
 
-/// Tries everything; takes about a second, and at most a few where KVM is broken.
+/// Runs every probe; takes about a second, and at most a few if KVM is broken.
 ///
-/// Takes the real-time signal `SIGRTMIN + 9` for itself.
+/// Uses the real-time signal `SIGRTMIN + 9`.
 fn survey(asked: &[Decision]) -> Survey {
     let kvm = kvm::probe();
     let guest = kvm.usable.then(guest::probe);

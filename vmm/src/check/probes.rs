@@ -12,7 +12,7 @@ use crate::report;
 /// Builds a machine on a watched thread and lets `judge` run it.
 ///
 /// # Errors
-/// In words: what KVM refused, or that the probe never came back.
+/// Text: the step that KVM refused, or that the probe never returned.
 pub(crate) fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -30,7 +30,7 @@ pub(crate) fn on_machine<T: Send + 'static>(
     }
 }
 
-/// What `judge` finds, or why it could not.
+/// The result of `judge`, or the reason for its absence.
 pub(crate) fn finding(
     budget: Duration,
     ring: Ring,
@@ -40,10 +40,10 @@ pub(crate) fn finding(
     on_machine(budget, ring, program, judge).unwrap_or_else(Finding::no)
 }
 
-/// A machine whose kernel or user mode is to be watched from outside while it loops.
+/// Observes a machine from outside while it loops in kernel or user mode.
 ///
-/// The observer starts before the guest runs, on the thread that runs it, and is asked for its
-/// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
+/// The observer starts before the guest, on the guest's thread, and returns its result once
+/// `budget` has ended the run, or earlier if `done`, which is called after each signal.
 pub(crate) fn spin<O: 'static, T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -65,7 +65,7 @@ pub(crate) fn spin<O: 'static, T: Send + 'static>(
     answer.and_then(|observed| observed)
 }
 
-/// Whether `ip` lies in the loop that [`spin`] runs.
+/// Whether `ip` is in the loop that [`spin`] runs.
 pub(crate) fn in_loop(ip: u64) -> bool {
     let length = size_of_val(code::LOOP) as u64;
     (code::PROGRAM..code::PROGRAM + length).contains(&ip)

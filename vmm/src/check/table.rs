@@ -1,15 +1,15 @@
-//! Lines up name, value and consequence in three columns; pure text.
+//! Formats name, value and consequence in three columns.
 
 use super::facts::Check;
 
-/// Columns of a terminal that everybody has.
+/// Columns of any terminal.
 const WIDTH: usize = 110;
-/// Columns between columns.
+/// Blanks between columns.
 const GAP: usize = 2;
-/// Narrower than this a column is not read with pleasure.
+/// Least width of a readable column.
 const NARROW: usize = 24;
 
-/// The table, with a heading, each line ended.
+/// The table with a heading, each line terminated.
 pub(super) fn render(checks: &[Check]) -> String {
     let longest = |text: fn(&Check) -> &str| checks.iter().map(|c| text(c).chars().count()).max();
     let name = longest(|check| check.name).unwrap_or(0).max("CHECK".len());

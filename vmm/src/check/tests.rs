@@ -1,4 +1,4 @@
-//! One survey of the machine at hand, held against facts that are found out in other ways.
+//! One survey of this machine, compared with facts obtained in other ways.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -18,11 +18,11 @@ fn surveyed() -> &'static Survey {
     survey
 }
 
-/// The errno of a raw system call for a generic hardware or software event; zero: it opened.
+/// The errno of a raw system call for a generic hardware or software event; zero if it opened.
 #[expect(unsafe_code, reason = "perf_event_open without the code under test")]
 fn perf_event_open(kind: u32, config: u64) -> i32 {
-    // The first published size of the structure: type, size, config, and 48 bytes of zero,
-    // with the flag word at byte 40 saying disabled.
+    // The first published size of the structure: type, size, config, and 48 zero bytes, with the
+    // flag word at byte 40 set to disabled.
     let mut attr = [0_u64; 8];
     attr[0] = u64::from(kind) | 64 << 32;
     attr[1] = config;
@@ -32,7 +32,7 @@ fn perf_event_open(kind: u32, config: u64) -> i32 {
     if fd < 0 {
         return io::Error::last_os_error().raw_os_error().unwrap();
     }
-    // SAFETY: the descriptor was made above and nothing else knows it.
+    // SAFETY: the descriptor was made above and nothing else owns it.
     unsafe { libc::close(i32::try_from(fd).unwrap()) };
     0
 }

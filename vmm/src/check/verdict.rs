@@ -1,16 +1,16 @@
-//! From facts to what follows from them, in words: pure, no probing, no printing.
+//! Consequences of the survey's facts as text, without probing or printing.
 
 use super::facts::{AutoEngine, Check, Event, HostTrace, Kvm, Perf, Samples};
 use super::perf;
 use crate::arch::check::Guest;
 
-/// Whether a stock kernel can be expected to boot: what one does before its first user program
-/// and in it has to work in the small.
+/// Whether a stock kernel can be expected to boot: each mechanism that it uses up to its first user
+/// program works in a small guest.
 pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
     kvm.usable && guest.is_some_and(|guest| guest.obstacles().is_empty())
 }
 
-/// The table, top to bottom.
+/// The table from top to bottom.
 pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check> {
     let mut checks = vec![device(kvm)];
     if kvm.api_version.is_some() {
@@ -156,7 +156,7 @@ fn paranoid(perf: &Perf) -> Check {
         return Check::new(name, "no perf events", "the device has no host events");
     };
     let limited = perf.events.values().any(|event| event.user_only);
-    // The plainest event of all: who may not open this one may open none.
+    // A refusal of the plainest event applies to all.
     let refused = perf
         .events
         .get("cpu-clock")

@@ -1,7 +1,7 @@
-//! Runs a probe on a thread of its own and gets it back within a bound.
+//! Runs a probe on its own thread and returns within a time limit.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever, so every probe runs watched:
-//! when its time is over a signal ends the run call. Knows nothing of what is probed.
+//! A broken hypervisor can spin in one guest instruction for ever, so every probe runs watched: at
+//! its time limit a signal ends the run call. Knows nothing of the probes.
 
 #![expect(
     unsafe_code,
@@ -25,39 +25,39 @@ use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signa
 
 use self::WatchError::{Signal, Spawn, Stuck};
 
-/// How long a signalled probe may take to come back before it is left behind.
+/// Longest wait for a signalled probe before it is abandoned.
 const GRACE: Duration = Duration::from_secs(1);
 
 ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, kvm_bindings::KVMIO, 0x8b, u32);
 
-/// Why a probe gave no answer.
+/// Errors of a probe.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WatchError {
-    /// No thread to run it on.
+    /// The thread could not be started.
     #[error("cannot start a probe thread")]
     Spawn(#[source] io::Error),
-    /// The signal that bounds it could not be prepared.
+    /// The signal for the time limit could not be prepared.
     #[error("cannot prepare the signal that bounds a probe")]
     Signal(#[source] io::Error),
-    /// It did not even react to the signal.
+    /// It did not react to the signal.
     #[error("no answer, not even to a signal")]
     Stuck,
 }
 
-/// Handed to a probe: whether its time is over, and how KVM learns of it.
+/// A probe's view of its time limit, which also applies it to KVM.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch {
     over: Arc<AtomicBool>,
 }
 
 impl Watch {
-    /// True from the moment the probe has to end.
+    /// True once the probe must end.
     pub(crate) fn over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Takes the signals that have ended a run call: one that is left would end the next one at once.
-    /// Whoever calls this looks at [`Watch::over`] afterwards.
+    /// Consumes signals that ended a run call: a pending one would end the next call immediately.
+    /// Callers check [`Watch::over`] afterwards.
     pub(crate) fn take_signals(&self) {
         let Ok(set) = create_sigset(&[signal()]) else {
             return;
@@ -70,10 +70,10 @@ impl Watch {
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Makes the bounding signal end run calls of this vCPU, and nothing else.
+    /// Makes the signal end only this vCPU's run calls.
     ///
-    /// The thread keeps the signal blocked and KVM unblocks it within the run call alone: one
-    /// that arrives just before the call stays pending and ends it at once.
+    /// The thread keeps the signal blocked and KVM unblocks it only within the run call: one that
+    /// arrives just before the call stays pending and ends it immediately.
     pub(crate) fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
@@ -94,21 +94,21 @@ impl Watch {
     }
 }
 
-/// The signal that ends a run call of a probe.
+/// The signal that ends a probe's run call.
 pub(crate) fn signal() -> c_int {
     SIGRTMIN() + 9
 }
 
-/// Runs `probe` for at most `budget`, then signals it, and returns what it returned.
+/// Runs `probe` for at most `budget`, then signals it; returns its result.
 ///
-/// A probe has to check [`Watch::over`] before each run call and after each interruption; being
-/// stopped may be its ordinary end. One that ignores the signal for [`GRACE`] is left behind.
+/// A probe must check [`Watch::over`] before each run call and after each interruption; the time
+/// limit may be its normal end. One that ignores the signal for [`GRACE`] is abandoned.
 pub(crate) fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {
     let signal = signal();
-    // Without a handler the signal would end the process. Setting it again changes nothing.
+    // Without a handler the signal would end the process. Repeating this is harmless.
     register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
 
     let watch = Watch {
@@ -123,21 +123,21 @@ pub(crate) fn watched<T: Send + 'static>(
                 Ok(()) => Ok(probe(&watch)),
                 Err(e) => Err(Signal(io::Error::other(e.to_string()))),
             };
-            // Nobody listens any more if the probe was left behind.
+            // An abandoned probe has no receiver.
             drop(sender.send(answer));
         })
         .map_err(Spawn)?;
 
     match receiver.recv_timeout(budget) {
         Ok(answer) => {
-            // It ends: what follows may rely on its being gone. It has not panicked, as it answered.
+            // Join it: later steps may rely on its end. It has not panicked, since it answered.
             let _ = thread.join();
             return answer;
         }
         Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
         Err(RecvTimeoutError::Timeout) => {}
     }
-    // The flag first: a probe that has not blocked the signal yet sees the flag instead.
+    // Set the flag first, for a probe that has not blocked the signal yet.
     over.store(true, Ordering::Release);
     kick(&thread, signal).map_err(Signal)?;
     let answer = receiver.recv_timeout(GRACE).map_err(|_| Stuck)?;
@@ -151,7 +151,7 @@ fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
     // has ended.
     let answer = unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
     match answer {
-        // Ended on its own between the time-out and here: its answer is in the channel.
+        // It ended between the time-out and here: its result is in the channel.
         0 | libc::ESRCH => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }

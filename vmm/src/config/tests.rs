@@ -1,4 +1,4 @@
-//! Flags, files and defaults, and what none of them may say.
+//! Flags, files and defaults, and the values that they reject.
 
 use super::*;
 use crate::policy::PolicyArgs;

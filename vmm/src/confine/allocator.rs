@@ -1,6 +1,6 @@
 //! The C library's allocator, kept to calls that filters allow.
 
-/// Has all threads allocate from one arena. To be called before the first thread is made.
+/// Makes all threads allocate from one arena. Call it before the first thread starts.
 ///
 /// The GNU C library gives each thread an arena of its own, and opens
 /// `/proc/sys/vm/overcommit_memory` when it first returns memory of one to the kernel: at any moment, on

@@ -1,24 +1,24 @@
-//! Descriptors that whoever started this process left open in it.
+//! Descriptors that this process inherited.
 
 #![expect(unsafe_code, reason = "closing descriptors by their numbers")]
 
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Standard input, output and error, which stay.
+/// Standard input, output and error are kept.
 const STANDARD: RawFd = 3;
 
-/// The descriptors above standard error that were open at the start. They are closed when everything
-/// that a path names is open, for a path may name one of them: `/dev/fd/3`.
+/// The descriptors above standard error that were open at the start. They are closed once every
+/// configured path is open, because a path may name one of them: `/dev/fd/3`.
 #[derive(Debug)]
 #[must_use]
 pub struct Inherited(Vec<RawFd>);
 
 impl Inherited {
-    /// Finds them. To be called before this process opens anything.
+    /// Lists them. Call it before this process opens anything.
     pub fn find() -> Self {
         let Ok(entries) = fs::read_dir("/proc/self/fd") else {
-            // Then there is no `/dev/fd` either, and nothing of ours is open yet.
+            // Then `/dev/fd` is missing, too, and this process has not opened anything.
             close_all();
             return Self(Vec::new());
         };
@@ -38,21 +38,21 @@ impl Inherited {
     /// Closes them.
     pub(super) fn close(self) {
         for number in self.0 {
-            // SAFETY: it was open before this process opened anything, so it is none of ours, and
-            // nobody else closes it.
+            // SAFETY: it was open before this process opened anything, so this process does not use
+            // it and nothing else closes it.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
 }
 
 fn is_open(number: RawFd) -> bool {
-    // SAFETY: asks about a number, which may be closed.
+    // SAFETY: queries a number, which may be closed.
     unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 
 fn close_all() {
     let first = STANDARD.unsigned_abs();
-    // SAFETY: nothing of this process is open above standard error: it has just started. A kernel
-    // without the call has them stay, and what they are is known nowhere.
+    // SAFETY: this process has just started and opened nothing above standard error. A kernel
+    // without the call leaves them open.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }

@@ -1,12 +1,12 @@
-//! The locked-down process: what `vmm run` gives up before the guest's first instruction.
+//! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The order is that of the boot. Everything that has a path is opened first. Then, while there is one
-//! thread, [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and
-//! the user, and drops capabilities: threads that are made from then on have no more. Each thread puts
-//! its own seccomp filter on itself as it starts ([`Confinement::spawn`]), the main thread last
+//! The order is that of the boot. Everything with a path is opened first. Then, while the process
+//! has one thread, [`Confinement::drop_privileges`] closes inherited descriptors, changes the root
+//! directory and the user, and drops capabilities: later threads inherit that. Each thread installs
+//! its own seccomp filter when it starts ([`Confinement::spawn`]), the main thread last
 //! ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
 //!
-//! `vmm check` and `vmm ctl` are short programs of the operator's, and are not confined.
+//! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
 
 mod allocator;
 mod inherited;
@@ -31,35 +31,35 @@ use self::seccomp::Filters;
 use crate::cli::OnReset;
 use crate::config::Config;
 
-/// Why the process cannot be confined.
+/// Errors of the confinement.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    /// The root directory.
+    /// The root directory could not be changed.
     #[error("cannot make {directory} the root directory: {remedy}")]
     Chroot {
-        /// Which directory.
+        /// The directory.
         directory: PathBuf,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The user and its groups.
+    /// The user or its groups could not be changed.
     #[error("cannot become {user}: {remedy}")]
     User {
-        /// Whom.
+        /// The user.
         user: User,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// A limit.
+    /// A resource limit could not be set.
     #[error("cannot set the limit of {0}")]
     Limit(&'static str, #[source] io::Error),
-    /// More host counters than the limit of descriptors has room for.
+    /// More host counters than the limit of descriptors allows.
     #[error(
         "--max-host-counters {asked}: a limit of {limit} descriptors leaves room for {left}; give fewer, or \
          start with a higher 'ulimit -Hn'"
@@ -67,37 +67,37 @@ pub enum ConfineError {
     Descriptors {
         /// The limit.
         limit: u64,
-        /// What was asked for.
+        /// The requested number.
         asked: u32,
-        /// What there is room for.
+        /// The number that the limit allows.
         left: u64,
     },
-    /// Capabilities, or gaining new ones.
+    /// Capabilities could not be dropped, or no_new_privs not set.
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
     /// A mistake in the lists of system calls.
     #[error("the seccomp filter of {thread} threads cannot be made: this is a bug")]
     Filter {
-        /// Of which threads.
+        /// The kind of thread.
         thread: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: seccompiler::BackendError,
     },
-    /// The handler of refused calls.
+    /// The handler of refused calls could not be installed.
     #[error("cannot handle refused system calls")]
     Handler(#[source] vmm_sys_util::errno::Error),
-    /// The kernel.
+    /// The kernel refused the filter.
     #[error(
         "the host's kernel takes no seccomp filter: build it with CONFIG_SECCOMP_FILTER, or run with --no-seccomp"
     )]
     Install(#[source] seccompiler::Error),
-    /// A thread.
+    /// The thread could not be started.
     #[error("the host has no more threads")]
     Thread(#[source] io::Error),
 }
 
-/// What a thread is for, which says what it may call.
+/// The purpose of a thread, which determines its system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
     /// The event loop, and everything after it.
@@ -126,7 +126,7 @@ impl ThreadKind {
     }
 }
 
-/// What a machine needs of its host once it runs.
+/// A running machine's needs of its host.
 #[derive(Debug)]
 pub struct Needs<'a> {
     /// The machine.
@@ -139,7 +139,7 @@ pub struct Needs<'a> {
     pub socket: Option<RawFd>,
 }
 
-/// What a process that is confined has left, for the report.
+/// Remaining privileges of a confined process, for the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Confined {
     /// Whether each thread has a seccomp filter.
@@ -162,8 +162,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Prepares the process, before it makes its first thread, and checks whether it may confine itself as
-    /// `config` says.
+    /// Prepares the process, before its first thread, and checks that it may confine itself as
+    /// `config` requires.
     ///
     /// # Errors
     /// [`ConfineError::Chroot`], [`ConfineError::User`].
@@ -172,19 +172,19 @@ impl Confinement {
         privileges::check(config)
     }
 
-    /// Limits the host counters of a device to what this process may have descriptors for.
+    /// Limits a device's host counters to the process's limit of descriptors.
     ///
     /// # Errors
-    /// [`ConfineError::Descriptors`] if the number in `settings` was asked for.
+    /// [`ConfineError::Descriptors`] if the number in `settings` was `asked` for.
     pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops what `needs` does not name, and prepares the filters. Called while there is one thread,
-    /// when all that has a path is open.
+    /// Drops everything that `needs` does not name, and prepares the filters. Call it while there
+    /// is one thread, after everything with a path is open.
     ///
     /// # Errors
-    /// [`ConfineError`]; privileges may have been dropped all the same.
+    /// [`ConfineError`]; some privileges may have been dropped.
     pub fn drop_privileges(needs: &Needs<'_>, inherited: Inherited) -> Result<Self, ConfineError> {
         let config = needs.config;
         inherited.close();
@@ -217,13 +217,13 @@ impl Confinement {
         })
     }
 
-    /// What is left.
+    /// The remaining privileges.
     #[must_use]
     pub fn confined(&self) -> &Confined {
         &self.confined
     }
 
-    /// Starts a thread that may call what threads of its kind may. It has its filter when this returns.
+    /// Starts a thread of this kind. Its filter is installed when this returns.
     ///
     /// # Errors
     /// [`ConfineError::Thread`], [`ConfineError::Install`].
@@ -250,7 +250,7 @@ impl Confinement {
         Ok(thread)
     }
 
-    /// What a thread that others make does first: it puts its filter on itself.
+    /// Installs the filter on a thread that was started elsewhere; its first step.
     pub fn begin(
         &self,
         kind: ThreadKind,
@@ -262,8 +262,8 @@ impl Confinement {
         }
     }
 
-    /// Puts its filter on the calling thread, the main one: after all others have theirs, before the
-    /// guest's first instruction.
+    /// Installs the main thread's filter: after all others have theirs, and before the guest's
+    /// first instruction.
     ///
     /// # Errors
     /// [`ConfineError::Install`].
@@ -271,7 +271,7 @@ impl Confinement {
         self.begin(ThreadKind::Main)()
     }
 
-    /// A process that is not confined, for tests of what runs in one.
+    /// An unconfined process, for tests.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {

@@ -15,14 +15,14 @@ use vpmu::Settings;
 use super::ConfineError;
 use crate::config::Config;
 
-/// A user and a group by their numbers.
+/// A numeric user and group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
     uid: u32,
     gid: u32,
 }
 
-/// What is wrong with the text.
+/// An invalid user and group.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("give two numbers, as in 1000:1000")]
 pub struct UserError;
@@ -34,7 +34,7 @@ impl FromStr for User {
         let number = |text: &str| {
             let digits = text.bytes().all(|byte| byte.is_ascii_digit());
             let number = text.parse().ok().filter(|_| digits);
-            // The kernel takes the highest for "no change".
+            // The kernel takes the highest number for "no change".
             number.filter(|&number| number != u32::MAX)
         };
         let (uid, gid) = text.split_once(':').ok_or(UserError)?;
@@ -59,13 +59,13 @@ impl<'de> Deserialize<'de> for User {
 }
 
 impl User {
-    /// The numbers, as calls take them.
+    /// The numbers as arguments of system calls.
     pub(crate) fn ids(self) -> (Uid, Gid) {
         (Uid::from_raw(self.uid), Gid::from_raw(self.gid))
     }
 }
 
-/// Whom the process runs as.
+/// The user and group of this process.
 pub(super) fn own_user() -> User {
     User {
         uid: rustix::process::geteuid().as_raw(),
@@ -73,7 +73,8 @@ pub(super) fn own_user() -> User {
     }
 }
 
-/// Whether this process may do what `config` asks of it: an error at the start says more than one later.
+/// Checks that this process may do what `config` requires: an error at the start is more useful
+/// than one later.
 pub(super) fn check(config: &Config) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
@@ -94,22 +95,22 @@ pub(super) fn check(config: &Config) -> Result<(), ConfineError> {
 /// Capabilities that a machine with a PMU keeps, if it has them.
 const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 
-/// Descriptors of the machine but for its PMU's: of each vCPU itself and its statistics; of all else.
+/// Descriptors of the machine without its PMU: per vCPU for the vCPU and its statistics; for
+/// everything else.
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors of a machine that is short of them: what it has open itself, and what it takes for events
-/// of each vCPU that only count.
+/// Descriptors of a machine with a low limit: its own, and those of counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
-/// Descriptors that the operator's events take, at most; an eighth of few.
+/// Most descriptors of the operator's events; an eighth of a low limit.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
-/// Has the device hold fewer host counters open where the limit of descriptors leaves less than it may:
-/// the operator's events have some all the same.
+/// Lowers the device's limit of open host counters to fit the limit of descriptors, and reserves
+/// some for the operator's events.
 ///
 /// # Errors
-/// [`ConfineError::Descriptors`] if `asked`: the number was given by whoever started the VMM.
+/// [`ConfineError::Descriptors`] if `asked`: the user gave the number.
 pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
         return Ok(());
@@ -133,13 +134,14 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers limits to what the machine needs. The limit of locked memory is raised to that, if it may be:
+/// Lowers limits to the machine's needs. Raises the limit of locked memory to that if permitted:
 /// rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
     lower(Resource::Nofile, descriptors).map_err(|e| ConfineError::Limit("descriptors", e))?;
-    // Guest memory and window are marked; copies of what they hold in the VMM's own memory are not.
+    // Guest memory and window are excluded by advice; copies of their contents in the VMM's own
+    // memory are not.
     lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
     let locked = settings.map_or(0, vpmu::confine::locked_memory);
     let set = match set(Resource::Memlock, locked) {
@@ -150,7 +152,7 @@ pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), Confin
     set.map_err(|e| ConfineError::Limit("locked memory", e))
 }
 
-/// Makes `most` the limit, or leaves it at what it may be at most if that is less.
+/// Sets the limit to `most`, or to the hard limit if that is lower.
 fn lower(resource: Resource, most: u64) -> io::Result<()> {
     let now = rustix::process::getrlimit(resource);
     Ok(set(
@@ -167,8 +169,8 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
     rustix::process::setrlimit(resource, limit)
 }
 
-/// Gives up the root directory, the user and the capabilities of the calling thread, the only one, and
-/// every way to new ones; the names of the capabilities that are left.
+/// Drops the root directory, the user and the capabilities of the calling thread, the only one, and
+/// every way to regain them; returns the names of the remaining capabilities.
 pub(super) fn drop_all(config: &Config, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &config.chroot {
         change_root(directory)?;
@@ -197,8 +199,8 @@ fn failed(error: Errno) -> ConfineError {
     ConfineError::Privileges(error.into())
 }
 
-/// `chroot(2)` is as good as a new mount namespace here: what leads out of it needs `CAP_SYS_CHROOT`,
-/// which is dropped, or a directory that is open outside. It also works where the root cannot be
+/// `chroot(2)` is as good as a new mount namespace here: escaping it requires `CAP_SYS_CHROOT`,
+/// which is dropped, or an open directory outside. It also works where the root cannot be
 /// pivoted, as in an initramfs.
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
@@ -211,7 +213,7 @@ fn become_user(user: User) -> Result<(), ConfineError> {
     let (uid, gid) = user.ids();
     rustix::thread::set_thread_groups(&[]).map_err(refused)?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
-    // Permitted ones stay over the change; which, is decided afterwards.
+    // Permitted capabilities survive the change; they are chosen afterwards.
     rustix::thread::set_keep_capabilities(true).map_err(refused)?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
     rustix::thread::set_keep_capabilities(false).map_err(refused)
@@ -239,15 +241,15 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
     }
 }
 
-/// No program that is started can have a capability. A process without `CAP_SETPCAP` cannot do this;
-/// there, and after it here too, `no_new_privs` sees to the same.
+/// Keeps started programs from gaining capabilities. A process without `CAP_SETPCAP` cannot do
+/// this; `no_new_privs` has the same effect there.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);
         match rustix::thread::remove_capability_from_bounding_set(one) {
             Ok(()) => {}
             Err(Errno::PERM) => return Ok(()),
-            // Beyond those that this kernel knows.
+            // Beyond the capabilities of this kernel.
             Err(Errno::INVAL) if number > 0 => return Ok(()),
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The system calls that each thread may make, and why. Any other ends the process.
+//! The system calls of each thread, with the reasons. Any other call ends the process.
 
 use std::os::fd::RawFd;
 
@@ -10,12 +10,12 @@ use crate::arch::calls;
 use crate::place;
 use crate::signal;
 
-/// What decides about rules besides a thread's kind.
+/// Inputs of the rules besides a thread's kind.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     /// This process.
     pub(super) process: u32,
-    /// There is a PMU.
+    /// The machine has a PMU.
     pub(super) pmu: bool,
     /// A guest that resets boots again.
     pub(super) restarts: bool,
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub(super) socket: Option<RawFd>,
 }
 
-/// A call that is allowed if its arguments satisfy all of these.
+/// A call that is allowed if its arguments satisfy all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) number: c_long,
@@ -47,11 +47,10 @@ impl From<&Call> for Rule {
 
 const KVM_RUN: u32 = 0xae80;
 
-/// Of the requests that put a VM together, those that every architecture has; the others are
-/// [`calls::BOOT`].
+/// Ioctls that build a VM on every architecture; the others are [`calls::BOOT`].
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
-    (0xae03, "KVM_CHECK_EXTENSION: what KVM can do"),
+    (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),
     (0xae04, "KVM_GET_VCPU_MMAP_SIZE: the size of run pages"),
     (0x4020_ae46, "KVM_SET_USER_MEMORY_REGION: the VM's memory"),
     (0xae41, "KVM_CREATE_VCPU: the VM's vCPUs"),
@@ -92,12 +91,12 @@ fn ioctl((request, reason): (u32, &'static str)) -> Rule {
     rule(call!(SYS_ioctl, ioctl), arguments, reason)
 }
 
-/// The `int` at `index` is the descriptor `fd`.
+/// Requires the `int` at `index` to be the descriptor `fd`.
 fn is(index: u8, fd: RawFd) -> Argument {
     Argument::int(index, fd.cast_unsigned())
 }
 
-/// What threads of `kind` may call; the rules of one call in the order in which they are tried.
+/// The calls of threads of `kind`; the rules of one call in the order in which they are tried.
 pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let mut rules = match kind {
         ThreadKind::Main => main(plan),
@@ -126,7 +125,7 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// What the devices of the machine do on any thread.
+/// Calls of the machine's devices on any thread.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = [
         Argument::int(0, plan.process),
@@ -138,11 +137,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             [],
             "event descriptors; the console; messages",
         ),
-        rule(
-            call!(SYS_tgkill, tgkill),
-            kick,
-            "a vCPU is called out of the guest",
-        ),
+        rule(call!(SYS_tgkill, tgkill), kick, "the kick of a vCPU"),
         rule(
             call!(SYS_pread64, pread64),
             [],
@@ -164,7 +159,7 @@ fn main(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_ftruncate, ftruncate),
             [],
-            "the report replaces what is there",
+            "the report replaces an older one",
         ),
     ]);
     rules.extend(open_files());
@@ -189,21 +184,17 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules.extend(waiting());
     rules.extend([
         rule(call!(SYS_accept4, accept4), [], "a client"),
-        ioctl((FIONBIO, "a client is not waited for")),
+        ioctl((FIONBIO, "a client that must not block")),
         rule(
             call!(SYS_getsockopt, getsockopt),
             [
                 Argument::int(1, libc::SOL_SOCKET.cast_unsigned()),
                 Argument::int(2, libc::SO_PEERCRED.cast_unsigned()),
             ],
-            "whose client it is",
+            "the user of a client",
         ),
-        rule(call!(SYS_geteuid, geteuid), [], "whose machine it is"),
-        rule(
-            call!(SYS_recvmsg, recvmsg),
-            [],
-            "a request, and the file that it names",
-        ),
+        rule(call!(SYS_geteuid, geteuid), [], "the user of the machine"),
+        rule(call!(SYS_recvmsg, recvmsg), [], "a request, with its file"),
         rule(call!(SYS_sendto, sendto), [], "an answer"),
         rule(call!(SYS_read, read), [], "event descriptors"),
     ]);
@@ -214,19 +205,19 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
             rule(
                 call!(SYS_newfstatat, newfstatat),
                 [is(0, directory)],
-                "whether the control socket is still its own",
+                "a check that the control socket was not replaced",
             ),
             rule(
                 call!(SYS_unlinkat, unlinkat),
                 [is(0, directory), Argument::int(2, 0)],
-                "the control socket goes with its machine",
+                "the removal of the control socket",
             ),
         ]);
     }
     rules
 }
 
-/// The wait of an event loop, and what it waits for.
+/// The wait of an event loop and its sources.
 fn waiting() -> [Rule; 3] {
     let why = "the event loop";
     [
@@ -240,24 +231,24 @@ fn waiting() -> [Rule; 3] {
     ]
 }
 
-/// Files that are open: symbols, the report, a recording.
+/// Calls on open files: symbols, the report, a recording.
 fn open_files() -> [Rule; 2] {
     [
         rule(
             call!(SYS_lseek, lseek),
             [],
-            "symbols are read again; the report replaces what is there",
+            "symbols are read again; the report replaces an older one",
         ),
         rule(
             call!(SYS_statx, statx),
             [],
-            "the size of a file that is open, and whether it is one",
+            "the type and size of an open file",
         ),
     ]
 }
 
-/// Recordings: a new file in their directory takes the place of the older one. Files that are there
-/// cannot be opened.
+/// Recordings: a new file in their directory replaces the older one. Existing files cannot be
+/// opened.
 fn recording(plan: &Plan) -> Vec<Rule> {
     let Some(directory) = plan.recordings else {
         return Vec::new();
@@ -271,7 +262,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_newfstatat, newfstatat),
             [is(0, directory)],
-            "whether there is an older recording",
+            "a check for an older recording",
         ),
         rule(
             call!(SYS_renameat, renameat),
@@ -281,12 +272,12 @@ fn recording(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_unlinkat, unlinkat),
             [is(0, directory), Argument::int(2, 0)],
-            "a recording that could not be written",
+            "the removal of a partial recording",
         ),
     ]
 }
 
-/// What the PMU device and the runtime do.
+/// Calls of the PMU device and the runtime.
 fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let thread = match kind {
         ThreadKind::Vcpu => Thread::Vcpu,
@@ -300,9 +291,9 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     }
 }
 
-/// Any thread may crash.
+/// Calls of a crash, on any thread.
 fn crash() -> [Rule; 4] {
-    let why = "a crash gives the terminal back";
+    let why = "a crash restores the terminal";
     [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))
 }
 
@@ -310,7 +301,7 @@ fn crash() -> [Rule; 4] {
 mod tests {
     use super::*;
 
-    /// Everything that a machine can have.
+    /// A machine with every option.
     fn all() -> Plan {
         Plan {
             process: 7,

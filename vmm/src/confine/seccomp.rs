@@ -1,6 +1,6 @@
-//! The filters as the kernel takes them, and what becomes of a call that one refuses: the thread gets
-//! SIGSYS, whose handler reports the call and ends the process. Where the handler cannot run, the
-//! kernel ends it.
+//! The filters in the kernel's form, and the handling of a refused call: the thread gets SIGSYS,
+//! whose handler reports the call and ends the process. If the handler cannot run, the kernel ends
+//! it.
 
 #![expect(
     unsafe_code,
@@ -29,12 +29,12 @@ use crate::terminal;
 pub(super) struct Filters(BTreeMap<ThreadKind, BpfProgram>);
 
 thread_local! {
-    /// The kind of the thread, once it has its filter.
+    /// The kind of the thread, once its filter is installed.
     static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
 impl Filters {
-    /// Makes the filters of every kind, and has refused calls reported from now on.
+    /// Makes the filters of every kind, and installs the handler that reports refused calls.
     pub(super) fn prepare(plan: &Plan) -> Result<Self, ConfineError> {
         report_refused_calls()?;
         report_panics();
@@ -51,11 +51,11 @@ impl Filters {
         Ok(Self(filters.collect::<Result<_, _>>()?))
     }
 
-    /// Puts the filter of `kind` on the calling thread.
+    /// Installs the filter of `kind` on the calling thread.
     pub(super) fn install(&self, kind: ThreadKind) -> Result<(), ConfineError> {
         KIND.set(Some(kind));
         let none = BpfProgram::new();
-        // There is one of each kind; seccompiler refuses none.
+        // Every kind has one; seccompiler accepts them all.
         let program = self.0.get(&kind).unwrap_or(&none);
         seccompiler::apply_filter(program).map_err(ConfineError::Install)
     }
@@ -69,7 +69,7 @@ fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
             .entry(rule.number)
             .or_insert_with(|| Some(Vec::new()));
         if rule.arguments.is_empty() {
-            // Whatever its arguments: no other rule for it matters.
+            // Any arguments: this rule replaces all others for the call.
             *chain = None;
         } else if let Some(chain) = chain {
             let conditions = rule.arguments.iter().map(condition);
@@ -104,7 +104,7 @@ fn report_refused_calls() -> Result<(), ConfineError> {
     register_signal_handler(libc::SIGSYS, on_refused).map_err(ConfineError::Handler)
 }
 
-/// The report of a panic, without a backtrace: that would open files.
+/// Reports panics without a backtrace, which would open files.
 fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -113,13 +113,13 @@ fn report_panics() {
     }));
 }
 
-/// `si_syscall` in the words of a `siginfo_t` of SIGSYS, which `libc` does not name.
+/// Index of `si_syscall` in a `siginfo_t` of SIGSYS, which `libc` does not name.
 const SI_SYSCALL: usize = 6;
 
-/// Reports the call that a filter has refused, and ends the process.
+/// Reports the refused call and ends the process.
 extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let number = info.cast::<c_int>().wrapping_add(SI_SYSCALL);
-    // SAFETY: the kernel gives a handler a whole siginfo_t, whose word this is.
+    // SAFETY: the kernel passes a handler a whole siginfo_t, and this word is inside it.
     let number = unsafe { number.read() };
     // SAFETY: the context is the kernel's, and this is the handler.
     let second = unsafe { calls::second_argument(context) };
@@ -147,7 +147,7 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
     unsafe { libc::_exit(EXIT_REFUSED_CALL.into()) }
 }
 
-/// A line of text that takes no memory: a handler may have interrupted the allocator.
+/// A line of text without allocation: the handler may have interrupted the allocator.
 struct Line {
     bytes: [u8; 256],
     length: usize,
@@ -161,7 +161,7 @@ impl Line {
         }
     }
 
-    /// Adds as much of `text` as there is room for.
+    /// Appends as much of `text` as fits.
     fn text(&mut self, text: &str) {
         for byte in text.bytes() {
             if let Some(place) = self.bytes.get_mut(self.length) {

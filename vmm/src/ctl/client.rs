@@ -1,4 +1,4 @@
-//! `vmm ctl`: asks a running machine, and prints its answer.
+//! `vmm ctl`: sends a request to a running machine, and prints its reply.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -19,7 +19,7 @@ use super::table;
 use crate::place::Place;
 use crate::snapshot::directory::Directory;
 
-/// More than any answer has, and a bound on what is read of somebody who is no VMM.
+/// Longer than any reply, to limit what a foreign server can send.
 const MAX_ANSWER: u64 = 64 << 20;
 
 /// Arguments of `vmm ctl`.
@@ -30,26 +30,26 @@ pub struct CtlArgs {
     #[arg(long, value_name = "SOCKET")]
     pub socket: PathBuf,
 
-    /// Print the answer as JSON, with keys that stay as they are
+    /// Print the reply as JSON with stable keys
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// What to do.
+    /// The command to run
     #[command(subcommand)]
     pub command: CtlCommand,
 }
 
-/// What can be done.
+/// Commands for a running machine.
 #[derive(Debug, Clone, Subcommand)]
 pub enum CtlCommand {
     /// Show every persistent event, the guest's own too
     List,
     /// Write the recording now
     Dump {
-        /// Where to [default: the file of 'vmm run --recording']
+        /// File to write [default: the file of 'vmm run --recording']
         file: Option<PathBuf>,
     },
-    /// Have what was sampled so far stand in the rings
+    /// Write pending samples to the rings
     Flush {
         /// Name or id of an event [default: all]
         event: Option<String>,
@@ -59,9 +59,9 @@ pub enum CtlCommand {
         /// EVENT[,period=N|freq=N][,cpu=N|all][,size=BYTES][,name=NAME]
         spec: String,
     },
-    /// End an event, whoever made it; its records go with it
+    /// End an event, the guest's own too; its records are lost
     End {
-        /// Name or id of it
+        /// Name or id of the event
         event: String,
     },
     /// Save the machine, for 'vmm run --restore DIR'
@@ -99,58 +99,60 @@ Exit status:
   1  the machine refuses, or there is none; what it says is printed
   2  wrong usage";
 
-/// Why it did not come to an answer, or to a good one.
+/// Errors of `vmm ctl`.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
-    /// There is no such socket.
+    /// The socket does not exist.
     #[error("there is no control socket {0}: 'vmm run --ctl {0}' makes one")]
     Missing(PathBuf),
-    /// Nobody listens.
-    #[error("nobody answers on {0}: the machine that made it has ended")]
+    /// No process listens.
+    #[error("nobody listens on {0}: the machine that made it has ended")]
     Dead(PathBuf),
-    /// Something else is there.
-    #[error("{0} is no control socket: give the one of 'vmm run --ctl' with --socket")]
+    /// The path is not a socket.
+    #[error("{0} is not a control socket: give the one of 'vmm run --ctl' with --socket")]
     NoSocket(PathBuf),
-    /// It is not ours.
-    #[error("no permission for the control socket {0}: be who started the machine, or root")]
+    /// The caller lacks permission.
+    #[error(
+        "no permission for the control socket {0}: run as the owner of the machine, or as root"
+    )]
     Permission(PathBuf),
-    /// It cannot be spoken on.
-    #[error("cannot ask on the control socket {path}")]
+    /// Communication failed.
+    #[error("cannot communicate on the control socket {path}")]
     Socket {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The machine ended, or took none of our lines.
+    /// The machine ended, or rejected the connection.
     #[error("the machine behind {0} has closed its control socket without an answer")]
     Closed(PathBuf),
-    /// It is no VMM, or a very different one.
-    #[error("what answers on {path} is no machine of this version")]
+    /// The reply is not a VMM's, or is of another version.
+    #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
     Stranger {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What is wrong with the answer.
+        /// The parser's error.
         #[source]
         source: serde_json::Error,
     },
-    /// The file to write has no absolute path.
-    #[error("cannot tell where {file} is")]
+    /// The file's path cannot be made absolute.
+    #[error("cannot make the path {file} absolute")]
     File {
-        /// As it was given.
+        /// The path as given.
         file: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// Something else has the name: a directory, a device.
-    #[error("{0} is there and is no file: dump to another path")]
+    /// The path is taken by a directory or a device.
+    #[error("{0} is not a regular file: dump to another path")]
     Taken(PathBuf),
-    /// The recording cannot be put where it is to go.
+    /// The recording cannot be written at its path.
     #[error("cannot write the recording {path}")]
     Recording {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
@@ -173,15 +175,15 @@ pub enum CtlError {
     /// The machine's own words.
     #[error("{0}")]
     Refused(String),
-    /// The question or the answer cannot be written.
-    #[error("cannot be written as JSON")]
+    /// The request or reply cannot be encoded.
+    #[error("cannot encode JSON")]
     Json(#[source] serde_json::Error),
-    /// Standard output does not take the answer.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
 }
 
-/// Asks, and prints what comes of it on standard output.
+/// Sends the request and prints the reply on standard output.
 ///
 /// # Errors
 /// [`CtlError`].
@@ -204,13 +206,13 @@ pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
 
 fn print(text: &str) -> Result<(), CtlError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has seen enough.
+        // The reader closed the output early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(CtlError::Output),
     }
 }
 
-/// What is to be sent: the machine may run in another directory, and paths are its.
+/// The request, with absolute paths: the machine may run in another directory.
 fn request(command: &CtlCommand) -> Result<Request, CtlError> {
     Ok(match command.clone() {
         CtlCommand::List => Request::List {},
@@ -231,8 +233,8 @@ fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
     std::path::absolute(&file).map_err(|source| CtlError::File { file, source })
 }
 
-/// The machine writes to a file that is opened here, with the rights of whoever asks. An older one of the
-/// name is kept as FILE.old.
+/// Writes a recording. The file is opened here, with the caller's rights, and passed to the
+/// machine. An older one is kept as FILE.old.
 fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlError> {
     let place = Place::open(path);
     if place.is_taken() {
@@ -370,7 +372,7 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// For people.
+/// Text for people.
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),

@@ -1,4 +1,4 @@
-//! Bytes on the control socket, and an open file beside them.
+//! Bytes on the control socket, with an optional open file.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};
@@ -12,7 +12,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Sends all of `bytes`, `file` with the first of them.
+/// Sends all of `bytes`, and `file` with the first of them.
 ///
 /// # Errors
 /// The socket's.
@@ -49,7 +49,7 @@ impl Peer for UnixStream {
 }
 
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
-    // The kernel closes what there is no room for.
+    // The kernel closes descriptors without room.
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(bytes)];

@@ -1,7 +1,7 @@
 //! `vmm ctl`: a running machine and its persistent events, from outside.
 //!
-//! A Unix socket carries one request of JSON in a line, and one answer in a line. Whoever may open it
-//! has the operator's power over this machine's PMU, so that it is the owner's alone.
+//! A Unix socket carries one request of JSON per line, and one reply per line. Access to it grants
+//! the operator's control of this machine's PMU, so only the owner may open it.
 
 mod client;
 mod descriptor;

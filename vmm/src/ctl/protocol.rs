@@ -1,4 +1,5 @@
-//! What is said on the control socket: a line of JSON each way. Knows nothing of sockets or tables.
+//! The messages of the control socket: one line of JSON each way. Knows nothing of sockets or
+//! tables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,31 +12,31 @@ use vpmu::source::Rate;
 /// Most bytes of a request, its newline included: a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// Every persistent event as it is now.
+    /// List every persistent event.
     List {},
     /// Write the recording.
     Dump {
-        /// Where to: the path of a file whose descriptor comes with the request (`SCM_RIGHTS`), as
-        /// the machine may see no paths; none: where the recording goes in the end.
+        /// Path of the file whose descriptor accompanies the request (`SCM_RIGHTS`), since the
+        /// machine may see no paths; none: the path of `--recording`.
         file: Option<PathBuf>,
     },
-    /// Have what was sampled stand in the rings.
+    /// Write pending samples to the rings.
     Flush {
-        /// Of which event, by name or id; none: of all.
+        /// Name or id of the event; none: all events.
         event: Option<String>,
     },
     /// Start persistent events.
     Start {
-        /// As for `--persistent`.
+        /// The syntax of `--persistent`.
         spec: String,
     },
-    /// End one.
+    /// End an event.
     End {
-        /// Which, by name or id.
+        /// Name or id of the event.
         event: String,
     },
     /// Save the machine; a file for its memory comes with the request.
@@ -60,21 +61,21 @@ pub struct Taken {
     pub paused_ns: u64,
 }
 
-/// What comes of it.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reply {
-    /// It is done.
+    /// Success.
     Ok(Answer),
-    /// It is not, for this reason.
+    /// Failure, with the reason.
     Error(String),
 }
 
-/// What there is to tell besides.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// Those that there are, or that were started.
+    /// Listed or started events.
     Events(Vec<Entry>),
     /// A recording was written.
     Recording(Recorded),
@@ -87,13 +88,13 @@ pub enum Answer {
 /// A recording that was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
-    /// Where.
+    /// The path.
     pub file: PathBuf,
-    /// How many events it has: those that sample.
+    /// Number of events that sample.
     pub events: u64,
-    /// How many samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Overflows that no sample was written of.
+    /// Overflows without a sample.
     pub lost: u64,
     /// Bytes of the file.
     pub bytes: u64,
@@ -117,11 +118,11 @@ pub struct Entry {
     pub id: u64,
     /// Its name.
     pub name: String,
-    /// What it counts, as the catalogue names it.
+    /// The counted event, by its catalogue name.
     pub event: String,
-    /// On which vCPU.
+    /// The vCPU.
     pub vcpu: u32,
-    /// `operator` or `guest`: who made it.
+    /// Its owner: `operator` or `guest`.
     pub owner: String,
     /// `active`, `inactive`, `off` or `error`.
     pub state: String,
@@ -129,13 +130,13 @@ pub struct Entry {
     pub count: u64,
     /// Guest nanoseconds enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds of those in which it really counted.
+    /// Guest nanoseconds counted.
     pub time_running: u64,
-    /// Overflows of it that no record was written of.
+    /// Overflows without a record.
     pub lost: u64,
-    /// A sample every so many; none: it counts only, or samples by time.
+    /// Events between samples; none: it only counts, or samples by time.
     pub period: Option<u64>,
-    /// So many samples a second.
+    /// Samples per second.
     pub freq: Option<u64>,
     /// Its ring.
     pub ring: Option<Ring>,
@@ -144,7 +145,7 @@ pub struct Entry {
 /// The ring of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ring {
-    /// Bytes of records that it holds.
+    /// Bytes of records in it.
     pub bytes: u64,
     /// Whether it outlives a reset.
     pub window: bool,

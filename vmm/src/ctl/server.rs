@@ -1,5 +1,5 @@
-//! The machine's end of the control socket: a thread of its own, so that what takes long keeps no
-//! guest waiting. Knows lines and clients; what a request does is its caller's.
+//! The machine's end of the control socket, on its own thread, so that long requests do not delay
+//! the guest. Handles lines and clients; the caller executes requests.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,27 +20,27 @@ use super::protocol::{MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 
-/// Most clients at once; one more, and the one that came first has to go.
+/// Most simultaneous clients; a further one evicts the oldest.
 const MAX_CLIENTS: usize = 16;
 
-/// Why nobody serves the control socket.
+/// Errors of serving the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The host has no descriptors or threads left.
+    /// The host has no free descriptors or threads.
     #[error("the host has no more {0} for the control socket")]
     Host(&'static str, #[source] io::Error),
-    /// The thread.
+    /// The thread failed.
     #[error("the control socket is not served")]
     Thread(#[source] ConfineError),
-    /// The event loop.
+    /// The event loop failed.
     #[error("the event loop of the control socket failed")]
     Loop(#[source] event_manager::Error),
 }
 
-/// What a request does, with the file that came with it.
+/// Executes a request, with the file that accompanied it.
 pub(crate) type Serve = dyn FnMut(Request, Option<File>) -> Reply + Send;
 
-/// Serves a control socket until it is dropped; the socket then is gone.
+/// Serves a control socket until it is dropped, which removes the socket.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<Stop>,
@@ -54,7 +54,7 @@ struct Stop {
 }
 
 impl Server {
-    /// Serves `socket` on a thread of `confinement`: each request is `serve`'s, one at a time.
+    /// Serves `socket` on a thread of `confinement`; calls `serve` for one request at a time.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -104,7 +104,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         if let Err(error) = self.stop.event.write(1) {
-            // It would be waited for in vain.
+            // The thread would never end.
             log::error!("the control socket cannot be closed: {error}");
             return;
         }
@@ -126,7 +126,7 @@ struct Clients {
     socket: Socket,
     serve: Box<Serve>,
     stop: Arc<Stop>,
-    /// In the order that they came in.
+    /// In order of arrival.
     clients: BTreeMap<u32, Client>,
     next: u32,
     failed: Option<event_manager::Error>,
@@ -193,7 +193,7 @@ impl MutEventSubscriber for Clients {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             STOP => {
-                // Looked at by the thread.
+                // The thread checks it.
                 let _ = self.stop.event.read();
             }
             LISTENER => self.accept(ops),
@@ -212,16 +212,16 @@ impl MutEventSubscriber for Clients {
     }
 }
 
-/// One client. While it does not take its answer, nothing more is read of it.
+/// A client. Its requests are not read until it has taken the reply.
 struct Client<S = UnixStream> {
     stream: S,
-    /// Of a request that is not whole yet.
+    /// The incomplete request.
     input: Vec<u8>,
-    /// What came with it.
+    /// The file that accompanied it.
     file: Option<File>,
-    /// Of an answer that is not taken yet.
+    /// The unsent part of a reply.
     output: Vec<u8>,
-    /// Nothing more comes, or nothing more is wanted.
+    /// The client sends nothing more, or is to be closed.
     last: bool,
 }
 
@@ -236,7 +236,7 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// With a whole request at hand there is something to do whenever an answer could be taken.
+    /// With a complete request pending, it can proceed whenever a reply can be sent.
     fn wants(&self) -> EventSet {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
@@ -244,8 +244,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Does what can be done without waiting, but serves one request at most, for others wait too;
-    /// whether it stays.
+    /// Proceeds without blocking, but executes at most one request, in fairness to others; returns
+    /// whether the client stays.
     fn turn(&mut self, serve: &mut Serve) -> bool {
         match self.try_turn(serve) {
             Ok(()) => true,
@@ -317,7 +317,7 @@ impl Client {
     }
 }
 
-/// A stream that brings no files.
+/// A stream without files.
 #[cfg(feature = "internals")]
 struct Plain<S>(S);
 
@@ -339,8 +339,8 @@ impl<S: Read + Write> Peer for Plain<S> {
     }
 }
 
-/// Serves a client until it is gone. `stream` never waits: it reports `WouldBlock`, and goes on when it
-/// is asked again.
+/// Serves a client until it is gone. `stream` never blocks: it returns `WouldBlock`, and can be
+/// retried.
 #[cfg(feature = "internals")]
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));

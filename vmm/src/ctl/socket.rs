@@ -1,5 +1,5 @@
-//! The control socket's place in the file system: the owner's alone from its first moment on, taken
-//! over from a VMM that is dead, never from one that lives, and gone with its own.
+//! The control socket in the file system: private to its owner from the start, replaces the stale
+//! socket of a dead VMM but never a live one's, and is removed at the end.
 
 #![allow(unsafe_code)]
 
@@ -17,27 +17,27 @@ use libc::{c_char, c_int, sockaddr_un, socklen_t, ucred};
 use crate::confine::User;
 use crate::place::Place;
 
-/// Why there is no control socket.
+/// Errors of creating the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody else answers there.
+    /// Another process listens there.
     #[error("another machine has the control socket {0}: give this one its own with --ctl")]
     InUse(PathBuf),
-    /// Something is there that is not ours to replace.
-    #[error("{0} is there and is no socket: give another path with --ctl")]
+    /// The path is taken by something else.
+    #[error("{0} exists and is not a socket: give another path with --ctl")]
     NoSocket(PathBuf),
-    /// The path has too many bytes for the address of a socket, or none.
-    #[error("the path {path} cannot be a socket's: it takes 1 to {most} bytes")]
+    /// The path is empty or too long for a socket's address.
+    #[error("invalid path {path} for a socket: give 1 to {most} bytes")]
     Length {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// How many it may have.
+        /// The limit.
         most: usize,
     },
-    /// The host refuses.
+    /// The host refused.
     #[error("cannot make the control socket {path}")]
     Host {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
@@ -45,22 +45,22 @@ pub enum SocketError {
     },
 }
 
-/// Bytes of a socket's path, the final zero left out.
+/// Bytes of a socket's path, without the final zero.
 const MAX_PATH: usize = size_of::<sockaddr_un>() - offset_of!(sockaddr_un, sun_path) - 1;
-/// Clients that wait to be taken.
+/// Clients that wait to be accepted.
 const BACKLOG: c_int = 16;
 
-/// A listening socket that nobody but its owner can open. Dropping it takes it away.
+/// A listening socket that only its owner can open. Dropping it removes it.
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
     place: Place,
-    /// Device and inode of what was made there: something else may stand there by now.
+    /// Device and inode of the created socket: the path may be someone else's by now.
     made: (u64, u64),
 }
 
 impl Socket {
-    /// Listens at `path`, for `owner` if that is to be another one than who runs this.
+    /// Listens at `path`; `owner` becomes the owner instead of the process's user.
     ///
     /// # Errors
     /// [`SocketError`].
@@ -109,7 +109,7 @@ impl Drop for Socket {
         }
         match self.place.remove() {
             Ok(()) => {}
-            // A user who may not write to the directory: the next machine there replaces it.
+            // The user may not write to the directory: the next machine replaces the socket.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 log::info!("the control socket stays: {error}");
             }
@@ -144,9 +144,9 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     if socket < 0 {
         return Err(failed(io::Error::last_os_error()));
     }
-    // SAFETY: the kernel has just made this descriptor for us alone.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let socket = File::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    // The file that binding makes has the mode of the descriptor, so that it is never anybody's else.
+    // Binding creates the file with the descriptor's mode, so it is never accessible to others.
     socket
         .set_permissions(Permissions::from_mode(0o600))
         .map_err(failed)?;
@@ -170,7 +170,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     Ok(socket.into())
 }
 
-/// Takes away what a VMM left that could not do so itself.
+/// Removes the socket of a VMM that ended without removing it.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let failed = |source| SocketError::Host {
         path: path.to_owned(),

@@ -1,14 +1,14 @@
-//! Persistent events as a person reads them: one in a line, in columns.
+//! Persistent events as a table, one per line.
 
 use super::protocol::Entry;
 
 const HEADINGS: [&str; 9] = [
     "ID", "NAME", "EVENT", "VCPU", "OWNER", "STATE", "SAMPLES", "COUNT", "LOST",
 ];
-/// Columns of numbers, which end in line.
+/// Columns of numbers, which are aligned to the right.
 const NUMBERS: [bool; 9] = [true, false, false, true, false, false, false, true, true];
 
-/// A table with a heading, each line ended; nothing but a sentence when there are no events.
+/// The table with a heading, each line terminated; a sentence if there are no events.
 pub(super) fn render(events: &[Entry]) -> String {
     if events.is_empty() {
         return "no persistent events\n".to_owned();

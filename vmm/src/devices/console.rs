@@ -1,5 +1,5 @@
-//! The person's side of the serial port: bytes to standard output, in batches, and the keys
-//! that end a run.
+//! The user's side of the serial port: batched bytes to standard output, and the keys that end a
+//! run.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -14,20 +14,20 @@ use crate::exit::End;
 use crate::signal::EndingSignals;
 use crate::terminal;
 
-/// Bytes that are written at once without waiting for more; a pipe that takes any takes these.
+/// Bytes written immediately, without waiting for more; any writable pipe accepts these.
 const BATCH: usize = 4096;
 
-/// What makes it pointless to wait for a reader who does not read.
+/// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct Patience {
-    /// The end of the run, which someone may hurry.
+    /// The end of the run.
     pub end: Arc<End>,
-    /// Signals that ask for it and that nobody has looked at yet.
+    /// Pending signals that request the end.
     pub signals: EndingSignals,
 }
 
-/// Standard output, one write for many bytes. What stays behind is written when the event loop,
-/// told by an event that there is something, calls [`Output::write_out`] a moment later.
+/// Standard output, with one write for many bytes. The event loop, notified through an event,
+/// writes the rest with [`Output::write_out`] a moment later.
 #[derive(Debug)]
 pub struct Output {
     out: File,
@@ -35,23 +35,23 @@ pub struct Output {
     waiting: Arc<EventFd>,
     patience: Patience,
     broken: bool,
-    /// What may still be written; `None`: everything.
+    /// Bytes that may still be written; `None`: unlimited.
     room: Option<Bucket>,
     bytes: ConsoleBytes,
 }
 
-/// What the guest has said on its console.
+/// Totals of the guest's console output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConsoleBytes {
-    /// Bytes on their way to the reader.
+    /// Bytes passed on.
     pub taken: u64,
-    /// Bytes that were left out for being too many in a second.
+    /// Bytes dropped by the limit per second.
     pub left_out: u64,
 }
 
 impl Output {
-    /// Standard output, `most` bytes of it in a second (zero: any number); `waiting` is signalled when
-    /// the first byte of a batch stays behind.
+    /// Standard output, limited to `most` bytes per second (zero: unlimited); signals `waiting`
+    /// when the first byte of a batch is held back.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -72,19 +72,19 @@ impl Output {
         }
     }
 
-    /// What has been said so far.
+    /// The totals so far.
     #[must_use]
     pub fn bytes(&self) -> ConsoleBytes {
         self.bytes
     }
 
-    /// How many of so many bytes may be written now.
+    /// Returns the number of bytes that may be written now, at most `len`.
     fn admit(&mut self, len: usize) -> usize {
         let Some(room) = &mut self.room else {
             return len;
         };
         let taken = room.take(len as u64, Instant::now());
-        // No more than were asked for.
+        // At most `len`.
         let taken = usize::try_from(taken).unwrap_or(len);
         if taken < len && self.bytes.left_out == 0 {
             log::warn!(
@@ -94,8 +94,8 @@ impl Output {
         taken
     }
 
-    /// Writes what stayed behind, waiting for a slow reader. A reader that is gone costs the
-    /// guest its output, once said.
+    /// Writes the held bytes, waiting for a slow reader. Drops the output if the reader is gone,
+    /// with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
@@ -138,7 +138,7 @@ impl Write for Output {
         Ok(all)
     }
 
-    /// The serial port asks for this after every byte; [`Output::write_out`] is the real one.
+    /// The serial port calls this after every byte; [`Output::write_out`] does the work.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -153,23 +153,23 @@ impl Drop for Output {
 /// Ctrl-A.
 const ESCAPE: u8 = 0x01;
 
-/// Tells the keys that are for us from those for the guest.
+/// Separates keys for the VMM from keys for the guest.
 #[derive(Debug, Default)]
 pub struct Keys {
     escaped: bool,
 }
 
-/// What typed keys come to.
+/// Decoded keys.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Typed {
-    /// For the guest.
+    /// Keys for the guest.
     pub guest: Vec<u8>,
-    /// Ctrl-A x: the run is to end.
+    /// Ctrl-A x: end the run.
     pub end: bool,
 }
 
 impl Keys {
-    /// Ctrl-A x ends, Ctrl-A Ctrl-A is one Ctrl-A, Ctrl-A with any other key is both.
+    /// Ctrl-A x ends the run, Ctrl-A Ctrl-A sends one Ctrl-A, Ctrl-A with any other key sends both.
     pub fn typed(&mut self, bytes: &[u8]) -> Typed {
         let mut guest = Vec::with_capacity(bytes.len());
         for byte in bytes {

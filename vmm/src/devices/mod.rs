@@ -1,4 +1,4 @@
-//! What the guest finds on its buses. A device knows its registers and whom it tells; it knows
+//! The devices on the guest's buses. A device knows its registers and its listeners; it knows
 //! neither KVM's descriptors nor the event loop.
 
 pub mod console;

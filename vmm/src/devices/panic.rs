@@ -1,11 +1,11 @@
-//! The pvpanic device, by which a guest's kernel says that it panicked.
+//! The pvpanic device, through which a guest's kernel reports a panic.
 
 use std::sync::Arc;
 
 use crate::bus::{Caller, Device};
 use crate::exit::{End, Ending};
 
-/// The pvpanic device: says which events it takes, takes panics.
+/// The pvpanic device: announces its events, and receives panics.
 #[derive(Debug)]
 pub struct Panic(pub Arc<End>);
 

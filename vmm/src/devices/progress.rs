@@ -1,11 +1,11 @@
-//! How far the guest has booted: a write to one port says "init is reached".
+//! Boot progress: a write to one port reports that init runs.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::bus::{Caller, Device};
 
-/// The debug port, and the clock that it is read against.
+/// The debug port, with the time of the first guest entry.
 #[derive(Debug, Default)]
 pub struct Progress {
     start: OnceLock<Instant>,
@@ -13,12 +13,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The first vCPU is about to enter the guest.
+    /// Notes that the first vCPU is about to enter the guest.
     pub fn started(&self) {
         self.start.get_or_init(Instant::now);
     }
 
-    /// From the first entry into the guest until init said that it runs.
+    /// Time from the first guest entry until init reported that it runs.
     #[must_use]
     pub fn boot_time(&self) -> Option<Duration> {
         Some(self.init.get()?.duration_since(*self.start.get()?))

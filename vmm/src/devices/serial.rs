@@ -1,4 +1,4 @@
-//! The 16550.
+//! A 16550 serial port.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ impl Trigger for Line {
     }
 }
 
-/// Tells the event loop that the guest has read everything, so that input can go on.
+/// Notifies the event loop that the guest has read all input, so that it can send more.
 #[derive(Debug, Clone)]
 pub struct Room(pub Arc<EventFd>);
 
@@ -41,7 +41,7 @@ impl SerialEvents for Room {
     }
 }
 
-/// The way out, which stays when the port is reset.
+/// The output, which survives a reset of the port.
 #[derive(Debug, Clone)]
 struct Wire(Arc<Mutex<Output>>);
 
@@ -86,7 +86,7 @@ pub struct Serial {
 }
 
 impl Serial {
-    /// A port that interrupts by `line`, tells of `room` for input and writes to `output`.
+    /// A port that interrupts through `line`, signals `room` for input and writes to `output`.
     #[must_use]
     pub fn new(line: Line, room: Room, output: Output) -> Self {
         let wire = Wire(Arc::new(Mutex::new(output)));
@@ -109,7 +109,7 @@ impl Serial {
         &self.line.0
     }
 
-    /// Every register as at power-on; input that the guest has not read is gone.
+    /// Resets every register to its power-on value; drops unread input.
     pub fn reset(&self) {
         let (line, room, wire) = (self.line.clone(), self.room.clone(), self.wire.clone());
         *self.lock() = Uart::with_events(line, room, wire);
@@ -166,25 +166,25 @@ impl Serial {
     /// Gives the guest input; returns how many bytes the port took.
     pub fn input(&self, bytes: &[u8]) -> usize {
         match self.lock().enqueue_raw_bytes(bytes) {
-            // In loopback the receiver is cut off from the line, and what arrives is lost.
+            // In loopback the receiver is disconnected from the line, and input is lost.
             Ok(0) => bytes.len(),
             Ok(count) => count,
             Err(vm_superio::serial::Error::FullFifo) => 0,
             Err(error) => {
-                // The bytes are in; only the interrupt failed, and the guest also polls.
+                // The input is stored; only the interrupt failed, and the guest also polls.
                 log::error!("the console interrupt failed: {error}");
                 bytes.len()
             }
         }
     }
 
-    /// What the guest has said so far.
+    /// Totals of the guest's output so far.
     #[must_use]
     pub fn bytes(&self) -> ConsoleBytes {
         self.wire.lock().bytes()
     }
 
-    /// Writes out what the guest has said.
+    /// Writes the guest's held output.
     pub fn write_out(&self) {
         self.wire.lock().write_out();
     }

@@ -1,6 +1,6 @@
 //! The virtio-mmio transport, version 2: registers, queue setup, the device status.
 //!
-//! It carries any [`Backend`] and knows nothing of what the device does.
+//! Carries any [`Backend`] and knows nothing of the device.
 
 mod interrupt;
 mod saved;
@@ -54,7 +54,7 @@ mod register {
     pub(super) const CONFIG: u64 = 0x100;
 }
 
-/// Where a driver notifies: the queue's number, as a 32-bit write.
+/// The notification register: a 32-bit write of the queue's number.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
@@ -83,7 +83,7 @@ pub trait Backend: Send + Sync + Debug {
     fn device_id(&self) -> u32;
     /// Feature bits offered.
     fn features(&self) -> u64;
-    /// For each queue, its largest size.
+    /// The maximum size of each queue.
     fn queue_sizes(&self) -> Vec<u16>;
     /// Reads configuration space.
     fn read_config(&self, offset: u64, data: &mut [u8]);
@@ -92,14 +92,14 @@ pub trait Backend: Send + Sync + Debug {
     /// The driver is ready: the device may use its queues.
     ///
     /// # Errors
-    /// Why it cannot; the driver is told to reset.
+    /// The error; the driver is asked to reset the device.
     fn activate(
         &self,
         memory: GuestMemoryMmap,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
-    /// The driver is gone: memory and queues are not touched any more.
+    /// The driver is gone: memory and queues are no longer accessed.
     fn reset(&self);
     /// `vcpu` notified `queue` and waits until this returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
@@ -138,10 +138,10 @@ fn half(value: u64, high: bool) -> u32 {
 }
 
 impl VirtioMmio {
-    /// A transport for `backend`, whose queues lie in `memory`.
+    /// A transport for `backend`, with queues in `memory`.
     ///
     /// # Errors
-    /// A queue size that virtio does not know.
+    /// A queue size that virtio does not allow.
     pub fn new(
         backend: Arc<dyn Backend>,
         memory: GuestMemoryMmap,
@@ -165,7 +165,7 @@ impl VirtioMmio {
         })
     }
 
-    /// As a driver's reset, from the machine's side: every register as at power-on.
+    /// Resets the device like a driver would: every register has its power-on value.
     pub fn reset(&self) {
         self.reset_state(&mut self.state());
     }
@@ -201,7 +201,7 @@ impl VirtioMmio {
             register::REGION_SIZE_HIGH => half(region.size, true),
             register::REGION_BASE_LOW => half(region.address, false),
             register::REGION_BASE_HIGH => half(region.address, true),
-            // Configuration space is constant while a driver looks.
+            // Configuration space does not change while a driver runs.
             register::CONFIG_GENERATION => 0,
             _ => 0,
         }
@@ -229,7 +229,7 @@ impl VirtioMmio {
             self.reset_state(state);
             return;
         }
-        // Bits are only ever added; a driver takes them away by a reset alone.
+        // Bits are only added; a driver clears them only with a reset.
         let added = value & !state.status & !NEEDS_RESET;
         for bit in [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK, FAILED] {
             if added & bit == 0 {
@@ -349,7 +349,7 @@ impl Device for VirtioMmio {
         } else if data.len() == 4 && offset.is_multiple_of(4) {
             data.copy_from_slice(&self.read_register(offset).to_le_bytes());
         } else {
-            // Registers are 32 bits wide; the specification allows no other access.
+            // Registers are 32 bits wide; the specification permits no other access.
             data.fill(0);
         }
     }

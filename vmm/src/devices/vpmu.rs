@@ -1,5 +1,5 @@
-//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and what it
-//! asks of KVM.
+//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and its use of
+//! KVM.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,26 +19,26 @@ use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 use crate::signal::Threads;
 use crate::stats::Statistics;
 
-/// Entries of each virtqueue, at most.
+/// Most entries of each virtqueue.
 const QUEUE_SIZE: u16 = 256;
 
-/// What the device asks of the machine that carries it.
+/// The device's view of the machine.
 #[derive(Debug)]
 pub struct Carrier {
     /// Each vCPU's statistics, where this kernel has them.
     pub stats: Arc<Statistics>,
-    /// Where each vCPU runs.
+    /// The vCPUs' threads.
     pub threads: Arc<Threads>,
-    /// Whether the device wants to be drained.
+    /// Whether the device needs draining.
     pub drain: Arc<Drain>,
-    /// Whether the host's samples carry guest addresses.
+    /// Whether the host's samples have guest addresses.
     pub guest_ips: bool,
 }
 
 /// Time between two drains.
 const DRAIN_PERIOD: Duration = Duration::from_millis(10);
 
-/// Whether the device wants to be drained, for the thread that does it.
+/// Whether the device needs draining, for the draining thread.
 #[derive(Debug, Default)]
 pub struct Drain {
     state: Mutex<DrainState>,
@@ -63,7 +63,7 @@ impl Drain {
         self.changed.notify_all();
     }
 
-    /// Waits until the next drain is due; `false` when the machine is gone.
+    /// Waits until the next drain is due; `false` once the machine is gone.
     fn wait(&self) -> bool {
         let idle = |state: &mut DrainState| !state.wanted && !state.over;
         let state = self.changed.wait_while(self.lock(), idle);
@@ -80,7 +80,7 @@ impl Drain {
     }
 
     fn lock(&self) -> MutexGuard<'_, DrainState> {
-        // Two flags: a panic elsewhere does not spoil them.
+        // Two flags: a panic elsewhere does not invalidate them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,10 +93,10 @@ pub struct DrainThread {
 }
 
 impl DrainThread {
-    /// Starts the thread, confined; it waits while nothing is to be drained.
+    /// Starts the confined thread; it sleeps while the device needs no draining.
     ///
     /// # Errors
-    /// As [`Confinement::spawn`].
+    /// See [`Confinement::spawn`].
     pub fn start(
         drain: Arc<Drain>,
         vpmu: Arc<Vpmu>,
@@ -174,7 +174,7 @@ pub struct VirtioPmu {
     pub interrupt: Arc<Interrupt>,
     /// Bytes of its window; zero: it has none.
     pub window: u64,
-    /// Signalled when the control queue is to be served.
+    /// Signalled when the control queue needs service.
     pub control: Arc<EventFd>,
 }
 

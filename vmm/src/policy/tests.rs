@@ -1,4 +1,4 @@
-//! Words of the lists, and what follows from them.
+//! Entries of the lists, and their decisions.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -248,7 +248,7 @@ fn contradiction_is_refused_with_both_its_sides() {
     let without = lists(Some(Tier::Clocks), &[], &[]);
     let error = without.decide(PolicyFile::default(), true, [].into_iter());
     assert_eq!(error, Err(PolicyError::NoVpmu("clocks")));
-    // A pattern of which a part is denied still allows the rest.
+    // A partly denied pattern still allows the rest.
     let refined = decision(lists(None, &["exits-*"], &["exits-io"]));
     assert!(!refined.policy.allows(KIND_EXITS, EXIT_IO));
     assert!(refined.policy.allows(KIND_EXITS, EXIT_IO + 1));

@@ -1,4 +1,4 @@
-//! A vCPU's thread: enters the guest, hands each exit to whom it concerns, until the run ends.
+//! A vCPU's thread: enters the guest and dispatches its exits, until the run ends.
 
 mod gate;
 mod run_page;
@@ -22,13 +22,13 @@ pub use gate::Gate;
 pub(crate) use run_page::Exit;
 pub use run_page::RunPage;
 
-/// Why a vCPU cannot go on.
+/// Errors of a vCPU.
 #[derive(Debug, thiserror::Error)]
 pub enum VcpuError {
     /// KVM's run call failed.
     #[error("vCPU {vcpu}: KVM cannot run the guest")]
     Run {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: u32,
         /// KVM's reason.
         #[source]
@@ -37,55 +37,55 @@ pub enum VcpuError {
     /// The run page cannot be mapped.
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
-    /// KVM met something that it cannot emulate.
-    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' says what this machine can run")]
+    /// KVM met an instruction or state that it cannot emulate.
+    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
     Stopped {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: u32,
-        /// Where the guest was; zero when KVM does not tell.
+        /// The guest's instruction pointer; zero if KVM does not report it.
         ip: u64,
-        /// What happened, in KVM's terms.
+        /// The reason in KVM's terms.
         what: String,
     },
-    /// The device does not know this vCPU.
+    /// The device rejects this vCPU.
     #[error("vCPU {vcpu}: the PMU device refuses it")]
     Attach {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: u32,
         /// The device's reason.
         #[source]
         source: vpmu::Error,
     },
-    /// The embedder's registers fail.
+    /// The embedder's registers failed.
     #[error("vCPU {vcpu}: its emulated registers fail")]
     Emulation {
-        /// Which vCPU.
+        /// The vCPU.
         vcpu: u32,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// A mistake of ours: the thread panicked.
+    /// The thread panicked, which is a bug.
     #[error("vCPU {0}: its thread panicked")]
     Panicked(u32),
 }
 
-/// What the vCPU threads share.
+/// State shared by the vCPU threads.
 #[derive(Debug)]
 pub struct Shared {
     /// Devices by port, where the architecture has ports.
     pub ports: Bus,
     /// Devices by address.
     pub memory: Bus,
-    /// The paravirtual PMU, unless switched off.
+    /// The paravirtual PMU, unless disabled.
     pub vpmu: Option<Arc<Vpmu>>,
-    /// Where the run's end is announced.
+    /// The end of the run.
     pub end: Arc<End>,
     /// The clock of the boot.
     pub progress: Arc<Progress>,
-    /// Where each vCPU runs.
+    /// The vCPUs' threads.
     pub threads: Arc<Threads>,
-    /// Registers that the embedder answers.
+    /// Registers that the embedder emulates.
     pub emulation: Option<Emulation>,
     /// Where vCPUs wait while the machine is saved.
     pub gate: Gate,
@@ -93,27 +93,27 @@ pub struct Shared {
     pub(crate) saver: Option<Saver>,
 }
 
-/// One vCPU, ready to be moved to its thread.
+/// One vCPU, to be moved to its thread.
 #[derive(Debug)]
 pub struct Vcpu {
     index: u32,
     fd: VcpuFd,
     page: RunPage,
-    /// The guest's counter of time minus the host's.
+    /// The guest's time counter minus the host's.
     clock_offset: u64,
     can_sync: bool,
     synced: bool,
     shared: Arc<Shared>,
 }
 
-/// What follows from an exit.
+/// The action after an exit.
 enum Next {
     Enter,
     End(Ending),
 }
 
 impl Vcpu {
-    /// The vCPU behind `fd`, whose counter of time is `clock_offset` ahead of the host's; `can_sync`:
+    /// The vCPU behind `fd`, whose time counter is `clock_offset` ahead of the host's; `can_sync`:
     /// KVM can leave registers in the run page.
     #[must_use]
     pub fn new(
@@ -135,7 +135,7 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest until the run ends, here or elsewhere. Whatever happens is announced.
+    /// Runs the guest until the run ends, here or elsewhere. Announces every result.
     pub fn run(mut self) {
         let end = Arc::clone(&self.shared.end);
         let guard = AnnouncePanic(self.index, &end);
@@ -170,7 +170,7 @@ impl Vcpu {
             }
             if let Some(pmu) = &mut pmu {
                 if pmu.resume() == Turn::Unfinished {
-                    // Looks first whether the run has ended.
+                    // Checks first whether the run has ended.
                     continue;
                 }
                 pmu.enter();
@@ -179,7 +179,8 @@ impl Vcpu {
                 Ok(()) => self.page.exit(),
                 Err(error) => match error.errno() {
                     libc::EINTR => {
-                        // Before the device looks for overflows, so that none slips between.
+                        // Clear it before the device looks for overflows, so that none is missed in
+                        // between.
                         self.page.clear_immediate_exit();
                         Exit::Signal
                     }
@@ -240,7 +241,7 @@ impl Vcpu {
         })
     }
 
-    /// KVM_RUN failed: reports the exit all the same, or a flush would wait for it.
+    /// KVM_RUN failed: report the exit anyway, or a flush would wait for it.
     fn left(&self, pmu: Option<&mut VcpuSession>) {
         if let Some(pmu) = pmu {
             let mut registers = ExitRegisters::new(&self.fd, false);
@@ -248,7 +249,7 @@ impl Vcpu {
         }
     }
 
-    /// Has KVM leave the registers in the run page while records want them at every exit.
+    /// Makes KVM leave the registers in the run page while records need them at every exit.
     fn choose_sync(&mut self, pmu: Option<&VcpuSession>) {
         let wanted = self.can_sync && pmu.is_some_and(VcpuSession::wants_registers);
         if wanted == self.synced {
@@ -259,7 +260,7 @@ impl Vcpu {
     }
 }
 
-/// A thread that dies without a word would leave the run waiting for ever.
+/// Announces a panic: otherwise the run would wait for the thread for ever.
 struct AnnouncePanic<'a>(u32, &'a End);
 
 impl Drop for AnnouncePanic<'_> {

@@ -1,8 +1,8 @@
-//! The page that KVM and a vCPU's thread talk through.
+//! The page shared by KVM and a vCPU's thread.
 //!
-//! Mapped a second time beside kvm-ioctls' own mapping: the exit can then be read, and its data
-//! answered, while the registers of the same vCPU are asked for; and the kick's signal handler
-//! has an address for `immediate_exit`.
+//! Mapped a second time besides kvm-ioctls' own mapping: the exit can then be read, and its data
+//! answered, while the registers of the same vCPU are read; and the kick's signal handler has an
+//! address for `immediate_exit`.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +35,7 @@ impl MemoryAccess {
     fn told(&self) -> Access {
         Access {
             address: self.address,
-            // Eight at most.
+            // At most eight.
             size: u8::try_from(self.len).unwrap_or(u8::MAX),
             write: self.write,
             count: 1,
@@ -47,22 +47,22 @@ impl MemoryAccess {
     }
 }
 
-/// Why a vCPU came back.
+/// Exit reasons.
 #[derive(Debug)]
 pub(crate) enum Exit {
     Memory(MemoryAccess),
     Halt,
     /// A kick, or any other signal.
     Signal,
-    /// KVM had nothing to run; it wants to be called again.
+    /// KVM had nothing to run and must be called again.
     Again,
-    /// For a reason that only this architecture has.
+    /// An architecture-specific exit.
     Arch(exits::Exit),
     /// A triple fault.
     Shutdown,
     /// A system event of this kind.
     System(u32),
-    /// The guest cannot go on, for this reason.
+    /// The guest cannot continue, for this reason.
     Broken(String),
 }
 
@@ -95,7 +95,7 @@ pub struct RunPage {
 unsafe impl Send for RunPage {}
 
 impl RunPage {
-    /// Maps the run page of `vcpu`, `size` bytes as KVM says.
+    /// Maps the run page of `vcpu`, of KVM's `size` bytes.
     ///
     /// # Errors
     /// [`VcpuError::RunPage`].
@@ -120,13 +120,13 @@ impl RunPage {
     }
 
     pub(crate) fn run(&self) -> &kvm_run {
-        // SAFETY: mapped with at least this size until drop; KVM writes only in run calls, made
-        // by this value's owner.
+        // SAFETY: mapped with at least this size until drop; KVM writes only in run calls, made by
+        // this value's owner.
         unsafe { self.run.as_ref() }
     }
 
     pub(crate) fn run_mut(&mut self) -> &mut kvm_run {
-        // SAFETY: as in `run`, and borrowed exclusively.
+        // SAFETY: see `run`; borrowed exclusively.
         unsafe { self.run.as_mut() }
     }
 
@@ -156,7 +156,7 @@ impl RunPage {
         flag.store(0, Ordering::SeqCst);
     }
 
-    /// What the last run call came back with.
+    /// Decodes the exit of the last run call.
     pub(super) fn exit(&self) -> Exit {
         if let Some(exit) = exits::decode(self) {
             return Exit::Arch(exit);
@@ -206,7 +206,7 @@ impl RunPage {
         }
     }
 
-    /// What the guest reads from memory.
+    /// Completes a memory read of the guest with `data`.
     pub(super) fn answer_memory(&mut self, data: &[u8]) {
         // SAFETY: called for a memory read, whose member this is.
         let mmio = unsafe { &mut self.run_mut().__bindgen_anon_1.mmio };
@@ -218,7 +218,7 @@ impl RunPage {
 
 impl Drop for RunPage {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size, and nothing borrows it any more.
+        // SAFETY: mapped in `map` with this size; no borrow of it remains.
         unsafe { libc::munmap(self.run.as_ptr().cast(), self.size) };
     }
 }

@@ -1,4 +1,4 @@
-//! One boot of the guest: a VM of KVM's and its vCPUs, new each time, and the threads that they run on.
+//! One boot of the guest: a KVM VM and its vCPUs, new each time, and the threads that run them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,10 +21,10 @@ use crate::snapshot::{SnapshotError, State};
 use crate::stats::Stats;
 use crate::vcpu::{RunPage, Shared, Vcpu};
 
-/// A VM and its vCPUs, which have not run yet.
+/// A VM with vCPUs that have not run yet.
 #[derive(Debug)]
 pub(super) struct Boot {
-    // The order is that of the drop.
+    // Fields drop in this order.
     vcpus: Vec<VcpuFd>,
     pub(super) vm: VmFd,
     pub(super) clock: GuestClock,
@@ -32,11 +32,11 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// A VM that reaches `memories`, with the vCPUs of `machine`, whose registers in `emulation` KVM does
-    /// not answer; its time goes on from `clock`, if there is one.
+    /// A VM with `memories` and the vCPUs of `machine`. The embedder emulates the registers in
+    /// `emulation`; time continues from `clock`, if present.
     ///
     /// # Errors
-    /// [`VmError`]: KVM refuses something.
+    /// [`VmError`]: KVM refused a step.
     pub(super) fn new(
         kvm: &Kvm,
         machine: &Machine,
@@ -83,16 +83,15 @@ impl Boot {
         }
     }
 
-    /// KVM's statistics of each vCPU, where this KVM has some.
+    /// KVM's statistics of each vCPU, if this KVM has them.
     pub(super) fn stats(&self) -> Vec<Option<Stats>> {
         self.vcpus.iter().map(open_stats).collect()
     }
 
-    /// Has the vCPUs run on `threads`.
+    /// Starts the vCPUs on `threads`.
     ///
     /// # Errors
-    /// [`VmError::Vcpu`], [`VmError::NoReason`]; what has been started then is to be stopped all the
-    /// same.
+    /// [`VmError::Vcpu`], [`VmError::NoReason`]; vCPUs that were started must be stopped anyway.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
@@ -109,19 +108,19 @@ impl Boot {
     }
 }
 
-/// The threads that vCPUs run on. They are made once: a guest that boots again has new vCPUs on the same
-/// threads, as nobody may make a thread any more.
+/// The threads for vCPUs. They are made once: a guest that boots again has new vCPUs on the same
+/// threads, because confined threads cannot make others.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
-    /// Of them, the first so many run a vCPU.
+    /// Number of threads that run a vCPU, from the first.
     taken: usize,
 }
 
 /// A thread for one vCPU at a time.
 #[derive(Debug)]
 struct Seat {
-    /// `None` when no more vCPUs come.
+    /// `None` once no more vCPUs come.
     vcpus: Option<SyncSender<Vcpu>>,
     /// Receives when a vCPU has ended.
     ended: Receiver<()>,
@@ -129,10 +128,10 @@ struct Seat {
 }
 
 impl Threads {
-    /// So many threads, confined, which wait for their vCPUs.
+    /// Starts `count` confined threads, which wait for their vCPUs.
     ///
     /// # Errors
-    /// As [`Confinement::spawn`].
+    /// See [`Confinement::spawn`].
     pub(super) fn new(count: u8, confinement: &Confinement) -> Result<Self, ConfineError> {
         let seats = (0..count).map(|index| {
             let (vcpus, given) = sync_channel::<Vcpu>(1);
@@ -161,7 +160,7 @@ impl Threads {
     /// Runs `vcpu` on the next thread.
     ///
     /// # Errors
-    /// [`VmError::NoReason`]: there is none, a mistake of ours.
+    /// [`VmError::NoReason`] if all threads are taken, which is a bug.
     fn run(&mut self, vcpu: Vcpu) -> Result<(), VmError> {
         let seat = self
             .seats
@@ -173,7 +172,7 @@ impl Threads {
         Ok(())
     }
 
-    /// The end is announced: whoever is in the guest is called out of it, and no vCPU is left.
+    /// Kicks the vCPUs out of the guest and waits for them; call it after the end was announced.
     pub(super) fn stop(&mut self) {
         let seats = self.seats.iter().take(self.taken);
         for seat in seats.clone() {

@@ -1,4 +1,4 @@
-//! Why there is no machine, or why it failed.
+//! Errors of a machine.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use crate::arch::{boot, cpus, kernel, state};
 use crate::{board, confine, ctl, event_loop, kvm, memory, operator, signal, snapshot, vcpu};
 
-/// Why there is no machine, or why it failed.
+/// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// A file named in the configuration.
+    /// A file of the configuration cannot be opened.
     #[error("cannot open the {what} {path}")]
     Open {
-        /// What it is for.
+        /// Its purpose.
         what: &'static str,
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
@@ -23,17 +23,17 @@ pub enum VmError {
     /// A directory or a device where a file is needed.
     #[error("the {what} {path} is not a file")]
     NotFile {
-        /// What it is for.
+        /// Its purpose.
         what: &'static str,
-        /// Which path.
+        /// The path.
         path: PathBuf,
     },
-    /// The kernel.
+    /// The kernel cannot be loaded.
     #[error("the kernel {path}")]
     Kernel {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: kernel::KernelError,
     },
@@ -52,13 +52,13 @@ pub enum VmError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] memory::MemoryError),
-    /// What the kernel boots with.
+    /// The boot data.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
     /// Its vCPUs.
     #[error(transparent)]
     Cpus(#[from] cpus::CpuError),
-    /// The embedder's registers do not take the guest.
+    /// The embedder's registers reject the guest.
     #[error("the embedder refuses the guest")]
     Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The devices.
@@ -70,7 +70,7 @@ pub enum VmError {
     /// The paravirtual PMU.
     #[error("cannot make the PMU device; --no-vpmu leaves it out")]
     Vpmu(#[from] vpmu::Error),
-    /// What the operator asked for besides.
+    /// The operator's persistent events.
     #[error(transparent)]
     Operator(#[from] operator::OperatorError),
     /// The control socket.
@@ -82,7 +82,7 @@ pub enum VmError {
     /// A descriptor or a thread.
     #[error("the host has no more {0}")]
     Host(&'static str, #[source] io::Error),
-    /// The locked-down process.
+    /// The confinement.
     #[error(transparent)]
     Confine(#[from] confine::ConfineError),
     /// Signals.
@@ -97,7 +97,7 @@ pub enum VmError {
     /// A vCPU.
     #[error(transparent)]
     Vcpu(#[from] vcpu::VcpuError),
-    /// A thread went away without a word: a mistake of ours.
+    /// A thread ended without announcing a reason, which is a bug.
     #[error("the run ended without a reason")]
     NoReason,
 }

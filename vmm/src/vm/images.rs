@@ -1,4 +1,4 @@
-//! What a guest boots from: put into its memory at every boot, out of files that stay open.
+//! The guest's boot images: loaded into its memory at every boot, from files that stay open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::arch::{boot, kernel};
 use crate::config::Config;
 use crate::machine::Machine;
 
-/// The files and the facts.
+/// The files and the parameters.
 #[derive(Debug)]
 pub(super) struct Images {
     kernel: Option<File>,
@@ -37,7 +37,7 @@ fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
 }
 
 impl Images {
-    /// Opens what `config` names.
+    /// Opens the files that `config` names.
     ///
     /// # Errors
     /// [`VmError::Open`], [`VmError::NotFile`].
@@ -59,10 +59,10 @@ impl Images {
         })
     }
 
-    /// Fills `memory`, all zeros so far; where the kernel is entered.
+    /// Loads the images into zeroed `memory`; returns the kernel's entry.
     ///
     /// # Errors
-    /// [`VmError`]: a kernel that is none, or something that does not fit.
+    /// [`VmError`]: an invalid kernel, or images that do not fit.
     pub(super) fn load(&mut self, memory: &GuestMemoryMmap) -> Result<u64, VmError> {
         let file = self.kernel.as_mut().ok_or(VmError::NothingToBoot)?;
         let kernel = kernel::load(memory, file).map_err(|source| VmError::Kernel {

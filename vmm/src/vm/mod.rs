@@ -1,7 +1,7 @@
-//! The machine: put together in the order of the boot, run to its end, and asked what it did.
+//! The machine: built in the order of the boot, run to its end, and queried for results.
 //!
-//! Devices, memory and the window stay for the whole run; a VM of KVM's lives from one
-//! boot to the next reset.
+//! Devices, memory and the window last for the whole run; a KVM VM lives from one boot to the next
+//! reset.
 
 mod boot;
 mod error;
@@ -55,7 +55,7 @@ use crate::vcpu::{Gate, Shared};
 /// A machine before its first instruction.
 #[derive(Debug)]
 pub struct Vm {
-    // The order is that of the drop: vCPUs go before the memory that they run in.
+    // Fields drop in this order: vCPUs before the memory that they run in.
     boot: Option<Boot>,
     vcpus: Threads,
     images: Images,
@@ -67,7 +67,7 @@ pub struct Vm {
     pmu: Option<Pmu>,
     shared: Arc<Shared>,
     stats: Arc<Statistics>,
-    /// The time of the first boot, which goes on.
+    /// The clock of the first boot, which later boots continue.
     clock: GuestClock,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
@@ -77,10 +77,10 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// What was held back because the guest brought about more of it than its limits allow.
+/// Output that the guest's limits suppressed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
-    /// Resets after which the guest had to wait.
+    /// Resets that were delayed.
     pub resets_delayed: u64,
     /// Recordings at resets that were not written.
     pub recordings_left_out: u64,
@@ -91,27 +91,27 @@ pub struct HeldBack {
 /// A machine whose run has ended.
 #[derive(Debug)]
 pub struct Ran {
-    /// How.
+    /// The end of the run.
     pub ending: Result<Ending, VmError>,
-    /// From the first entry into the guest to the end.
+    /// Time from the first guest entry to the end.
     pub wall: Duration,
-    /// From the first entry until the guest said that init is reached.
+    /// Time from the first guest entry until init reported that it runs.
     pub boot: Option<Duration>,
-    /// How often the guest has booted.
+    /// Boots of the guest.
     pub boots: u64,
-    /// The last recording, where there was anything to be recorded.
+    /// The last recording, if anything was recorded.
     pub recorded: Option<Recorded>,
-    /// What was held back because the guest brought about too much of it.
+    /// Output that the guest's limits suppressed.
     pub held_back: HeldBack,
-    /// The list of events that the guest had, in one word.
+    /// The list of the guest's events, in one word.
     pub policy: &'static str,
-    /// The PMU, unless left out.
+    /// The PMU, unless disabled.
     pub vpmu: Option<Arc<Vpmu>>,
-    /// KVM's statistics of each vCPU, where there are some.
+    /// KVM's statistics of each vCPU, if this KVM has them.
     pub stats: Arc<Statistics>,
     /// Guest memory, still mapped.
     pub memory: GuestMemoryMmap,
-    /// What the process had left.
+    /// The process's remaining privileges.
     pub confined: Confined,
     /// The process's memory.
     pub footprint: Footprint,
@@ -123,16 +123,16 @@ fn event() -> Result<EventFd, VmError> {
 }
 
 impl Vm {
-    /// The machine that `config` describes. From here on this process has no more privileges than the
-    /// machine needs: the files that it needs are opened first, and every thread is made afterwards.
+    /// Builds the machine that `config` describes. Afterwards this process has only the privileges
+    /// that the machine needs: its files are opened first, and all threads are started later.
     ///
     /// # Errors
-    /// [`VmError`], whatever does not come together.
+    /// [`VmError`] of any step.
     pub fn new(config: Config, inherited: Inherited) -> Result<Self, VmError> {
         Self::make(config, inherited, None)
     }
 
-    /// The same, with registers that the embedder answers.
+    /// The same, with registers that the embedder emulates.
     pub(crate) fn make(
         mut config: Config,
         inherited: Inherited,
@@ -140,7 +140,7 @@ impl Vm {
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config)?;
-        // It runs small guests, beside the rest.
+        // It runs small guests, concurrently with the other steps.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let guest_ips = asks.then(GuestIps::begin).transpose();
         let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
@@ -256,7 +256,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Runs the guest until it ends, or someone ends it.
+    /// Runs the guest until it ends, or is ended from outside.
     #[must_use]
     pub fn run(mut self) -> Ran {
         let start = Instant::now();
@@ -291,7 +291,7 @@ impl Vm {
         let console = self.console.clone();
         let mut events = EventLoop::new(&self.shared.end, signals, console, queues, desk)?;
         let mut resets = Bucket::per_minute(self.config.limits.resets.into());
-        // Every other thread has its filter.
+        // All other threads have their filters.
         self.confinement.filter_main()?;
         loop {
             *boots += 1;
@@ -331,7 +331,7 @@ impl Vm {
         Ok(())
     }
 
-    /// From the first instruction of a boot to the end of its VM, whose last user this is.
+    /// Runs one boot up to the end of its VM, which it drops.
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
         let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {
@@ -341,14 +341,15 @@ impl Vm {
             Ok(())
         });
         if served.is_err() {
-            // No vCPU enters the guest any more; the reason is ours, and this one only a token.
+            // vCPUs no longer enter the guest; the error is returned, and this end is a
+            // placeholder.
             end.announce(Ok(Ending::ByHand));
         }
         self.vcpus.stop();
-        // While the VM exists, whose statistics these are.
+        // Read the statistics while their VM exists.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
-            // While the driver's memory is known.
+            // Record while the driver's memory is known.
             let how = end.peek();
             let occasion = match how.is_some_and(|how| self.reboots(how)) {
                 true => Occasion::Reset,
@@ -363,8 +364,8 @@ impl Vm {
         Ok(end.take().ok_or(VmError::NoReason)??)
     }
 
-    /// A new VM, its memory as at the first boot. Its devices are as at power-on; what its operator
-    /// sees goes on: the window, counts, the console, and the guest's time.
+    /// Makes a new VM, with memory and devices as at power-on. The operator's view continues: the
+    /// window, counts, the console, and the guest's time.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
         let emulation = self.shared.emulation.as_ref();
@@ -379,11 +380,11 @@ impl Vm {
         Ok(boot)
     }
 
-    /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so the
-    /// one before must be gone.
+    /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so
+    /// the previous one must be gone.
     fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
         let line = self.console.serial.line();
-        // An interrupt of the boot before is none of this one's; mostly there is none.
+        // Drop an interrupt of the previous boot, if there is one.
         let _ = line.read();
         vm.register_irqfd(line, layout::SERIAL_GSI)
             .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
@@ -394,7 +395,7 @@ impl Vm {
     }
 }
 
-/// Fills `memory` with the guest's images, and lets the embedder's registers see them.
+/// Loads the guest's images into `memory`, and notifies the embedder's registers.
 fn load(
     images: &mut Images,
     memory: &GuestMemoryMmap,

@@ -1,4 +1,4 @@
-//! The paravirtual PMU of a machine: made from its configuration, wired anew at every boot.
+//! The paravirtual PMU of a machine: made from its configuration, wired again at every boot.
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::stats::Statistics;
 #[derive(Debug)]
 pub(super) struct Pmu {
     pub(super) vpmu: Arc<Vpmu>,
-    /// What the event loop serves of it.
+    /// The queues that the event loop serves.
     pub(super) queues: Queues,
     pub(super) operator: Arc<Operator>,
     /// Drains the device for as long as the machine is there.
@@ -41,7 +41,7 @@ pub(super) struct Pmu {
     transport: Arc<VirtioMmio>,
 }
 
-/// What the device learns from the machine that carries it.
+/// The machine's parts that the device uses.
 pub(super) struct Parts<'a> {
     pub(super) memory: &'a GuestMemoryMmap,
     pub(super) window: Option<&'a GuestMemoryMmap>,
@@ -49,13 +49,13 @@ pub(super) struct Parts<'a> {
     pub(super) threads: &'a Arc<Threads>,
     pub(super) confinement: &'a Confinement,
     pub(super) opened: Opened,
-    /// Whether the host's samples carry guest addresses.
+    /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
     /// What it was saved as, of a machine that goes on.
     pub(super) saved: Option<&'a SavedPmu>,
 }
 
-/// What the PMU and its operator need of the file system, open before it is out of reach.
+/// Files of the PMU and its operator, opened before they become unreachable.
 #[derive(Debug)]
 pub(super) struct Opened {
     files: HostFiles,
@@ -63,7 +63,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens what `config` names, and what the host tells of its events.
+    /// Opens the files that `config` names, and the host's event descriptions.
     ///
     /// # Errors
     /// [`VmError::Operator`].
@@ -78,7 +78,8 @@ impl Opened {
     }
 }
 
-/// Leaves the hardware unused where that lets VMs with a mediated PMU start, and nobody asked for its events.
+/// Disables hardware events where that lets VMs with a mediated PMU start, unless they were
+/// requested.
 pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     if config.hardware.events && !config.policy.hardware.on(mediated) {
         config.hardware.events = false;
@@ -90,7 +91,7 @@ pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     }
 }
 
-/// The fixed facts of the device that `config` describes.
+/// The settings of the device that `config` describes.
 pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
     Settings::new(u32::from(config.vcpus), tsc_khz)
         .with_limits(config.limits.device.clone())
@@ -104,7 +105,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
 }
 
 impl Pmu {
-    /// The device of `settings`, which `config` describes, on `buses`.
+    /// Adds the device of `settings` and `config` to `buses`.
     ///
     /// # Errors
     /// [`VmError`].
@@ -132,7 +133,7 @@ impl Pmu {
             vpmu = vpmu.with_window(window.clone())?;
         }
         let vpmu = Arc::new(vpmu);
-        // Made now: at the end of the run, for the report, KVM's statistics are gone.
+        // Query it now: the report at the end of the run comes after KVM's statistics are gone.
         let events = vpmu.guest_events();
         log::info!(
             "the guest may open {} events: {}",
@@ -170,7 +171,7 @@ impl Pmu {
         })
     }
 
-    /// Connects it to a new VM.
+    /// Connects the device to a new VM.
     ///
     /// # Errors
     /// [`VmError::Kvm`].

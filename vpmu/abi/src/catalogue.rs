@@ -1,4 +1,4 @@
-//! What can be counted.
+//! Event kinds and the catalogue.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -23,16 +23,16 @@ pub const KIND_GUEST_TIME: u32 = 0x103;
 /// Event kind: marks placed through the doorbell; config is the value to count, or [`MARK_ANY`].
 pub const KIND_MARK: u32 = 0x104;
 
-/// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. The count is the bytes
-/// that the trace made, written or lost.
+/// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. Counts the bytes of
+/// the trace, written or lost.
 pub const KIND_EXIT_TRACE: u32 = 0x105;
-/// Event kind: a trace of samples with registers in the AUX area, one for each period of what config,
-/// one of `PACE_*`, counts. The count is as for [`KIND_EXIT_TRACE`].
+/// Event kind: a trace of samples with registers in the AUX area, one per period of the event that
+/// config, one of `PACE_*`, selects. Counts bytes as [`KIND_EXIT_TRACE`] does.
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
-/// Event kind: the trace of the host's own PMU, where it can be kept to the guest.
+/// Event kind: the trace of the host's own PMU, where the host can confine it to the guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
-/// Event kind: what a producer of the VMM's own writes; config is the producer's number. Bytes of it
-/// count. Where the catalogue has it.
+/// Event kind: a trace written by one of the VMM's producers; config is the producer's number.
+/// Counts bytes. Present only where the catalogue lists it.
 pub const KIND_VMM_TRACE: u32 = 0x108;
 
 /// [`KIND_SAMPLE_TRACE`] config: nanoseconds of the host's clock on the vCPU thread.
@@ -44,11 +44,11 @@ pub const PACE_CYCLES: u64 = 2;
 /// [`KIND_SAMPLE_TRACE`] config: the CPU's instructions.
 pub const PACE_INSTRUCTIONS: u64 = 3;
 
-/// [`KIND_MARK`] config: every mark, whatever its value.
+/// [`KIND_MARK`] config: marks of any value.
 pub const MARK_ANY: u64 = 1 << 32;
 
-/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit, those that the host kernel handles by
-/// itself included.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit, including exits that the host kernel
+/// handles itself.
 pub const EXIT_ALL: u64 = 0;
 /// [`KIND_EXITS`] config: every exit that reached the VMM.
 pub const EXIT_USER: u64 = 1;
@@ -68,9 +68,9 @@ wire! {
     pub struct CatalogueRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// First entry wanted.
+        /// First requested entry.
         pub first: U32,
-        /// Most entries wanted; the writable bytes bound it too.
+        /// Most requested entries; the writable bytes limit them, too.
         pub count: U32,
     }
 }
@@ -82,24 +82,24 @@ wire! {
         pub kind: U32,
         /// `CATALOGUE_*`.
         pub flags: U32,
-        /// The config to open it with.
+        /// The config that opens it.
         pub config: U64,
-        /// As written after `-e`: lower case, digits and dashes.
+        /// The name for `-e`: lower case, digits and dashes.
         pub name: [u8; 40],
-        /// Of the count: empty for plain numbers, else `ns`, `ticks`, `bytes`.
+        /// Unit of the count: empty for plain numbers, else `ns`, `ticks`, `bytes`.
         pub unit: [u8; 16],
-        /// What counts it, in words for people: `host perf: task-clock`.
+        /// Text that names the backing: `host perf: task-clock`.
         pub source: [u8; 56],
-        /// What exactly is counted.
+        /// Text that describes the counted events.
         pub counts: [u8; 128],
     }
 }
 
 /// [`CatalogueEntry::flags`]: can sample.
 pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
-/// [`CatalogueEntry::flags`]: host work for the vCPU is left out.
+/// [`CatalogueEntry::flags`]: host work for the vCPU is excluded.
 pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
-/// [`CatalogueEntry::flags`]: any config value may be given (`mark`).
+/// [`CatalogueEntry::flags`]: any config value is valid (`mark`).
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;

@@ -1,57 +1,57 @@
-//! The vCPU queues: commands legal with interrupts off, and their answers.
+//! The vCPU queues: commands that are legal with interrupts off, and their replies.
 
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
-    /// One command on a vCPU queue. A buffer carries any number of them, then room for as many
-    /// [`Reply`]; the answers stand there when the notifying instruction has retired.
+    /// One command on a vCPU queue. A buffer holds any number of commands, then room for as many
+    /// [`Reply`]; they are written by the time the notifying instruction retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event meant; zero for [`COMMAND_VCPU`], and for [`COMMAND_FLUSH`] of all.
+        /// The event; zero for [`COMMAND_VCPU`], and for [`COMMAND_FLUSH`] of all events.
         pub event: U64,
-        /// The new period for [`COMMAND_PERIOD`], overflows more for [`COMMAND_REFRESH`], the head for
-        /// [`COMMAND_AUX_BEGIN`], else zero.
+        /// The new period for [`COMMAND_PERIOD`], the number of further overflows for
+        /// [`COMMAND_REFRESH`], the head for [`COMMAND_AUX_BEGIN`], else zero.
         pub value: U64,
         /// Bytes of room for [`COMMAND_AUX_BEGIN`], else zero.
         pub room: U64,
     }
 }
 
-/// vCPU command: which vCPU notified; [`Reply::value`] is its index.
+/// vCPU command: identify the notifying vCPU; [`Reply::value`] is its index.
 pub const COMMAND_VCPU: u32 = 1;
 /// vCPU command: the event's state leaves *off*; its count goes on.
 pub const COMMAND_ENABLE: u32 = 2;
 /// vCPU command: the event's state becomes *off*.
 pub const COMMAND_DISABLE: u32 = 3;
-/// vCPU command: a task event's task begins to run here.
+/// vCPU command: the task of a task event starts to run on this vCPU.
 pub const COMMAND_IN: u32 = 4;
-/// vCPU command: it ceases to.
+/// vCPU command: the task of a task event stops running on this vCPU.
 pub const COMMAND_OUT: u32 = 5;
-/// vCPU command: nothing but the answer.
+/// vCPU command: only return the reply.
 pub const COMMAND_READ: u32 = 6;
 /// vCPU command: the count becomes zero; the times stay.
 pub const COMMAND_RESET: u32 = 7;
 /// vCPU command: a new period (with [`OPEN_FREQ`](super::OPEN_FREQ): a new frequency), from
 /// this moment.
 pub const COMMAND_PERIOD: u32 = 8;
-/// vCPU command: the state leaves *off* for so many overflows more, after the last of which it is
-/// *off* again; as perf's `PERF_EVENT_IOC_REFRESH`.
+/// vCPU command: the state leaves *off* for the given number of overflows, after the last of which
+/// it is *off* again; like perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
-/// of the area; of areas mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN).
+/// of the area; for areas mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
-/// vCPU command: it may no longer; [`Reply::value`] is the head that it reached, [`Reply::lost`] the
-/// bytes that found no room since the beginning.
+/// vCPU command: the event may no longer write; [`Reply::value`] is the head that it reached,
+/// [`Reply::lost`] the bytes lost for lack of room since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
-/// vCPU command: what the event sampled and traced before stands in the guest's pages when this is
-/// answered, and its readers are woken; event zero: of every persistent event of this vCPU.
+/// vCPU command: write the event's pending samples and traces to the guest's pages and wake its
+/// readers before the reply; event zero: of every persistent event of this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
-    /// The answer to a [`Command`]: the event as it is after it.
+    /// The reply to a [`Command`]: the event's state after it.
     pub struct Reply {
         /// 0 or a positive Linux errno.
         pub status: U32,
@@ -61,14 +61,14 @@ wire! {
         pub value: U64,
         /// Nanoseconds enabled with its context scheduled in.
         pub time_enabled: U64,
-        /// Nanoseconds of those in which the backing counted.
+        /// Nanoseconds for which the backing counted.
         pub time_running: U64,
-        /// Overflows of it that no record was written of; of a trace, bytes that it lost.
+        /// Overflows without a record; for a trace, lost bytes.
         pub lost: U64,
     }
 }
 
-/// [`Reply::state`]: its backing was lost; the count stands still.
+/// [`Reply::state`]: its backing was lost; the count no longer changes.
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;

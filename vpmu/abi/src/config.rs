@@ -1,4 +1,4 @@
-//! What the device is: its id, features, queues and configuration space.
+//! Device id, feature bits, queues and configuration space.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -9,7 +9,8 @@ pub const VERSION: u32 = 4;
 
 /// Feature bit: the device writes samples into rings in guest memory.
 pub const F_RING: u32 = 0;
-/// Feature bit: the device reads who is running from a page per vCPU ([`TaskPage`](super::TaskPage)).
+/// Feature bit: the device reads the running task from a page per vCPU
+/// ([`TaskPage`](super::TaskPage)).
 pub const F_TASK_PAGE: u32 = 1;
 /// Feature bit: shared memory region [`SHM_DOORBELL`] exists.
 pub const F_DOORBELL: u32 = 2;
@@ -23,7 +24,7 @@ pub const F_PERSISTENT: u32 = 5;
 pub const F_LINKS: u32 = 6;
 /// Feature bit: events can be flushed.
 pub const F_FLUSH: u32 = 7;
-/// Feature bits of the device's own, which [`Config::features`] mirrors, are those below this one.
+/// End of the device-specific feature bits, which [`Config::features`] mirrors.
 pub const F_END: u32 = 24;
 
 /// Virtqueue index of the control queue.
@@ -52,7 +53,7 @@ wire! {
         pub max_ring_pages: U32,
         /// Number of entries in the catalogue.
         pub catalogue_len: U32,
-        /// Whose work a count holds where the backing can tell: [`COUNT_GUEST`] or [`COUNT_VCPU`].
+        /// Work that counts include where the backing can tell: [`COUNT_GUEST`] or [`COUNT_VCPU`].
         pub count_mode: U32,
         /// Added to the scaled TSC, in nanoseconds.
         pub time_zero: U64,
@@ -61,20 +62,21 @@ wire! {
         pub time_mult: U32,
         /// See [`Config::time_mult`].
         pub time_shift: U16,
-        /// Why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`]: it has some.
+        /// The reason why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`]:
+        /// it has some.
         pub refused_hardware: u8,
-        /// The same of the host's software events.
+        /// The same for the host's software events.
         pub refused_software: u8,
         /// Guest TSC frequency in kHz.
         pub tsc_khz: U32,
-        /// The most samples that one event makes in a second, and the highest frequency that
-        /// [`OPEN_FREQ`](super::OPEN_FREQ) takes.
+        /// Most samples per second of one event, and the highest frequency that
+        /// [`OPEN_FREQ`](super::OPEN_FREQ) accepts.
         pub max_sample_rate: U32,
         /// Most pages of one AUX area, a power of two.
         pub max_aux_pages: U32,
-        /// Most persistent events of the guest's own.
+        /// Most persistent events that the guest may have.
         pub max_persistent: U32,
-        /// The device's own feature bits as it offers them, for transports that hide them.
+        /// The offered device-specific feature bits, for transports that hide them.
         pub features: U64,
     }
 }
@@ -85,7 +87,7 @@ pub const REFUSED_NOT: u8 = 0;
 pub const REFUSED_IN_USE: u8 = 1;
 /// Reason for a refusal: the VMM lacks a permission.
 pub const REFUSED_PERMISSION: u8 = 2;
-/// Reason for a refusal: no descriptor is left.
+/// Reason for a refusal: the VMM has no free file descriptor.
 pub const REFUSED_DESCRIPTORS: u8 = 3;
 /// Reason for a refusal: the host has no such event, or no PMU.
 pub const REFUSED_ABSENT: u8 = 4;

@@ -1,15 +1,15 @@
-//! The control queue but for opening events: rings, AUX areas and task pages.
+//! The control queue except for opening events: rings, AUX areas and task pages.
 
 use zerocopy::little_endian::{U32, U64};
 
 wire! {
-    /// First words of a control request; which struct follows depends on the operation.
+    /// First words of a control request; the operation determines the struct.
     pub struct ControlHeader {
         /// One of `CONTROL_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event meant; zero where the operation has none.
+        /// The event; zero where the operation has none.
         pub event: U64,
     }
 }
@@ -21,27 +21,28 @@ pub const CONTROL_OPEN: u32 = 1;
 pub const CONTROL_CLOSE: u32 = 2;
 /// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP: u32 = 3;
-/// Control operation: detach them; once answered, the device writes there no more.
+/// Control operation: detach them; after the reply the device no longer writes there.
 pub const CONTROL_UNMAP: u32 = 4;
 /// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest), then
 /// [`ControlReply`] and entries.
 pub const CONTROL_CATALOGUE: u32 = 5;
-/// Control operation: say where a vCPU's [`TaskPage`](super::TaskPage) lies; [`TaskPageRequest`], [`ControlReply`].
+/// Control operation: set the address of a vCPU's [`TaskPage`](super::TaskPage);
+/// [`TaskPageRequest`], [`ControlReply`].
 pub const CONTROL_TASK_PAGE: u32 = 6;
 /// Control operation: send an event's records to the ring of another; [`RedirectRequest`],
 /// [`ControlReply`].
 pub const CONTROL_REDIRECT: u32 = 7;
 /// Control operation: stop and resume writing to a ring; [`PauseRequest`], [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
-/// Control operation: attach AUX pages to the ring that was mapped with an event; [`MapRequest`],
+/// Control operation: attach AUX pages to the ring mapped with an event; [`MapRequest`],
 /// [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
-/// Control operation: detach them; once answered, the device writes there no more.
+/// Control operation: detach them; after the reply the device no longer writes there.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
 /// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
 /// [`ControlReply`].
 pub const CONTROL_DETACH: u32 = 11;
-/// Control operation: make it one that can be closed again; header only, [`ControlReply`].
+/// Control operation: make an event non-persistent; header only, [`ControlReply`].
 pub const CONTROL_ATTACH: u32 = 12;
 /// Control operation: list persistent events; [`PersistentRequest`](super::PersistentRequest), then
 /// [`ControlReply`] and [`PersistentEvent`](super::PersistentEvent)s, by ascending id.
@@ -49,7 +50,7 @@ pub const CONTROL_PERSISTENT: u32 = 13;
 /// Control operation: make an event the starter or stopper of another; [`LinkRequest`],
 /// [`ControlReply`].
 pub const CONTROL_LINK: u32 = 14;
-/// Control operation: change how often an event's records wake; [`WakeupRequest`],
+/// Control operation: change the interval of an event's wakeups; [`WakeupRequest`],
 /// [`ControlReply`].
 pub const CONTROL_WAKEUP: u32 = 15;
 /// Control operation: accept features that the transport hides; [`FeaturesRequest`],
@@ -57,23 +58,25 @@ pub const CONTROL_WAKEUP: u32 = 15;
 pub const CONTROL_FEATURES: u32 = 16;
 
 wire! {
-    /// The answer to a control request that returns nothing but success.
+    /// The reply to a control request that returns only a status.
     pub struct ControlReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// Operation-specific: entries that follow for the catalogue and the list of persistent events,
-        /// the ring's first page in the window for [`CONTROL_MAP`] with [`MAP_WINDOW`], else zero.
+        /// Operation-specific: the number of entries that follow for the catalogue and the list of
+        /// persistent events, the ring's first page in the window for [`CONTROL_MAP`] with
+        /// [`MAP_WINDOW`], else zero.
         pub value: U32,
     }
 }
 
 wire! {
-    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` guest-physical addresses (`U64`) follow in the same
-    /// readable bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
+    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` guest-physical addresses (`U64`) follow in the
+    /// same readable bytes: for a ring the metadata page, then 2^n data pages or none; for an AUX
+    /// area 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// Of a ring 1, or 1 + 2^n; of an AUX area 2^n.
+        /// For a ring 1, or 1 + 2^n; for an AUX area 2^n.
         pub pages: U32,
         /// `MAP_*`.
         pub flags: U32,
@@ -83,29 +86,29 @@ wire! {
 /// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`; without it the oldest data is
 /// overwritten.
 pub const MAP_WRITABLE: u32 = 1 << 0;
-/// [`MapRequest::flags`] of an AUX area: the event has no ring of the device's; the driver says with
-/// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) where there is room, and writes the records.
+/// [`MapRequest::flags`] of an AUX area: the device writes no ring for the event; the driver
+/// announces room with [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) and writes the records.
 pub const MAP_DRIVEN: u32 = 1 << 1;
-/// [`MapRequest::flags`] of the ring of a persistent event: the device lays it into the window, page
-/// after page, and no addresses follow.
+/// [`MapRequest::flags`] of a persistent event's ring: the device places it in the window, in
+/// consecutive pages, and no addresses follow.
 pub const MAP_WINDOW: u32 = 1 << 2;
 
 wire! {
-    /// [`CONTROL_REDIRECT`]; as perf's `PERF_EVENT_IOC_SET_OUTPUT`.
+    /// [`CONTROL_REDIRECT`]; like perf's `PERF_EVENT_IOC_SET_OUTPUT`.
     pub struct RedirectRequest {
-        /// `event` names the event whose records go elsewhere from now on.
+        /// `event` names the event whose records are redirected.
         pub header: ControlHeader,
-        /// The event that has the ring; zero: back to its own.
+        /// The event with the ring; zero restores the event's own.
         pub target: U64,
     }
 }
 
 wire! {
-    /// [`CONTROL_PAUSE`]; as perf's `PERF_EVENT_IOC_PAUSE_OUTPUT`.
+    /// [`CONTROL_PAUSE`]; like perf's `PERF_EVENT_IOC_PAUSE_OUTPUT`.
     pub struct PauseRequest {
-        /// `event` names an event whose records go to the ring.
+        /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: what overflows from now on is lost; 0: it is written again.
+        /// 1: overflows from now on are lost; 0: they are written again.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,
@@ -117,7 +120,7 @@ wire! {
     pub struct WakeupRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// A wakeup every so many: 1 to 2^32 - 1.
+        /// The wakeup interval: 1 to 2^32 - 1.
         pub every: U64,
         /// One of `WAKEUP_*`.
         pub unit: U32,
@@ -136,7 +139,7 @@ wire! {
     pub struct LinkRequest {
         /// `event` names the event whose overflows start or stop the other.
         pub header: ControlHeader,
-        /// The other.
+        /// The event to start or stop.
         pub target: U64,
         /// One of `LINK_*`.
         pub role: U32,
@@ -155,8 +158,8 @@ wire! {
     pub struct FeaturesRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// Bits out of [`Config::features`](super::Config::features): accepted from now on, beside those
-        /// that were negotiated.
+        /// Bits of [`Config::features`](super::Config::features) to accept in addition to the
+        /// negotiated ones.
         pub features: U64,
     }
 }
@@ -166,11 +169,11 @@ wire! {
     pub struct TaskPageRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// Whose page.
+        /// The vCPU of the page.
         pub vcpu: U32,
         /// Zero.
         pub reserved: U32,
-        /// Guest-physical address, page-aligned; zero takes the page away.
+        /// Guest-physical address, page-aligned; zero removes the page.
         pub address: U64,
     }
 }

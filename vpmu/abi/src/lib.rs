@@ -1,11 +1,11 @@
-//! The wire between device and driver, and in [`uapi`] the calls of guest programs on the driver: every number and
-//! layout, and no logic.
+//! The interface between device and driver, and in [`uapi`] the driver's ioctls for guest programs:
+//! every number and layout, without logic.
 //!
 //! `vpmu/SPEC.md` gives the meaning; this crate is the source of truth for sizes, offsets and values.
 //! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` are its C twins, compared field by field by
 //! `vpmu/tests/abi.rs`. All integers of the wire are little-endian; reserved fields are zero.
 
-/// A struct of the wire: its bytes are its fields in order, without padding.
+/// A struct of the interface: its fields in order, without padding.
 macro_rules! wire {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*
@@ -25,7 +25,7 @@ macro_rules! wire {
         pub struct $name { $($fields)* }
 
         impl Default for $name {
-            /// Every byte zero.
+            /// All bytes zero.
             fn default() -> Self {
                 zerocopy::FromZeros::new_zeroed()
             }
@@ -56,5 +56,5 @@ pub use packet::*;
 pub use persistent::*;
 pub use task::*;
 
-/// What a page is, everywhere in this interface.
+/// Page size throughout the interface.
 pub const PAGE_SIZE: usize = 4096;

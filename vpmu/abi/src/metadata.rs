@@ -1,10 +1,10 @@
-//! The first page of a ring, as Linux has it.
+//! The first page of a ring, in Linux's layout.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
 wire! {
-    /// The first page of a ring: Linux's `struct perf_event_mmap_page`, of which these fields are
-    /// written. Offsets and sizes are the kernel's.
+    /// The first page of a ring: the fields of Linux's `struct perf_event_mmap_page` that the
+    /// device writes. Offsets and sizes are the kernel's.
     pub struct Metadata {
         /// Version of this layout; zero.
         pub version: U32,
@@ -26,13 +26,13 @@ wire! {
         pub pmc_width: U16,
         /// Shift of the conversion from TSC to time.
         pub time_shift: U16,
-        /// Multiplier of it.
+        /// Multiplier of the conversion.
         pub time_mult: U32,
-        /// Offset of it, for `time_enabled`.
+        /// Offset of the conversion, for `time_enabled`.
         pub time_offset: U64,
-        /// Offset of it, for record times.
+        /// Offset of the conversion, for record times.
         pub time_zero: U64,
-        /// Bytes of this header that are used.
+        /// Bytes of this header in use.
         pub size: U32,
         /// Zero.
         pub reserved_1: U32,
@@ -42,21 +42,21 @@ wire! {
         pub time_mask: U64,
         /// Zero.
         pub reserved: [u8; 928],
-        /// Bytes produced so far; written by the device alone, never read back.
+        /// Bytes produced so far; written only by the device, never read back.
         pub data_head: U64,
         /// Bytes consumed so far; written by the reader.
         pub data_tail: U64,
-        /// Where the data begins, from the start of this page.
+        /// Offset of the data from the start of this page.
         pub data_offset: U64,
         /// Bytes of data pages.
         pub data_size: U64,
-        /// As `data_head`, of the AUX area.
+        /// Like `data_head`, for the AUX area.
         pub aux_head: U64,
-        /// As `data_tail`, of the AUX area.
+        /// Like `data_tail`, for the AUX area.
         pub aux_tail: U64,
-        /// Where the AUX area begins.
+        /// Offset of the AUX area.
         pub aux_offset: U64,
-        /// Its size.
+        /// Bytes of the AUX area.
         pub aux_size: U64,
     }
 }

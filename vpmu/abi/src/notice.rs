@@ -1,36 +1,36 @@
-//! The event queue: what the device tells the driver unasked.
+//! The event queue: unsolicited notices of the device to the driver.
 
 use zerocopy::little_endian::{U32, U64};
 
 wire! {
-    /// What the device tells the driver, in buffers that the driver posts on the event queue.
+    /// A notice of the device, in a buffer that the driver posted on the event queue.
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// Of [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: how many of them it stands for, 1 to
-        /// [`NOTICE_COUNT`]. Of [`NOTICE_ERROR`], one of `REFUSED_*`: why the host refused the
-        /// event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): it gave up one that it had opened.
-        /// Of others zero.
+        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of them that this notice
+        /// represents, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`], one of `REFUSED_*`: the reason
+        /// why the host refused the event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): the host
+        /// revoked an open one. Otherwise zero.
         pub value: U32,
-        /// The event meant.
+        /// The event.
         pub event: U64,
     }
 }
 
-/// Most wakeups that one notice stands for: what a driver does for one is bounded.
+/// Most wakeups in one notice, which bounds the driver's work for it.
 pub const NOTICE_COUNT: u32 = 256;
 
-/// [`Notice::kind`]: with a record of this event its ring has crossed the wakeup
-/// mark.
+/// [`Notice::kind`]: a record of this event crossed the wakeup mark of its ring.
 pub const NOTICE_WAKEUP: u32 = 1;
 /// [`Notice::kind`]: the event is in [`STATE_ERROR`](super::STATE_ERROR).
 pub const NOTICE_ERROR: u32 = 2;
-/// [`Notice::kind`]: the overflows that [`COMMAND_REFRESH`](super::COMMAND_REFRESH) gave it are
+/// [`Notice::kind`]: the overflows granted with [`COMMAND_REFRESH`](super::COMMAND_REFRESH) are
 /// used up; the event is in [`STATE_OFF`](super::STATE_OFF).
 pub const NOTICE_LIMIT: u32 = 3;
-/// [`Notice::kind`]: in an AUX area that the driver drives, the event has crossed the wakeup mark,
-/// has used half of its room, or found none; to be answered with [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
+/// [`Notice::kind`]: in an AUX area mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN), the event
+/// crossed the wakeup mark, used half of its room, or found none; the driver answers with
+/// [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
-/// [`Notice::kind`]: the host has started or ended persistent events, `event` among them; to be
-/// answered with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
+/// [`Notice::kind`]: the host started or ended persistent events, `event` among them; the driver
+/// answers with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
 pub const NOTICE_PERSISTENT: u32 = 5;

@@ -1,4 +1,4 @@
-//! Opening an event: what it counts, when it samples and what a record holds.
+//! Opening an event: the counted event, sampling and the fields of its records.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -13,27 +13,27 @@ wire! {
         pub kind: U32,
         /// A vCPU index, or [`CONTEXT_TASK`].
         pub context: U32,
-        /// Which event of the kind.
+        /// The event within the kind.
         pub config: U64,
-        /// A sample every so many, or so many samples a second with [`OPEN_FREQ`]; zero counts
-        /// only.
+        /// Events between samples, or samples per second with [`OPEN_FREQ`]; zero only counts.
         pub period: U64,
-        /// perf's `PERF_SAMPLE_*`, out of [`SAMPLE_ALLOWED`].
+        /// perf's `PERF_SAMPLE_*`, a subset of [`SAMPLE_ALLOWED`].
         pub sample_type: U64,
         /// `OPEN_*`.
         pub flags: U32,
-        /// A wakeup every so many records, or bytes with [`OPEN_WATERMARK`]; zero: every full page.
+        /// Records between wakeups, or bytes with [`OPEN_WATERMARK`]; zero wakes at every full
+        /// page.
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,
         /// Most addresses of a call chain, [`MAX_STACK`] at most; zero: [`MAX_STACK`].
         pub max_stack: U32,
-        /// Zero, or the event whose ring this one writes to and whose id its records carry
-        /// (inherited events).
+        /// Zero, or the event that provides the ring and the id in this one's records (inherited
+        /// events).
         pub parent: U64,
         /// Zero, or the leader of its group: an event of the same context without a leader.
         pub leader: U64,
-        /// perf's `PERF_FORMAT_*`, out of [`READ_ALLOWED`]: of `PERF_SAMPLE_READ` and
+        /// perf's `PERF_FORMAT_*`, a subset of [`READ_ALLOWED`], for `PERF_SAMPLE_READ` and
         /// `PERF_RECORD_READ`.
         pub read_format: U64,
         /// Registers of `PERF_SAMPLE_REGS_USER`: perf's numbers for the architecture.
@@ -42,7 +42,7 @@ wire! {
         pub regs_intr: U64,
         /// Bytes of `PERF_SAMPLE_STACK_USER`: a multiple of 8 below 65,535.
         pub stack_user: U32,
-        /// Of a trace: a wakeup every so many bytes of AUX data; zero: every half of the area.
+        /// For a trace: AUX bytes between wakeups; zero: half of the area.
         pub aux_watermark: U32,
     }
 }
@@ -60,50 +60,49 @@ pub const OPEN_EXCLUDE_KERNEL: u32 = 1 << 2;
 pub const OPEN_WATERMARK: u32 = 1 << 3;
 /// [`OpenRequest::flags`]: `period` is in samples a second, and the device adapts the period.
 pub const OPEN_FREQ: u32 = 1 << 4;
-/// [`OpenRequest::flags`]: records that are no samples end with who and when, as perf's
-/// `sample_id_all` has it.
+/// [`OpenRequest::flags`]: records other than samples end with task and time, like perf's
+/// `sample_id_all`.
 pub const OPEN_SAMPLE_ID_ALL: u32 = 1 << 5;
-/// [`OpenRequest::flags`]: its ring is written from its end backwards, as perf's
-/// `write_backward` has it.
+/// [`OpenRequest::flags`]: its ring is written from its end backwards, like perf's
+/// `write_backward`.
 pub const OPEN_BACKWARD: u32 = 1 << 6;
-/// [`OpenRequest::flags`]: in error when the host cannot count it all the time.
+/// [`OpenRequest::flags`]: the event enters the error state unless the host can always count it.
 pub const OPEN_PINNED: u32 = 1 << 7;
-/// [`OpenRequest::flags`]: its counts are written to the ring as it closes, as
-/// `PERF_RECORD_READ`; of inherited events.
+/// [`OpenRequest::flags`]: closing it writes its counts to the ring as `PERF_RECORD_READ`; for
+/// inherited events.
 pub const OPEN_INHERIT_STAT: u32 = 1 << 8;
-/// [`OpenRequest::flags`]: call chains leave the kernel out.
+/// [`OpenRequest::flags`]: call chains omit the kernel.
 pub const OPEN_EXCLUDE_CHAIN_KERNEL: u32 = 1 << 9;
-/// [`OpenRequest::flags`]: call chains leave user mode out.
+/// [`OpenRequest::flags`]: call chains omit user mode.
 pub const OPEN_EXCLUDE_CHAIN_USER: u32 = 1 << 10;
-/// [`OpenRequest::flags`]: a trace that opens paused: it makes nothing until it is resumed.
+/// [`OpenRequest::flags`]: a trace that opens paused: it writes nothing until it is resumed.
 pub const OPEN_AUX_START_PAUSED: u32 = 1 << 11;
-/// [`OpenRequest::flags`]: its overflow pauses the trace that leads its group.
+/// [`OpenRequest::flags`]: an overflow pauses the trace that leads the group.
 pub const OPEN_AUX_PAUSE: u32 = 1 << 12;
-/// [`OpenRequest::flags`]: its overflow resumes the trace that leads its group.
+/// [`OpenRequest::flags`]: an overflow resumes the trace that leads the group.
 pub const OPEN_AUX_RESUME: u32 = 1 << 13;
-/// [`OpenRequest::flags`]: opens paused: it counts and makes nothing until its starter overflows.
+/// [`OpenRequest::flags`]: opens paused: it counts and samples nothing until its starter overflows.
 pub const OPEN_PAUSED: u32 = 1 << 14;
-/// [`OpenRequest::flags`]: opens persistent, as by [`CONTROL_DETACH`](super::CONTROL_DETACH) without a
-/// name.
+/// [`OpenRequest::flags`]: opens persistent, like after [`CONTROL_DETACH`](super::CONTROL_DETACH)
+/// without a name.
 pub const OPEN_PERSISTENT: u32 = 1 << 15;
-/// [`OpenRequest::flags`]: the host's work for the vCPU is not counted, where the backing can tell,
-/// whatever [`Config::count_mode`](super::Config::count_mode) says.
+/// [`OpenRequest::flags`]: host work for the vCPU is excluded where the backing can tell,
+/// independent of [`Config::count_mode`](super::Config::count_mode).
 pub const OPEN_EXCLUDE_HOST: u32 = 1 << 16;
 
-/// perf's `PERF_SAMPLE_*` that an event can have: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
-/// PERIOD, STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR.
+/// Supported `PERF_SAMPLE_*` of perf: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
+/// STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR.
 pub const SAMPLE_ALLOWED: u64 = 0x5_33ff;
-/// perf's `PERF_FORMAT_*` that an event can have: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID,
-/// GROUP, LOST.
+/// Supported `PERF_FORMAT_*` of perf: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID, GROUP, LOST.
 pub const READ_ALLOWED: u64 = 0x1f;
-/// Most addresses of a call chain, those that name the mode not counted.
+/// Most addresses of a call chain, without the values that mark a mode.
 pub const MAX_STACK: u32 = 127;
 
 /// [`OpenRequest::engine`]: the device chooses.
 pub const ENGINE_ANY: u32 = 0;
-/// The overflow ends the run call and the registers are read: exact on any host.
+/// The overflow ends the run call and the device reads the registers: exact on any host.
 pub const ENGINE_EXIT: u32 = 1;
-/// The host samples and the device rewrites: no exit per sample.
+/// The host samples and the device converts its records: no exit per sample.
 pub const ENGINE_BATCHED: u32 = 2;
 
 wire! {
@@ -111,11 +110,11 @@ wire! {
     pub struct OpenReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// The engine chosen; [`ENGINE_ANY`] for an event without a period, but for a trace of every exit.
-        /// With a status, one of `REFUSED_*`: why the host refused;
-        /// [`REFUSED_NOT`](super::REFUSED_NOT): the device did.
+        /// The chosen engine; [`ENGINE_ANY`] for an event without a period, except for a trace of
+        /// every exit. With an error status, one of `REFUSED_*`: the reason why the host refused;
+        /// [`REFUSED_NOT`](super::REFUSED_NOT): the device refused.
         pub engine: U32,
-        /// The event's id: never zero, never used again while the VM lives.
+        /// The event's id: never zero, and not reused while the VM lives.
         pub id: U64,
     }
 }

@@ -1,19 +1,19 @@
-//! What an AUX area holds: packets of fixed size, each aligned to [`PACKET_ALIGN`] bytes.
+//! Packets of AUX areas: fixed sizes, each aligned to [`PACKET_ALIGN`] bytes.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Packets begin at multiples of this, counted from the beginning of the area.
+/// Alignment of packets, counted from the beginning of the area.
 pub const PACKET_ALIGN: usize = 64;
 
 /// Format of a trace: [`ExitPacket`], [`SyncPacket`].
 pub const FORMAT_EXITS: u16 = 1;
 /// Format of a trace: [`SamplePacket`], [`SyncPacket`].
 pub const FORMAT_SAMPLES: u16 = 2;
-/// Formats of a trace from here to 255 are those of the VMM's producers
+/// First trace format of the VMM's producers, which have 128 to 255
 /// ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)).
 pub const FORMAT_VMM: u16 = 128;
 
-/// First byte of a packet: [`PACKET_ALIGN`] bytes that mean nothing.
+/// First byte of a packet: [`PACKET_ALIGN`] bytes without meaning.
 pub const PACKET_PADDING: u8 = 0;
 /// First byte of a packet: [`ExitPacket`].
 pub const PACKET_EXIT: u8 = 1;
@@ -26,7 +26,7 @@ pub const PACKET_SYNC: u8 = 3;
 pub const SYNC_MAGIC: u64 = 0x434e_5953_554d_5056;
 /// [`SyncPacket::flags`]: the trace begins.
 pub const SYNC_START: u8 = 1 << 0;
-/// [`SyncPacket::flags`]: what came before it was lost.
+/// [`SyncPacket::flags`]: packets right before it were lost.
 pub const SYNC_LOSS: u8 = 1 << 1;
 /// [`SyncPacket::flags`]: the trace was paused before it.
 pub const SYNC_RESUME: u8 = 1 << 2;
@@ -34,8 +34,8 @@ pub const SYNC_RESUME: u8 = 1 << 2;
 pub const SYNC_PAGE: u8 = 1 << 3;
 
 wire! {
-    /// Where a reader can begin: at the beginning of each page of the area, and wherever packets are
-    /// missing. 64 bytes.
+    /// A position where a reader can begin: at the beginning of each page of the area, and wherever
+    /// packets are missing. 64 bytes.
     pub struct SyncPacket {
         /// [`PACKET_SYNC`].
         pub kind: u8,
@@ -43,19 +43,19 @@ wire! {
         pub flags: u8,
         /// One of `FORMAT_*`.
         pub format: U16,
-        /// The vCPU that the trace goes on with.
+        /// The vCPU of the packets that follow.
         pub vcpu: U32,
         /// [`SYNC_MAGIC`].
         pub magic: U64,
-        /// The event whose trace it is.
+        /// The traced event.
         pub event: U64,
         /// Guest time, nanoseconds.
         pub time: U64,
         /// The guest's TSC at that time.
         pub tsc: U64,
-        /// Number of the packet that comes next; see [`ExitPacket::sequence`].
+        /// Number of the next packet; see [`ExitPacket::sequence`].
         pub sequence: U64,
-        /// Bytes of the trace that were lost so far.
+        /// Bytes of the trace lost so far.
         pub lost: U64,
         /// The event's config.
         pub config: U64,
@@ -66,15 +66,16 @@ wire! {
 pub const PACKET_USER: u8 = 1 << 0;
 /// [`ExitPacket::flags`], [`SamplePacket::flags`]: `ip` and the mode are known.
 pub const PACKET_IP: u8 = 1 << 1;
-/// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before it was back in the guest:
-/// `outside` is not all.
+/// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before guest re-entry: `outside` is
+/// incomplete.
 pub const PACKET_CUT: u8 = 1 << 2;
-/// [`ExitPacket::flags`]: `reason` is the hardware's number of the exit (VMX, SVM), `qualification`
-/// and `detail` what the hardware said of it; else `reason` is one of `EXIT_*`.
+/// [`ExitPacket::flags`]: `reason` is the hardware's number of the exit (VMX, SVM), and
+/// `qualification` and `detail` the hardware's information about it; else `reason` is one of
+/// `EXIT_*`.
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
-/// [`SamplePacket::flags`]: it stands for several overflows, found together.
+/// [`SamplePacket::flags`]: it represents several overflows that were found together.
 pub const PACKET_COLLISION: u8 = 1 << 5;
 
 wire! {
@@ -84,33 +85,33 @@ wire! {
         pub kind: u8,
         /// `PACKET_*`.
         pub flags: u8,
-        /// Why the vCPU left the guest.
+        /// The exit reason.
         pub reason: U16,
-        /// Which vCPU.
+        /// The vCPU.
         pub vcpu: U32,
         /// Guest time at the exit, nanoseconds.
         pub time: U64,
-        /// Linear address of the instruction that the vCPU stood at.
+        /// Linear address of the instruction at the exit.
         pub ip: U64,
-        /// Nanoseconds until it was back in the guest.
+        /// Nanoseconds until guest re-entry.
         pub outside: U64,
         /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
         pub qualification: U64,
-        /// Of both: bits 0 to 7 bytes of an access, bit 8 set for a write; of port I/O bits 32 to 63
-        /// the number of accesses.
+        /// For both: bits 0 to 7 the bytes of an access, bit 8 set for a write; for port I/O bits
+        /// 32 to 63 the number of accesses.
         pub detail: U64,
-        /// Process that ran.
+        /// The running process.
         pub pid: U32,
-        /// Thread that ran.
+        /// The running thread.
         pub tid: U32,
-        /// Number of the packet in its trace, from zero; those lost have had theirs.
+        /// Number of the packet in its trace, from zero; lost packets take numbers, too.
         pub sequence: U64,
     }
 }
 
 /// [`ExitPacket::detail`]: the guest wrote.
 pub const DETAIL_WRITE: u64 = 1 << 8;
-/// [`ExitPacket::detail`]: accesses stand from this bit on.
+/// [`ExitPacket::detail`]: shift of the number of accesses.
 pub const DETAIL_COUNT_SHIFT: u32 = 32;
 
 wire! {
@@ -122,19 +123,19 @@ wire! {
         pub flags: u8,
         /// Zero.
         pub reserved: U16,
-        /// Which vCPU.
+        /// The vCPU.
         pub vcpu: U32,
         /// Guest time, nanoseconds.
         pub time: U64,
-        /// Linear address of the instruction that comes next.
+        /// Linear address of the next instruction.
         pub ip: U64,
-        /// What the pace has counted since the sample before.
+        /// Units that the pace counted since the previous sample.
         pub period: U64,
-        /// As [`ExitPacket::pid`].
+        /// See [`ExitPacket::pid`].
         pub pid: U32,
-        /// As [`ExitPacket::tid`].
+        /// See [`ExitPacket::tid`].
         pub tid: U32,
-        /// As [`ExitPacket::sequence`].
+        /// See [`ExitPacket::sequence`].
         pub sequence: U64,
         /// Zero.
         pub reserved_1: [U64; 2],

@@ -1,4 +1,4 @@
-//! Persistent events: those that live on without a handle, and beyond a reset.
+//! Persistent events, which outlive their handles and a guest reset.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -12,8 +12,8 @@ wire! {
     pub struct DetachRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros; all
-        /// zero: the name that it has, or `event` and its id.
+        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros;
+        /// all zero keeps the current name, or assigns `event` followed by the id.
         pub name: [u8; PERSISTENT_NAME],
     }
 }
@@ -23,9 +23,9 @@ wire! {
     pub struct PersistentRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// Only events with a higher id are wanted.
+        /// Only events with a higher id are listed.
         pub after: U64,
-        /// Most of them wanted; the writable bytes bound it too.
+        /// Most events to list; the writable bytes limit them, too.
         pub count: U32,
         /// Zero.
         pub reserved: U32,
@@ -33,25 +33,25 @@ wire! {
 }
 
 wire! {
-    /// One persistent event as it is now.
+    /// The current state of a persistent event.
     pub struct PersistentEvent {
         /// Its id.
         pub id: U64,
-        /// What it would be opened with; of its flags [`OPEN_ENABLED`](super::OPEN_ENABLED) says
-        /// whether it is enabled now, `period` what it is now, `engine` which one it has.
+        /// The request that would open it, with its current `period` and `engine`; the flag
+        /// [`OPEN_ENABLED`](super::OPEN_ENABLED) reflects its current state.
         pub open: OpenRequest,
-        /// Pages of its ring, the metadata page included; zero: it has none.
+        /// Pages of its ring, the metadata page included; zero without a ring.
         pub pages: U32,
-        /// `MAP_*` that its ring was mapped with.
+        /// `MAP_*` of its ring.
         pub map: U32,
         /// With [`MAP_WINDOW`](super::MAP_WINDOW) the number of the ring's first page in the window.
         pub window_page: U32,
         /// `PERSISTENT_*`.
         pub flags: U32,
-        /// As for [`DetachRequest::name`].
+        /// See [`DetachRequest::name`].
         pub name: [u8; PERSISTENT_NAME],
     }
 }
 
-/// [`PersistentEvent::flags`]: the operator's; the guest reads and flushes it, and no more.
+/// [`PersistentEvent::flags`]: the operator's; the guest can only read and flush it.
 pub const PERSISTENT_OPERATOR: u32 = 1 << 0;

@@ -1,10 +1,10 @@
-//! Who runs, told by the driver without an exit.
+//! The running task, reported by the driver without an exit.
 
 use zerocopy::little_endian::{U32, U64};
 
 wire! {
-    /// Who runs on a vCPU and who ran there; the driver writes it at each task switch, the device
-    /// reads it there.
+    /// The running and previous tasks of a vCPU; the driver updates the page at each task switch,
+    /// and the device reads it.
     pub struct TaskPage {
         /// Process id; in one aligned 64-bit word with `tid`, written and read as one.
         pub pid: U32,
@@ -26,7 +26,7 @@ wire! {
 pub const TASK_HISTORY: usize = 254;
 
 wire! {
-    /// A task began to run.
+    /// A task started to run.
     pub struct TaskSwitch {
         /// Process id.
         pub pid: U32,

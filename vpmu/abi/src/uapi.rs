@@ -1,8 +1,8 @@
-//! How a guest's programs call its Linux driver: the arguments of the ioctls of `/dev/vpmu` and of events' descriptors,
-//! in the guest's own byte order. `guest-driver/linux/vpmu_uapi.h` is the C twin and documents each call; the kinds,
-//! catalogue flags and packets that it shows to programs are those of the wire.
+//! The Linux driver's interface for guest programs: arguments of the ioctls of `/dev/vpmu` and of
+//! event descriptors, in the guest's byte order. `guest-driver/linux/vpmu_uapi.h` is the C twin and
+//! documents each call; kinds, catalogue flags and packets are those of the device interface.
 
-/// A struct of a call: its bytes are its fields in order, without padding.
+/// An argument struct of an ioctl: its fields in order, without padding.
 macro_rules! call {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*
@@ -19,7 +19,7 @@ macro_rules! call {
         pub struct $name { $($fields)* }
 
         impl Default for $name {
-            /// Every byte zero.
+            /// All bytes zero.
             fn default() -> Self {
                 zerocopy::FromZeros::new_zeroed()
             }
@@ -30,9 +30,9 @@ macro_rules! call {
 call! {
     /// The answer to [`IOC_INFO`].
     pub struct Info {
-        /// Of the device interface: [`VERSION`](crate::VERSION).
+        /// Version of the device interface: [`VERSION`](crate::VERSION).
         pub version: u32,
-        /// vCPUs that the device counts on.
+        /// vCPUs with counters.
         pub vcpus: u32,
         /// Most events open at once.
         pub max_events: u32,
@@ -52,7 +52,7 @@ call! {
         pub pmu_type: u32,
         /// Frequency of the guest's TSC.
         pub tsc_khz: u32,
-        /// Most samples that one event makes in a second.
+        /// Most samples per second of one event.
         pub max_sample_rate: u32,
         /// Most pages of one AUX area.
         pub max_aux_pages: u32,
@@ -81,7 +81,7 @@ call! {
     }
 }
 
-/// [`Open::flags`]: then as [`IOC_DETACH`].
+/// [`Open::flags`]: also makes the event persistent, like [`IOC_DETACH`].
 pub const FLAG_PERSISTENT: u64 = 1 << 32;
 /// [`Open::flags`]: the event opens paused, for its starter.
 pub const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
@@ -92,9 +92,9 @@ pub const ATTR_SIZE: usize = 128;
 call! {
     /// The argument of [`IOC_DETACH`].
     pub struct Detach {
-        /// Filled in: the `config` that opens the event again.
+        /// Output: the `config` that reopens the event.
         pub id: u64,
-        /// Padded with zeros; empty for the name that the event has, or `event` and its id.
+        /// Padded with zeros; empty keeps the current name, or assigns `event` followed by the id.
         pub name: [u8; crate::PERSISTENT_NAME],
     }
 }
@@ -114,13 +114,13 @@ call! {
 }
 
 call! {
-    /// A persistent event as it is now.
+    /// The current state of a persistent event.
     pub struct PersistentEntry {
-        /// The `config` that opens it again.
+        /// The `config` that reopens it.
         pub id: u64,
-        /// Under which sysfs lists it, padded with zeros.
+        /// Its name in sysfs, padded with zeros.
         pub name: [u8; crate::PERSISTENT_NAME],
-        /// The CPU to open it again on.
+        /// The CPU to reopen it on.
         pub cpu: u32,
         /// Pages of its ring, the metadata page included; zero without a ring.
         pub pages: u32,
@@ -128,7 +128,7 @@ call! {
         pub engine: u32,
         /// `PERSISTENT_*`.
         pub flags: u32,
-        /// A `perf_event_attr`; disabled as the event is now.
+        /// A `perf_event_attr` with the event's current `disabled`.
         pub attr: [u8; ATTR_SIZE],
     }
 }
@@ -141,7 +141,7 @@ pub const PERSISTENT_OVERWRITE: u32 = 1 << 2;
 call! {
     /// The argument of [`IOC_WAKEUP`].
     pub struct Wakeup {
-        /// A wakeup every so many, counted from the call on; 1 to 2³² − 1.
+        /// The wakeup interval, counted from the call on; 1 to 2³² − 1.
         pub every: u64,
         /// One of `WAKEUP_*`.
         pub unit: u32,
@@ -165,9 +165,9 @@ call! {
 call! {
     /// The argument of [`IOC_CATALOGUE`].
     pub struct Catalogue {
-        /// First entry wanted.
+        /// First requested entry.
         pub first: u32,
-        /// Most entries wanted.
+        /// Most requested entries.
         pub count: u32,
         /// Address of as many [`CatalogueEntry`].
         pub entries: u64,
@@ -175,26 +175,27 @@ call! {
 }
 
 call! {
-    /// One event that the host can count; as [`crate::CatalogueEntry`].
+    /// One event that the host can count; see [`crate::CatalogueEntry`].
     pub struct CatalogueEntry {
         /// One of `KIND_*`.
         pub kind: u32,
         /// `CATALOGUE_*`.
         pub flags: u32,
-        /// Which event of the kind.
+        /// The event within the kind.
         pub config: u64,
-        /// As written after `vperf -e`.
+        /// The name for `vperf -e`.
         pub name: [u8; 40],
-        /// Of the count.
+        /// Unit of the count.
         pub unit: [u8; 16],
-        /// What counts it.
+        /// The backing that counts it.
         pub source: [u8; 56],
-        /// What exactly is counted.
+        /// Description of the counted events.
         pub counts: [u8; 128],
     }
 }
 
-/// `perf_event_attr::config` of the vpmu PMU has the kind from this bit on, the event of that kind below.
+/// `perf_event_attr::config` of the vpmu PMU holds the kind from this bit on, and the event within
+/// the kind below.
 pub const CONFIG_KIND_SHIFT: u32 = 48;
 /// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, for its starter.
 pub const CONFIG1_PAUSED: u64 = 1 << 0;
@@ -221,7 +222,7 @@ pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is its value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: writes which engine samples it, a `u32`.
+/// On an event: writes the number of its sampling engine, a `u32`.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
 /// Takes a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
@@ -229,7 +230,7 @@ pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
 /// On an event: makes it persistent; takes and fills in a [`Detach`].
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
-/// On an event: no longer persistent, it ends with its last user.
+/// On an event: makes it non-persistent; it ends with its last user.
 pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
 /// On an event: its overflow starts the event of the descriptor in the argument.
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);

@@ -1,10 +1,9 @@
-//! What an exit costs that stands in a trace, and how much slower a guest gets that does nothing but
-//! exit.
+//! Cost of a traced exit, and the slowdown of a guest that does nothing but exit.
 //!
-//! Another VMM than ours carries the device here: a vCPU in ring 3 on this machine's `/dev/kvm` that
-//! writes to a port at each round. Slices with the trace off and on alternate in one run, and each is
-//! compared with its neighbours: whole runs drift on a machine that others use too. Time is CPU time
-//! of the vCPU's thread, which does not hold what other programs take.
+//! A minimal VMM carries the device: a vCPU in ring 3 on this machine's `/dev/kvm` that writes to a
+//! port in each round. Slices with the trace off and on alternate in one run, and each is compared
+//! with its neighbours: whole runs drift on a machine with other users. Time is CPU time of the
+//! vCPU's thread, which excludes other programs.
 
 #![expect(
     clippy::expect_used,
@@ -53,7 +52,7 @@ impl Machine for Host {
 }
 
 fn main() -> ExitCode {
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "aux_exits".contains(filter.as_str()));
@@ -131,7 +130,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// A slice of the guest's life, as a VMM lives it.
+/// Runs a slice of the guest, with the calls of a VMM.
 fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
     for _ in 0..EXITS {
         session.enter();
@@ -150,12 +149,12 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
         };
         session.leave(exit, &mut Exited(&guest.vcpu));
     }
-    // The last one is over, too.
+    // Ends the last exit, too.
     session.enter();
     Ok(())
 }
 
-/// Registers come with each exit while a trace wants them, and else not.
+/// Requests registers with each exit only while a trace wants them.
 fn choose_sync(session: &VcpuSession, guest: &mut Guest) {
     let wanted = session.wants_registers();
     for set in [SyncReg::Register, SyncReg::SystemRegister] {

@@ -1,4 +1,5 @@
-//! The guest's side: a trace with its ring and area, turned on and off, and read after each slice.
+//! The guest's side: a trace with its ring and area, enabled and disabled, and read after each
+//! slice.
 
 use std::io;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(crate) struct Trace {
     memory: GuestMemoryMmap,
     queues: Vec<DriverQueue>,
     event: u64,
-    /// As the last command found it.
+    /// Count in the last reply.
     count: u64,
     read: u64,
 }
@@ -76,7 +77,7 @@ impl Trace {
         trace
     }
 
-    /// Turns it on or off.
+    /// Enables or disables the trace.
     pub(crate) fn turn(&mut self, session: &mut VcpuSession, on: bool) {
         let command = Command {
             op: if on { COMMAND_ENABLE } else { COMMAND_DISABLE }.into(),
@@ -92,7 +93,7 @@ impl Trace {
         self.count = reply.value.get();
     }
 
-    /// Reads all that is there: `exits` packets, and what else a trace needs.
+    /// Reads everything in the area: `exits` packets, syncs and padding.
     pub(crate) fn check(&mut self, exits: u64) {
         let head: u64 = self
             .memory

@@ -4,13 +4,13 @@
 //! Work on those should cost a vCPU the same whatever the others do: independent devices are the
 //! limit. A lock or a cache line that vCPUs share keeps the device below it.
 //!
-//! Plain threads stand for the vCPUs and call the device as a VMM would. There is no guest, so the cost of
-//! the exits themselves is left out. Slices of one shared device and of independent devices alternate on
-//! the same CPUs, and each shared slice is compared with its neighbours: whole runs drift on a machine that
-//! others use too. A lock costs little while its users have one CPU between them, so only the slices with
-//! the least disturbed neighbours count. Where a device and its threads lie in memory makes a few per cent
-//! of difference, for one vCPU too: each round makes its devices and threads anew, and the median round
-//! counts.
+//! Plain threads stand in for the vCPUs and call the device like a VMM. There is no guest, so the
+//! cost of the exits themselves is excluded. Slices of one shared device and of independent devices
+//! alternate on the same CPUs, and each shared slice is compared with its neighbours: whole runs
+//! drift on a machine with other users. A lock costs little while its users share one CPU, so only
+//! the slices with the least disturbed neighbours count. The addresses of a device and its threads
+//! make a few per cent of difference, for one vCPU too: each round makes its devices and threads
+//! anew, and the median round counts.
 
 #[path = "../common/driver.rs"]
 mod common;
@@ -109,7 +109,7 @@ impl Compared {
 }
 
 fn main() -> ExitCode {
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "scaling".contains(filter.as_str()));

@@ -1,10 +1,9 @@
-//! How late a counter of the host's starts and stops another event: marks and exits do so at once,
-//! a counter at the exit that its overflow makes.
+//! Delay of a host counter that starts and stops another event: marks and exits do so immediately,
+//! a counter at the exit that its overflow causes.
 //!
-//! Another VMM than ours carries the device here: a vCPU that counts in ring 3 on this machine's
-//! `/dev/kvm`, and a clock of the host's whose every overflow starts or stops the count of another.
-//! The host's record of an overflow says when it was and at which instruction; the exit says how
-//! far the guest came by then.
+//! A minimal VMM carries the device: a vCPU that counts in ring 3 on this machine's `/dev/kvm`, and
+//! a host clock whose every overflow starts or stops another event. The host's record of an
+//! overflow has its time and instruction; the exit shows how far the guest ran by then.
 
 #![expect(
     clippy::expect_used,
@@ -37,7 +36,7 @@ use driver::DriverQueue;
 use guest::{Exited, Guest};
 use watched::{Acted, TARGET, Watch, Watched};
 
-/// `inc qword [rdi]`, so often, and then back: a position in it tells how far the guest went.
+/// `inc qword [rdi]`, repeated, then a jump back: the position in it shows how far the guest ran.
 const INC: [u8; 3] = [0x48, 0xff, 0x07];
 const INCS: usize = 512;
 const FEATURES: u64 = 1 << 32 | 7;
@@ -61,7 +60,7 @@ impl Machine for Host {
 }
 
 fn main() -> ExitCode {
-    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    // Cargo passes the benchmark's name; a filter for another one skips this one.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = filter.is_none_or(|filter| "skid".contains(filter.as_str()));
@@ -161,7 +160,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     };
     let target = control.open(&OpenRequest {
         config: TARGET.into(),
-        // It never overflows; with a period it has a host counter of its own, which is watched.
+        // It never overflows; a period gives it a host counter of its own, which is watched.
         period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open
@@ -231,7 +230,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
         inside.len()
     );
     let round = (INC.len() * INCS + 5) as u64;
-    // It is far from a round, so that the way round tells backward from forward.
+    // The distance is far below a round, so the sign separates backward from forward.
     let ran = |acted: &Acted| {
         let bytes = (acted.to + round).saturating_sub(acted.from) % round;
         bytes.div_ceil(INC.len() as u64)

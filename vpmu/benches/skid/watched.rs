@@ -1,5 +1,5 @@
-//! The host's counters with a look at the clock where it matters: when the host recorded an overflow,
-//! and when a counter was really started or stopped for it.
+//! The host's counters with timestamps: of an overflow's record on the host, and of the start or
+//! stop of a counter for it.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use vpmu::source::{Counter, CounterSet, Mode, Offer, Overflow, Overflows, Rate, 
 /// perf's task-clock, the event that overflows start and stop.
 pub(crate) const TARGET: u64 = 1;
 
-/// An overflow, and what came of it.
+/// An overflow and its effect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Acted {
     /// Whether the vCPU was in the guest.
     pub(crate) in_guest: bool,
-    /// Where it was then, and where it left the guest for it.
+    /// The instruction at the overflow, and the one at the exit.
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Ticks of the host's TSC until the target had changed.
+    /// Ticks of the host's TSC until the target changed.
     pub(crate) ticks: u64,
 }
 
@@ -30,7 +30,7 @@ struct Log {
     acted: Vec<Acted>,
 }
 
-/// What was seen, shared with whoever runs the guest.
+/// The log, shared with the thread that runs the guest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watch(Arc<Mutex<Log>>);
 
@@ -39,7 +39,7 @@ impl Watch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The vCPU has left the guest at `ip`.
+    /// Notes that the vCPU left the guest at `ip`.
     pub(crate) fn left(&self, ip: u64) {
         self.log().exit_ip = ip;
     }
@@ -108,7 +108,7 @@ impl Counter for WatchedCounter {
     fn drain(&mut self, into: &mut Overflows) {
         let before = into.samples.len();
         self.counter.drain(into);
-        // Of several at once it is not told which one acted.
+        // The acting one of several simultaneous overflows is unknown.
         self.watch.log().overflow = match into.samples.get(before..) {
             Some([one]) => Some(*one),
             _ => None,

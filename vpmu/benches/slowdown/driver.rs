@@ -1,4 +1,4 @@
-//! As much of a driver as it takes: opens sampling events, maps their rings, turns them on and off.
+//! A minimal driver: opens sampling events, maps their rings, enables and disables them.
 
 use std::io;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Turns every event on or off, in one notification, on the vCPU's thread.
+    /// Enables or disables every event, in one notification, on the vCPU's thread.
     pub(crate) fn turn(&mut self, session: &mut VcpuSession, on: bool) -> io::Result<()> {
         let op = if on { COMMAND_ENABLE } else { COMMAND_DISABLE };
         let request = commands(op, &self.events);
@@ -87,7 +87,7 @@ impl Driver {
         self.vcpu.exchange(&request, room, notify).map(|_| ())
     }
 
-    /// Reads all that stands in the rings: bytes.
+    /// Reads the rings; returns the bytes.
     pub(crate) fn read_rings(&self) -> io::Result<u64> {
         let mut bytes = 0;
         for index in 0..self.events.len() as u64 {

@@ -66,7 +66,7 @@ impl Guest {
         })
     }
 
-    /// How often it went round.
+    /// Rounds of the loop so far.
     pub(crate) fn count(&self) -> u64 {
         self.memory.read_obj(GuestAddress(COUNT)).unwrap_or(0)
     }
@@ -115,7 +115,7 @@ fn ring_3(sregs: &mut kvm_sregs) {
     sregs.efer = 0x501;
 }
 
-/// Where the vCPU came out, as KVM left it in the run page.
+/// The vCPU's position at the exit, from KVM's run page.
 #[derive(Debug)]
 pub(crate) struct Exited<'a>(pub(crate) &'a VcpuFd);
 

@@ -15,7 +15,7 @@ const PERIOD: u64 = 1_000_000;
 /// The metadata page and the data pages.
 const RING: usize = 17 * 4096;
 
-/// A clock of the calling thread that samples every millisecond into a ring which nobody reads.
+/// A clock of the calling thread that samples every millisecond into a ring without a reader.
 #[derive(Debug)]
 pub(crate) struct HostClock {
     event: File,
@@ -42,7 +42,7 @@ impl HostClock {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and nothing else owns it.
         let event = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -59,14 +59,14 @@ impl HostClock {
     }
 
     pub(crate) fn stop(&self) -> io::Result<()> {
-        // SAFETY: as in `start`.
+        // SAFETY: see `start`.
         checked(unsafe { perf::ioctls::DISABLE(self.event.as_raw_fd(), 0) })
     }
 }
 
 impl Drop for HostClock {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open`, and nothing refers to it.
+        // SAFETY: mapped by `open`; no reference to it remains.
         unsafe { libc::munmap(self.ring, RING) };
     }
 }

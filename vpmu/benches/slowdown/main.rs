@@ -1,13 +1,13 @@
-//! How much slower a guest runs while it samples itself, by number of events and by engine.
+//! Slowdown of a guest that samples itself, by number of events and by engine.
 //!
-//! Another VMM than ours carries the device here: a vCPU that loops in ring 3 on this machine's
-//! `/dev/kvm`, its clock sampled at 1 kHz by 1, 6 and 10 events at once. Slices with and without
-//! sampling alternate in one run, and each is compared with its neighbours: whole runs drift on a
-//! machine that others use too. Speed is rounds of the loop per CPU time of the vCPU's thread, which
-//! holds the interrupts that sampling costs and not what other programs take.
+//! A minimal VMM carries the device: a vCPU that loops in ring 3 on this machine's `/dev/kvm`, its
+//! clock sampled at 1 kHz by 1, 6 and 10 events at once. Slices with and without sampling alternate
+//! in one run, and each is compared with its neighbours: whole runs drift on a machine with other
+//! users. Speed is rounds of the loop per CPU time of the vCPU's thread, which includes the
+//! interrupts of sampling and excludes other programs.
 //!
-//! The same events on a thread that runs no guest, each opened and started by itself as any program
-//! does, and taken by nobody, are what the host itself needs.
+//! The baseline is the same events on a thread without a guest, each opened and started like any
+//! program's, with unread records.
 
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
@@ -45,17 +45,17 @@ const SLICE: Duration = Duration::from_millis(50);
 const SLICES: usize = 8;
 /// Runs of each kind, taken in turns: the machine drifts while others use it.
 const RUNS: usize = 4;
-/// The cost of the batched engine, relative to the host's own events, that is aimed at.
+/// The target cost of the batched engine, relative to the host's own events.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// A record of IP, TID and TIME.
 const RECORD: u64 = 32;
 
-/// What the threads of one bench share.
+/// State shared by the threads of one benchmark.
 #[derive(Debug, Default)]
 struct Shared {
     draining: AtomicBool,
-    /// The slice that is to end has ended.
+    /// Number of the last slice whose end was requested.
     slices: AtomicU64,
     over: AtomicBool,
 }
@@ -81,17 +81,17 @@ impl Machine for Host {
     }
 }
 
-/// One stretch of running.
+/// One measured period.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slice {
     /// Rounds per nanosecond of CPU time.
     speed: f64,
-    /// Returns from the run call that ended no slice.
+    /// Returns from the run call that did not end a slice.
     returns: u64,
     samples: u64,
 }
 
-/// Slices without sampling, and between each two of them one with.
+/// Slices without sampling, with a sampled one between each two.
 #[derive(Debug)]
 struct Run {
     without: Vec<Slice>,
@@ -99,7 +99,7 @@ struct Run {
 }
 
 impl Run {
-    /// Takes slices of `one`, told whether to sample.
+    /// Runs slices with `one`, whose argument enables sampling.
     fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
         let mut run = Self {
             without: vec![one(false)?],
@@ -112,7 +112,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Percent that each sampled slice was slower than its neighbours.
+    /// Slowdown of each sampled slice against its neighbours, in percent.
     fn slowdowns(&self) -> impl Iterator<Item = f64> {
         let pairs = self.with.iter().zip(self.without.windows(2));
         pairs.map(|(with, without)| {
@@ -157,7 +157,7 @@ impl Runs {
 }
 
 fn main() -> ExitCode {
-    // As benches of other harnesses have it, a name narrows down what runs.
+    // Like other benchmark harnesses, filter by name.
     let mut names = std::env::args().skip(1).filter(|arg| !arg.starts_with('-'));
     if names.next().is_some_and(|name| !"slowdown".contains(&name)) {
         return ExitCode::SUCCESS;
@@ -208,7 +208,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// A guest's run; this thread keeps the time and collects, as an event loop would.
+/// Runs a guest; this thread keeps the time and drains, like an event loop.
 fn guest(events: u64, engine: u32) -> io::Result<Run> {
     let kvm = Kvm::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
     let shared = Arc::new(Shared::default());
@@ -235,7 +235,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         if begun != slice {
             (slice, until) = (begun, Instant::now() + SLICE);
         } else if Instant::now() >= until {
-            // Again if it was lost on the way into the guest. Who has ended needs none.
+            // Again, if the signal was lost before guest entry. A thread that ended ignores it.
             let _ = vcpu.kill(SIGRTMIN());
             until = Instant::now() + Duration::from_millis(1);
         }
@@ -244,7 +244,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         .map_err(|_| io::Error::other("the vCPU's thread panicked"))?
 }
 
-/// On the vCPU's thread: everything that a driver and a VMM do there.
+/// On the vCPU's thread: the calls of a driver and a VMM.
 fn run_slices(
     kvm: &Kvm,
     vpmu: &Arc<Vpmu>,
@@ -278,7 +278,7 @@ fn run_slices(
     Ok(run)
 }
 
-/// Runs the guest for a slice; returns from the run call but for the last.
+/// Runs the guest for a slice; returns the number of exits except the last.
 fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
     shared.slices.fetch_add(1, Ordering::Release);
     let end = Instant::now() + SLICE;
@@ -298,7 +298,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
     }
 }
 
-/// The same events on a thread that loops by itself.
+/// The same events on a thread that loops without a guest.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let clocks = (0..events)

@@ -1,5 +1,5 @@
-//! A client of the control socket that sends any bytes in any pieces: each line gets one answer, a line
-//! of JSON that the client of this project understands, and the device behind it ends clean.
+//! A client of the control socket that sends any bytes in any pieces: each line gets one answer, a
+//! line of JSON that this project's client parses, and the device behind it ends cleanly.
 #![no_main]
 #![allow(
     dead_code,
@@ -28,16 +28,16 @@ use crate::shared::stage::{Stage, features};
 use crate::shared::{driver, driver_ops, host_ops, reader, world};
 
 thread_local! {
-    /// Where recordings go: never where a request says.
+    /// Directory for recordings, independent of any path in a request.
     static DIRECTORY: TempDir = directory().expect("a directory");
 }
 
-/// In memory, where the host has that.
+/// In memory, if the host supports that.
 fn directory() -> io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 
-/// Requests, whole or in part.
+/// Requests, complete or in part.
 const PIECES: [&str; 24] = [
     r#"{"do":"list"}"#,
     r#"{"do":"dump"}"#,
@@ -65,18 +65,18 @@ const PIECES: [&str; 24] = [
     "\n",
 ];
 
-/// The client's end: what it sends comes in pieces, what it gets stays here.
+/// The client's end: sends in pieces, keeps the received bytes.
 struct Client {
     sends: Vec<u8>,
     at: usize,
-    /// Bytes that come, or go, before a pause.
+    /// Bytes to transfer before a pause.
     piece: usize,
     pause: Cell<bool>,
     gets: Rc<RefCell<Vec<u8>>>,
 }
 
 impl Client {
-    /// Each other call has to wait.
+    /// Every other call blocks.
     fn turn(&self, most: usize) -> io::Result<usize> {
         match self.pause.replace(!self.pause.get()) {
             true => Err(ErrorKind::WouldBlock.into()),
@@ -107,7 +107,7 @@ impl Write for Client {
     }
 }
 
-/// Lines of requests, some of which are none.
+/// Lines of requests, some invalid.
 fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut lines = Vec::new();
     while !input.is_empty() && lines.len() < 1 << 15 {
@@ -116,7 +116,7 @@ fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
                 let len = input.int_in_range(0..=40)?.min(input.len());
                 lines.extend(input.bytes(len)?);
             }
-            // Longer than any request may be.
+            // Longer than the limit for a request.
             1 if input.ratio(1, 20)? => lines.resize(lines.len() + (17 << 10), b'x'),
             2..=3 => lines.push(b'\n'),
             _ => lines.extend(input.choose(&PIECES)?.as_bytes()),
@@ -140,7 +140,7 @@ fn recording() -> PathBuf {
     DIRECTORY.with(|directory| directory.path().join("perf.data"))
 }
 
-/// Some work for the device, so that there is something to list.
+/// Work for the device, to give it something to list.
 fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     for _ in 0..input.int_in_range(0..=6)? {
@@ -153,7 +153,7 @@ fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Serves a client that sends `sends`; what it got.
+/// Serves a client that sends `sends`; returns the received bytes.
 fn converse(stage: &Stage, sends: Vec<u8>, piece: usize) -> Vec<u8> {
     let gets = Rc::new(RefCell::new(Vec::new()));
     let client = Client {
@@ -181,14 +181,14 @@ fuzz_target!(|input: &[u8]| {
     let Ok(mut stage) = Stage::new(&mut input) else {
         return;
     };
-    // It ends where the bytes do.
+    // Ends when the bytes run out.
     let _ = work(&mut stage, &mut input);
     let piece = *input.choose(&[4096, 1, 7, 100]).unwrap_or(&1);
     let sends = lines(&mut input).unwrap_or_default();
     // The server looks for the end of a line after each piece.
     let piece = piece.max(sends.len() / 16);
     stage.leave_all();
-    // A line that is too long gets an answer, and ends it.
+    // A line that is too long gets an answer and is the last.
     let asked = sends.iter().filter(|byte| **byte == b'\n').count() + 1;
     let answers = converse(&stage, sends, piece);
     assert!(

@@ -1,6 +1,6 @@
 //! Host rings of any content against the parsers of host records, samples and tracepoints, and any
-//! text against the parser of tracepoint formats: they read nothing but words of the ring, they end,
-//! and they find no more records than the ring has room for.
+//! text against the parser of tracepoint formats: they read only words of the ring, they terminate,
+//! and they find no more records than the ring can hold.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,9 +19,9 @@ const FORMATS: [&str; 2] = [
     "ID: 2
     field:unsigned short common_type;\toffset:0;\tsize:2;",
 ];
-/// Words of the input that say how the ring is used.
+/// Words of the input that determine the ring's state.
 const SHAPE_WORDS: usize = 3;
-/// Bits of the first of them: the tail is not aligned, the head does not fit, the rest is text.
+/// Bits of the first of those words: unaligned tail, invalid head, text for the rest.
 const ANY_TAIL: u64 = 0x100;
 const ANY_HEAD: u64 = 0x200;
 const TEXT: u64 = 0x400;
@@ -34,7 +34,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
-    // A power of two, as hosts make rings, or not.
+    // A power of two, like real hosts' rings, or not.
     let size = match shape % 8 {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),

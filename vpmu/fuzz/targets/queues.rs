@@ -1,6 +1,6 @@
-//! One thread plays the driver, the host and the operator of a whole device: it does not panic,
-//! answers every request, keeps its rings in order, touches no page that the driver did not name,
-//! and leaves nothing behind.
+//! One thread plays the driver, the host and the operator of a whole device: the device does not
+//! panic, answers every request, keeps its rings consistent, touches only pages that the driver
+//! named, and frees everything at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -39,7 +39,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(mut stage) = Stage::new(&mut input) else {
         return;
     };
-    // It ends where the bytes do.
+    // Ends when the bytes run out.
     let _ = run(&mut stage, &mut input);
     stage.finish();
 });

@@ -1,6 +1,5 @@
-//! Recordings of rings that a guest has forged: made of any bytes, each is a file that a reader of
-//! others' parses to its end, with the samples that its summary counts and no record that perf would
-//! act on.
+//! Recordings of rings with forged contents: each is a file that an independent reader parses to
+//! its end, with the number of samples in its summary and no record that perf would act on.
 #![no_main]
 #![allow(
     dead_code,
@@ -79,7 +78,7 @@ fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
         vcpu: input.int_in_range(0..=3)?,
         kind,
         config: match kind {
-            // Others than the host's are not opened.
+            // Only the host's kinds are opened.
             KIND_HARDWARE => input.int_in_range(0..=9)?,
             _ => number(input)?,
         },
@@ -105,7 +104,7 @@ fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
     })
 }
 
-/// A word of a sample of `event`, as it should be there mostly.
+/// A word for a sample of `event`, mostly valid.
 fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> Result<u64> {
     if once_in(input, 30)? {
         return number(input);
@@ -121,7 +120,7 @@ fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> R
     }
 }
 
-/// A sample as the event's should be, fields, counts and chain.
+/// A sample with the event's fields, counts and chain.
 fn sample(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<u64>> {
     let mut words = Vec::new();
     for field in [16, 0, 1, 2, 3, 6, 9, 7, 8] {
@@ -165,7 +164,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
             (input.int_in_range(0..=90)?, words)
         }
         1 => {
-            // Maps and names of tasks have no place in the file, whatever their words.
+            // Maps and task names must not reach the file, whatever their words.
             let kind = *input.choose(&[THROTTLE, UNTHROTTLE, MMAP, COMM])?;
             (kind, vec![number(input)?, word(input, 6, event)?, event.id])
         }
@@ -183,7 +182,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Histories of events that no device had.
+/// Forged histories of events that no device had.
 fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     for id in 1..=input.int_in_range(1..=3)? {
         let event = status(input, id)?;
@@ -201,7 +200,7 @@ fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     Ok(())
 }
 
-/// What a device has in its rings after anything happened, the guest's writing there included.
+/// A device's rings after arbitrary operations, including the guest's writes there.
 fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
@@ -216,7 +215,7 @@ fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a recording as a stranger does.
+/// Reads a recording like a foreign tool.
 fn read(file: &[u8], summary: &Summary) {
     let PerfFileReader {
         mut perf_file,
@@ -258,7 +257,7 @@ fuzz_target!(|input: &[u8]| {
         let Ok(mut stage) = Stage::new(&mut input) else {
             return;
         };
-        // It ends where the bytes do.
+        // Ends when the bytes run out.
         let _ = device(&mut stage, &mut input);
         stage.leave_all();
         check(&histories(&stage.rig.vpmu, |_| true, 64 << 20), named);

@@ -1,6 +1,7 @@
-//! Four threads at once on one device: two vCPUs, a driver with its requests and resets, and a host that
-//! drains, flushes, lists and ends. Which of them comes first differs from one execution to the next, so
-//! what holds in any order is checked: nobody panics or waits for ever, and in the end nothing is left.
+//! Four threads at once on one device: two vCPUs, a driver with its requests and resets, and a host
+//! that drains, flushes, lists and ends events. Their order varies between executions, so only
+//! order-independent properties are checked: nothing panics or waits for ever, and everything is
+//! freed at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -30,21 +31,21 @@ use crate::shared::{driver, driver_ops, host_ops, reader, rig, world};
 struct VcpuThread<'a> {
     vcpu: u32,
     session: Option<VcpuSession>,
-    /// Its own queue. A reset sets the device's side up afresh: from then on the device may find
+    /// Its own queue. A reset sets the device's side up anew: from then on the device may find
     /// anything there.
     queue: DriverQueue,
     vpmu: &'a Vpmu,
     world: &'a World,
-    /// Whoever attaches says before which thread it is.
+    /// Serializes attaching, which announces the thread first.
     attaching: &'a Mutex<()>,
     marks: u64,
 }
 
 impl VcpuThread<'_> {
-    /// Runs as long as there are bytes; its session, outside of the guest, and its marks.
+    /// Runs until the bytes end; returns its session, outside of the guest, and its marks.
     fn run(mut self, input: &[u8]) -> (Option<VcpuSession>, u64) {
         let mut input = Unstructured::new(input);
-        // It ends where the bytes do.
+        // Ends when the bytes run out.
         while !input.is_empty() && self.step(&mut input).is_ok() {}
         if let Some(session) = &mut self.session {
             session.leave(ExitReason::Signal, &mut world::Nowhere);
@@ -57,7 +58,7 @@ impl VcpuThread<'_> {
         let (exit, mut regs) = (exit(input)?, cpu(input)?);
         let op = input.int_in_range(0..=9)?;
         if op == 0 {
-            // Another thread takes over, which is the same to the host.
+            // Another thread takes over; the host sees no difference.
             drop(self.session.take());
             let _alone = self.attaching.lock().expect("no panic");
             self.world.be_thread(thread);
@@ -117,7 +118,7 @@ impl VcpuThread<'_> {
     }
 }
 
-/// What the host and the operator do meanwhile.
+/// Concurrent operations of the host and the operator.
 fn host(vpmu: &Vpmu, input: &[u8]) {
     let mut input = Unstructured::new(input);
     while !input.is_empty() && host_step(vpmu, &mut input).is_ok() {}
@@ -126,7 +127,7 @@ fn host(vpmu: &Vpmu, input: &[u8]) {
 fn host_step(vpmu: &Vpmu, input: &mut Unstructured<'_>) -> Result<()> {
     match input.int_in_range(0..=9)? {
         0..=2 => vpmu.drain(),
-        // One that ended meanwhile is an error, and no more.
+        // An event that ended meanwhile is only an error.
         3 => drop(vpmu.flush(Some(input.int_in_range(0..=12)?))),
         4 => drop(vpmu.flush(None)),
         5 => host_ops::histories_of(vpmu),
@@ -145,7 +146,7 @@ fn driver(stage: &mut Stage, input: &[u8]) {
 
 fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
-    // Something to fight over.
+    // Events for the threads to contend for.
     for _ in 0..input.int_in_range(1..=6)? {
         driver_ops::step(stage, input)?;
     }

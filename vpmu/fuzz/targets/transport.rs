@@ -1,6 +1,6 @@
-//! A driver at the registers of the virtio-mmio transport, in any order and of any width: features
-//! and queues are negotiated, used and reset while the device works. A device that was not started
-//! does nothing, a driver that keeps to the order gets one that answers, and a reset ends all of it.
+//! A driver at the registers of the virtio-mmio transport, in any order and with any width:
+//! features and queues are negotiated, used and reset while the device works. A device that was not
+//! started does nothing, an orderly driver gets one that answers, and a reset ends everything.
 #![no_main]
 #![allow(
     dead_code,
@@ -36,7 +36,7 @@ const DRIVER_FEATURES_SEL: u64 = 0x24;
 const QUEUE_DESC: u64 = 0x80;
 const QUEUE_DRIVER: u64 = 0x90;
 const QUEUE_DEVICE: u64 = 0xa0;
-/// All registers up to configuration space, and a little of that.
+/// All registers up to configuration space, and the start of it.
 const REGISTERS: u64 = 0x120;
 
 const ACKNOWLEDGE: u32 = 1;
@@ -49,7 +49,7 @@ const FAILED: u32 = 0x80;
 struct Transport {
     stage: Stage,
     mmio: VirtioMmio,
-    /// It was set up as a driver should, and not reset since.
+    /// Set up in the right order, and not reset since.
     orderly: bool,
 }
 
@@ -98,9 +98,9 @@ impl Transport {
         self.write_bytes(register, &value.to_le_bytes());
     }
 
-    /// Steps of a driver in their order; one of them may be left out.
+    /// A driver's steps in order; one may be omitted.
     fn set_up(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        // The rings of a device that goes on are blank now.
+        // The rings of a running device are zeroed here.
         self.orderly = false;
         let (drivers, queues) = self.stage.memory.queues();
         let features = features(input)?;
@@ -188,7 +188,7 @@ impl Transport {
         Ok(())
     }
 
-    /// What every driver may rely on.
+    /// Invariants for every driver.
     fn check(&mut self) {
         assert_eq!(self.read(0), u32::from_le_bytes(*b"virt"));
         let status = self.read(STATUS);
@@ -205,7 +205,7 @@ impl Transport {
             0..=3 => self.access(input)?,
             4..=5 => self.set_up(input)?,
             6 => {
-                // A status bit more, or a reset.
+                // One more status bit, or a reset.
                 let status = self.read(STATUS);
                 let added = 1 << input.int_in_range(0..=8)? & 0xff;
                 self.write(STATUS, if added == 0 { 0 } else { status | added });
@@ -226,7 +226,7 @@ impl Transport {
         Ok(())
     }
 
-    /// A request on any queue, notified by its register. Only a device that was started takes it.
+    /// A request on any queue, notified through its register. Only a started device takes it.
     fn request(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let Some(last) = self.stage.rig.queues.len().checked_sub(1) else {
             return Ok(());
@@ -276,7 +276,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(mut transport) = Transport::new(&mut input) else {
         return;
     };
-    // It ends where the bytes do.
+    // Ends when the bytes run out.
     let _ = run(&mut transport, &mut input);
     transport.write(STATUS, 0);
     assert_eq!(transport.read(STATUS), 0, "a reset takes effect at once");

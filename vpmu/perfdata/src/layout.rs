@@ -1,8 +1,8 @@
-//! The file as a whole: header, what each event is, the records, what they are called.
+//! The whole file: header, attributes of the events, records, names.
 //!
-//! perf's own description is `tools/perf/Documentation/perf.data-file-format.txt` of Linux. Names of
-//! kernel functions go along as `PERF_RECORD_KSYMBOL`, each with the addresses that it covers: perf
-//! looks for no other, so that the host's own kernel is never taken for the guest's.
+//! perf describes the format in Linux's `tools/perf/Documentation/perf.data-file-format.txt`. Names
+//! of kernel functions are stored as `PERF_RECORD_KSYMBOL`, each with its address range: perf then
+//! needs no other symbols, and never takes the host's kernel for the guest's.
 
 use std::io::{self, Write};
 
@@ -16,14 +16,13 @@ use crate::stream::{self, Stream};
 use crate::symbols::Function;
 
 const MAGIC: [u8; 8] = *b"PERFILE2";
-/// The feature `HEADER_ARCH`: whose instructions the guest's are.
+/// The feature `HEADER_ARCH`: the guest's architecture.
 const FEATURE_ARCH: u64 = 6;
-/// The feature `HEADER_EVENT_DESC`: what the events are called.
+/// The feature `HEADER_EVENT_DESC`: the events' names.
 const FEATURE_EVENT_DESC: u64 = 12;
-/// Strings are padded to so many bytes.
+/// Strings are padded to multiples of this.
 const NAME_ALIGN: usize = 64;
-/// perf's types of events end far below, and those of a host's PMUs, too: the kinds of events that
-/// are this device's alone follow from here on.
+/// First type of the device's own event kinds, far above perf's types and those of a host's PMUs.
 const TYPE_BASE: u32 = 0x7670_0000;
 
 const ATTR_EXCLUDE_USER: u64 = 1 << 4;
@@ -50,7 +49,7 @@ struct Header {
     features: [U64; 4],
 }
 
-/// `struct perf_event_attr` as far as any perf of these ten years knows it.
+/// `struct perf_event_attr` up to the fields that any perf of the last ten years supports.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Attr {
@@ -108,10 +107,10 @@ fn attr(stream: &Stream<'_>) -> Attr {
     }
 }
 
-/// Writes the file; its size in bytes.
+/// Writes the file; returns its size in bytes.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub(crate) fn write(
     out: &mut impl Write,
     streams: &[Stream<'_>],
@@ -121,7 +120,7 @@ pub(crate) fn write(
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
     let data_at = attrs_at + attrs_size;
-    // perf wonders at a file without any record.
+    // perf warns about a file without any record.
     let mut round = Vec::new();
     stream::append(&mut round, TYPE_FINISHED_ROUND, 0, &[]);
     let mut symbols_size = 0;
@@ -168,7 +167,7 @@ pub(crate) fn write(
     Ok(at as u64)
 }
 
-/// Calls `put` with each function as a record; they come before all others.
+/// Calls `put` with each function as a record; they precede all others.
 fn symbols(
     streams: &[Stream<'_>],
     functions: &[Function],
@@ -180,7 +179,7 @@ fn symbols(
     };
     let trailer = first.form.trailer(0);
     for function in functions {
-        // Neither a kind nor flags: a function like any other.
+        // Type and flags of zero: an ordinary function.
         let mut words = vec![function.start, u64::from(function.size)];
         let name = function.name.as_bytes();
         let name = name.iter().copied().chain([0]).collect::<Vec<u8>>();
@@ -199,7 +198,7 @@ fn symbols(
     Ok(())
 }
 
-/// The feature that names the events.
+/// The feature with the events' names.
 fn descriptions(streams: &[Stream<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(count(streams.len()));
@@ -213,12 +212,12 @@ fn descriptions(streams: &[Stream<'_>]) -> Vec<u8> {
     bytes
 }
 
-/// Nothing of ours is counted in more than 32 bits.
+/// Every count here fits in 32 bits.
 fn count(count: usize) -> [u8; 4] {
     u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// A string as features have it; what a terminal could take amiss is replaced.
+/// A string in a feature's format, with control characters replaced for terminals.
 fn string(text: &str) -> Vec<u8> {
     let plain = |c: char| if c.is_ascii_graphic() { c } else { '_' };
     let mut padded: Vec<u8> = text.chars().map(plain).collect::<String>().into_bytes();

@@ -1,9 +1,9 @@
-//! Writes the records of a device's persistent events as a `perf.data` file, which stock perf reads without
-//! an option.
+//! Writes the records of a device's persistent events as a `perf.data` file that stock perf reads
+//! without options.
 //!
-//! [`histories`] takes the records off the device; [`Recording`] checks them and writes the file. A guest can
-//! write to its rings, so no record is copied: each is checked and built anew. The file holds what the guest
-//! did and nothing of the host, so it may be given away.
+//! [`histories`] reads the records from the device; [`Recording`] checks them and writes the file.
+//! A guest can write to its rings, so records are never copied: each is checked and rebuilt. The
+//! file describes only the guest, not the host, so it may be given away.
 //!
 //! ```no_run
 //! # fn dump(vpmu: &vpmu::Vpmu) -> std::io::Result<()> {
@@ -30,12 +30,12 @@ use crate::symbols::Function;
 
 pub use crate::symbols::{Symbols, SymbolsError};
 
-/// Most kernel addresses that get a name: a guest can forge any number of them.
+/// Most kernel addresses with names: a guest can forge any number of them.
 const MOST_NAMED: usize = 16_384;
-/// Bytes that the shortest record takes, in the file and in memory on the way there.
+/// Bytes of the shortest record, in the file and in memory while it is written.
 const LEAST_OF_RECORD: usize = 64;
 
-/// What a recording holds.
+/// Totals of a recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Persistent events that sample; events that only count are left out.
@@ -44,7 +44,7 @@ pub struct Summary {
     pub samples: u64,
     /// Overflows without a record, by the device's count.
     pub lost: u64,
-    /// Records that the guest damaged, or that are of events that are not persistent.
+    /// Records that the guest damaged, or that belong to events that are not persistent.
     pub left_out: u64,
     /// Bytes written.
     pub bytes: u64,
@@ -54,14 +54,14 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct Recording<'a> {
     streams: Vec<Stream<'a>>,
-    /// Addresses in the guest's kernel that records hold.
+    /// Kernel addresses in the records.
     addresses: BTreeSet<u64>,
     functions: Vec<Function>,
 }
 
 impl<'a> Recording<'a> {
-    /// Looks through the histories of events that sample. perf prints no field that one event of a file
-    /// lacks, so events that only count have no place in it.
+    /// Examines the histories of sampling events. perf prints only the fields that all events of a
+    /// file have, so events that only count are omitted.
     #[must_use]
     pub fn new(histories: &'a [History]) -> Self {
         let mut addresses = BTreeSet::new();
@@ -83,10 +83,10 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Takes the names of the guest's kernel functions that records point to into the file.
+    /// Adds the names of the guest's kernel functions at the records' addresses to the file.
     ///
     /// # Errors
-    /// [`SymbolsError`]; the recording is whole without names.
+    /// [`SymbolsError`]; the recording is complete without names.
     pub fn name_functions(&mut self, symbols: &Symbols) -> Result<(), SymbolsError> {
         self.functions = symbols.covering(&self.addresses)?;
         Ok(())
@@ -95,7 +95,7 @@ impl<'a> Recording<'a> {
     /// Writes the file from its first byte on.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn write(&self, out: &mut impl Write) -> io::Result<Summary> {
         let bytes = layout::write(out, &self.streams, &self.functions)?;
         let streams = self.streams.iter();
@@ -109,9 +109,10 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// The `wanted` persistent events of `vpmu` with the records in their rings; without records where a ring
-/// cannot be read. Rings in guest memory yield `most` bytes together at most: any number of rings can name
-/// the same pages, and a short record becomes a longer one in the file. A ring larger than that is not read.
+/// The `wanted` persistent events of `vpmu` with the records in their rings; without records if a
+/// ring cannot be read. Rings in guest memory yield `most` bytes together at most: any number of
+/// rings can name the same pages, and a short record becomes a longer one in the file. A ring
+/// larger than that is not read.
 #[must_use]
 pub fn histories(
     vpmu: &Vpmu,
@@ -128,7 +129,7 @@ pub fn histories(
         }
         match vpmu.history(event.id) {
             Ok(history) => Some(history),
-            // Ended since the list was made.
+            // It ended after the list was made.
             Err(PersistError::NoSuch(_)) => None,
             Err(PersistError::NoRing(_)) => Some(without_records(event)),
             Err(error) => {
@@ -154,7 +155,8 @@ fn too_much(event: &PersistentStatus) {
     );
 }
 
-/// Bytes of an event's records in the file beyond the ring in the window, which its operator gave them.
+/// Bytes of an event's records in the file, except from rings in the window, whose size the
+/// operator chose.
 fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
@@ -165,7 +167,7 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// The histories, with their records until these exceed the rings in the window by `most` bytes together.
+/// The histories, with records until those outside the window exceed `most` bytes together.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;
     let kept = histories.map(|history| {

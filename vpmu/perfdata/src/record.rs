@@ -1,8 +1,8 @@
-//! One record of a guest's ring, checked and brought into the form that all records of a file have.
+//! Checks one record of a guest's ring and rebuilds it in the common format of the file.
 //!
-//! The guest can write to its rings, so that a record may be anything. What perf would act on (maps
-//! of files, names of tasks) or stumble over (a sample that is shorter than it says) never passes:
-//! a sample is taken apart and put together anew, of any other record only its kind and time stay.
+//! The guest can write to its rings, so a record may be anything. Records that perf would act on
+//! (maps of files, names of tasks) or fail on (a sample with missing fields) never pass: a sample
+//! is parsed and rebuilt; of any other record only kind and time remain.
 
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
@@ -35,11 +35,11 @@ const CPU: u64 = 1 << 7;
 const PERIOD: u64 = 1 << 8;
 const STREAM_ID: u64 = 1 << 9;
 const IDENTIFIER: u64 = 1 << 16;
-/// Fields of one word each, in the order in which a sample has them.
+/// Fields of one word each, in a sample's order.
 const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
-/// What each sample of a file has: of fields that one event lacks, perf prints none of the others'.
+/// Fields of every sample of a file: perf prints only the fields that all events have.
 const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
-/// Registers and stacks stand behind all that is taken: no report shows them.
+/// Registers and stacks follow all used fields and are dropped: reports do not show them.
 const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
 const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
 
@@ -49,22 +49,22 @@ const FORMAT_ID: u64 = 1 << 2;
 const FORMAT_GROUP: u64 = 1 << 3;
 const FORMAT_LOST: u64 = 1 << 4;
 
-/// Chains name the mode with addresses from here on: `PERF_CONTEXT_MAX`.
+/// `PERF_CONTEXT_MAX`: values from here on mark a mode, not an address.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
-/// What the records of an event hold.
+/// Layout of an event's records.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Form {
     id: u64,
     vcpu: u32,
-    /// In the ring.
+    /// The sample type in the ring.
     sample_type: u64,
     read_format: u64,
-    /// Of each sample, where samples do not say.
+    /// The period of samples without that field.
     period: u64,
 }
 
-/// A record as it goes into the file.
+/// A record for the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// One of `TYPE_*`.
@@ -73,9 +73,9 @@ pub(crate) struct Record {
     pub(crate) misc: u16,
     /// Guest nanoseconds.
     pub(crate) time: u64,
-    /// Its body but for what ends records that are no samples.
+    /// The body without the trailer of records other than samples.
     pub(crate) body: Vec<u64>,
-    /// Addresses in the kernel that it names.
+    /// Kernel addresses in the record.
     pub(crate) kernel: Vec<u64>,
 }
 
@@ -86,19 +86,20 @@ impl Record {
     }
 }
 
-/// What a record of a ring turns out to be.
+/// The classification of a ring's record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// One for the file.
+    /// A record for the file.
     Record(Record),
-    /// One that tells nothing there: of losses the device knows more, and areas are not recorded.
+    /// A record without use there: the device has better totals of losses, and areas are not
+    /// recorded.
     Other,
-    /// None of this event's: the guest's own work, or of an event that writes to the same ring.
+    /// Not a record of this event: forged by the guest, or of another event with the same ring.
     Foreign,
 }
 
 impl Form {
-    /// Of the records of `event`.
+    /// The layout of `event`'s records.
     pub(crate) fn of(event: &PersistentStatus) -> Self {
         Self {
             id: event.id,
@@ -112,14 +113,15 @@ impl Form {
         }
     }
 
-    /// What samples hold in the file. Each begins with its event's id, for perf reads no file
-    /// whose events differ in that. Counts are left out: perf would take the differences between
-    /// them for periods.
+    /// Sample fields in the file. Each sample begins with its event's id, because perf requires
+    /// that field to be equal in all events of a file. Counts are omitted: perf would use their
+    /// differences as periods.
     pub(crate) fn sample_type(&self) -> u64 {
         self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
 
-    /// Looks at one record of the ring, header included; the one before it came about at `before`.
+    /// Classifies one record of the ring, header included; `before` is the time of the previous
+    /// one.
     pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
         let Some((header, body)) = record.split_at_checked(8) else {
             return Found::Foreign;
@@ -140,7 +142,7 @@ impl Form {
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // No hypervisor and no guest: the mode is one of the guest's own.
+        // Neither hypervisor nor guest: the mode is one of the guest's own.
         if misc > MODE_USER {
             return None;
         }
@@ -188,16 +190,16 @@ impl Form {
         })
     }
 
-    /// What stands for a field that the event's samples do not have: what is known of it anyway, or
-    /// what perf itself writes where it knows nothing.
+    /// The substitute for a field that the event's samples lack: a known value, or perf's own
+    /// placeholder.
     fn unsaid(&self, field: u64, before: u64) -> u64 {
         match field {
             IDENTIFIER => self.id,
             CPU => self.vcpu.into(),
             PERIOD => self.period,
-            // No earlier than this.
+            // A lower bound.
             TIME => before,
-            // Nobody.
+            // Unknown task.
             TID => u64::MAX,
             _ => 0,
         }
@@ -215,7 +217,7 @@ impl Form {
         from.skip(rest.checked_add(u64::from(times))?)
     }
 
-    /// Its time, and whose it is.
+    /// Parses time and event.
     fn throttle(&self, kind: u32, mut from: Words<'_>) -> Option<Record> {
         let time = from.next()?;
         (from.next()? == self.id).then(|| Record {
@@ -227,10 +229,10 @@ impl Form {
         })
     }
 
-    /// What ends each record that is no sample: whose it is and when it came about.
+    /// The trailer of records other than samples: task and time.
     pub(crate) fn trailer(&self, time: u64) -> Vec<u64> {
         let fields = [
-            // Nobody's work in particular.
+            // No particular task.
             (TID, 0),
             (TIME, time),
             (ID, self.id),
@@ -247,14 +249,14 @@ impl Form {
     }
 }
 
-/// Only the upper half of the address space is the kernel's.
+/// Only the upper half of the address space belongs to the kernel.
 fn kernel_address(address: u64) -> Option<u64> {
     (1 << 63..FIRST_CONTEXT)
         .contains(&address)
         .then_some(address)
 }
 
-/// A record's body, word after word.
+/// Iterates over the words of a record's body.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {

@@ -1,6 +1,5 @@
-//! One event's records on their way into the file, each with its time. They are taken from the ring's
-//! copy one by one, and again for each pass: what a guest put there does not make the recording hold
-//! more memory.
+//! One event's records for the file, each with its time. They are taken from the copy of the ring
+//! one by one, and again for each pass: a guest's data cannot make the recording hold more memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,10 +8,10 @@ use vpmu::{History, PersistentStatus};
 
 use crate::record::{Form, Found, Record, TYPE_LOST};
 
-/// perf's records say their length in 16 bits.
+/// perf stores a record's length in 16 bits.
 const RECORD_MAX: usize = 65_528;
 
-/// What one event adds to a file.
+/// One event's share of a file.
 #[derive(Debug)]
 pub(crate) struct Stream<'a> {
     pub(crate) event: &'a PersistentStatus,
@@ -25,8 +24,7 @@ pub(crate) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// The stream of a history, looked through once: `see` is called with each address in the guest's
-    /// kernel that its records name.
+    /// Scans a history once: calls `see` with each address in the guest's kernel in its records.
     pub(crate) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
         let mut stream = Self {
             event: &history.event,
@@ -60,7 +58,7 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// Its records as they go into the file, in the order of the ring.
+    /// The converted records, in the order of the ring.
     fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
         let (form, mut now) = (self.form, 0);
         let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());
@@ -80,7 +78,7 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// The record that reports what the device lost of the event, and what was left out.
+    /// The record that reports the event's lost and dropped records.
     fn lost(&self, now: u64) -> Option<Record> {
         lost(self.event, self.left_out, now)
     }
@@ -101,7 +99,7 @@ fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
     })
 }
 
-/// Bytes of a record in the file; `None`: more than a record can have.
+/// Bytes of a record in the file; `None` if it exceeds the limit.
 fn length(form: &Form, record: &Record) -> Option<u64> {
     let trailer = match record.is_sample() {
         true => 0,
@@ -111,7 +109,7 @@ fn length(form: &Form, record: &Record) -> Option<u64> {
     (size <= RECORD_MAX).then_some(size as u64)
 }
 
-/// Appends a record of these words to `bytes`, if its length can be told.
+/// Appends a record of these words to `bytes`, unless it exceeds the limit.
 pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
     let size = 8 + 8 * words.len();
     let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
@@ -123,11 +121,11 @@ pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
     true
 }
 
-/// Calls `put` with each record of all streams as it stands in the file, the earliest of those that
-/// come next in their rings first; of equal times, the first stream's.
+/// Calls `put` with the bytes of each record of all streams, earliest first among the next in each
+/// ring; the first stream's if times are equal.
 ///
 /// # Errors
-/// Those of `put`.
+/// Errors of `put`.
 pub(crate) fn in_order<E>(
     streams: &[Stream<'_>],
     mut put: impl FnMut(&[u8]) -> Result<(), E>,

@@ -1,5 +1,5 @@
-//! Names of the guest kernel's functions, from a file that the operator has: a `System.map`, a copy of
-//! `/proc/kallsyms`, or a `vmlinux` with symbols.
+//! Names of the guest kernel's functions, from the operator's `System.map`, copy of
+//! `/proc/kallsyms`, or `vmlinux` with symbols.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSymbol, SymbolKind};
 
-/// Why a file has no names to give.
+/// Errors of a file of symbols.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// The file cannot be read.
     #[error("cannot read the symbols {path}")]
     Read {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
@@ -23,9 +23,9 @@ pub enum SymbolsError {
     /// The ELF file is damaged.
     #[error("cannot parse the ELF file {path}")]
     Elf {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: object::Error,
     },
@@ -62,13 +62,13 @@ pub struct Symbols {
     file: File,
 }
 
-/// A place in the kernel that has a name.
+/// An address in the kernel with a name.
 #[derive(Debug)]
 struct Place<'a> {
     start: u64,
-    /// `None`: it ends where the next one starts.
+    /// `None`: it extends to the start of the next.
     size: Option<u64>,
-    /// `None`: no code.
+    /// `None`: not code.
     name: Option<&'a str>,
 }
 
@@ -90,7 +90,7 @@ impl Symbols {
         Ok(symbols)
     }
 
-    /// The functions in which `addresses` lie, by where they start.
+    /// The functions that contain `addresses`, by start address.
     ///
     /// # Errors
     /// [`SymbolsError`].
@@ -114,7 +114,7 @@ impl Symbols {
                 source,
             })?,
         };
-        // Of several names for one place, the first counts.
+        // The first of several names for one address counts.
         places.sort_by_key(|place| place.start);
         let functions = || places.iter().filter(|place| place.name.is_some());
         match functions().next_back() {
@@ -125,7 +125,7 @@ impl Symbols {
     }
 }
 
-/// `address type name`, and perhaps `[module]`.
+/// Parses `address type name`, with an optional `[module]`.
 fn text_place(line: &str) -> Option<Place<'_>> {
     let mut words = line.split_ascii_whitespace();
     let start = u64::from_str_radix(words.next()?, 16).ok()?;
@@ -144,7 +144,7 @@ fn elf_places(bytes: &[u8]) -> Result<Vec<Place<'_>>, object::Error> {
         let is_code = symbol.kind() == SymbolKind::Text;
         symbol.is_definition().then(|| Place {
             start: symbol.address(),
-            // Assembler code often has none.
+            // Assembler functions often lack a size.
             size: Some(symbol.size()).filter(|&size| size > 0),
             name: symbol.name().ok().filter(|_| is_code),
         })
@@ -152,7 +152,7 @@ fn elf_places(bytes: &[u8]) -> Result<Vec<Place<'_>>, object::Error> {
     Ok(places.collect())
 }
 
-/// Those of `places` in which `addresses` lie, each once.
+/// The `places` that contain `addresses`, each once.
 fn covering(places: &[Place<'_>], addresses: &BTreeSet<u64>) -> Vec<Function> {
     let mut found: Vec<Function> = Vec::new();
     for &address in addresses {

@@ -1,4 +1,4 @@
-//! The memory that a recording takes beyond what it reads, whatever a guest has forged in its rings.
+//! The memory that a recording takes in addition to its input, for forged rings.
 #![expect(
     unsafe_code,
     reason = "an allocator that counts has to be one: the trait is unsafe"
@@ -13,13 +13,13 @@ use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
 use vpmu_perfdata::{Recording, Symbols};
 
-/// Counts what is held, and the most that was.
+/// Counts the allocated bytes and their maximum.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: both calls go to the system's allocator as they came.
+// SAFETY: both calls pass their arguments to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a recording may take beyond what it reads.
+/// Limit of a recording's memory in addition to its input.
 const MOST: usize = 8 << 20;
 /// Bytes of each ring.
 const RING: usize = 16 << 20;
@@ -88,7 +88,7 @@ fn forged(event: PersistentStatus, words: impl Fn(u64) -> Vec<u64>) -> History {
     History { event, records }
 }
 
-/// Another address in the guest's kernel each time.
+/// A different kernel address each time.
 fn address(number: u64) -> u64 {
     1 << 63 | number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 2
 }
@@ -97,12 +97,12 @@ fn address(number: u64) -> u64 {
 fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let map = directory.path().join("System.map");
-    // A function every 4 KiB of the addresses that samples name first.
+    // A function every 4 KiB, at the addresses that samples name first.
     let names: String = (0..40_000_u64)
         .map(|at| format!("{:016x} T function_{at}\n", 1 << 63 | at << 12))
         .collect();
     std::fs::write(&map, &names).expect("room for it");
-    // The shortest samples that there are; call chains as long as a record has room for.
+    // The shortest possible samples; call chains as long as a record can hold.
     let histories = [
         forged(event(1, IDENTIFIER_IP), |number| vec![1, address(number)]),
         forged(event(2, IDENTIFIER_IP | CALLCHAIN), |number| {

@@ -1,8 +1,8 @@
 //! The one place that chooses an architecture; everything else speaks of "the" architecture.
 //!
-//! Each module gives the same items: a vCPU's state and perf's numbers of its registers
-//! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves (`saved`),
-//! and the counters that this process reads itself.
+//! Each module has the same items: a vCPU's state and perf's numbers of its registers
+//! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves
+//! (`saved`), and the counters that this process reads itself.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

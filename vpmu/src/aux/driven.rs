@@ -1,5 +1,5 @@
-//! An area that the driver keeps, as the guest kernel's own perf does: it says where there is room,
-//! fetches how far the device came, and tells the reader.
+//! An area that the driver manages, as the guest kernel's own perf does: the driver announces room,
+//! fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
 use super::{Appended, Entry};
@@ -9,20 +9,20 @@ use crate::save::{Fault, SavedKeeper, SavedTurn};
 #[derive(Debug)]
 pub(super) struct Driven {
     writer: Writer,
-    /// The driver is told at a multiple of it, or when half of the room is used.
+    /// The driver is notified at multiples of it, or when half of the room is used.
     watermark: u64,
     turn: Option<Turn>,
 }
 
-/// From a beginning to its end.
+/// From COMMAND_AUX_BEGIN to COMMAND_AUX_END.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     event: u64,
-    /// Bytes that it was given.
+    /// Bytes of room that the driver granted.
     room: u64,
-    /// Bytes that found no room.
+    /// Bytes lost for lack of room.
     lost: u64,
-    /// The driver has been told to look.
+    /// Whether the driver was notified.
     told: bool,
 }
 
@@ -112,7 +112,7 @@ impl Driven {
         Ok((self.writer.head(), turn.lost))
     }
 
-    /// Writes an entry of `event`; the driver is told once in a turn.
+    /// Writes an entry of `event`; the driver is notified once per turn.
     pub(super) fn append(
         &mut self,
         pages: &mut impl Pages,
@@ -128,7 +128,7 @@ impl Driven {
         let due = match &placed {
             Ok(()) => {
                 let marked = before / self.watermark != head / self.watermark;
-                // Where the next mark is beyond the room, the driver still has to come in time.
+                // If the next mark is beyond the room, the driver must still come in time.
                 !self.writer.overwrites() && (marked || self.writer.room() <= turn.room / 2)
             }
             Err(refused) => {

@@ -1,5 +1,5 @@
-//! An area that the device keeps: it looks for room where the reader says, and decides which pieces
-//! its reader is told of.
+//! An area that the device manages: it takes room from the reader's tail, and selects the spans to
+//! report to the reader.
 
 use std::sync::atomic::Ordering;
 
@@ -11,22 +11,22 @@ use crate::save::{Fault, SavedKeeper};
 #[derive(Debug)]
 pub(super) struct Kept {
     writer: Writer,
-    /// The reader is woken at each multiple of it.
+    /// The reader is woken at multiples of it.
     watermark: u64,
-    /// Of the piece that is being written.
+    /// Flags of the span being written.
     flags: u64,
-    /// The last entry found no room.
+    /// The last entry did not fit.
     full: bool,
-    /// A producer of the VMM's has begun to write, and has not ended.
+    /// A producer of the VMM has begun to write, and has not ended.
     claim: Option<Claim>,
 }
 
-/// From a producer's beginning to its end.
+/// From a producer's begin to its end.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     token: u64,
     begun: u64,
-    /// Something of it found no room.
+    /// Some of its data did not fit.
     short: bool,
 }
 
@@ -41,7 +41,7 @@ impl Kept {
         }
     }
 
-    /// Writer and reader begin anew, whatever an area of the same ring was like before.
+    /// Resets writer and reader, independent of an earlier area of the same ring.
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)
@@ -89,12 +89,12 @@ impl Kept {
         self.writer.head()
     }
 
-    /// A piece is being written that anyone may end.
+    /// Whether an open span may be ended by anyone.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }
 
-    /// Writes an entry. A piece ends where a watermark is crossed, and where there is no room.
+    /// Writes an entry. A span ends where a watermark is crossed or room runs out.
     pub(super) fn append(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Appended {
         if self.claim.is_some() {
             // One writer at a time.
@@ -108,8 +108,8 @@ impl Kept {
             if !matches!(refused, Refused::NoRoom) {
                 log::debug!("an area: {refused}");
             }
-            // The first of several wakes: a full area crosses no mark any more, and its reader would
-            // sleep for ever.
+            // Wake only for the first of several: a full area crosses no further mark, and its
+            // reader would otherwise sleep for ever.
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;
@@ -133,12 +133,12 @@ impl Kept {
         }
     }
 
-    /// Something is missing that was to be written here next.
+    /// Notes that data before the next entry is missing.
     pub(super) fn miss(&mut self) {
         self.flags |= PARTIAL;
     }
 
-    /// Shows the reader what was written. A piece without a byte is told only with flags `extra`.
+    /// Publishes the written data. An empty span is reported only with flags in `extra`.
     pub(super) fn end(&mut self, pages: &impl Pages, extra: u64) -> Option<Chunk> {
         let span = self.writer.end(Some(pages)).ok()?;
         if span.size == 0 && extra == 0 {
@@ -160,10 +160,10 @@ impl Kept {
         })
     }
 
-    /// A producer writes from now on, and nobody else: the piece that ended with it.
+    /// Gives the area to a producer exclusively; returns the span that this ended.
     ///
     /// # Errors
-    /// [`Refused::Nested`] while another does; [`Refused::Unwritable`].
+    /// [`Refused::Nested`] while another producer writes; [`Refused::Unwritable`].
     pub(super) fn claim(
         &mut self,
         pages: &impl Pages,
@@ -186,13 +186,13 @@ impl Kept {
         Ok(ended)
     }
 
-    /// The place where the producer writes next.
+    /// The producer's next position and room.
     pub(super) fn claimed(&self, token: u64) -> Option<Window> {
         self.claim.filter(|claim| claim.token == token)?;
         self.writer.get()
     }
 
-    /// The producer leaves out `skip` bytes, then writes words.
+    /// Skips `skip` bytes, then writes the producer's words.
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written.
@@ -218,10 +218,10 @@ impl Kept {
         written
     }
 
-    /// The producer has written `size` bytes, which the reader is shown.
+    /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] for more than it has written: it goes on writing.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less: it may continue.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,
@@ -233,7 +233,7 @@ impl Kept {
         self.writer.cut(size)?;
         self.claim = None;
         let crosses = !self.writer.overwrites() && self.crosses(claim.begun);
-        // As of packets: the first that finds no room wakes.
+        // As for packets: the first that does not fit wakes the reader.
         let first = claim.short && !self.full;
         self.full = claim.short;
         let chunk = self.end(pages, if claim.short { TRUNCATED } else { 0 });
@@ -248,7 +248,7 @@ impl Kept {
         })
     }
 
-    /// The producer shows nothing of what it wrote, and nobody is told.
+    /// Discards the producer's data without a report.
     pub(super) fn give_up(&mut self, token: u64) {
         let Some(claim) = self.claim.filter(|claim| claim.token == token) else {
             return;

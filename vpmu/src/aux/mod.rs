@@ -1,6 +1,6 @@
-//! AUX areas: pages of the guest that traces are written to, beside the ring that tells of them. The
-//! guest owns the pages and lies about whatever it likes; where a byte goes is kept here. Knows
-//! nothing of events but their ids, nor what the bytes mean.
+//! AUX areas: guest pages for traces, in addition to the ring that announces their spans. The guest
+//! owns the pages and may write anything there, so positions are kept here. Knows only the ids of
+//! events, and does not interpret the data.
 
 mod driven;
 mod kept;
@@ -17,16 +17,16 @@ use crate::memory::View;
 use crate::pages::{self, GuestPages};
 use crate::save::{Fault, SavedArea, SavedKeeper};
 
-/// perf's `PERF_AUX_FLAG_TRUNCATED`: it ended because there was no room.
+/// perf's `PERF_AUX_FLAG_TRUNCATED`: the span ended for lack of room.
 pub(crate) const TRUNCATED: u64 = 1 << 0;
-/// perf's `PERF_AUX_FLAG_OVERWRITE`: older data gave way to it.
+/// perf's `PERF_AUX_FLAG_OVERWRITE`: the span overwrote older data.
 pub(crate) const OVERWRITE: u64 = 1 << 1;
-/// perf's `PERF_AUX_FLAG_PARTIAL`: something is missing before it, or in it.
+/// perf's `PERF_AUX_FLAG_PARTIAL`: data is missing before or in the span.
 pub(crate) const PARTIAL: u64 = 1 << 2;
-/// perf's `PERF_AUX_FLAG_COLLISION`: something in it stands for several.
+/// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the span represents several.
 pub(crate) const COLLISION: u64 = 1 << 3;
 
-/// A piece of an area that its reader is told of.
+/// A span of an area, to be reported to its reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -43,7 +43,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Both, of which `next` begins where this one ends.
+    /// Joins this span and `next`, which begins at its end.
     pub(crate) fn with(self, next: Self) -> Self {
         Self {
             size: self.size.wrapping_add(next.size),
@@ -53,14 +53,14 @@ impl Chunk {
     }
 }
 
-/// What is to be written: all of it, or nothing.
+/// Data to be written completely or not at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry<'a> {
     /// Bytes to leave out before it, a multiple of 8.
     pub(crate) skip: u64,
-    /// What follows, one behind the other.
+    /// The data, in two consecutive parts.
     pub(crate) parts: [&'a [u64]; 2],
-    /// It stands for several.
+    /// It represents several.
     pub(crate) collision: bool,
 }
 
@@ -71,23 +71,23 @@ impl Entry<'_> {
     }
 }
 
-/// What became of an [`Entry`].
+/// The result of appending an [`Entry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Appended {
     /// The entry is in the area.
     pub(crate) whole: bool,
     /// Bytes by which the area's head has grown.
     pub(crate) written: u64,
-    /// A piece ended with it.
+    /// The span that ended with it.
     pub(crate) chunk: Option<Chunk>,
-    /// The reader is to be woken, or the driver to be told.
+    /// Whether to wake the reader or notify the driver.
     pub(crate) wake: bool,
 }
 
-/// Who decides where there is room, and tells the reader.
+/// The side that determines the room and notifies the reader.
 #[derive(Debug)]
 enum Keeper {
-    /// The device, by the metadata page of the ring.
+    /// The device, with the ring's metadata page.
     Device(GuestAddress, Kept),
     Driver(Driven),
 }
@@ -95,15 +95,15 @@ enum Keeper {
 /// An AUX area.
 #[derive(Debug)]
 pub(crate) struct Area {
-    /// 2^n of them.
+    /// 2^n pages.
     pages: Vec<GuestAddress>,
     keeper: Keeper,
 }
 
 impl Area {
-    /// An area over `pages`, kept by the device with the metadata page `metadata`, or by the driver.
-    /// The caller has checked that the pages are 2^n, each aligned and named once. `watermark` in
-    /// bytes; zero: half of the area.
+    /// An area of `pages`, managed by the device with the metadata page `metadata`, or by the
+    /// driver. The caller has checked that the pages are 2^n, each aligned and named once.
+    /// `watermark` is in bytes; zero: half of the area.
     ///
     /// # Errors
     /// A page that is not guest memory.
@@ -191,12 +191,12 @@ impl Area {
         self.pages.len()
     }
 
-    /// Whether the driver keeps it.
+    /// Whether the driver manages it.
     pub(crate) fn is_driven(&self) -> bool {
         matches!(self.keeper, Keeper::Driver(_))
     }
 
-    /// Where the next entry of `event` would begin; `None` while it may not write.
+    /// Position of the next entry of `event`; `None` while it may not write.
     pub(crate) fn position(&self, event: u64) -> Option<u64> {
         match &self.keeper {
             Keeper::Device(_, kept) => Some(kept.head()),
@@ -220,15 +220,14 @@ impl Area {
         })
     }
 
-    /// Something is missing that was to be written here next.
+    /// Notes that data before the next entry is missing.
     pub(crate) fn miss(&mut self) {
         if let Keeper::Device(_, kept) = &mut self.keeper {
             kept.miss();
         }
     }
 
-    /// Whether something was written that its reader has not been shown; of an area that the device
-    /// keeps.
+    /// Whether the area has written data that is not published; for areas that the device manages.
     pub(crate) fn is_begun(&self) -> bool {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
@@ -242,11 +241,11 @@ impl Area {
         kept.end(&pages, 0)
     }
 
-    /// A producer of the VMM's writes from now on, and nobody else, until [`Area::release`] with this
-    /// `token`: the piece that ended with it.
+    /// Gives the area to a producer of the VMM exclusively, until [`Area::release`] with this
+    /// `token`; returns the span that this ended.
     ///
     /// # Errors
-    /// [`Refused::Nested`]; [`Refused::NotBegun`] where the driver keeps the area;
+    /// [`Refused::Nested`]; [`Refused::NotBegun`] if the driver manages the area;
     /// [`Refused::Unwritable`].
     pub(crate) fn claim(
         &mut self,
@@ -257,7 +256,7 @@ impl Area {
         kept.claim(&pages, token)
     }
 
-    /// The place where the producer writes next; `None`: it does not write any more.
+    /// The producer's next position and room; `None` if it no longer writes.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         match &self.keeper {
             Keeper::Device(_, kept) => kept.claimed(token),
@@ -265,7 +264,7 @@ impl Area {
         }
     }
 
-    /// The producer leaves out `skip` bytes, then writes words.
+    /// Skips `skip` bytes, then writes the producer's words.
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`], [`Refused::Unwritable`]: nothing was written.
@@ -280,10 +279,10 @@ impl Area {
         kept.put(&mut pages, token, skip, words)
     }
 
-    /// The producer has ended, and shows the first `size` bytes of what it wrote.
+    /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] for more than it has written.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less.
     pub(crate) fn release(
         &mut self,
         memory: &View<'_>,
@@ -294,7 +293,7 @@ impl Area {
         kept.release(&pages, token, size)
     }
 
-    /// The producer shows nothing of what it wrote.
+    /// Discards the producer's data.
     pub(crate) fn give_up(&mut self, token: u64) {
         if let Keeper::Device(_, kept) = &mut self.keeper {
             kept.give_up(token);
@@ -312,11 +311,11 @@ impl Area {
         Ok((kept, pages.map_err(Refused::Unwritable)?))
     }
 
-    /// The driver lets `event` write from `head` on.
+    /// Grants `event` room from `head` on.
     ///
     /// # Errors
-    /// [`Refused::Nested`]; [`Refused::NotBegun`] where the device keeps the area;
-    /// [`Refused::NoRoom`] for more room than the area has.
+    /// [`Refused::Nested`]; [`Refused::NotBegun`] if the device manages the area;
+    /// [`Refused::NoRoom`] if the room exceeds the area.
     pub(crate) fn begin(&mut self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
         match &mut self.keeper {
             Keeper::Device(..) => Err(Refused::NotBegun),
@@ -324,8 +323,8 @@ impl Area {
         }
     }
 
-    /// The driver lets `event` write no longer: the head that it reached and the bytes that found no
-    /// room.
+    /// Withdraws the room of `event`; returns the head that it reached and the bytes lost for lack
+    /// of room.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].

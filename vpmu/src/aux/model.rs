@@ -1,8 +1,8 @@
-//! Every interleaving of the device and a reader of an area, by loom: the code that writes to guests
-//! runs over a model of memory that is as weak as the language allows.
+//! Every interleaving of the device and a reader of an area, with loom: the code that writes to
+//! guests runs on a memory model as weak as the language's.
 //!
-//! The reader does what the kernel's header tells programs to do with `aux_head` and `aux_tail`. Its
-//! plain loads of the data are checked against the device's plain stores.
+//! The reader follows the kernel header's protocol for `aux_head` and `aux_tail`. Its plain loads
+//! of the data are checked against the device's plain stores.
 
 use loom::cell::Cell;
 use loom::sync::Arc;
@@ -14,16 +14,16 @@ use super::writer::{AUX_HEAD, AUX_TAIL};
 use super::*;
 use crate::pages::{Pages, Unwritable};
 
-/// Words of the area: one entry and a half.
+/// Words of the area: one and a half entries.
 const WORDS: u64 = 3;
 const ENTRY: u64 = 16;
 
-/// A plain word that both sides touch.
+/// A plain word accessed by both sides.
 struct Word(Cell<u64>);
 
 #[expect(unsafe_code, reason = "shared without a lock, as an area's data is")]
-// SAFETY: loom runs one thread at a time, and fails the model when two accesses to the cell are
-// not ordered by what the threads did: there is no race that it would let through.
+// SAFETY: loom runs one thread at a time, and fails the model if two accesses to the cell are
+// unordered: it detects every race.
 unsafe impl Sync for Word {}
 
 struct Shared {
@@ -67,7 +67,7 @@ impl Pages for Model {
     }
 }
 
-/// One look at the area: what was shown since the last.
+/// Reads the area's new contents once.
 fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
     let head = shared.head.load(Ordering::Acquire);
     while *tail < head {
@@ -80,7 +80,8 @@ fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
     shared.tail.store(*tail, Ordering::Release);
 }
 
-/// The device writes entries and shows them after each number of `bursts`, while a reader looks.
+/// The device writes entries and publishes them after each number in `bursts`, while a reader
+/// looks.
 fn run(bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Arc::new(Shared {

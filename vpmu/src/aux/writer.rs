@@ -1,5 +1,5 @@
-//! Where the bytes of an AUX area go: one writer at a time, and never over what the reader has not
-//! seen. Knows positions and pages; nothing of packets, records or who is to be told.
+//! Writes the bytes of an AUX area: one writer at a time, never over unread data. Knows positions
+//! and pages; nothing of packets, records or notifications.
 
 use std::sync::atomic::Ordering;
 
@@ -11,36 +11,36 @@ use crate::save::{Fault, SavedArea};
 pub(super) const AUX_HEAD: usize = std::mem::offset_of!(Metadata, aux_head);
 pub(super) const AUX_TAIL: usize = std::mem::offset_of!(Metadata, aux_tail);
 
-/// Zeros to fill what is skipped, as many at once.
+/// Zeros for skipped bytes, written in blocks.
 const BLANK: [u64; 64] = [0; 64];
 
-/// Why the writer does not do what it was asked to.
+/// Errors of the writer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// Somebody has begun to write and has not ended.
+    /// Another write has begun and not ended.
     #[error("the area is being written to")]
     Nested,
-    /// Nobody has begun to write.
-    #[error("nobody has begun to write to the area")]
+    /// A write was not begun.
+    #[error("a write to the area was not begun")]
     NotBegun,
-    /// Unread data would be written over.
+    /// Unread data would be overwritten.
     #[error("the area has no room for it")]
     NoRoom,
-    /// The pages were memory when the area was laid; now they are not.
+    /// The pages were memory when the area was created; now they are not.
     #[error("the area's pages")]
     Unwritable(#[source] pages::Unwritable),
 }
 
-/// What may be written to.
+/// Room to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Where the next byte goes; modulo 2^64, and in the area modulo its size.
+    /// Position of the next byte, modulo 2^64; in the area, modulo its size.
     pub(crate) head: u64,
     /// Bytes from there on.
     pub(crate) room: u64,
 }
 
-/// What was written between a beginning and its end.
+/// The data written between begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) offset: u64,
@@ -50,15 +50,15 @@ pub(super) struct Span {
 /// The writer of one area.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// Bytes of the area: a power of two, a page at least.
+    /// Bytes of the area: a power of two, at least a page.
     size: u64,
-    /// The oldest data gives way: there is always room.
+    /// Overwrites the oldest data: there is always room.
     overwrite: bool,
-    /// Where the next byte goes.
+    /// Position of the next byte.
     head: u64,
-    /// The reader's position as last seen: at worst it shows less room than there is.
+    /// The reader's position as last read: stale values only show less room.
     tail: u64,
-    /// Where the writing that has not ended began.
+    /// Start of the open write.
     begun: Option<u64>,
 }
 
@@ -112,10 +112,10 @@ impl Writer {
         self.head
     }
 
-    /// Begins to write at the head; how much room the reader leaves.
+    /// Begins to write at the head; returns the room before unread data.
     ///
     /// # Errors
-    /// [`Refused::Nested`]; [`Refused::Unwritable`] when the reader's position cannot be read.
+    /// [`Refused::Nested`]; [`Refused::Unwritable`] if the reader's position cannot be read.
     pub(super) fn begin(&mut self, pages: &impl Pages) -> Result<u64, Refused> {
         if self.begun.is_some() {
             return Err(Refused::Nested);
@@ -125,8 +125,8 @@ impl Writer {
         Ok(self.room())
     }
 
-    /// As [`Writer::begin`], at a position and with room that whoever keeps the area has found; `room`
-    /// is no more than the area's size.
+    /// Like [`Writer::begin`], at a position and with room determined by the caller; `room` does
+    /// not exceed the area's size.
     pub(super) fn begin_at(&mut self, head: u64, room: u64) -> Result<(), Refused> {
         if self.begun.is_some() {
             return Err(Refused::Nested);
@@ -137,7 +137,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What may be written to while somebody writes.
+    /// The room of the open write.
     pub(super) fn get(&self) -> Option<Window> {
         self.begun.map(|_| Window {
             head: self.head,
@@ -145,21 +145,21 @@ impl Writer {
         })
     }
 
-    /// Looks where the reader is by now: it may have made room.
+    /// Reads the reader's position again: it may have freed room.
     pub(super) fn look(&mut self, pages: &impl Pages) -> Result<(), Refused> {
         if self.overwrite {
             return Ok(());
         }
-        // Pairs with the reader's release of the tail: what it has read may be written over.
+        // Pairs with the reader's release of the tail: data before it may be overwritten.
         let tail = pages.load(AUX_TAIL, Ordering::Acquire);
         self.tail = tail.map_err(Refused::Unwritable)?;
         Ok(())
     }
 
-    /// Writes at the head, and moves it.
+    /// Writes at the head, and advances it.
     ///
     /// # Errors
-    /// The head has not moved then.
+    /// On errors the head does not move.
     #[inline]
     pub(super) fn put(&mut self, pages: &mut impl Pages, words: &[u64]) -> Result<(), Refused> {
         let len = size_of_val(words) as u64;
@@ -169,10 +169,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Leaves out so many bytes, a multiple of 8: they are zero. For what has to be aligned.
+    /// Skips `bytes`, a multiple of 8, and zeroes them. For alignment.
     ///
     /// # Errors
-    /// As [`Writer::put`]; what was left out before an unwritable page stays so.
+    /// Like [`Writer::put`]; bytes skipped before an unwritable page remain skipped.
     pub(super) fn skip(&mut self, pages: &mut impl Pages, bytes: u64) -> Result<(), Refused> {
         self.check(bytes)?;
         let mut words = bytes / 8;
@@ -185,10 +185,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an entry where all of it fits.
+    /// Writes an entry if all of it fits.
     ///
     /// # Errors
-    /// As [`Writer::skip`]; nothing is written where it does not fit.
+    /// Like [`Writer::skip`]; an entry that does not fit is not written.
     pub(super) fn write(
         &mut self,
         pages: &mut impl Pages,
@@ -202,10 +202,10 @@ impl Writer {
             .try_for_each(|part| self.put(pages, part))
     }
 
-    /// Gives up what was written beyond the first `size` bytes since the beginning.
+    /// Discards data beyond the first `size` bytes of the open write.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if so much was not written, or no whole words.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if less was written, or for partial words.
     pub(super) fn cut(&mut self, size: u64) -> Result<(), Refused> {
         let begun = self.begun.ok_or(Refused::NotBegun)?;
         if size > self.head.wrapping_sub(begun) || !size.is_multiple_of(8) {
@@ -215,7 +215,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the writing: what was written. With `pages` the reader is shown it.
+    /// Ends the open write; returns its span. With `pages`, publishes it to the reader.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].
@@ -223,7 +223,7 @@ impl Writer {
         let offset = self.begun.take().ok_or(Refused::NotBegun)?;
         let size = self.head.wrapping_sub(offset);
         if let Some(pages) = pages.filter(|_| size > 0) {
-            // Pairs with the reader's acquire of the head: the data stands before it moves.
+            // Pairs with the reader's acquire of the head: the data is stored before it moves.
             if let Err(error) = pages.store(AUX_HEAD, self.head, Ordering::Release) {
                 log::debug!("an area's head: {error}");
             }
@@ -231,7 +231,7 @@ impl Writer {
         Ok(Span { offset, size })
     }
 
-    /// Bytes that may be written by the tail as last seen: none if that is no place in the area.
+    /// Free bytes according to the last tail; zero if that is not a valid position.
     pub(super) fn room(&self) -> u64 {
         if self.overwrite {
             return self.size;

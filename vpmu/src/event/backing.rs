@@ -1,4 +1,4 @@
-//! The source of an event's count: host counters, a vCPU's figures, or what the device sees happen.
+//! The source of an event's count: host counters, a vCPU's figures, or occurrences in the device.
 
 use std::io;
 
@@ -11,16 +11,16 @@ use crate::shard::{Cpu, Lease, OpenSlot};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
 use crate::work;
 
-/// A period so long that no host counter overflows with it.
+/// A period so long that a host counter never overflows.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A host counter of one event's own on one vCPU's thread, with its last reading.
+/// A host counter owned by one event on one vCPU's thread, with its last reading.
 #[derive(Debug)]
 pub(super) struct OwnCounter {
     vcpu: u32,
     counter: Box<dyn Counter>,
     pub(super) last: Reading,
-    /// `None`: the operator's.
+    /// `None` for the operator's.
     slot: Option<OpenSlot>,
 }
 
@@ -51,18 +51,18 @@ impl OwnCounter {
 pub(super) enum Backing {
     /// Host counters that overflow for this event alone, one on each vCPU that it ran on.
     Own(Vec<OwnCounter>),
-    /// Host counters that all events of a vCPU share, one on each vCPU that it ran on.
+    /// Host counters shared by all events of a vCPU, one on each vCPU that it ran on.
     Shared(Vec<(u32, Lease)>),
     Tsc,
     AllExits,
-    /// Exits that reached the VMM, as the vCPU counts them by itself.
+    /// Exits that reached the VMM, which the vCPU counts itself.
     Exits,
     Halts,
     GuestTime,
-    /// Occurrences that the device sees one by one: marks, exits of one mode, exits that pace a
+    /// Occurrences that the device counts one by one: marks, exits of one mode, exits that pace a
     /// trace.
     Happened(u64),
-    /// Nothing: a trace counts the bytes that it wrote.
+    /// None: a trace counts its written bytes.
     Traced,
 }
 
@@ -83,7 +83,7 @@ impl Backing {
         }
     }
 
-    /// Whether the host counts for it on `vcpu`, or does not have to.
+    /// Whether the host counts for it on `vcpu`, or need not.
     pub(super) fn is_prepared(&self, vcpu: u32) -> bool {
         match self {
             Self::Own(counters) => counters.iter().any(|open| open.vcpu == vcpu),
@@ -92,11 +92,11 @@ impl Backing {
         }
     }
 
-    /// Has the host count on `cpu`, where it does not yet, for the guest or for the operator.
+    /// Makes the host count on `cpu`, unless it does, for the guest or the operator.
     ///
     /// # Errors
-    /// The host's; `EMFILE` for the first counter of a guest's event when there are as many as the
-    /// operator allows. A later one takes the place of one on another vCPU then.
+    /// The host's error; `EMFILE` for the first counter of a guest's event when the operator's
+    /// limit is reached. A later one replaces the event's counter on another vCPU then.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,
@@ -126,7 +126,7 @@ impl Backing {
         Ok(())
     }
 
-    /// Whether its counters are the event's own.
+    /// Whether the event owns its counters.
     pub(super) fn is_own(&self) -> bool {
         matches!(self, Self::Own(_))
     }
@@ -139,7 +139,7 @@ impl Backing {
         }
     }
 
-    /// The thread of `vcpu` is gone, and its counters with it.
+    /// Drops the counters of `vcpu`, whose thread is gone.
     pub(super) fn forget(&mut self, vcpu: u32) {
         match self {
             Self::Own(counters) => counters.retain(|open| open.vcpu != vcpu),
@@ -148,7 +148,7 @@ impl Backing {
         }
     }
 
-    /// Closes the event's own counters; the shared ones that it counted by, for their vCPUs to release.
+    /// Closes the event's own counters; returns the shared ones, for their vCPUs to release.
     pub(super) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         match self {
             Self::Own(counters) => {
@@ -160,8 +160,8 @@ impl Backing {
         }
     }
 
-    /// Another rate for each of the event's own counters, from now; of the kind that it was opened
-    /// with.
+    /// Sets the rate of each of the event's own counters, from now; the kind of rate must not
+    /// change.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
             Self::Own(counters) => counters.iter_mut().try_for_each(|open| open.set_rate(rate)),
@@ -169,7 +169,7 @@ impl Backing {
         }
     }
 
-    /// No overflows of host counters with a period, until the next [`Backing::set_rate`].
+    /// Disables overflows of host counters with a period, until the next [`Backing::set_rate`].
     pub(super) fn silence(&mut self) -> io::Result<()> {
         self.set_rate(Rate::Period(NEVER))
     }
@@ -183,7 +183,7 @@ impl Backing {
         overflows
     }
 
-    /// Its figures on `cpu` now, only growing.
+    /// Its current figures on `cpu`, which only grow.
     pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {

@@ -1,4 +1,4 @@
-//! Groups: events that count while their leader is on, and are read as one.
+//! Groups: events that count while their leader is enabled, and are read at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// perf's `PERF_FORMAT_GROUP`.
 pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
 
-/// The events of one group as each of them knows it: made anew whenever one joins or leaves.
+/// The events of a group, shared by them: rebuilt when one joins or leaves.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The leader's id.
@@ -21,13 +21,13 @@ pub(crate) struct Group {
 #[derive(Debug, Clone)]
 pub(crate) struct GroupEvent {
     pub(crate) id: u64,
-    /// The id of its family, by which readings name it.
+    /// The family's id, which identifies the event in readings.
     pub(crate) owner: u64,
     pub(crate) counts: Arc<LastCounts>,
 }
 
-/// The count of an event when it was last brought up to date, and its losses. A reading of the group takes
-/// them for an event that counts on another vCPU.
+/// The count and losses of an event at its last update. A reading of the group uses them for an
+/// event that counts on another vCPU.
 #[derive(Debug, Default)]
 pub(crate) struct LastCounts {
     value: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct LastCounts {
 }
 
 impl Group {
-    /// The ids of the events that the leader leads.
+    /// Ids of the members without the leader.
     pub(crate) fn members(&self) -> impl Iterator<Item = u64> {
         let ids = self.events.iter().map(|event| event.id);
         ids.filter(|&id| id != self.leader)

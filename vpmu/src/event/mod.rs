@@ -1,5 +1,5 @@
-//! One event: what it counts, its state, its count and times. Knows nothing of queues, nor of other
-//! events but its group.
+//! One event: its specification, state, count and times. Knows nothing of queues, nor of other
+//! events except its group.
 
 mod backing;
 mod group;
@@ -39,7 +39,7 @@ struct Active {
     vcpu: u32,
     since: u64,
     base: Reading,
-    /// Its own counter stands still until there is room for it.
+    /// Its own counter is stopped until there is room for it.
     waits: bool,
 }
 
@@ -47,48 +47,48 @@ struct Active {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Persistent {
     Guest,
-    /// The operator's: the guest changes nothing about it.
+    /// The operator's: the guest cannot change it.
     Operator,
 }
 
 /// An open event. It belongs to the shard of the vCPU that it is placed on; a task event that is
-/// placed on none stays with the shard of the last.
+/// placed nowhere stays with its last shard.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) spec: EventSpec,
     pub(crate) context: Context,
-    /// The group that it is in: it counts while the leader is on.
+    /// Its group: it counts while the leader is enabled.
     pub(crate) group: Option<Arc<Group>>,
-    /// Its own place among the counts of the group.
+    /// Its own entry among the counts of the group.
     last_counts: Option<Arc<LastCounts>>,
-    /// Who ran when it was scheduled in: an overflow found as its task leaves is still that
-    /// task's, though the task page names the next one by then.
+    /// The task at schedule-in: an overflow found as the task leaves is still that task's, though
+    /// the task page names the next one by then.
     pub(crate) task: Option<Task>,
-    /// Where its task ran last: a record of it may be written when it has left.
+    /// The last vCPU of its task: a record of it may be written after it has left.
     pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Overflows until it is turned off; zero: no limit.
+    /// Overflows until it is disabled; zero: no limit.
     pub(crate) limit: u64,
-    /// Overflows of it that no record was written of.
+    /// Overflows without a record.
     pub(crate) lost: u64,
-    /// It lives on without a handle.
+    /// It outlives its handles.
     pub(crate) persistent: Option<Persistent>,
-    /// Where its family's records and packets go.
+    /// The destination of its family's records and packets.
     pub(crate) sink: Option<Arc<Sink>>,
     /// The effects of its overflows on other events, by their ids.
     pub(crate) effects: Vec<(u64, Effect)>,
-    /// What it traced, if it is a trace: its count then is the bytes of that.
+    /// Totals of its trace, if it is one: its count is the traced bytes.
     pub(crate) trace: Option<Trace>,
-    /// Nothing is counted or made until it is resumed. Its state and times go on.
+    /// It counts and makes nothing until it is resumed. Its state and times continue.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
-    /// Its host counters overflow no more until it is throttled no longer.
+    /// Overflows of its host counters are disabled until the throttle is lifted.
     silent: bool,
     failed: bool,
     backing: Backing,
     active: Option<Active>,
-    /// Where its own counter runs, if it is the guest's.
+    /// The place of its own counter, if the event is the guest's.
     place: Option<Place>,
     count: u64,
     enabled_ticks: u64,
@@ -193,7 +193,7 @@ impl Event {
         self.active.map(|active| active.vcpu)
     }
 
-    /// The vCPU that it would count on if it were enabled.
+    /// The vCPU that it would count on if enabled.
     pub(crate) fn placed_on(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -214,14 +214,14 @@ impl Event {
         self.enabled
     }
 
-    /// Turns it on or off, and with a leader its group; whether it was on.
+    /// Enables or disables it, and with a leader its group; returns whether it was enabled.
     pub(crate) fn set_enabled(&mut self, enabled: bool) -> bool {
         let before = std::mem::replace(&mut self.enabled, enabled);
         self.publish_on();
         before
     }
 
-    /// Whether it has no leader, or one that is on.
+    /// Whether it has no leader, or an enabled one.
     pub(crate) fn is_led_on(&self) -> bool {
         let led = self.group.as_ref().filter(|_| !self.leads());
         led.is_none_or(|group| group.is_on())
@@ -233,7 +233,7 @@ impl Event {
         group.is_some_and(|group| group.leader == self.spec.id)
     }
 
-    /// It joins a group, or leaves it.
+    /// Joins a group, or leaves it.
     pub(crate) fn join(&mut self, group: Option<Arc<Group>>) {
         let events = group.iter().flat_map(|group| &group.events);
         let mut own = events.filter(|event| event.id == self.spec.id);
@@ -248,13 +248,13 @@ impl Event {
         self.persistent == Some(Persistent::Operator)
     }
 
-    /// Whether its own ring's metadata page shows its figures.
+    /// Whether its own ring's metadata page shows its count.
     pub(crate) fn is_shown(&self) -> bool {
         let sink = self.sink.as_ref();
         sink.is_some_and(|sink| sink.shows(self.spec.id))
     }
 
-    /// The work that it gives its vCPU's thread while active.
+    /// Its work on its vCPU's thread while active.
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
         let goes = !self.paused;
         let samples = self.period.is_some() && goes;
@@ -283,8 +283,8 @@ impl Event {
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether its vCPU has work with it at exits, marks or drains: all but an event that only counts
-    /// by a figure that is read.
+    /// Whether its vCPU must handle it at exits, marks or drains: all events except those that only
+    /// count by a readable figure.
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
             self.backing,
@@ -296,13 +296,13 @@ impl Event {
         )
     }
 
-    /// Whether the device itself sees its count grow, one by one.
+    /// Whether the device itself increments its count.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether it only counts, is in order, and nothing shows its figures by itself: it starts and stops
-    /// without any other work.
+    /// Whether it only counts, is not in error, and has no metadata page: it starts and stops
+    /// without further work.
     pub(crate) fn is_plain(&self) -> bool {
         self.sink.is_none() && !self.failed && !self.is_watched()
     }
@@ -312,26 +312,26 @@ impl Event {
         matches!(self.backing, Backing::Own(_))
     }
 
-    /// Whether each of its samples is an exit of its vCPU for the guest's sake.
+    /// Whether each of its samples is an exit of its vCPU on the guest's behalf.
     pub(crate) fn takes_time(&self) -> bool {
         let samples = self.is_sampled_by_host() && self.period.is_some();
         samples && !self.is_batched() && !self.is_operators()
     }
 
-    /// Whether the host records its overflows, to be collected later.
+    /// Whether the host records its overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
         self.spec.is_batched()
     }
 
-    /// Whether it stands still until it is resumed.
+    /// Whether it is paused.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Has the host count for it on `cpu`, if the host does and does not yet.
+    /// Makes the host count for it on `cpu`, if it needs to and does not yet.
     ///
     /// # Errors
-    /// The host's, or `ESRCH` while the vCPU has no thread.
+    /// The host's error, or `ESRCH` while the vCPU has no thread.
     pub(crate) fn prepare(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         if self.backing.is_prepared(cpu.index) {
             return Ok(());
@@ -352,18 +352,18 @@ impl Event {
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // A counter pinned for the guest would never give way to the operator's, so that the operator
-            // alone has them pinned: see `Event::read`.
+            // A counter pinned for the guest would never yield to the operator's, so only the
+            // operator's are pinned on the host: see `Event::read`.
             pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
         self.backing.prepare(cpu, &request, operators)
     }
 
-    /// Begins to count on `cpu`.
+    /// Starts counting on `cpu`.
     ///
     /// # Errors
-    /// The host's; the caller then calls [`Event::fail`].
+    /// The host's error; the caller then calls [`Event::fail`].
     pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         self.prepare(cpu)?;
@@ -407,7 +407,7 @@ impl Event {
         }
     }
 
-    /// Its counter stands still, and does not wait for a place either.
+    /// Stops its counter, without waiting for a place.
     fn leave_place(&mut self) {
         self.place = None;
         if let Some(active) = &mut self.active {
@@ -415,21 +415,21 @@ impl Event {
         }
     }
 
-    /// Interrupts a second that its host counter makes, as far as is known.
+    /// Interrupts per second of its host counter, as far as known.
     fn interrupts(&self) -> u64 {
         let rate = self.period.map(Period::rate);
         rate.map_or(0, |rate| self.spec.interrupts(rate))
     }
 
-    /// Whether it is active, but for its counter, which waits for room.
+    /// Whether it is active except for its counter, which waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.active.is_some_and(|active| active.waits)
     }
 
-    /// Lets its counter run if it waits and there is room now; whether it goes on waiting.
+    /// Starts its counter if it waits and there is room now; returns whether it still waits.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn stop_waiting(&mut self, cpu: &mut Cpu) -> io::Result<bool> {
         if !self.is_waiting() {
             return Ok(false);
@@ -446,10 +446,10 @@ impl Event {
         Ok(false)
     }
 
-    /// Brings count and times up to now.
+    /// Updates count and times.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn update(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         let Some(active) = self.active else {
@@ -466,10 +466,10 @@ impl Event {
         Ok(())
     }
 
-    /// Ceases to count.
+    /// Stops counting.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn stop(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         let Some(active) = self.active.take() else {
@@ -485,10 +485,10 @@ impl Event {
         Ok(())
     }
 
-    /// The figures of its backing now.
+    /// The current figures of its backing.
     ///
     /// # Errors
-    /// The host's; `EIO` if the event is pinned and had to share the host's counter.
+    /// The host's error; `EIO` if the event is pinned and had to share the host's counter.
     fn read(&mut self, cpu: &mut Cpu, active: &Active) -> io::Result<Reading> {
         if active.waits {
             return Ok(active.base);
@@ -501,12 +501,12 @@ impl Event {
         }
     }
 
-    /// The thread of `vcpu` is gone, and the counters there with it; it is not active there.
+    /// Drops the counters of `vcpu`, whose thread is gone; the event must not be active there.
     pub(crate) fn forget_thread(&mut self, vcpu: u32) {
         self.backing.forget(vcpu);
     }
 
-    /// Its backing was lost: it stands still for good. The shared counters that it counted by.
+    /// Stops it for good after its backing was lost; returns its shared counters.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
         self.place = None;
@@ -515,15 +515,15 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// It ends: the shared counters that it counted by.
+    /// Ends it; returns its shared counters.
     pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         self.backing.take_counters()
     }
 
-    /// Pauses or resumes it: what came before a pause is counted, what passes in one is not.
+    /// Pauses or resumes it: events during a pause are not counted.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn pause(&mut self, cpu: &mut Cpu, paused: bool) -> io::Result<()> {
         if self.paused == paused {
             return Ok(());
@@ -548,7 +548,7 @@ impl Event {
         self.run(cpu, true)
     }
 
-    /// Has its own host counter, while it is active, go on or stand still.
+    /// Starts or stops its own host counter while it is active.
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
@@ -567,10 +567,10 @@ impl Event {
         self.failed
     }
 
-    /// The count becomes zero, the times stay.
+    /// Sets the count to zero; the times remain.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn reset(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         self.update(cpu)?;
         self.count = 0;
@@ -580,10 +580,11 @@ impl Event {
         Ok(())
     }
 
-    /// A new period, or a new frequency for an event that has one, from now.
+    /// Sets the period, or the frequency of an event opened with one, from now on.
     ///
     /// # Errors
-    /// As [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: all is as before.
+    /// Like [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: nothing
+    /// changes then.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
         if let Some(place) = &mut self.place
@@ -599,7 +600,7 @@ impl Event {
     }
 
     fn change_period(&mut self, period: Period) -> io::Result<()> {
-        // The host is told when the throttle is lifted.
+        // The host gets the rate when the throttle is lifted.
         if !self.silent {
             self.backing.set_rate(period.rate())?;
         }
@@ -607,7 +608,7 @@ impl Event {
         Ok(())
     }
 
-    /// What this event counts happened once; `now` tells guest nanoseconds.
+    /// Counts one occurrence; `now` returns guest nanoseconds.
     pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
         work::charge(1);
         if let Backing::Happened(times) = &mut self.backing {
@@ -616,11 +617,11 @@ impl Event {
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// An overflow at `time`: whether it makes a record. With the last of a window's share, the host
-    /// is asked for no more.
+    /// Whether an overflow at `time` makes a record. With the last one in a window's limit, further
+    /// overflows are disabled on the host.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
         let verdict = self.throttle.admit(limit, time);
         // A frequency is no higher than the rate, and the host keeps to it.
@@ -632,10 +633,10 @@ impl Event {
         (verdict, silenced)
     }
 
-    /// Its overflows make no records from `time` on, until the next window; the host is asked for no more.
+    /// Drops overflows from `time` on, until the next window; disables them on the host.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn exhaust(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
         self.throttle.close(limit, time);
         match self.period.is_some_and(Period::is_frequency) {
@@ -644,16 +645,16 @@ impl Event {
         }
     }
 
-    /// As [`Event::exhaust`], whatever its rate: there was no time for its overflows.
+    /// Like [`Event::exhaust`], independent of its rate: its overflows took too much time.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn rest(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
         self.throttle.close(limit, time);
         self.silence()
     }
 
-    /// Its host counters overflow as good as never, until it is throttled no longer.
+    /// Practically disables overflows of its host counters until the throttle is lifted.
     fn silence(&mut self) -> io::Result<()> {
         self.silent = true;
         match self.period {
@@ -662,21 +663,21 @@ impl Event {
         }
     }
 
-    /// Admits an overflow at `time` that changes nothing but the count of its window: the event has no
-    /// limit, is not throttled, and is not throttled by it. `false`: see [`Event::admit`].
+    /// Admits an overflow at `time` that only counts in its window: the event has no limit, is not
+    /// throttled, and does not become so. `false`: use [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
 
-    /// Whether overflows make no records for now.
+    /// Whether overflows currently make no records.
     pub(crate) fn is_throttled(&self) -> bool {
         self.throttle.is_closed()
     }
 
-    /// At `time`: whether its overflows make records again from now.
+    /// Whether the throttle is lifted at `time`: overflows make records again.
     ///
     /// # Errors
-    /// As [`Event::start`].
+    /// See [`Event::start`].
     pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> io::Result<bool> {
         if !self.throttle.unthrottle(limit, time) {
             return Ok(false);
@@ -692,7 +693,7 @@ impl Event {
         self.backing.drain(vcpu)
     }
 
-    /// Count and times as of the last update.
+    /// Count and times at the last update.
     pub(crate) fn counts(&self, clock: Clock) -> CountSnapshot {
         CountSnapshot {
             count: self.trace.as_ref().map_or(self.count, Trace::count),
@@ -702,7 +703,7 @@ impl Event {
         }
     }
 
-    /// Overflows of it that no record was written of; of a trace, bytes that were lost.
+    /// Overflows without a record; for a trace, lost bytes.
     pub(crate) fn lost(&self) -> u64 {
         self.trace.as_ref().map_or(self.lost, Trace::lost)
     }
@@ -733,7 +734,7 @@ impl Event {
         }
     }
 
-    /// Shows count and losses to the readers of its group on other vCPUs.
+    /// Publishes count and losses to readers of its group on other vCPUs.
     pub(crate) fn publish_counts(&self) {
         if let Some(counts) = &self.last_counts {
             let value = self.trace.as_ref().map_or(self.count, Trace::count);
@@ -742,20 +743,20 @@ impl Event {
     }
 }
 
-/// Whether the host counted for all of the time between two readings.
+/// Whether the host counted all the time between two readings.
 fn ran_throughout(before: Reading, now: Reading) -> bool {
     let ran = now.running.saturating_sub(before.running);
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// The part of `ticks` that `running` is of `enabled`; all of them where the host measured no
-/// time at all, as for what it does not multiplex.
+/// The share of `ticks` that `running` has in `enabled`; all of them if the host measured no time,
+/// as for events that it does not multiplex.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
         return ticks;
     }
     let share = u128::from(ticks) * u128::from(running) / u128::from(enabled);
-    // Less than `ticks`, for `running` is less than `enabled`.
+    // Less than `ticks`, because `running` is less than `enabled`.
     u64::try_from(share).unwrap_or(ticks)
 }
 

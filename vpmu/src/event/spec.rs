@@ -1,4 +1,5 @@
-//! What was asked for when an event was opened. Nothing of it changes but the interval of its wakeups.
+//! The specification of an event from its open request. Only the interval of its wakeups can
+//! change.
 
 use crate::abi::{
     ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
@@ -14,7 +15,7 @@ use crate::walk::CaptureSpec;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Where an event counts.
+/// The context of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -22,15 +23,15 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
     serde(deny_unknown_fields)
 )]
 pub(crate) enum Context {
-    /// On one vCPU, whoever runs there.
+    /// A vCPU, with any task.
     Vcpu(u32),
-    /// With a task, on the vCPU that the driver last scheduled it in on.
+    /// A task, on the vCPU that the driver last scheduled it in on.
     Task(Option<u32>),
 }
 
 impl Context {
-    /// Whether events of both may be in one group, or write to one ring. Which task it is, the
-    /// driver alone knows.
+    /// Whether events of both contexts may share a group or a ring. Only the driver knows the
+    /// tasks.
     pub(crate) fn is_like(self, other: Self) -> bool {
         match (self, other) {
             (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
@@ -40,8 +41,8 @@ impl Context {
     }
 }
 
-/// Kind and config of the host event that a sample trace of the `PACE_*` value `config` goes by;
-/// `None`: the device's own exits.
+/// Kind and config of the host event for the `PACE_*` value `config` of a sample trace; `None`: the
+/// device's own exits.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // perf's numbers of its cpu-clock, cycles and instructions.
@@ -52,38 +53,38 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// What does not change about an event, but for its wakeups.
+/// The constant properties of an event, and its wakeups.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The event whose ring and id its records use: itself, or its parent.
+    /// The event that provides ring and id of its records: itself, or its parent.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
     /// `OPEN_*`.
     pub(crate) flags: u32,
-    /// What its records hold.
+    /// The layout of its records.
     pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
     /// Bytes of an area between two wakeups; zero: half of it.
     pub(crate) aux_watermark: u32,
     /// Most addresses of a call chain.
     pub(crate) max_stack: u32,
-    /// `ENGINE_*`: what makes its samples.
+    /// `ENGINE_*`: the engine of its samples.
     pub(crate) engine: u32,
-    /// The shortest period that its backing keeps: 1 at least.
+    /// The shortest period of its backing: at least 1.
     pub(crate) shortest_period: u64,
-    /// Its period is of nanoseconds.
+    /// Its period is in nanoseconds.
     pub(crate) by_clock: bool,
 }
 
 impl EventSpec {
-    /// Whether it was opened with a flag of `OPEN_*`.
+    /// Whether it was opened with the flag.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Interrupts a second that its host counter makes at a rate, as far as that tells.
+    /// Interrupts per second of its host counter at a rate, as far as the rate determines them.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,
@@ -97,7 +98,7 @@ impl EventSpec {
         is_trace(self.kind)
     }
 
-    /// Whether guest user mode, or else kernel mode, is left out.
+    /// Whether it excludes guest user mode, or else kernel mode.
     pub(crate) fn excludes(&self, user: bool) -> bool {
         self.has(if user {
             OPEN_EXCLUDE_USER
@@ -116,7 +117,7 @@ impl EventSpec {
         self.kind == KIND_SAMPLE_TRACE
     }
 
-    /// Kind and config of the host event that its counter counts, if it has one.
+    /// Kind and config of its host counter's event, if it has one.
     pub(crate) fn counted(&self) -> (u32, u64) {
         let paced = pace(self.config).filter(|_| self.traces_samples());
         paced.unwrap_or((self.kind, self.config))
@@ -126,7 +127,7 @@ impl EventSpec {
         self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
     }
 
-    /// What its samples hold of the place where they were taken.
+    /// The parts of the vCPU's state that its samples hold.
     pub(crate) fn capture(&self) -> CaptureSpec {
         let layout = &self.layout;
         let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
@@ -145,7 +146,7 @@ impl EventSpec {
         }
     }
 
-    /// Whether the host records its overflows, to be collected later.
+    /// Whether the host records its overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
         self.engine == ENGINE_BATCHED
     }

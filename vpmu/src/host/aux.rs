@@ -1,24 +1,24 @@
-//! Traces that the host's own PMUs make, and why a guest gets none of them: what stands in one has
-//! to be the guest's alone, and of none that Linux drives today can that be shown.
+//! Traces of the host's own PMUs, and the reasons why guests get none: a trace would have to
+//! contain only the guest's data, which no current Linux driver guarantees.
 
 use std::fs;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
-/// Whose Intel PT is while a guest runs.
+/// KVM's parameter for the owner of Intel PT while a guest runs.
 const PT_MODE: &str = "/sys/module/kvm_intel/parameters/pt_mode";
-/// The value of [`PT_MODE`] with which guests have Intel PT themselves.
+/// The value of [`PT_MODE`] that gives Intel PT to guests.
 const PT_OF_GUESTS: u32 = 1;
 
-/// A PMU of the host's that traces.
+/// A host PMU with a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTrace {
-    /// As the host names it.
+    /// The host's name for it.
     pub pmu: String,
-    /// Why no guest gets what it traces.
+    /// The reason why guests cannot have its trace.
     pub refused: &'static str,
 }
 
-/// The host's PMUs that trace, by name.
+/// The host's PMUs with traces, by name.
 pub fn host_traces() -> Vec<HostTrace> {
     let mode = fs::read_to_string(PT_MODE).ok();
     let mode = mode.and_then(|mode| mode.trim().parse().ok());
@@ -31,8 +31,8 @@ pub fn host_traces() -> Vec<HostTrace> {
     traces
 }
 
-/// Why a guest cannot have the trace of `pmu`; `None` for a PMU that makes none. `pt_mode` is what
-/// KVM says of Intel PT, where it does.
+/// The reason why a guest cannot have the trace of `pmu`; `None` for a PMU without traces.
+/// `pt_mode` is KVM's setting for Intel PT, if it has one.
 fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
     let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     Some(match (kind, pt_mode) {

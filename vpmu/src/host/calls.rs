@@ -7,10 +7,10 @@ use crate::confine::{Argument, Call, call};
 /// `fcntl` operations that `libc` does not name for every target.
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
-/// No CPU: a counter follows its thread.
+/// A counter follows its thread to any CPU.
 const ANY_CPU: u32 = u32::MAX;
 
-/// To open, switch and read host counters.
+/// Calls that open, switch and read host counters.
 pub(crate) const COUNTERS: [Call; 11] = [
     call!(
         perf_event_open,
@@ -25,19 +25,19 @@ pub(crate) const COUNTERS: [Call; 11] = [
         ioctl,
         SYS_ioctl,
         [Argument::int(1, ENABLE)],
-        "a host counter goes on"
+        "a host counter starts"
     ),
     call!(
         ioctl,
         SYS_ioctl,
         [Argument::int(1, DISABLE)],
-        "a host counter stands still"
+        "a host counter stops"
     ),
     call!(
         ioctl,
         SYS_ioctl,
         [Argument::int(1, PERIOD)],
-        "a host counter overflows at another rate"
+        "a host counter's rate changes"
     ),
     call!(
         ioctl,
@@ -55,7 +55,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
         fcntl,
         SYS_fcntl,
         [Argument::int(1, F_SETSIG)],
-        "overflows of a host counter have the VMM's signal"
+        "overflows of a host counter use the VMM's signal"
     ),
     call!(
         fcntl,
@@ -64,7 +64,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
             Argument::int(1, libc::F_SETFL.cast_unsigned()),
             Argument::int(2, (libc::O_ASYNC | libc::O_NONBLOCK).cast_unsigned())
         ],
-        "overflows of a host counter signal at all"
+        "overflows of a host counter enable signals"
     ),
     call!(read, SYS_read, [], "the count of a host counter"),
     call!(
@@ -75,19 +75,19 @@ pub(crate) const COUNTERS: [Call; 11] = [
             Argument::int(1, RLIMIT_NOFILE),
             Argument::null(2)
         ],
-        "how many descriptors counters may take, without a new limit"
+        "the limit of descriptors, without a new limit"
     ),
     call!(
         gettid,
         SYS_gettid,
         [],
-        "whether a counter is on the calling thread"
+        "a check for a counter of the calling thread"
     ),
 ];
 
 const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE;
 
-/// To give host counters back.
+/// Calls that close host counters.
 pub(crate) const CLOSING: [Call; 2] = [
     call!(
         ioctl,

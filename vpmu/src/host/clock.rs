@@ -1,19 +1,19 @@
-//! From the clock of host records to the time stamp counter, which is what guest time is made of.
-//!
-//! Host records carry `CLOCK_MONOTONIC_RAW`, which no daemon slews: a straight line of the
-//! counter's. The line goes through two anchors, moments at which both were read together, far
-//! enough apart that the error of reading them vanishes.
+//! Conversion from the clock of host records to the time stamp counter, the basis of guest time.
+//! Host records carry `CLOCK_MONOTONIC_RAW`, which is not slewed: a linear function of the counter.
+//! The line goes through two anchors, moments at which both clocks were read together, far enough
+//! apart to make the reading error negligible.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::sys;
 use crate::arch;
 
-/// How old, in nanoseconds, the newer anchor may be when records are converted.
+/// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// How far apart the anchors are at most: a suspended host breaks the line, and it heals as fast.
+/// Largest distance of the anchors: a suspended host breaks the line, which recovers after this
+/// time.
 const SPAN: u64 = 10_000_000_000;
-/// Readings of which the best is an anchor: one may be interrupted.
+/// Attempts at an anchor, of which the best counts: one may be interrupted.
 const TRIES: usize = 3;
 
 /// The line, kept up to date.
@@ -23,11 +23,11 @@ pub(super) struct Clock(Mutex<Anchors>);
 #[derive(Debug)]
 struct Anchors {
     line: Line,
-    /// The older anchor when `line` has become too long.
+    /// Becomes the older anchor when `line` is too long.
     middle: Anchor,
 }
 
-/// One moment on both clocks.
+/// A moment on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Anchor {
     tsc: u64,
@@ -35,7 +35,7 @@ struct Anchor {
     raw: u64,
 }
 
-/// From nanoseconds of the raw clock to ticks.
+/// Converts nanoseconds of the raw clock to ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Line {
     old: Anchor,
@@ -43,7 +43,7 @@ pub(super) struct Line {
 }
 
 impl Clock {
-    /// Begins with an anchor now: the longer before the first record, the better the line.
+    /// Takes a first anchor now: more time before the first record gives a better line.
     pub(super) fn new() -> Self {
         let now = Anchor::now();
         Self(Mutex::new(Anchors {
@@ -52,9 +52,9 @@ impl Clock {
         }))
     }
 
-    /// The line through now, or nearly so.
+    /// A line through a recent anchor.
     pub(super) fn line(&self) -> Line {
-        // An anchor is whole or absent; a panic elsewhere does not spoil it.
+        // An anchor is complete or absent; a panic elsewhere does not corrupt it.
         let mut anchors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sys::raw_time().saturating_sub(anchors.line.new.raw) > FRESH {
             anchors.add(Anchor::now());
@@ -94,7 +94,7 @@ impl Anchor {
 }
 
 impl Line {
-    /// The counter when the raw clock showed `raw`.
+    /// The counter at the raw time `raw`.
     pub(super) fn tsc(&self, raw: u64) -> u64 {
         let ticks = self.new.tsc.wrapping_sub(self.old.tsc);
         let nanoseconds = self.new.raw.wrapping_sub(self.old.raw).max(1);
@@ -133,7 +133,7 @@ mod tests {
             prop_assume!(at < 1000 * span);
             let exact = OLD.tsc + ticks(at);
             let got = line.tsc(OLD.raw + at);
-            // One tick of each anchor's rounding, stretched as far as the line is.
+            // One tick of rounding at each anchor, scaled by the line's length.
             prop_assert!(got.abs_diff(exact) <= 2 + at / span, "{got} {exact}");
             prop_assert!(line.tsc(OLD.raw + at + more) >= got);
         }
@@ -160,7 +160,7 @@ mod tests {
             },
             middle: start,
         };
-        // The counter went on for an hour while the raw clock stood still.
+        // The counter advanced for an hour while the raw clock stood still.
         let jump = 3 * 3_600_000_000_000;
         for second in 1..=40 {
             anchors.add(at(second, 3, jump));
@@ -184,7 +184,7 @@ mod tests {
             let got = line.tsc(raw);
             let ticks = line.new.tsc - line.old.tsc;
             let nanoseconds = line.new.raw - line.old.raw;
-            // A microsecond, on top of what lies between the two readings.
+            // A microsecond, in addition to the distance of the two readings.
             let slack = 1_000 * ticks / nanoseconds;
             assert!(
                 (before - slack..=after + slack).contains(&got),

@@ -1,5 +1,5 @@
-//! Closes counters that take long to: of a tracepoint the host waits until no CPU passes it any
-//! more, tens of milliseconds in which a vCPU's thread has better things to do.
+//! Closes counters that take long: for a tracepoint the host waits until no CPU runs it, for tens
+//! of milliseconds, which would delay a vCPU's thread.
 
 use std::io;
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use std::thread;
 
 use crate::source::{Counter, Overflows, Rate, Reading};
 
-/// Counters that may wait for it: a guest that opens and closes for ever waits with them.
+/// Most counters in its queue: a guest that opens and closes in a loop waits with them.
 const WAITING: usize = 64;
 
-/// A thread that closes what it is given, as long as somebody may give it anything.
+/// A thread that closes queued counters, as long as it has senders.
 #[derive(Debug)]
 pub(super) struct Closer(SyncSender<Box<dyn Send>>);
 
-/// A counter that is closed elsewhere when it is dropped.
+/// A counter that the closing thread drops.
 #[derive(Debug)]
 pub(super) struct ClosedLater {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     counter: Option<Box<dyn Counter>>,
     closer: Arc<Closer>,
 }
 
 impl Closer {
-    /// Starts the thread, which calls `begin` before anything else.
+    /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
-    /// The host's, if it has no more threads; those of `begin`.
+    /// The host's error, if it has no more threads; errors of `begin`.
     pub(super) fn start(
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -48,9 +48,9 @@ impl Closer {
         Ok(Self(sender))
     }
 
-    /// Drops `what` soon; now if too many wait already.
+    /// Drops `what` soon; immediately if the queue is full.
     fn close(&self, what: Box<dyn Send>) {
-        // What is not taken comes back with the error, and goes here.
+        // A full queue returns the value in its error, which is dropped here.
         drop(self.0.try_send(what));
     }
 }
@@ -96,7 +96,7 @@ impl Counter for ClosedLater {
 impl Drop for ClosedLater {
     fn drop(&mut self) {
         if let Some(mut counter) = self.counter.take() {
-            // From here on it does nothing; one that cannot be stopped is closed all the same.
+            // Stop it now; one that cannot be stopped is closed anyway.
             let _ = counter.stop();
             self.closer.close(Box::new(counter));
         }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn everything_is_closed() {
         let closer = Closer::start(|| Ok(())).expect("a thread");
-        // The other end of a pipe tells when one end is closed.
+        // The other end of a pipe shows when one end is closed.
         let ends: Vec<_> = (0..2 * WAITING)
             .map(|_| {
                 let (reader, writer) = io::pipe().expect("a pipe");
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Reports on which thread it is dropped.
+    /// Reports the thread that drops it.
     struct Dropped(SyncSender<ThreadId>);
 
     impl Drop for Dropped {

@@ -24,9 +24,9 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct PerfCounter {
     event: HostEvent,
-    /// The host's clocks take no frequency.
+    /// The host's clocks accept no frequency.
     is_clock: bool,
-    /// Of an event that samples.
+    /// For an event that samples.
     ring: Option<HostRing>,
     clock: Arc<Clock>,
 }
@@ -34,7 +34,7 @@ struct PerfCounter {
 #[derive(Debug)]
 enum HostEvent {
     Alone(File),
-    /// Paced by a timer, with which others start and stop.
+    /// Paced by a timer, which starts and stops with others.
     Timed(Timer),
 }
 
@@ -47,7 +47,7 @@ impl HostEvent {
     }
 }
 
-/// Opens a stopped host event. One that samples by [`Engine::Exit`] sends `signal` to `thread` at
+/// Opens a stopped host event. One that samples with [`Engine::Exit`] sends `signal` to `thread` at
 /// each overflow.
 pub(super) fn open(
     source: &PerfSource,
@@ -55,7 +55,7 @@ pub(super) fn open(
     thread: i32,
 ) -> io::Result<Box<dyn Counter>> {
     let is_clock = is_clock(what.kind, what.config);
-    // A pinned event is in no group.
+    // A pinned event cannot be in a group.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
     let group = match timed {
         true => source.timers.of(thread)?,
@@ -86,11 +86,11 @@ pub(super) fn open(
     }))
 }
 
-/// The host's event for `what`.
+/// The host's attributes for `what`.
 pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     let (type_, config) = pmu.event(what);
     let mut attr = perf_event_attr {
-        // A kernel that knows a shorter struct accepts zeros beyond it.
+        // A kernel with a shorter struct accepts zeros beyond it.
         size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
         type_,
         config,
@@ -119,7 +119,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
         match sampling.engine {
             Engine::Exit => attr.__bindgen_anon_2.wakeup_events = 1,
             Engine::Batched => {
-                // Nobody waits for it, so the host need not look whom to wake.
+                // It has no waiters, so the host need not look for any.
                 attr.set_watermark(1);
                 attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
             }
@@ -128,8 +128,8 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     attr
 }
 
-/// The rate as the host takes it. It turns a clock's frequency into a period at the open, and
-/// takes none later; nanoseconds need no adapting.
+/// The rate in the host's form. The host converts a clock's frequency into a period at the open,
+/// and accepts none later; nanoseconds need no adapting.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

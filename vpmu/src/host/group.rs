@@ -1,5 +1,5 @@
-//! One group of host events on a vCPU's thread: the host puts all of its members on the CPU or
-//! none, and reads them by one system call.
+//! One group of host events on a vCPU's thread: the host schedules all of its members or none, and
+//! reads them with one system call.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,20 +16,20 @@ use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::arch;
 use crate::source::{CounterKey, Reading, Request};
 
-/// Members of a group at most.
+/// Most members of a group.
 const MOST: usize = 64;
-/// Members of a group on the CPU's PMU at most; a PMU with fewer counters refuses earlier.
+/// Most members of a group on the CPU's PMU; a PMU with fewer counters refuses earlier.
 const MOST_ON_CPU: usize = 16;
 /// Words before the values: the number of members and the times of the leader.
 const HEADER: usize = 3;
 /// Length of the longest reading.
 const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
 
-/// Which events may share a group. Exclusions do not matter: perf keeps them per event.
+/// Compatibility of events in a group. Exclusions do not matter: perf keeps them per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Software events. Perf would let them join hardware events, but then they would lose their
-    /// turns with those.
+    /// Software events. Perf allows them among hardware events, but they would then be multiplexed
+    /// with those.
     Software,
     /// Events of the CPU's PMU.
     Cpu,
@@ -39,7 +39,7 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// The class of `what`; `None` if it does not merely count.
+    /// The class of `what`; `None` for anything but a plain count.
     pub(super) fn of(what: &Request) -> Option<Self> {
         let class = match what.kind {
             KIND_SOFTWARE => Self::Software,
@@ -62,7 +62,7 @@ impl Class {
     }
 }
 
-/// Where a group is read to, so that reading allocates nothing.
+/// Buffer for readings, so that reading allocates nothing.
 #[derive(Debug)]
 pub(super) struct Scratch {
     bytes: [u8; BYTES],
@@ -79,21 +79,21 @@ impl Scratch {
     }
 }
 
-/// The thread of the counters, as far as it matters to an open or a read.
+/// The thread of the counters, for an open or a read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct On {
     pub(super) thread: i32,
     pub(super) pmu: CpuPmu,
-    /// It is the calling one.
+    /// It is the calling thread.
     pub(super) own: bool,
-    /// An event opened there gets its metadata page.
+    /// Whether to map the metadata page of new events.
     pub(super) pages: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Group {
     class: Class,
-    /// By their opens, which is the order of the values that the host reads; the first leads.
+    /// In order of opening, which is the order of the host's values; the first leads.
     members: Vec<Member>,
     /// The host refused another member since one left.
     full: bool,
@@ -103,13 +103,13 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct Member {
-    /// `None` for a leader that was removed: closing it would break the group up.
+    /// `None` for a removed leader: closing it would dissolve the group.
     key: Option<CounterKey>,
     request: Request,
     event: File,
     /// Its metadata page.
     page: Option<Mapping>,
-    /// The host's count when it was added: a leader may have been there before.
+    /// The host's count when it was added: a leader may have existed before.
     base: u64,
 }
 
@@ -124,7 +124,7 @@ impl Member {
         };
         let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
-            // Without a page the host reads the event: it may lock no more memory for this process.
+            // Without a page the host reads the event: its limit of locked memory may be reached.
             true => Mapping::new(&event, sys::page_size()?).ok(),
             false => None,
         };
@@ -137,7 +137,7 @@ impl Member {
         })
     }
 
-    /// Its count when the host reads `value`, with the times of its group.
+    /// Its count when the host's value is `value`, with the group's times.
     fn reading(&self, value: u64, times: Reading) -> Reading {
         Reading {
             value: value.wrapping_sub(self.base),
@@ -147,7 +147,7 @@ impl Member {
 }
 
 impl Group {
-    /// A group of one event, which runs from now on.
+    /// Opens a group with one running event.
     pub(super) fn open(class: Class, what: &Request, key: CounterKey, on: On) -> io::Result<Self> {
         Ok(Self {
             class,
@@ -165,23 +165,23 @@ impl Group {
         !self.full && self.members.len() < self.class.most()
     }
 
-    /// Takes no more members until one leaves.
+    /// Refuses members until one leaves.
     pub(super) fn close_to_others(&mut self) {
         self.full = true;
     }
 
-    /// Metadata pages that are mapped.
+    /// Number of mapped metadata pages.
     pub(super) fn pages(&self) -> usize {
         let mapped = self.members.iter().filter(|member| member.page.is_some());
         mapped.count()
     }
 
-    /// Nothing but a removed leader is left.
+    /// Whether only a removed leader is left, if anything.
     pub(super) fn is_empty(&self) -> bool {
         self.members.iter().all(|member| member.key.is_none())
     }
 
-    /// Uses a removed leader again for the same request, if there is such: whether.
+    /// Reuses a removed leader for the same request; returns whether there was one.
     pub(super) fn revive(
         &mut self,
         what: &Request,
@@ -200,10 +200,10 @@ impl Group {
         true
     }
 
-    /// Opens another member: whether it fits in with the others.
+    /// Opens another member; returns whether it is compatible with the others.
     ///
     /// # Errors
-    /// Errors that another group would not avoid.
+    /// Errors that also occur in another group.
     pub(super) fn join(
         &mut self,
         what: &Request,
@@ -228,9 +228,9 @@ impl Group {
         Ok(!starves)
     }
 
-    /// Has the newest member count from now on. Linux 6.12 and newer starts a member that is added
-    /// with those of its own PMU alone, so that it stands still until the group's thread is next
-    /// put on a CPU, if the leader is of another. One more event of the leader's PMU starts them all.
+    /// Starts the newest member. Linux 6.12 and newer starts an added member only with members of
+    /// its own PMU, so it would not run until the group's thread is next scheduled, if the leader
+    /// is of another PMU. Opening one more event of the leader's PMU starts them all.
     fn start_last(&self, on: On) -> io::Result<()> {
         let (Some(leader), Some(last)) = (self.members.first(), self.members.last()) else {
             return Ok(());
@@ -243,14 +243,14 @@ impl Group {
     }
 
     /// Whether the group waits for counters although its thread runs. The host checks a group
-    /// against an idle PMU, but a counter that others hold for good, such as the NMI watchdog's,
+    /// against an idle PMU, but a counter held permanently by others, such as the NMI watchdog's,
     /// may be one too many.
     fn starves(&mut self, into: &mut Scratch) -> bool {
         let [before, after] = [self.ask(into), self.ask(into)];
         matches!((before, after), (Some(before), Some(after)) if is_waiting(before, after))
     }
 
-    /// Ends the member `key`: whether it is one.
+    /// Ends the member `key`; returns whether the group had it.
     pub(super) fn remove(&mut self, key: CounterKey) -> bool {
         let is_it = |member: &Member| member.key == Some(key);
         match self.members.iter().position(is_it) {
@@ -264,8 +264,8 @@ impl Group {
         true
     }
 
-    /// Reads every member as of now and stores those readings, or `only` one; `own`: on the thread
-    /// of the counters.
+    /// Reads every member now and stores the readings, or only one; `own`: on the thread of the
+    /// counters.
     pub(super) fn refresh(
         &mut self,
         only: Option<CounterKey>,
@@ -282,11 +282,11 @@ impl Group {
         }
     }
 
-    /// The times of the group, and its values in `into`; `None` if the host gave it up.
+    /// The group's times, and its values in `into`; `None` if the host gave it up.
     fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
         let looked = if own { self.look(into) } else { None };
         let now = looked.or_else(|| self.ask(into))?;
-        // The two ways round nanoseconds differently.
+        // The two methods round nanoseconds differently.
         self.times = Reading {
             enabled: self.times.enabled.max(now.enabled),
             running: self.times.running.max(now.running),
@@ -295,8 +295,8 @@ impl Group {
         Some(self.times)
     }
 
-    /// Reads the group in its pages, all of it or `None`. The times are the leader's, as the
-    /// host's own reading has them.
+    /// Reads the whole group from its pages, or returns `None`. The times are the leader's, as in
+    /// the host's own reading.
     fn look(&self, into: &mut Scratch) -> Option<Reading> {
         let mut of_leader = None;
         for (member, value) in self.members.iter().zip(&mut into.values) {
@@ -307,7 +307,7 @@ impl Group {
         of_leader
     }
 
-    /// Has the host read the group. A pinned event that lost its counter reads as an end of file.
+    /// Makes the host read the group. A pinned event that lost its counter reads as end of file.
     fn ask(&self, into: &mut Scratch) -> Option<Reading> {
         let leader = self.members.first()?;
         let words = HEADER + self.members.len();
@@ -336,13 +336,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The leader last: without it, the host makes each member a group of its own.
+        // Drop the leader last: without it, the host makes each member a group of its own.
         while self.members.pop().is_some() {}
     }
 }
 
-/// Which of the kernel's software PMUs counts a software event: each clock has its own. `None` for
-/// other events.
+/// The kernel's software PMU of an event: each clock has its own. `None` for other events.
 fn software_pmu(what: &Request) -> Option<u64> {
     let software = what.kind == KIND_SOFTWARE;
     software.then_some(match is_clock(what.kind, what.config) {
@@ -352,8 +351,8 @@ fn software_pmu(what: &Request) -> Option<u64> {
 }
 
 /// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot
-/// count them all at once, `E2BIG` if it cannot read them at once, `ENODEV` (Linux 6.15 and newer)
-/// if the group's thread has ended, for which an event alone fails with `ESRCH`.
+/// count all at once, `E2BIG` if it cannot read them at once, `ENODEV` (Linux 6.15 and newer) if
+/// the group's thread has ended, for which an event alone fails with `ESRCH`.
 fn is_misfit(error: &io::Error) -> bool {
     let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
     error

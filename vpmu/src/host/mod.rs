@@ -1,4 +1,4 @@
-//! The host's perf events as a [`Source`]: the only place that names `perf_event_open`, and the
+//! The host's perf events as a [`Source`]: the only module that calls `perf_event_open`, and the
 //! only one with unsafe code.
 
 mod aux;
@@ -41,14 +41,14 @@ use crate::refusal::Refusal;
 use crate::settings::Hardware;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
-/// Why the host cannot serve as a source.
+/// Errors of creating the source.
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
     reason = "read with its module before it, as std's are"
 )]
 pub enum Error {
-    /// The overflow signal is none that a process may use so.
+    /// The signal is not a real-time signal.
     #[error("signal {0} cannot announce overflows: use a real-time signal")]
     Signal(c_int),
     /// The thread that closes counters does not start.
@@ -56,21 +56,21 @@ pub enum Error {
     Thread(#[source] io::Error),
 }
 
-/// What the host's files say of its events. A VMM that confines itself reads them before it gives up
-/// the directory that they are in, or the user who may read them.
+/// Descriptions of events in the host's files. A VMM that confines itself reads them before it
+/// drops the directory or the user that can read them.
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
-    /// What the operator has decided about events that hardware counts.
+    /// The operator's decision on hardware events.
     hardware: Hardware,
-    /// What counts hardware events.
+    /// The PMU of hardware events.
     pmu: Result<CpuPmu, Refusal>,
 }
 
 impl HostFiles {
-    /// Reads them, and on which CPUs the calling thread may run, for a device that has the same in [`Settings::hardware`](crate::Settings::hardware).
-    /// Without [`Hardware::events`] the source opens none that hardware counts, not even to find out whether
-    /// it can.
+    /// Reads the files, and the CPUs of the calling thread, for a device with the same
+    /// [`Settings::hardware`](crate::Settings::hardware). Without [`Hardware::events`] the source
+    /// opens no hardware events, not even to probe them.
     #[must_use]
     pub fn read(hardware: &Hardware) -> Self {
         for HostTrace { pmu, refused } in host_traces() {
@@ -95,13 +95,13 @@ pub struct PerfSource {
     closer: Arc<Closer>,
     pmu: CpuPmu,
     offers: Vec<Offer>,
-    /// Why there are none of a kind.
+    /// Kinds without events, with the reasons.
     refusals: Vec<(u32, Refusal)>,
 }
 
 impl PerfSource {
-    /// As [`PerfSource::confined`], for a process that is not confined, and with all that hardware counts
-    /// by default.
+    /// Like [`PerfSource::confined`], for a process that is not confined, with default hardware
+    /// settings.
     ///
     /// # Errors
     /// [`Error`].
@@ -109,13 +109,12 @@ impl PerfSource {
         Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
-    /// Probes what this host counts: each candidate is opened once on the calling thread, with the
-    /// capabilities that this thread has now. Makes the crate's one thread, whose list of system calls is
-    /// that of [`Thread::Closer`](crate::confine::Thread::Closer); it calls `begin` before anything else.
+    /// Probes this host's events: opens each candidate once on the calling thread, with its current
+    /// capabilities. Starts the crate's one thread, whose list of system calls is
+    /// [`Thread::Closer`](crate::confine::Thread::Closer)'s; it calls `begin` first.
     ///
     /// `signal` is sent to a vCPU's thread when one of its sampling events overflows. The VMM's
-    /// handler makes the run call return; without one the signal's default action ends the
-    /// process.
+    /// handler must make the run call return; without a handler the signal ends the process.
     ///
     /// # Errors
     /// [`Error::Signal`] for anything but a real-time signal; [`Error::Thread`], with the error of
@@ -148,7 +147,7 @@ impl PerfSource {
             timers: Timers::default(),
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
-            // Without one there is no offer that it would count.
+            // Without a PMU, no offer uses it.
             pmu: files.pmu.unwrap_or_default(),
             offers,
             refusals,
@@ -156,7 +155,7 @@ impl PerfSource {
     }
 }
 
-/// Machines without counters are many, and say so when somebody asks.
+/// Machines without counters are common, so this is logged only when relevant.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
@@ -169,41 +168,41 @@ fn log_refusal(kind: u32, refusal: Refusal) {
     );
 }
 
-/// The events of perf's that may be offered, raw ones aside, whether this host counts them or not.
+/// The candidate events of perf, except raw ones, whether or not this host counts them.
 pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
     probe::candidates().chain([tracepoint::offer()])
 }
 
-/// Whether this host's perf can trace the exits that its kernel handles by itself; it is tried on
-/// the calling thread.
+/// Whether this host's perf can trace exits that its kernel handles itself; tested on the calling
+/// thread.
 ///
 /// # Errors
-/// Why it cannot, with the remedy.
+/// The reason, with the remedy.
 pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Bytes of rings and metadata pages that the host locks for `counters` counters that sample, and for
-/// those that only count on `vcpus` threads, at most.
+/// Most bytes of rings and metadata pages that the host locks for `counters` sampling counters, and
+/// for counting ones on `vcpus` threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
     (rings + pages) * PAGE_SIZE as u64
 }
 
-/// Counters of the operator's that room is kept for.
+/// The operator's counters for which room is reserved.
 const OPERATORS: u64 = 64;
-/// Counters of a thread that only count, one for each kind of event and exclusion, and the leaders of
+/// Counting counters of a thread, one for each kind of event and exclusion, with the leaders of
 /// those and of clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Descriptors for `counters` counters that sample, the operator's besides, for those that only count
-/// on `vcpus` threads, and for others, at most. A trace of exits has two.
+/// Most descriptors for `counters` sampling counters, the operator's, counting ones on `vcpus`
+/// threads, and others. A trace of exits has two.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
-/// The PMU of the CPUs that the calling thread may run on, as threads may that it makes.
+/// The PMU of the CPUs that the calling thread, and threads that it starts, may run on.
 fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     let affinity = sys::affinity().unwrap_or_else(|error| {
         log::warn!("the host does not say on which CPUs this process may run: {error}");
@@ -212,14 +211,14 @@ fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
 }
 
-/// Why no event that hardware counts would be opened from the calling thread, whatever the host opens: on
-/// some of the CPUs that it may run on the event would stand still.
+/// The reason why hardware events of the calling thread are refused even if they open: on some of
+/// the CPUs that it may run on they would not count.
 #[must_use]
 pub fn hardware_refusal() -> Option<Refusal> {
     cpu_pmu().err()
 }
 
-/// The error of an open; of a raw event that the PMU does not know, `ENOENT`.
+/// The error of an open; `ENOENT` for a raw event that the PMU does not know.
 fn unknown(what: &Request, error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EINVAL) if what.kind == KIND_RAW => io::Error::from_raw_os_error(libc::ENOENT),

@@ -1,9 +1,9 @@
-//! Reads a counter without the kernel: the CPU's own counter, completed by the metadata page that
-//! the kernel keeps for the event.
+//! Reads a counter without the kernel: the CPU's own counter, completed by the event's metadata
+//! page.
 //!
-//! The protocol is the one that `linux/perf_event.h` documents at `perf_event_mmap_page`. It holds
-//! on the thread that the event counts: the kernel updates the page when it gives the event a
-//! counter on this CPU or takes it away.
+//! The protocol is documented in `linux/perf_event.h` at `perf_event_mmap_page`. It is valid on the
+//! thread that the event counts: the kernel updates the page when it assigns the event a counter on
+//! this CPU or takes it away.
 
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
@@ -31,7 +31,7 @@ const CAP_USER_RDPMC: u64 = 1 << 2;
 const CAP_USER_TIME: u64 = 1 << 3;
 const CAP_USER_TIME_SHORT: u64 = 1 << 5;
 
-/// Times that the kernel may update the page under the reader before the reader asks the kernel.
+/// Concurrent updates by the kernel that the reader tolerates before it calls the kernel.
 const TRIES: usize = 4;
 
 /// A metadata page, and the CPU that the reader runs on.
@@ -59,8 +59,8 @@ impl Metadata for Mapping {
     }
 }
 
-/// The event's count and times as of now; `None` if only the kernel can read them: the event has
-/// no counter at the moment, or the page does not allow it.
+/// The event's current count and times; `None` if only the kernel can read them: the event has no
+/// counter now, or the page does not permit it.
 pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     for _ in 0..TRIES {
         let before = event.word(LOCK_INDEX);
@@ -75,7 +75,7 @@ pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     None
 }
 
-/// The event by one pass over the page, which the kernel may have changed meanwhile.
+/// The event from one pass over the page, which the kernel may have changed meanwhile.
 fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     let capabilities = event.word(CAPABILITIES);
     let needed = CAP_USER_RDPMC | CAP_USER_TIME;
@@ -107,7 +107,7 @@ fn nanoseconds(ticks: u64, shift: u16, mult: u32) -> Option<u64> {
     Some(quotient.wrapping_mul(mult.into()).wrapping_add(low))
 }
 
-/// The low `width` bits of `counter` with their sign.
+/// The low `width` bits of `counter`, sign-extended.
 fn extended(counter: u64, width: u16) -> Option<u64> {
     let unused = u64::BITS.checked_sub(width.into())?;
     let counter = counter.checked_shl(unused)?.cast_signed();
@@ -169,7 +169,7 @@ mod tests {
     /// 100 ns after the page was updated.
     const NOW: u64 = 1200;
 
-    /// A page that turns into the next one each time that the counter is read.
+    /// A page that becomes the next one each time that the counter is read.
     struct Page {
         fields: RefCell<Vec<Fields>>,
         reads: Cell<usize>,
@@ -288,7 +288,7 @@ mod tests {
     fn short_clock_is_completed_from_the_page() {
         let fields = Fields {
             capabilities: PLAIN.capabilities | CAP_USER_TIME_SHORT,
-            // The tick counter has 8 bits: 1200 is 0xb0 there, which comes 0xa0 after 0x10.
+            // The tick counter has 8 bits: 1200 is 0xb0 there, which is 0xa0 after 0x10.
             cycles: 0x1_0010,
             mask: 0xff,
             time_offset: 0_u64.wrapping_sub(0x1_0010 / 2),
@@ -344,7 +344,7 @@ mod tests {
 
         #[test]
         fn differences_survive_the_width(start in any::<u64>(), more in 0_u64..1 << 47) {
-            // The kernel stores the count less the counter, sign extended, as it last saw it.
+            // The kernel stores the count minus the sign-extended counter that it last saw.
             let seen = extended(start, 48).expect("a width");
             let now = extended(start.wrapping_add(more), 48).expect("a width");
             let grown = now.wrapping_sub(seen) & ((1 << 48) - 1);

@@ -10,32 +10,32 @@ use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW};
 use crate::refusal::Refusal;
 use crate::source::Request;
 
-/// Where the host has its PMUs.
+/// The host's directory of PMUs.
 pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
-/// The PMU of an x86 host whose CPUs are alike. Others have a file that lists their CPUs.
+/// The PMU of an x86 host with uniform CPUs. Others have a file that lists their CPUs.
 const PLAIN: &str = "cpu";
 const CPUS: &str = "cpus";
-/// Parts of a config that choose what is counted; the others are flags, some of which let a counter see more
-/// than its thread.
+/// Parts of a config that select the event; the others are flags, some of which let a counter see
+/// more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
 /// More CPUs than any list has.
 const MOST_CPUS: u32 = 1 << 16;
-/// perf takes the type of a PMU in this half of the configs of generic events.
+/// The half of a generic event's config that holds the type of a PMU.
 const TYPE_SHIFT: u32 = 32;
 
 /// The PMU that counts hardware events on the CPUs of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CpuPmu {
-    /// Its type, where the host has several of which perf would take any.
+    /// Its type, if the host has several and perf would choose any.
     named: Option<u32>,
-    /// The bits of a config that a raw event may have.
+    /// Permitted bits of a raw event's config.
     raw_bits: u64,
 }
 
 impl Default for CpuPmu {
-    /// The only one there is. A raw event is a number of 16 bits, or an event and a mask of 8 each: what each
-    /// PMU has.
+    /// The only PMU. A raw event is a number of 16 bits, or an event and a mask of 8 each, as on
+    /// every PMU.
     fn default() -> Self {
         Self {
             named: None,
@@ -50,15 +50,15 @@ struct SomeCpus {
     path: PathBuf,
     of_type: u32,
     cpus: BTreeSet<u32>,
-    /// The same as the host has it.
+    /// The list in the host's file.
     list: String,
 }
 
 impl CpuPmu {
-    /// The PMU in `devices` that has all CPUs of `affinity`, those that the process may run on.
+    /// The PMU in `devices` with all CPUs of `affinity`, the CPUs of the process.
     ///
     /// # Errors
-    /// [`Refusal::SeveralPmus`]: there is none such, and a generic event would stand still on some CPUs.
+    /// [`Refusal::SeveralPmus`]: there is none, and a generic event would not count on some CPUs.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {
@@ -94,12 +94,12 @@ impl CpuPmu {
         }
     }
 
-    /// Whether a raw event can be `config`.
+    /// Whether `config` is valid for a raw event.
     pub(super) fn takes(self, config: u64) -> bool {
         config & !self.raw_bits == 0
     }
 
-    /// Refuses a raw event with other bits.
+    /// Rejects a raw event with other bits.
     ///
     /// # Errors
     /// `ENOENT`.
@@ -111,7 +111,7 @@ impl CpuPmu {
     }
 }
 
-/// The PMUs in `devices` that say which CPUs they are of, by their names.
+/// The PMUs in `devices` with a list of their CPUs, by name.
 fn of_some_cpus(devices: &Path) -> Vec<SomeCpus> {
     let entries = fs::read_dir(devices).into_iter().flatten();
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
@@ -132,7 +132,7 @@ fn some_cpus(path: PathBuf) -> Option<SomeCpus> {
     })
 }
 
-/// The CPUs of a list such as `0-3,8`; an empty one has none.
+/// Parses a list of CPUs such as `0-3,8`; an empty one has none.
 fn cpus(list: &str) -> Option<BTreeSet<u32>> {
     let parts = list.split(',').filter(|_| !list.is_empty());
     parts
@@ -143,14 +143,14 @@ fn cpus(list: &str) -> Option<BTreeSet<u32>> {
         })
 }
 
-/// The numbers of `5`, or of `0-7`.
+/// Parses `5` or `0-7`.
 fn range(part: &str) -> Option<RangeInclusive<u32>> {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let (first, last) = (first.parse().ok()?, last.parse().ok()?);
     (first <= last).then_some(first..=last)
 }
 
-/// The bits that choose an event; `None`: the directory does not say.
+/// The bits that select an event; `None` if the directory does not describe them.
 fn choosing(format: &Path) -> Option<u64> {
     let texts = CHOOSING
         .iter()
@@ -159,7 +159,7 @@ fn choosing(format: &Path) -> Option<u64> {
     masks.reduce(|one, other| one | other)
 }
 
-/// A mask of the bits of a list such as `0-7,32-35`.
+/// Parses a list of bits such as `0-7,32-35` to a mask.
 fn bits(list: &str) -> Option<u64> {
     list.split(',').map(range).try_fold(0, |mask, part| {
         let part = part.filter(|part| *part.end() < u64::BITS)?;
@@ -182,7 +182,7 @@ mod tests {
         pinned: false,
     };
 
-    /// PMUs with files of these texts.
+    /// PMUs with files of these contents.
     fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         for (path, text) in files {
@@ -296,7 +296,7 @@ mod tests {
             ("armv8_pmuv3_0/type", "8\n"),
         ];
         assert_eq!(find(&arm, &[0, 1]), Ok(CpuPmu::default()));
-        // Of a CPU without a PMU nothing would be counted.
+        // A CPU without a PMU would count nothing.
         assert_eq!(find(&arm, &[0, 2]), Err(Refusal::SeveralPmus));
     }
 

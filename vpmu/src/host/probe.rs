@@ -1,4 +1,4 @@
-//! What this host counts, found by opening each candidate once.
+//! The events of this host, found by opening each candidate once.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The kernel lets software clocks fire no more often; a shorter period would be lied about.
+/// The kernel fires software clocks no more often; a shorter period would be wrong.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
@@ -73,20 +73,20 @@ const CACHES: [(u64, &str); 7] = [
 ];
 const CACHE_OPERATIONS: [(u64, &str); 3] = [(0, "load"), (1, "store"), (2, "prefetch")];
 
-/// Whether this event counts nanoseconds by a timer of the host's.
+/// Whether the event counts nanoseconds with a host timer.
 pub(super) fn is_clock(kind: u32, config: u64) -> bool {
     kind == KIND_SOFTWARE && [CPU_CLOCK, TASK_CLOCK].contains(&config)
 }
 
-/// What this host counts.
+/// The result of probing.
 pub(super) struct Probed {
     /// Every candidate that opens.
     pub(super) offers: Vec<Offer>,
-    /// Kinds of which none does, and why.
+    /// Kinds without an event that opens, with the reasons.
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
-/// Opens each candidate; those that the CPU's PMU counts as far as `hardware` allows them.
+/// Opens each candidate; candidates of the CPU's PMU only as `hardware` permits.
 pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
@@ -156,7 +156,7 @@ pub(super) fn candidates() -> impl Iterator<Item = Offer> {
     hardware.chain(software).chain(caches)
 }
 
-/// The raw events that the operator lists, or one that stands for all.
+/// The raw events that the operator lists, or one that represents all.
 fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let counts = "the CPU's raw event of this number on the vCPU's thread";
     let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
@@ -193,10 +193,10 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
     }
 }
 
-/// The offer as far as this host keeps it.
+/// The offer, adjusted to this host.
 ///
 /// # Errors
-/// The host's: it does not open at all.
+/// The host's error, if it does not open at all.
 fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
     let opens = |sampling, excludes: bool| {
         let request = Request {
@@ -205,14 +205,14 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
-            // Where this opens, the host's work can be counted, too.
+            // If this opens, the host's work can be counted, too.
             exclude_host: offer.guest_only,
             pinned: false,
         };
         sys::open(&attr(&request, pmu), 0).map(drop)
     };
     opens(None, false)?;
-    // Long enough to be allowed anywhere; the event never runs.
+    // Long enough to be valid anywhere; the event never runs.
     let sampling = Sampling {
         rate: Rate::Period(1_000_000),
         engine: Engine::Exit,
@@ -245,7 +245,7 @@ mod tests {
         );
         assert!(!probed.offers.is_empty());
         assert_eq!(probed.refusals, [(KIND_HARDWARE, Refusal::SeveralPmus)]);
-        // What the operator keeps needs no PMU.
+        // Events that the operator keeps need no PMU.
         let without = Hardware {
             events: false,
             ..hardware

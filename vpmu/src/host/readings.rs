@@ -1,4 +1,4 @@
-//! The readings of a set's counters by key: found without a search, as a switch looks up each.
+//! The readings of a set's counters by key, without a search, because a switch looks up each.
 
 use std::io;
 
@@ -6,13 +6,13 @@ use crate::source::{CounterKey, Reading};
 
 /// Bits of a key that are the slot's index; the others count the slot's uses.
 const INDEX_BITS: u32 = 20;
-/// Slots at most: as many as descriptors that Linux lets a process open by default (`fs.nr_open`).
+/// Most slots: as many as descriptors that Linux lets a process open by default (`fs.nr_open`).
 const MOST: usize = 1 << INDEX_BITS;
 
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     slots: Vec<Slot>,
-    /// Slots that are in use by no counter.
+    /// Free slots.
     free: Vec<CounterKey>,
 }
 
@@ -24,7 +24,7 @@ struct Slot {
 }
 
 impl Readings {
-    /// A key that no counter has: one given back comes again after 4,096 uses of its slot at the
+    /// Allocates an unused key; a released one is reused after 4,096 uses of its slot at the
     /// earliest.
     pub(super) fn take(&mut self) -> io::Result<CounterKey> {
         if let Some(key) = self.free.pop() {
@@ -38,7 +38,7 @@ impl Readings {
         Ok(key)
     }
 
-    /// Gives a key back.
+    /// Releases a key.
     pub(super) fn release(&mut self, key: CounterKey) {
         if let Some(slot) = self.slot(key) {
             slot.key = CounterKey(key.0.wrapping_add(1 << INDEX_BITS));
@@ -55,7 +55,7 @@ impl Readings {
         }
     }
 
-    /// The reading that was stored last; `None` also for an unknown key.
+    /// The last stored reading; `None` also for an unknown key.
     pub(super) fn get(&self, key: CounterKey) -> Option<Reading> {
         let slot = self.slots.get(index(key)).filter(|slot| slot.key == key)?;
         slot.reading

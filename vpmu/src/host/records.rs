@@ -1,5 +1,5 @@
-//! What a host ring says: its records, one by one. Nothing is believed that could lead out of the
-//! ring or make the walk stand still; a walk over nonsense ends, and what it skips is a loss.
+//! Parses the records of a host ring. Lengths are not trusted: they cannot lead out of the ring or
+//! stop the walk; a walk over nonsense ends, and skipped bytes count as a loss.
 
 use crate::source::Mode;
 
@@ -18,12 +18,12 @@ const SAMPLE_WORDS: u64 = 3;
 /// Id, number.
 const LOST_WORDS: u64 = 2;
 
-/// What one record says.
+/// The content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// `PERF_RECORD_SAMPLE` with IP, TIME and PERIOD.
     Sample {
-        /// What the thread was doing.
+        /// The mode of the thread.
         mode: Mode,
         /// IP.
         ip: u64,
@@ -32,13 +32,13 @@ pub enum Record {
         /// PERIOD.
         period: u64,
     },
-    /// So many samples are missing.
+    /// The given number of samples is missing.
     Lost(u64),
     /// `PERF_RECORD_THROTTLE`.
     Throttle,
 }
 
-/// One record as it stands in a ring: its header, and its words as they are asked for.
+/// One record in a ring: its header, and its words on demand.
 pub(super) struct Body<'a> {
     /// `PERF_RECORD_*`.
     pub(super) kind: u32,
@@ -57,7 +57,7 @@ impl Body<'_> {
         (self.word)(index)
     }
 
-    /// What a record says that every event can have, but for samples.
+    /// The content of a record other than a sample, which every event can have.
     pub(super) fn notice(&self) -> Option<Notice> {
         match self.kind {
             TYPE_LOST if self.words >= LOST_WORDS => Some(Notice::Lost(self.word(1))),
@@ -68,19 +68,19 @@ impl Body<'_> {
     }
 }
 
-/// What a record says that is no sample.
+/// The content of a record other than a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// So many samples are missing.
+    /// The given number of samples is missing.
     Lost(u64),
     /// `PERF_RECORD_THROTTLE`.
     Throttle,
 }
 
-/// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first.
-/// `word` gives the aligned word at an offset below `size`.
+/// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first. `word`
+/// returns the aligned word at an offset below `size`.
 ///
-/// Afterwards the reader's tail is `head`: nothing is left behind.
+/// Afterwards the reader's tail is `head`: the ring is empty.
 pub fn take(
     word: impl Fn(u64) -> u64,
     size: u64,
@@ -107,8 +107,8 @@ pub fn take(
     });
 }
 
-/// Goes through the records between `tail` and `head` as [`take`] does; `None` for nonsense, which
-/// ends the walk.
+/// Walks the records between `tail` and `head` like [`take`]; `None` for nonsense, which ends the
+/// walk.
 pub(super) fn walk(
     word: impl Fn(u64) -> u64,
     size: u64,
@@ -132,7 +132,7 @@ pub(super) fn walk(
             return found(None);
         }
         found(Some(Body {
-            // The low half, so nothing is cut off.
+            // The low half, which fits.
             kind: u32::try_from(header & 0xffff_ffff).unwrap_or(0),
             misc: header >> 32 & MODE_MASK,
             words: len / WORD - 1,
@@ -161,7 +161,7 @@ mod tests {
         u64::from(kind) | u64::from(misc) << 32 | u64::from(len) << 48
     }
 
-    /// A record of `words` and what it says, if anything.
+    /// A record of `words`, with its expected content.
     fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u64> {
         let len = u16::try_from(8 * (1 + words.len())).expect("short");
         [&[header(kind, misc, len)], words].concat()
@@ -224,7 +224,7 @@ mod tests {
         for len in [0, 4, 7, 12, 40, 0xfff8] {
             let bad = vec![header(TYPE_SAMPLE, 5, len)];
             let found = taken(&[good.clone(), bad, good.clone()], 8);
-            // A length that ends where the ring's data end could be a record.
+            // A length that reaches the end of the ring's data could be valid.
             if len != 40 {
                 assert_eq!(found.len(), 2, "{len}: {found:?}");
             }

@@ -1,5 +1,4 @@
-//! The consumer's side of a host ring: what stands there, taken out. What the records say is the
-//! host's and goes no further than the device.
+//! The consumer's side of a host ring. Its records are the host's and stay inside the device.
 
 use std::fs::File;
 use std::io;
@@ -18,20 +17,20 @@ const DATA_HEAD: usize = offset_of!(perf_event_mmap_page, data_head);
 const DATA_TAIL: usize = offset_of!(perf_event_mmap_page, data_tail);
 /// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
 pub(super) const BATCHED_PAGES: usize = 16;
-/// Data pages of all long rings together: how many there are, the guest decides, and the host can
-/// swap none of them out.
+/// Data pages of all long rings together: the guest determines their number, and the host cannot
+/// swap them out.
 const ALL_BATCHED_PAGES: usize = 2048;
 
-/// Pages of so many rings, at most: of each its metadata and one page, and those for long rings.
+/// Most pages of `rings` rings: metadata and one data page of each, and the pages of long rings.
 pub(super) fn most_pages(rings: u64) -> u64 {
     ALL_BATCHED_PAGES as u64 + 2 * rings
 }
 
-/// What is left of the pages for long rings.
+/// The remaining pages for long rings.
 #[derive(Debug)]
 pub(super) struct Pool(AtomicUsize);
 
-/// Pages of a [`Pool`], given back when dropped.
+/// Pages of a [`Pool`], returned when dropped.
 #[derive(Debug)]
 struct Share {
     pool: Arc<Pool>,
@@ -43,7 +42,7 @@ impl Pool {
         Self(AtomicUsize::new(ALL_BATCHED_PAGES))
     }
 
-    /// The pages of one long ring, if there are as many.
+    /// Takes the pages of one long ring, if available.
     fn share(self: &Arc<Self>, pages: usize) -> Option<Share> {
         let take = |left: usize| left.checked_sub(pages);
         let taken = self
@@ -68,19 +67,19 @@ pub(super) struct HostRing {
     mapping: Mapping,
     page: usize,
     size: u64,
-    /// Of a long ring, held while the pages are.
+    /// For a long ring, held while its pages are.
     _share: Option<Share>,
 }
 
 impl HostRing {
-    /// A ring of one page, for where the run call ends at each overflow.
+    /// A ring of one page, if the run call ends at each overflow.
     pub(super) fn short(event: &File) -> io::Result<Self> {
         Self::map(event, 1, None)
     }
 
-    /// A ring of `pages`, a power of two, for what is collected now and then. When `pool` is used
-    /// up, or the host allows less locked memory, it is shorter, and the host may have to drop
-    /// records, which it tells.
+    /// A ring of `pages`, a power of two, for occasional drains. If `pool` is used up, or the
+    /// host's limit of locked memory is reached, it is shorter, and the host may drop records,
+    /// which it reports.
     pub(super) fn long(event: &File, pages: usize, pool: &Arc<Pool>) -> io::Result<Self> {
         let share = pool.share(pages);
         let pages = if share.is_some() { pages } else { 1 };
@@ -107,7 +106,7 @@ impl HostRing {
         }
     }
 
-    /// Takes every sample that stands there.
+    /// Takes every sample out of the ring.
     pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
         let Some(stretch) = self.stretch() else {
             return;
@@ -141,9 +140,9 @@ impl HostRing {
         self.size
     }
 
-    /// What stands there; `None`: nothing.
+    /// The unread records; `None` if there are none.
     pub(super) fn stretch(&self) -> Option<Stretch<'_>> {
-        // Pairs with the kernel's release: the records stand before the head moves.
+        // Pairs with the kernel's release: the records are stored before the head moves.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
         let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
         (head != tail).then_some(Stretch {
@@ -154,7 +153,7 @@ impl HostRing {
     }
 }
 
-/// Records between a tail and a head, which the host may overwrite when this is dropped.
+/// Records between a tail and a head, which the host may overwrite once this is dropped.
 #[derive(Debug)]
 pub(super) struct Stretch<'a> {
     ring: &'a HostRing,

@@ -1,4 +1,4 @@
-//! The counters of a vCPU's thread that only count: in as few groups as the host allows, as each
+//! The counting counters of a vCPU's thread, in as few groups as the host allows, because each
 //! group is one system call to read.
 
 use std::io;
@@ -9,7 +9,7 @@ use super::readings::Readings;
 use super::{sys, unknown};
 use crate::source::{CounterKey, CounterSet, Reading, Request};
 
-/// Metadata pages of a set at most: the host locks them, and few PMUs have more counters.
+/// Most metadata pages of a set: the host locks them, and few PMUs have more counters.
 pub(super) const MOST_PAGES: usize = 32;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl PerfSet {
         }
     }
 
-    /// Opens a counter in the first group that takes it: which group.
+    /// Opens a counter in the first group that accepts it; returns the group.
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,
@@ -57,7 +57,7 @@ impl PerfSet {
             }
         }
         let group = Group::open(class, what, key, on)?;
-        // It was not the request's fault, so it was theirs.
+        // The request is valid, so the groups were the cause.
         for refusing in self.groups.iter_mut().filter(|group| group.is_of(class)) {
             refusing.close_to_others();
         }
@@ -65,7 +65,7 @@ impl PerfSet {
         Ok(self.groups.len() - 1)
     }
 
-    /// Whether the calling thread can read the pages that there are.
+    /// Whether the calling thread can read the mapped pages.
     fn reads_pages(&self) -> bool {
         self.pages > 0 && sys::known_thread() == self.thread
     }
@@ -135,8 +135,7 @@ mod tests {
         }
     }
 
-    /// Adds to a set a group that the host lets no counter of the calling thread join: it is on
-    /// another thread.
+    /// Adds a group that no counter of the calling thread can join: it is on another thread.
     fn add_strange_group(set: &mut PerfSet, thread: i32) {
         let on = On {
             thread,
@@ -160,7 +159,7 @@ mod tests {
         });
         add_strange_group(&mut set, told.recv().unwrap());
 
-        // Not the group's fault.
+        // Not because of the group.
         assert_eq!(
             set.add(&software(99)).unwrap_err().raw_os_error(),
             Some(libc::ENOENT)

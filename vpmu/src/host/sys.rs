@@ -20,8 +20,8 @@ const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
-/// Descriptors of the process that events do not use: a guest opens as many as it may, and its host has
-/// files to write and clients to answer all the same.
+/// Descriptors of the process that events leave free: a guest opens as many events as it may, and
+/// its host still needs files and clients.
 pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
 /// `struct f_owner_ex`.
@@ -31,12 +31,12 @@ struct Owner {
     pid: c_int,
 }
 
-/// Opens a perf event on `thread` (0: the calling one), on whatever CPU it runs.
+/// Opens a perf event on `thread` (0: the calling one), on any CPU.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
     open_in(attr, thread, -1)
 }
 
-/// The same in the group of `leader`: it counts while that is enabled.
+/// The same in the group of `leader`: it counts while the leader is enabled.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
     open_in(attr, thread, leader.as_raw_fd())
 }
@@ -47,7 +47,7 @@ fn open_in(attr: &perf_event_attr, thread: i32, group: c_int) -> io::Result<File
     // SAFETY: `attr` is a whole, initialised struct that outlives the call.
     let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, group, flags) };
     check(fd)?;
-    // SAFETY: the call has just made this descriptor, and nobody else knows it.
+    // SAFETY: the call has just made this descriptor, and nothing else owns it.
     let event = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     match u64::try_from(fd).is_ok_and(|fd| fd < most_descriptors()) {
         true => Ok(event),
@@ -55,7 +55,7 @@ fn open_in(attr: &perf_event_attr, thread: i32, group: c_int) -> io::Result<File
     }
 }
 
-/// The number that no descriptor of an event reaches: the lowest are given out first.
+/// Events get only descriptors below this number: the lowest are assigned first.
 fn most_descriptors() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -74,7 +74,7 @@ pub(super) fn enable(event: &File) -> io::Result<()> {
 }
 
 pub(super) fn disable(event: &File) -> io::Result<()> {
-    // SAFETY: as in `enable`.
+    // SAFETY: see `enable`.
     check(unsafe { perf::ioctls::DISABLE(event.as_raw_fd(), 0) })
 }
 
@@ -84,13 +84,13 @@ pub(super) fn set_period(event: &File, period: u64) -> io::Result<()> {
     check(unsafe { perf::ioctls::PERIOD(event.as_raw_fd(), argument) })
 }
 
-/// Lets the event write to the ring of `target`, in its place.
+/// Redirects the event's records to the ring of `target`.
 pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
     // SAFETY: no pointer; both descriptors are owned by their files.
     check(unsafe { perf::ioctls::SET_OUTPUT(event.as_raw_fd(), target.as_raw_fd()) })
 }
 
-/// Lets the event's overflows send `signal` to `thread`.
+/// Makes the event's overflows send `signal` to `thread`.
 pub(super) fn announce(event: &File, thread: i32, signal: c_int) -> io::Result<()> {
     let fd = event.as_raw_fd();
     let owner = Owner {
@@ -111,13 +111,13 @@ pub(super) fn thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// CPUs of the largest set that is asked for; Linux has none larger.
+/// CPUs of the largest supported set; Linux has none larger.
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs that the calling thread may run on.
 pub(super) fn affinity() -> io::Result<BTreeSet<u32>> {
     let mut words = [0_u64; MOST_CPUS as usize / 64];
-    // SAFETY: the kernel writes no more bytes than the size says, and `words` has so many.
+    // SAFETY: the kernel writes at most the given size, which is that of `words`.
     check(unsafe { libc::sched_getaffinity(0, size_of_val(&words), words.as_mut_ptr().cast()) })?;
     let has = |&cpu: &u32| {
         let word = words.get(cpu as usize / 64);
@@ -152,8 +152,8 @@ pub(super) fn effective_capabilities() -> io::Result<u64> {
         pid: 0,
     };
     let mut data = [CapabilityData::default(); 2];
-    // SAFETY: the kernel reads and writes the header, and writes two elements, which is what this
-    // version has; both outlive the call.
+    // SAFETY: the kernel reads and writes the header, and writes two elements, as this version
+    // specifies; both outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -166,8 +166,7 @@ thread_local! {
     static THREAD: i32 = thread();
 }
 
-/// The calling thread's id, from memory after the first call. A child of a fork finds its
-/// parent's there.
+/// The calling thread's id, cached after the first call. A child of a fork inherits its parent's.
 pub(super) fn known_thread() -> i32 {
     THREAD.with(|&thread| thread)
 }
@@ -177,8 +176,8 @@ pub(super) fn thread_time() -> Option<u64> {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Nanoseconds of the clock that host records carry; zero on a host without it, where no event
-/// that samples could be opened either.
+/// Nanoseconds of the clock in host records; zero on a host without it, where sampling events
+/// cannot be opened either.
 pub(super) fn raw_time() -> u64 {
     clock(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
 }
@@ -222,7 +221,7 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of a perf event, a multiple of the page size.
     pub(super) fn new(event: &File, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at a place of the kernel's choice disturbs nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -257,10 +256,10 @@ impl Mapping {
         if index >= self.len / size_of::<AtomicU64>() {
             return None;
         }
-        // SAFETY: the index was just found to lie inside the mapping.
+        // SAFETY: the index was just found to be inside the mapping.
         let word = unsafe { self.start.add(index) };
-        // SAFETY: the mapping begins at a page, so the word is aligned; it lives as long as
-        // `self`, and the kernel shares it by the rules of atomics.
+        // SAFETY: the mapping begins at a page, so the word is aligned; it lives as long as `self`,
+        // and both sides access it atomically.
         Some(unsafe { word.as_ref() })
     }
 }

@@ -14,10 +14,10 @@ use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, per
 
 use super::sys;
 
-/// Members of a group, at most: the host looks at each whenever the leader is switched.
+/// Most members of a group: the host visits each whenever the leader is switched.
 const MOST_MEMBERS: usize = 64;
 
-/// Changes that wait for the next start, at most: a guest can make any number of them.
+/// Most changes that wait for the next start: a guest can make any number of them.
 const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 
 /// The group of each thread that has one.
@@ -25,10 +25,10 @@ const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 pub(super) struct Timers(Mutex<Vec<(i32, Weak<TimerGroup>)>>);
 
 impl Timers {
-    /// The group of `thread`, made with its first member; `None` if it is full.
+    /// The group of `thread`, created with its first member; `None` if it is full.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(super) fn of(&self, thread: i32) -> io::Result<Option<Arc<TimerGroup>>> {
         if let Some(group) = self.find(thread) {
             let has_room = group.members.load(Ordering::Relaxed) < MOST_MEMBERS;
@@ -41,7 +41,7 @@ impl Timers {
         Ok(Some(group))
     }
 
-    /// Members of the group of `thread` start together from now on, at [`Timers::release`], and stop
+    /// Makes members of the group of `thread` start together at [`Timers::release`], and stop
     /// together.
     pub(super) fn hold(&self, thread: i32) {
         if let Some(group) = self.find(thread) {
@@ -49,10 +49,10 @@ impl Timers {
         }
     }
 
-    /// Members that were started since [`Timers::hold`] start.
+    /// Starts the members that were started since [`Timers::hold`].
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(super) fn release(&self, thread: i32) -> io::Result<()> {
         let Some(group) = self.find(thread) else {
             return Ok(());
@@ -69,7 +69,7 @@ impl Timers {
     }
 }
 
-/// Counters of one thread. The leader counts nothing: while it is off, no member counts.
+/// Counters of one thread. The leader counts nothing: while it is disabled, members do not count.
 #[derive(Debug)]
 pub(super) struct TimerGroup {
     leader: File,
@@ -80,12 +80,12 @@ pub(super) struct TimerGroup {
 #[derive(Debug)]
 struct State {
     held: bool,
-    /// The leader is on.
+    /// The leader is enabled.
     on: bool,
-    /// Members that are to count.
+    /// Number of members that should count.
     running: usize,
-    /// Members that are to count, or not, while the host's event is not as they are. They change while
-    /// the leader is off.
+    /// Members whose wanted state differs from the host event's. They are changed while the leader
+    /// is disabled.
     changed: Vec<Weak<Member>>,
 }
 
@@ -93,14 +93,14 @@ struct State {
 #[derive(Debug)]
 struct Member {
     event: File,
-    /// These two change with the group's state locked. It is to count.
+    /// Both change with the group's state locked. Whether it should count.
     runs: AtomicBool,
-    /// The host's event is on.
+    /// Whether the host's event is enabled.
     on: AtomicBool,
 }
 
 impl Member {
-    /// Makes the host's event what the counter is to be.
+    /// Gives the host's event the wanted state.
     fn settle(&self) -> io::Result<()> {
         let runs = self.runs.load(Ordering::Relaxed);
         if self.on.swap(runs, Ordering::Relaxed) == runs {
@@ -124,7 +124,7 @@ impl Timer {
     /// Opens a stopped member of `group`.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(super) fn open(
         group: Arc<TimerGroup>,
         attr: &perf_event_attr,
@@ -145,10 +145,10 @@ impl Timer {
         &self.member.event
     }
 
-    /// Starts it, at the release if the group is held.
+    /// Starts it; at the release if the group is held.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(super) fn start(&self) -> io::Result<()> {
         let mut state = locked(&self.group.state);
         if self.member.runs.swap(true, Ordering::Relaxed) {
@@ -162,10 +162,10 @@ impl Timer {
         self.group.settle(&mut state)
     }
 
-    /// Stops it; with it all others stand still until the release if the group is held.
+    /// Stops it; if the group is held, all others stop until the release, too.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(super) fn stop(&self) -> io::Result<()> {
         let mut state = locked(&self.group.state);
         if !self.member.runs.swap(false, Ordering::Relaxed) {
@@ -199,7 +199,7 @@ impl TimerGroup {
             ..perf_event_attr::default()
         };
         attr.set_disabled(1);
-        // A group has one clock, which is that of its samples.
+        // A group has one clock, the one of its samples.
         attr.set_use_clockid(1);
         attr.clockid = libc::CLOCK_MONOTONIC_RAW;
         Ok(Self {
@@ -214,10 +214,10 @@ impl TimerGroup {
         })
     }
 
-    /// Makes every member what it is to be. A member that is switched on by itself beside a leader that
-    /// is on would not start: the host may look for it among the groups that its own PMU leads.
+    /// Gives every member its wanted state. A member that is enabled while the leader is enabled
+    /// would not start: the host may look for it among the groups that its own PMU leads.
     fn settle(&self, state: &mut State) -> io::Result<()> {
-        // Members that stop together may start together again, and nothing has to change then.
+        // Members that stop together may start together again; then nothing must change.
         if state.running == 0 && state.changed.len() <= MOST_CHANGED {
             return self.switch(state, false);
         }

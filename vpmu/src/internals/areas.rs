@@ -1,4 +1,4 @@
-//! An AUX area with a reader that keeps up, for the benchmarks of what is written to it.
+//! An AUX area with a reader that keeps up, for benchmarks of writes to it.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -29,21 +29,21 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const RING_PAGES: u64 = 16;
 const EVENT: u64 = 1;
 
-/// An area of 2^n pages behind a metadata page, all in memory that begins with that page.
+/// An area of 2^n pages after a metadata page at the start of the memory.
 #[derive(Debug)]
 pub struct AuxArea {
     memory: GuestMemoryMmap,
     area: Area,
 }
 
-/// Bytes of memory that areas of `pages` pages need here.
+/// Bytes of memory for areas of `pages` pages.
 #[must_use]
 pub fn aux_memory(pages: u64) -> usize {
-    // Twice as many pages, for those that lie apart.
+    // Twice as many pages, for scattered ones.
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
-/// The pages of an area: one behind the other, or no two of them.
+/// The pages of an area: contiguous, or no two adjacent.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
     (0..pages)
@@ -51,7 +51,7 @@ fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
         .collect()
 }
 
-/// The reader has read everything.
+/// Makes the reader consume everything.
 fn keep_up(memory: &GuestMemoryMmap) {
     for (head, tail) in [(AUX_HEAD, AUX_TAIL), (DATA_HEAD, DATA_TAIL)] {
         let head = memory.load::<u64>(GuestAddress(head), Ordering::Acquire);
@@ -69,7 +69,7 @@ impl AuxArea {
         Some(Self { memory, area })
     }
 
-    /// Writes `words` and shows them to a reader that had read everything; whether it could.
+    /// Writes `words` and publishes them to a reader without unread data; returns whether it could.
     pub fn write(&mut self, words: &[u64]) -> bool {
         keep_up(&self.memory);
         let entry = Entry {
@@ -98,8 +98,8 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// A trace of exits, or of samples, into an area of `count` pages in `memory`, [`aux_memory`] bytes
-    /// of it.
+    /// A trace of exits, or of samples, into an area of `count` pages in `memory`, which has
+    /// [`aux_memory`] bytes.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, samples: bool) -> Option<Self> {
         let ring: Vec<_> = (0..=RING_PAGES)
@@ -144,7 +144,7 @@ impl Tracer {
         })
     }
 
-    /// Makes and writes this many packets, after which the reader has read everything; how many were
+    /// Makes and writes `packets`, then makes the reader consume everything; returns the number
     /// written.
     pub fn burst(&mut self, packets: u64) -> u64 {
         let samples = self.spec.kind == KIND_SAMPLE_TRACE;

@@ -1,4 +1,4 @@
-//! A program in a guest's memory, so many calls deep.
+//! A program in a guest's memory with a deep call stack.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
@@ -7,14 +7,14 @@ use crate::machine::GuestRegs;
 use crate::memory::View;
 use crate::walk::{Capture, CaptureSpec, CpuContext};
 
-/// Tables at the beginning of memory, one after the other; the stack behind them.
+/// Tables at the start of memory; the stack follows them.
 const TABLES: u64 = 0x1000;
 const LEVELS: u64 = 4;
 const STACK: u64 = 0x10_0000;
 const PAGE: u64 = 0x1000;
 const FRAME: u64 = 0x80;
 
-/// A program that is sampled.
+/// A sampled program.
 #[derive(Debug)]
 pub struct Callers {
     memory: GuestMemoryMmap,
@@ -43,7 +43,7 @@ impl Callers {
         }
         for frame in 0..depth {
             let at = frame * FRAME;
-            // The outermost has no caller's frame: nothing is mapped there.
+            // The outermost has no caller's frame: its frame pointer is unmapped.
             let next = if frame + 1 < depth {
                 at + FRAME
             } else {
@@ -59,7 +59,7 @@ impl Callers {
         })
     }
 
-    /// Takes its chain, as for one sample; how many addresses that has.
+    /// Takes the call chain of one sample; returns the number of its addresses.
     pub fn walk(&mut self) -> usize {
         let regs = GuestRegs {
             ip: 0x40_0000,

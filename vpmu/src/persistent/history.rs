@@ -1,11 +1,11 @@
-//! Whole records out of the bytes of a ring. The guest can write there: nothing is believed but that
-//! the first record begins where the device says.
+//! Splits a ring's bytes into whole records. The guest can write there: only the start of the first
+//! record, from the device, is trusted.
 
 /// A record's header: its type, its mode, its size.
 const HEADER: usize = 8;
 
-/// The records in `bytes` that `is_own` says are the event's, one after another, the oldest first. A
-/// size that makes no sense, or goes beyond the end, ends them.
+/// The records in `bytes` that `is_own` accepts, in sequence, oldest first. An invalid size, or one
+/// beyond the end, ends the sequence.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut records = Vec::new();
     let mut rest = bytes;
@@ -24,7 +24,7 @@ pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> 
     records.concat()
 }
 
-/// The size of the record that begins `bytes`, if it is one of a record.
+/// The size of the record at the start of `bytes`, if valid.
 fn size(bytes: &[u8]) -> Option<usize> {
     let field = bytes.get(HEADER - 2..HEADER)?;
     let size = usize::from(u16::from_le_bytes([field[0], field[1]]));

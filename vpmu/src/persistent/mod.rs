@@ -1,5 +1,5 @@
-//! Persistent events as their operator sees them: what is asked for, and what is told. Knows nothing
-//! of rings, queues or the device's lock.
+//! Persistent events in the operator's view: requests and their results. Knows nothing of rings,
+//! queues or the device's locks.
 
 mod history;
 mod name;
@@ -10,59 +10,59 @@ pub(crate) use self::name::Name;
 pub(crate) use self::request::{open_request, spelled};
 use crate::source::Rate;
 
-/// What an event has that lives on without a handle.
+/// Properties of an event that outlives its handles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Persistence {
     pub(crate) name: Name,
-    /// The operator's: the guest changes nothing about it.
+    /// The operator's: the guest cannot change it.
     pub(crate) operator: bool,
 }
 
-/// A persistent event of the operator's: the guest reads it, and changes nothing about it.
+/// A persistent event of the operator's: the guest can read it, but not change it.
 ///
-/// It counts and samples from the first instruction of its vCPU on, over every reset, until
-/// [`Vpmu::end`](crate::Vpmu::end). What makes its samples, the device chooses. Its ring lies in the
-/// window, is written backwards and overwrites its oldest records.
+/// It counts and samples from its vCPU's first instruction, over every reset, until
+/// [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window, is
+/// written backwards and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
-    /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None`: `event` and
-    /// its id.
+    /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None`: `event`
+    /// followed by its id.
     pub name: Option<String>,
-    /// As the catalogue names it, with `=` and a value where it takes one (`mark=7`), and `:u` or `:k`
-    /// for user or kernel mode alone.
+    /// The event's catalogue name, with `=` and a value if it takes one (`mark=7`), and `:u` or
+    /// `:k` for only user or kernel mode.
     pub event: String,
-    /// On which vCPU.
+    /// The vCPU.
     pub vcpu: u32,
-    /// When it samples; `None`: it only counts.
+    /// The sampling rate; `None` only counts.
     pub rate: Option<Rate>,
-    /// perf's `PERF_SAMPLE_*`: what its samples hold.
+    /// perf's `PERF_SAMPLE_*`: the fields of its samples.
     pub sample_type: u64,
-    /// Data pages of its ring, a power of two; zero: it has none, and then it only counts.
+    /// Data pages of its ring, a power of two; zero: without a ring it only counts.
     pub pages: u32,
 }
 
-/// One persistent event as it is at a moment.
+/// The state of a persistent event at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistentStatus {
     /// Its id.
     pub id: u64,
-    /// Its name: no other persistent event has it.
+    /// Its name, unique among persistent events.
     pub name: String,
-    /// As [`Persist::event`] names it.
+    /// Its name in the format of [`Persist::event`].
     pub event: String,
-    /// Whether it is the operator's; else the guest made it.
+    /// Whether the operator owns it; else the guest does.
     pub operator: bool,
-    /// On which vCPU.
+    /// The vCPU.
     pub vcpu: u32,
     /// One of `KIND_*`.
     pub kind: u32,
-    /// Which event of the kind.
+    /// The event within the kind.
     pub config: u64,
-    /// When it samples; `None`: it only counts.
+    /// The sampling rate; `None` if it only counts.
     pub rate: Option<Rate>,
-    /// `OPEN_*`, of which `OPEN_ENABLED` says whether it is enabled now.
+    /// `OPEN_*`; `OPEN_ENABLED` reflects its current state.
     pub flags: u32,
-    /// `ENGINE_*`: what makes its samples.
+    /// `ENGINE_*`: its sampling engine.
     pub engine: u32,
     /// perf's `PERF_SAMPLE_*`.
     pub sample_type: u64,
@@ -80,29 +80,29 @@ pub struct PersistentStatus {
     pub count: u64,
     /// Guest nanoseconds enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds of those in which it really counted.
+    /// Guest nanoseconds counted.
     pub time_running: u64,
-    /// Overflows of it that no record was written of.
+    /// Overflows without a record.
     pub lost: u64,
-    /// Data pages of its ring; `None`: it has no ring.
+    /// Data pages of its ring; `None` without a ring.
     pub pages: Option<u32>,
-    /// Whether the ring lies in the window, so that both outlive a reset.
+    /// Whether the ring is in the window, so that both outlive a reset.
     pub window: bool,
 }
 
-/// A persistent event, and the records in its ring.
+/// A persistent event with the records in its ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     /// The event.
     pub event: PersistentStatus,
-    /// Whole records of the event as perf lays them out, one after another, the oldest first. The guest
-    /// can write to the ring: a record that cannot be one of the event's is left out, and one whose
-    /// size makes no sense ends the history.
+    /// Whole records of the event in perf's layout, in sequence, oldest first. The guest can write
+    /// to the ring: a record that cannot be the event's is omitted, and one with an invalid size
+    /// ends the history.
     pub records: Vec<u8>,
 }
 
 impl History {
-    /// The records one by one, headers included.
+    /// Iterates over the records, headers included.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.records.as_slice();
         std::iter::from_fn(move || {
@@ -115,46 +115,47 @@ impl History {
     }
 }
 
-/// Why a persistent event cannot be started, ended or read.
+/// Errors of persistent events.
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
-    /// There is no such vCPU.
+    /// The vCPU does not exist.
     #[error("there is no vCPU {vcpu}: the guest has {vcpus}")]
     NoVcpu {
-        /// The one that was asked for.
+        /// The requested one.
         vcpu: u32,
-        /// How many there are.
+        /// The number of vCPUs.
         vcpus: u32,
     },
-    /// The catalogue has no such event.
+    /// The catalogue lacks the event.
     #[error("this host has no event `{0}`")]
     NoEvent(String),
-    /// The event cannot be had that way.
-    #[error("the event `{event}` cannot be had so: {why}")]
+    /// An option is not supported.
+    #[error("event `{event}`: unsupported request: {why}")]
     Refused {
-        /// What was asked for.
+        /// The requested event.
         event: String,
-        /// What is wrong with it.
+        /// The cause.
         why: &'static str,
     },
-    /// The name is none.
+    /// The name is invalid.
     #[error(
-        "`{0}` is no name of a persistent event: lower-case letters, digits, `-` and `_`, a letter \
-         first, at most 39 bytes"
+        "`{0}` is not a valid name of a persistent event: lower-case letters, digits, `-` and `_`, \
+         a letter first, at most 39 bytes"
     )]
     BadName(String),
-    /// The name is for the event with the id that it ends with.
-    #[error("`{0}` is the name of the event with this id: choose another")]
+    /// The name is reserved for the event with the id in it.
+    #[error("`{0}` is reserved for the event with this id: choose another")]
     ReservedName(String),
-    /// Another event of the operator's has the name. A guest's event loses it to the operator's.
+    /// Another event of the operator's has the name. A guest's event would lose it to the
+    /// operator's.
     #[error("there is a persistent event `{0}` already")]
     NameTaken(String),
-    /// The size of the ring is none.
+    /// The size of the ring is invalid.
     #[error("a ring has a power of two of data pages, at most {most}, not {pages}")]
     Pages {
-        /// What was asked for.
+        /// The requested size.
         pages: u32,
-        /// The most that a ring may have.
+        /// The limit.
         most: u32,
     },
     /// The VMM has no window.
@@ -163,16 +164,18 @@ pub enum PersistError {
     /// The window has no room for the ring.
     #[error("the window has no room for {0} pages more")]
     NoRoom(u32),
-    /// The host gave it up.
+    /// The host refused or revoked its counter.
     #[error("the host does not count it")]
     Host(#[source] std::io::Error),
-    /// There is no persistent event with this id.
+    /// The id does not name a persistent event.
     #[error("there is no persistent event {0}")]
     NoSuch(u64),
-    /// It has no ring to read.
+    /// It has no ring.
     #[error("the event {0} has no ring")]
     NoRing(u64),
-    /// Its ring does not tell where a record begins.
-    #[error("the ring of event {0} is overwritten forwards, so its records cannot be told apart")]
+    /// The start of a record in its ring is unknown.
+    #[error(
+        "the ring of event {0} is overwritten forwards, so the start of its records is unknown"
+    )]
     Unreadable(u64),
 }

@@ -1,19 +1,19 @@
-//! What a persistent event may be called: a file name in sysfs, and a word in a command line.
+//! Names of persistent events: file names in sysfs, and words on a command line.
 
 use std::fmt;
 
 use crate::abi::PERSISTENT_NAME;
 
-/// Before the id of an event that was given no name.
+/// Prefix of the id in the name of an unnamed event.
 const UNNAMED: &str = "event";
 
-/// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and so short
-/// that a zero ends it on the wire.
+/// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and short
+/// enough for a final zero on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name(String);
 
 impl Name {
-    /// `None`: it is none.
+    /// `None` if `text` is not a valid name.
     pub(crate) fn new(text: &str) -> Option<Self> {
         let of_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         let fits = text.len() < PERSISTENT_NAME
@@ -22,18 +22,18 @@ impl Name {
         fits.then(|| Self(text.to_owned()))
     }
 
-    /// The name of an event that was given none.
+    /// The default name of an event.
     pub(crate) fn of(id: u64) -> Self {
         Self(format!("{UNNAMED}{id}"))
     }
 
-    /// Whether it is for the event with the id that it ends with: nobody takes it for another.
+    /// Whether it is reserved for the event with the id in it.
     pub(crate) fn is_reserved(&self) -> bool {
         let id = self.0.strip_prefix(UNNAMED);
         id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
-    /// A name as it stands on the wire, padded with zeros; `None`: it is none.
+    /// Parses the wire's form, padded with zeros; `None` if it is not a valid name.
     pub(crate) fn from_wire(bytes: &[u8; PERSISTENT_NAME]) -> Option<Self> {
         let len = bytes.iter().position(|&byte| byte == 0)?;
         let (text, padding) = bytes.split_at(len);

@@ -1,4 +1,4 @@
-//! What an operator asks for, as the request that a driver would make.
+//! Converts an operator's request to a driver's.
 
 use super::{Persist, PersistError};
 use crate::abi::{
@@ -8,13 +8,13 @@ use crate::abi::{
 use crate::catalogue::{Catalogue, Entry};
 use crate::source::Rate;
 
-/// What the counts in a sample come with: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
+/// Fields with the counts in a sample: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
-/// What samples of an operator's events can hold: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
-/// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not asked for by a word.
+/// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN,
+/// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks need more than a flag.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
-/// Its request, disabled, as far as the catalogue and the words of it decide.
+/// The open request, disabled, checked against the catalogue.
 pub(crate) fn open_request(
     asked: &Persist,
     catalogue: &Catalogue,
@@ -29,15 +29,15 @@ pub(crate) fn open_request(
         return Err(refused("a trace needs an area in the guest's memory"));
     }
     if modes != 0 && !entry.excludes {
-        return Err(refused("it does not tell user mode from the kernel"));
+        return Err(refused("it cannot separate user and kernel mode"));
     }
     if asked.sample_type & !SAMPLE_TYPE != 0 {
-        return Err(refused("its samples cannot hold all that is asked for"));
+        return Err(refused("its samples cannot hold all requested fields"));
     }
     match (asked.rate, asked.pages) {
         (None, 0) => {}
         (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
-        (Some(_), 0) => return Err(refused("its samples have no ring to go to")),
+        (Some(_), 0) => return Err(refused("its samples need a ring")),
         (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
     }
     let (period, freq) = match asked.rate {
@@ -59,7 +59,7 @@ pub(crate) fn open_request(
     Ok(request)
 }
 
-/// The entry that is named, the config, and the modes that are left out.
+/// The named entry, the config, and the excluded modes.
 fn counted<'a>(
     asked: &Persist,
     catalogue: &'a Catalogue,
@@ -88,7 +88,7 @@ fn counted<'a>(
     Ok((entry, config, modes))
 }
 
-/// How an event is named that an operator would ask for: the inverse of [`Persist::event`].
+/// The name that an operator would request the event by: the inverse of [`Persist::event`].
 pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32) -> String {
     let modes = match flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) {
         0 => "",
@@ -107,7 +107,7 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
     let shortest = entry.shortest_period.ok_or("it makes no samples")?;
     match rate {
         Rate::Period(period) if period < shortest => {
-            Err("its period is shorter than what counts it keeps")
+            Err("its period is shorter than its counter supports")
         }
         Rate::Period(period) if period >> 63 != 0 => Err("its period is out of bounds"),
         Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {
@@ -117,7 +117,7 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
     }
 }
 
-/// A value as a program writes it to the doorbell.
+/// A value as written to the doorbell.
 fn number(text: &str) -> Option<u64> {
     let value = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

@@ -1,5 +1,5 @@
-//! Whether bytes that a guest could have written are a record of an event's: of a kind that the device
-//! writes for it, as long as its fields say, and with its id.
+//! Checks that bytes a guest could have written are a record of an event: of a kind that the device
+//! writes for it, with the length of its fields, and with its id.
 
 use super::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ,
@@ -7,19 +7,19 @@ use super::{
     SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
 };
 
-/// Fields of one word each, in the order in which samples hold them.
+/// Fields of one word each, in the order of a sample.
 const WORDS: u64 = 0x1_03cf;
-/// Those among them that stand before the id.
+/// Fields among those before the id.
 const BEFORE_ID: u64 = 0xf;
-/// Fields of one word each that other records end with.
+/// Fields of one word each at the end of other records.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 /// perf's `PERF_FORMAT_GROUP`.
 const FORMAT_GROUP: u64 = 1 << 3;
-/// The kinds of records that a sample's type is a bit of.
+/// The part of a header word with the record's kind.
 const KIND: u64 = 0xffff_ffff;
 
-/// The words of a record that have not been looked at.
+/// The unchecked words of a record.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -36,17 +36,17 @@ impl Words<'_> {
     }
 }
 
-/// Whether `record`, as long as its header says, can be one of the event `id` that is laid out so.
+/// Whether `record`, of its header's length, can be a record of the event `id` with this layout.
 pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let mut words = Words(record);
     let header = words.next();
     let fits = header.and_then(|header| match u32::try_from(header & KIND).ok()? {
         TYPE_SAMPLE => admits_sample(layout, &mut words, id),
-        // Its id, and how many.
+        // Its id, and the number lost.
         TYPE_LOST => (words.next()? == id)
             .then_some(())
             .and_then(|()| words.skip(1 + trailer_words(layout))),
-        // When, its id, and whose it is.
+        // Time, id, and stream id, then the trailer.
         TYPE_THROTTLE | TYPE_UNTHROTTLE => {
             words.skip(1)?;
             (words.next()? == id).then_some(())?;
@@ -64,7 +64,7 @@ fn trailer_words(layout: &Layout) -> u64 {
     }
 }
 
-/// Takes the fields of a sample off `words`.
+/// Consumes the fields of a sample from `words`.
 fn admits_sample(layout: &Layout, words: &mut Words<'_>, id: u64) -> Option<()> {
     if layout.has(SAMPLE_IDENTIFIER) {
         (words.next()? == id).then_some(())?;

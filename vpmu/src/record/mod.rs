@@ -1,4 +1,4 @@
-//! Records as Linux's perf lays them out; no knowledge of where they go.
+//! Records in the layout of Linux's perf; no knowledge of their destination.
 
 mod check;
 mod read;
@@ -39,10 +39,10 @@ pub(crate) const SAMPLE_STACK_USER: u64 = 1 << 13;
 pub(crate) const SAMPLE_IDENTIFIER: u64 = 1 << 16;
 pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
 
-/// Most bytes of a record: its size stands in 16 bits and is a multiple of 8.
+/// Most bytes of a record: its size has 16 bits and is a multiple of 8.
 pub(crate) const RECORD_MAX: usize = 65_528;
 
-/// What the records of an event hold.
+/// The fields of an event's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "serde",
@@ -52,7 +52,7 @@ pub(crate) const RECORD_MAX: usize = 65_528;
 pub(crate) struct Layout {
     /// `PERF_SAMPLE_*`.
     pub(crate) sample_type: u64,
-    /// `PERF_FORMAT_*`, of [`SAMPLE_READ`] and of the record of a dying event's counts.
+    /// `PERF_FORMAT_*`, for [`SAMPLE_READ`] and the record of a closing event's counts.
     pub(crate) read_format: u64,
     /// Registers of [`SAMPLE_REGS_USER`].
     pub(crate) regs_user: u64,
@@ -60,18 +60,18 @@ pub(crate) struct Layout {
     pub(crate) regs_intr: u64,
     /// Bytes of [`SAMPLE_STACK_USER`], a multiple of 8.
     pub(crate) stack_user: u32,
-    /// Whether records that are no samples end with who and when.
+    /// Whether records other than samples end with task and time.
     pub(crate) sample_id_all: bool,
 }
 
 impl Layout {
-    /// Whether samples hold `bit` of `SAMPLE_*`.
+    /// Whether samples have the field `bit` of `SAMPLE_*`.
     pub(crate) fn has(&self, bit: u64) -> bool {
         self.sample_type & bit != 0
     }
 }
 
-/// Whose record it is, where and when it came about.
+/// Task, CPU, time and event of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "serde",
@@ -83,9 +83,9 @@ pub(crate) struct Origin {
     pub(crate) tid: u32,
     /// Guest nanoseconds.
     pub(crate) time: u64,
-    /// Of the event's family: itself, or its parent.
+    /// The family's id: the event's own, or its parent's.
     pub(crate) id: u64,
-    /// Of the event itself.
+    /// The event's own id.
     pub(crate) stream_id: u64,
     pub(crate) vcpu: u32,
 }
@@ -96,17 +96,17 @@ impl Origin {
     }
 }
 
-/// The fields whose length the event or the sample decides.
+/// The fields whose length depends on the event or the sample.
 const VARIABLE: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// A record would be longer than perf's header can say.
+/// A record would exceed the size in perf's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record of more than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
 
-/// One record under construction: words as they lie in memory, for every record is made of such.
-/// Kept and used again, so that records cost no allocation.
+/// One record under construction, as words in memory order. It is reused, so that records cost no
+/// allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     /// The words of the record, then room for more.
@@ -116,7 +116,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Bytes of the record that was built last.
+    /// Bytes of the last record.
     pub(crate) fn size(&self) -> usize {
         self.len * size_of::<u64>()
     }
@@ -140,7 +140,7 @@ impl Record {
         self.throttling(layout, origin, TYPE_UNTHROTTLE)
     }
 
-    /// Builds `PERF_RECORD_AUX`: a piece of the area beside the ring.
+    /// Builds `PERF_RECORD_AUX`: a span of the area beside the ring.
     pub(crate) fn aux(&mut self, layout: &Layout, origin: &Origin, chunk: &Chunk) -> &[u64] {
         self.begin();
         self.push_all(&[chunk.offset, chunk.size, chunk.flags]);
@@ -148,7 +148,7 @@ impl Record {
         self.finish(TYPE_AUX)
     }
 
-    /// Builds `PERF_RECORD_ITRACE_START`: a trace begins with the task that runs.
+    /// Builds `PERF_RECORD_ITRACE_START`: a trace begins, with the running task.
     pub(crate) fn itrace_start(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.begin();
         self.push(origin.task());
@@ -156,10 +156,10 @@ impl Record {
         self.finish(TYPE_ITRACE_START)
     }
 
-    /// Builds `PERF_RECORD_READ`: an event's counts and whose they are.
+    /// Builds `PERF_RECORD_READ`: an event's counts and its task.
     ///
     /// # Errors
-    /// More members than a record holds.
+    /// More members than a record can hold.
     pub(crate) fn read(
         &mut self,
         layout: &Layout,
@@ -173,10 +173,10 @@ impl Record {
         self.end(TYPE_READ, MISC_UNKNOWN)
     }
 
-    /// Builds `PERF_RECORD_SAMPLE`. The stack is cut where the record would be too long.
+    /// Builds `PERF_RECORD_SAMPLE`. A stack that does not fit is cut.
     ///
     /// # Errors
-    /// A group or a chain longer than a record holds.
+    /// A group or a chain that does not fit.
     pub(crate) fn sample(
         &mut self,
         layout: &Layout,
@@ -234,8 +234,8 @@ impl Record {
         }
     }
 
-    /// Appends `size` bytes of stack of which those of `stack` are real, or fewer where the
-    /// record, with `after` bytes more to come, would be too long.
+    /// Appends `size` bytes of stack, the first of them from `stack`, or fewer if the record, with
+    /// `after` more bytes, would be too long.
     fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
         let around = self.len() + 16 + after;
         let room = RECORD_MAX.saturating_sub(around);
@@ -293,7 +293,7 @@ impl Record {
         self.finish(kind)
     }
 
-    /// Appends what every record but a sample ends with, if the event wants it.
+    /// Appends the trailer of records other than samples, if the event has it.
     fn trailer(&mut self, layout: &Layout, origin: &Origin) {
         if !layout.sample_id_all {
             return;
@@ -309,8 +309,8 @@ impl Record {
         self.push_chosen(layout, &fields);
     }
 
-    /// Appends those of `fields` whose bit the event has; sixteen at most. Every sample passes
-    /// here: no branch, and one look at the room for all.
+    /// Appends the `fields` whose bits the event has; at most sixteen. Every sample uses this:
+    /// without branches, and with one check of the room for all.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;
@@ -337,7 +337,7 @@ impl Record {
         self.push_all(&[value]);
     }
 
-    /// Room for this many words more, whatever they hold now.
+    /// Room for `words` more words, with arbitrary contents.
     #[inline]
     fn room(&mut self, words: usize) -> &mut [u64] {
         let end = self.len + words;

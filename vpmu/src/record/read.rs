@@ -1,5 +1,5 @@
-//! Counts as `read_format` lays them out, in samples, in the record of a dying event and in
-//! perf's `read()`.
+//! Counts in the layout of `read_format`, for samples, the record of a closing event and perf's
+//! `read()`.
 
 pub(super) const FORMAT_ENABLED: u64 = 1 << 0;
 pub(super) const FORMAT_RUNNING: u64 = 1 << 1;
@@ -12,7 +12,7 @@ pub(super) const FORMAT_LOST: u64 = 1 << 4;
 pub(crate) struct Member {
     pub(crate) value: u64,
     pub(crate) id: u64,
-    /// Overflows of it that no record was written of.
+    /// Overflows without a record.
     pub(crate) lost: u64,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) time_enabled: u64,
     /// Nanoseconds.
     pub(crate) time_running: u64,
-    /// Only the first is written when `read_format` names no group.
+    /// Only the first is written unless `read_format` selects the group.
     pub(crate) members: &'a [Member],
 }
 

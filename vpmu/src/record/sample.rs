@@ -1,35 +1,35 @@
-//! `PERF_RECORD_SAMPLE`: every field that an event can ask for, in perf's order.
+//! `PERF_RECORD_SAMPLE`: every field that an event can request, in perf's order.
 
 use super::Reading;
 
-/// Registers as perf shows them.
+/// Registers in perf's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Regs<'a> {
     /// `PERF_SAMPLE_REGS_ABI_*`.
     pub(crate) abi: u64,
-    /// Those of the event's mask, in ascending order of perf's numbers; fewer are taken as zero,
-    /// more are left out.
+    /// The registers in the event's mask, in ascending order of perf's numbers; missing ones become
+    /// zero, extra ones are dropped.
     pub(crate) values: &'a [u64],
 }
 
-/// One overflow, in guest terms. What its event does not ask for is not looked at.
+/// One overflow, in guest terms. Fields that its event does not request are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample<'a> {
-    /// One of `MISC_*`: the mode that the guest was in.
+    /// One of `MISC_*`: the guest's mode.
     pub(crate) misc: u16,
-    /// Zero where the hypervisor would not tell.
+    /// Zero if the hypervisor does not provide it.
     pub(crate) ip: u64,
-    /// Of a mark its value, else zero: no event of ours knows a data address.
+    /// A mark's value, else zero: other events have no data address.
     pub(crate) addr: u64,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
-    /// With the markers that name the mode.
+    /// With the values that mark a mode.
     pub(crate) chain: &'a [u64],
     /// `None` for a task without user mode.
     pub(crate) regs_user: Option<Regs<'a>>,
-    /// What could be read of the stack, from its pointer on, as much of it as the event wants;
+    /// The readable part of the stack, from its pointer on, up to the size that the event requests;
     /// `None` for a task without user mode.
     pub(crate) stack: Option<&'a [u8]>,
-    /// `None` where the hypervisor would not tell.
+    /// `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,
 }

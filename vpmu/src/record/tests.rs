@@ -1,4 +1,4 @@
-//! Every field where perf has it.
+//! Every field at perf's position.
 
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;
@@ -59,7 +59,7 @@ const LAYOUT: Layout = Layout {
     sample_id_all: true,
 };
 
-/// As numbers, whatever the order of bytes here.
+/// The record's words as numbers, on any byte order.
 fn words(record: &[u64]) -> Vec<u64> {
     record.iter().map(|&word| u64::from_le(word)).collect()
 }
@@ -76,7 +76,7 @@ fn body(layout: &Layout, sample: &Sample<'_>) -> Vec<u64> {
     all[1..].to_vec()
 }
 
-/// What each bit of `sample_type` adds to [`sample`], in perf's order.
+/// The words that each bit of `sample_type` adds to [`sample`], in perf's order.
 fn parts() -> Vec<(u64, Vec<u64>)> {
     vec![
         (SAMPLE_IDENTIFIER, vec![3]),
@@ -156,7 +156,7 @@ fn a_kernel_thread_has_neither_registers_nor_stack() {
         ..LAYOUT
     };
     assert_eq!(body(&layout, &sample), [0, 0, 0]);
-    // An abi of zero has no registers, whatever is given with it.
+    // An abi of zero has no registers, even if some are given.
     let none = Some(Regs {
         abi: 0,
         values: &[1, 2],
@@ -248,7 +248,7 @@ fn records_that_are_no_samples_end_with_who_and_when() {
     let reading = sample().read;
     for chosen in 0..1_u32 << trailer.len() {
         for sample_id_all in [false, true] {
-            // Fields that no trailer has.
+            // Fields that trailers lack.
             let mut sample_type = SAMPLE_IP | SAMPLE_CALLCHAIN;
             let mut ends = Vec::<u64>::new();
             for (index, (bit, value)) in trailer.iter().enumerate() {
@@ -296,7 +296,7 @@ fn pieces_of_areas_and_beginnings_of_traces() {
     let begun = words(record.itrace_start(&plain, &ORIGIN));
     assert_eq!(begun, [header(TYPE_ITRACE_START, 0, 2), TASK]);
     assert_eq!((TYPE_AUX, TYPE_ITRACE_START), (11, 12));
-    // With who and when behind them.
+    // With task and time at the end.
     let end = [TASK, 99, 3, 4, 2, 3];
     let aux = words(record.aux(&LAYOUT, &ORIGIN, &chunk));
     assert_eq!((aux[0], &aux[4..]), (header(TYPE_AUX, 0, 10), &end[..]));

@@ -1,5 +1,5 @@
-//! A ring in guest memory: its metadata page and its data. The guest owns the pages and lies
-//! about whatever it likes; what decides where a byte goes is kept here.
+//! A ring in guest memory: its metadata page and its data. The guest owns the pages and may write
+//! anything there, so positions are kept here.
 
 mod producer;
 mod user_page;
@@ -29,8 +29,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Lays an empty ring over `pages`, metadata first. The caller has checked that there is one
-    /// page at least, that the data pages are a power of two or none, and that each page is
+    /// Creates an empty ring on `pages`, metadata first. The caller has checked that there is at
+    /// least one page, that the data pages are a power of two or none, and that each page is
     /// aligned and named once.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Ring {
         }
         let size = data.len() as u64 * PAGE;
         let blank = user_page::blank(size, clock);
-        // Nothing that the page held before is left in it.
+        // Clears the previous contents of the page.
         let mut bytes = [0; PAGE_SIZE];
         for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
             *to = *from;
@@ -126,7 +126,7 @@ impl Ring {
         self.metadata
     }
 
-    /// Whether its reader says how far it has read.
+    /// Whether its reader stores its tail.
     pub(crate) fn is_writable(&self) -> bool {
         self.producer.mode().writable
     }
@@ -142,17 +142,17 @@ impl Ring {
         u32::try_from(self.data.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether samples were lost that no record tells of yet.
+    /// Whether lost samples are not yet recorded.
     pub(crate) fn has_loss(&self) -> bool {
         self.producer.has_loss()
     }
 
-    /// While paused, every sample is lost.
+    /// Pauses or resumes writing: while paused, every sample is lost.
     pub(crate) fn pause(&mut self, paused: bool) {
         self.producer.pause(paused);
     }
 
-    /// Wakeups by records and by bytes are counted anew.
+    /// Restarts the counts towards wakeups by records and by bytes.
     pub(crate) fn restart_wakeups(&mut self) {
         self.producer.restart_wakeups();
     }
@@ -160,7 +160,7 @@ impl Ring {
     /// Begins a burst of records.
     ///
     /// # Errors
-    /// The metadata page is no guest memory any more.
+    /// The metadata page is no longer guest memory.
     pub(crate) fn session<'a>(
         &'a mut self,
         memory: &'a View<'a>,
@@ -169,7 +169,7 @@ impl Ring {
         Ok(Session::new(&mut self.producer, pages))
     }
 
-    /// Writes one sample, or counts it as lost; for more, begin a [`Ring::session`].
+    /// Writes one sample, or counts it as lost; for several, use [`Ring::session`].
     pub(crate) fn write(
         &mut self,
         memory: &View<'_>,
@@ -183,7 +183,7 @@ impl Ring {
         }
     }
 
-    /// Writes one record that is no sample, if it fits.
+    /// Writes one record other than a sample, if it fits.
     pub(crate) fn note(
         &mut self,
         memory: &View<'_>,
@@ -196,7 +196,7 @@ impl Ring {
         )
     }
 
-    /// Counts samples that could not be written, or not even be made.
+    /// Counts samples that could not be written or made.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
         Outcome {
             written: false,
@@ -212,7 +212,7 @@ impl Ring {
                 .is_ok_and(|mut session| session.flush(context))
     }
 
-    /// Whether anything was written since the reader was last woken; it is to be woken then.
+    /// Whether anything was written since the reader was last woken; it must be woken then.
     pub(crate) fn rouse(&mut self) -> bool {
         self.producer.rouse()
     }
@@ -222,9 +222,9 @@ impl Ring {
         self.producer.mode().backward
     }
 
-    /// The bytes of the records that its reader has not taken, as far as the device knows; without a
-    /// writable map, of all that have not been overwritten. They begin with a whole record, which is
-    /// the newest of a ring that is written backwards and else the oldest, and go on from there.
+    /// The bytes of the unread records, as far as the device knows; without a writable map, of all
+    /// records that were not overwritten. They begin with a whole record: the newest in a ring that
+    /// is written backwards, else the oldest.
     ///
     /// `None`: where a record begins, nobody knows.
     pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
@@ -238,7 +238,7 @@ impl Ring {
         Some(bytes)
     }
 
-    /// Copies what lies from `position` on, modulo the size of the data.
+    /// Copies the data from `position` on, modulo its size.
     fn copy(
         &self,
         memory: &View<'_>,

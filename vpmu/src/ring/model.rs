@@ -1,9 +1,8 @@
-//! Every interleaving of the producer and a reader, by loom: the code that writes to guests runs
-//! over a model of memory that is as weak as the language allows.
+//! Every interleaving of the producer and a reader, with loom: the code that writes to guests runs
+//! on a memory model as weak as the language's.
 //!
-//! The reader does what the kernel's header tells programs to do. Its plain loads of the data are
-//! checked against the producer's plain stores: one without an order between them fails, as a
-//! torn or stale record does.
+//! The reader follows the kernel header's protocol. Its plain loads of the data are checked against
+//! the producer's plain stores: an unordered access fails, and so does a torn or stale record.
 
 use loom::cell::Cell;
 use loom::sync::Arc;
@@ -16,20 +15,20 @@ use super::*;
 use crate::pages::Pages;
 use crate::record::{Layout, Origin};
 
-/// Words of data: two records and a half.
+/// Words of data: two and a half records.
 const WORDS: u64 = 8;
 const RECORD: usize = 24;
 const LOST: u64 = 2 | 24 << 48;
 
-/// A plain word that both sides touch.
+/// A plain word accessed by both sides.
 struct Word(Cell<u64>);
 
 #[expect(unsafe_code, reason = "shared without a lock, as a ring's data is")]
-// SAFETY: loom runs one thread at a time, and fails the model when two accesses to the cell are
-// not ordered by what the threads did: there is no race that it would let through.
+// SAFETY: loom runs one thread at a time, and fails the model if two accesses to the cell are
+// unordered: it detects every race.
 unsafe impl Sync for Word {}
 
-/// The memory that the two share.
+/// The memory shared by both.
 struct Shared {
     lock: AtomicU32,
     count: AtomicU64,
@@ -67,7 +66,7 @@ impl Pages for Model {
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Unwritable> {
         match field {
-            // A burst ends when the model has failed, too; there is no memory then.
+            // A burst also ends when the model has failed; there is no memory then.
             _ if std::thread::panicking() => {}
             DATA_HEAD => self.0.head.store(value, order),
             COUNT => self.0.count.store(value, order),
@@ -101,7 +100,7 @@ impl Pages for Model {
     }
 }
 
-/// What a reader has found.
+/// The records that a reader found.
 #[derive(Default)]
 struct Found {
     numbers: Vec<u64>,
@@ -129,7 +128,7 @@ impl Found {
         self.numbers.extend(numbers);
     }
 
-    /// One look at the ring, as the kernel's header has it.
+    /// Reads the ring once, following the kernel's header.
     fn look(&mut self, shared: &Shared, tail: &mut u64, backward: bool) {
         let head = shared.head.load(Ordering::Acquire);
         let (from, to) = if backward {
@@ -157,7 +156,7 @@ fn context<'a>(layout: &'a Layout, origin: &'a Origin) -> WriteContext<'a> {
     }
 }
 
-/// A producer of `bursts` against a reader that looks `looks` times.
+/// A producer of `bursts` against a reader that reads `looks` times.
 fn run(backward: bool, bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Shared::new();

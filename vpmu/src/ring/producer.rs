@@ -1,5 +1,5 @@
-//! The producer's side of the data: what fits, what is lost, when the reader is woken. What the
-//! guest can write decides nothing here but how much of its own data it loses.
+//! The producer's side of the data: room, losses, wakeups. Values that the guest can write
+//! determine only the loss of its own data.
 
 use std::sync::atomic::Ordering;
 
@@ -24,37 +24,37 @@ const MOST_PRODUCED: u64 = u64::MAX >> 1;
 pub(crate) enum Wakeup {
     /// A record crossed a page boundary of the data.
     Page,
-    /// Every so many samples.
+    /// After this many samples.
     Records(u32),
-    /// Every so many bytes.
+    /// After this many bytes.
     Bytes(u32),
 }
 
-/// The event that writes: a ring may have several.
+/// The writing event: a ring may have several.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteContext<'a> {
-    /// What its records hold.
+    /// The layout of its records.
     pub(crate) layout: &'a Layout,
-    /// Whose record it is: a loss before it is told in the same name.
+    /// The record's origin; a loss before it is recorded with the same origin.
     pub(crate) origin: &'a Origin,
     pub(crate) wakeup: Wakeup,
 }
 
-/// What became of a record.
+/// The result of writing a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Outcome {
     pub(crate) written: bool,
-    /// The reader is to be woken.
+    /// Whether to wake the reader.
     pub(crate) wake: bool,
 }
 
-/// Whether the guest lets the device see what it has read, and which way the ring grows.
+/// Whether the device can see the reader's tail, and the direction of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingMode {
-    /// Mapped writable: what the reader has not seen stays. Else the oldest data is overwritten.
+    /// Mapped writable: unread data is kept. Else the oldest data is overwritten.
     pub(crate) writable: bool,
-    /// From the end of the data towards its beginning: the head is where the newest record
-    /// begins.
+    /// Written from the end of the data towards its beginning: the head is the start of the newest
+    /// record.
     pub(crate) backward: bool,
 }
 
@@ -65,19 +65,19 @@ pub(super) struct Producer {
     size: u64,
     mode: RingMode,
     paused: bool,
-    /// Where the next record goes (where the last one begins, backwards); modulo 2^64.
+    /// Position of the next record (backwards: the start of the last one), modulo 2^64.
     head: u64,
-    /// The head that the reader was last let see.
+    /// The last published head.
     published: u64,
     /// The head when the reader was last woken.
     roused: u64,
-    /// The tail as last read: at worst it shows less room than there is.
+    /// The tail as last read: stale values only show less room.
     tail: u64,
-    /// Samples lost that no record tells of yet.
+    /// Lost samples that are not yet recorded.
     lost: u64,
     /// Whether the reader was woken for those.
     loss_told: bool,
-    /// Samples since a wakeup by records, of the events that want such.
+    /// Samples since a wakeup by records, of events with such wakeups.
     records: u64,
     /// Bytes since a wakeup by bytes.
     bytes: u64,
@@ -150,25 +150,25 @@ impl Producer {
         self.mode
     }
 
-    /// Whether samples were lost that no record tells of yet.
+    /// Whether lost samples are not yet recorded.
     pub(super) fn has_loss(&self) -> bool {
         self.lost > 0
     }
 
-    /// While paused, nothing is written.
+    /// Pauses or resumes writing.
     pub(super) fn pause(&mut self, paused: bool) {
         self.paused = paused;
     }
 
-    /// Wakeups by records and by bytes are counted from here.
+    /// Restarts the counts towards wakeups by records and by bytes.
     pub(super) fn restart_wakeups(&mut self) {
         self.records = 0;
         self.bytes = 0;
     }
 
-    /// Counts samples that could not be written, or not even be made; whether the reader is to
-    /// be woken. The first of them wakes: a full ring crosses no mark any more, and its reader
-    /// would sleep for ever. One that paused its ring knows.
+    /// Counts samples that could not be written or made; returns whether to wake the reader. The
+    /// first of them wakes it: a full ring crosses no further mark, and its reader would otherwise
+    /// sleep for ever. A reader that paused its ring needs no wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -179,13 +179,13 @@ impl Producer {
         wake
     }
 
-    /// Whether anything was written since the reader was last woken, which it is to be now.
+    /// Whether anything was written since the reader was last woken, which it must be now.
     pub(super) fn rouse(&mut self) -> bool {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }
 
-    /// Puts a record at the head, after the loss there was before it. The reader sees it with
-    /// the next [`Producer::publish`].
+    /// Stores a record at the head, after the record of a pending loss. The next
+    /// [`Producer::publish`] makes it visible.
     #[inline]
     fn append(
         &mut self,
@@ -263,7 +263,7 @@ impl Producer {
         }
     }
 
-    /// Whether `len` more bytes fit without touching what the reader has not seen.
+    /// Whether `len` more bytes fit without overwriting unread data.
     #[inline]
     fn has_room(&mut self, pages: &impl Pages, len: u64) -> bool {
         match self.mode.writable {
@@ -272,10 +272,10 @@ impl Producer {
         }
     }
 
-    /// Looks where the reader is; the bytes free by that.
+    /// Reads the reader's tail; returns the free bytes.
     #[cold]
     fn look(&mut self, pages: &impl Pages) -> u64 {
-        // Pairs with the reader's release of the tail: what it has read may be overwritten.
+        // Pairs with the reader's release of the tail: data before it may be overwritten.
         match pages.load(DATA_TAIL, Ordering::Acquire) {
             Ok(tail) => {
                 self.tail = tail;
@@ -288,14 +288,13 @@ impl Producer {
         }
     }
 
-    /// Bytes free by the tail as last read: none if it is no place in the ring.
+    /// Free bytes according to the last tail; zero if that is not a valid position.
     #[inline]
     fn room(&self) -> u64 {
         self.size.saturating_sub(self.unread())
     }
 
-    /// Bytes that the reader has not seen by the tail as last read; more than there are if it is no
-    /// place in the ring.
+    /// Unread bytes according to the last tail; exceeds the size if that is not a valid position.
     #[inline]
     fn unread(&self) -> u64 {
         match self.mode.backward {
@@ -304,8 +303,7 @@ impl Producer {
         }
     }
 
-    /// Where the records begin that are there to be read, and how many bytes they are; `None`: older
-    /// ones were overwritten up to the middle of one.
+    /// Start and length of the readable records; `None` if an older one was partly overwritten.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
         let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
@@ -314,7 +312,7 @@ impl Producer {
             (false, false) => 0,
         };
         let len = match writable {
-            // A tail that is no place in the ring leaves nothing.
+            // An invalid tail leaves nothing.
             true if self.unread() > self.size => 0,
             true => self.unread(),
             false if backward => self.produced().min(self.size),
@@ -329,21 +327,21 @@ impl Producer {
             return;
         }
         self.published = self.head;
-        // Pairs with the reader's acquire of the head: the records stand before it moves.
+        // Pairs with the reader's acquire of the head: the records are stored before it moves.
         if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
             log::debug!("a ring's head: {error}");
         }
     }
 }
 
-/// The pages were memory when the ring was laid; now they are not.
+/// The pages were memory when the ring was created; now they are not.
 #[cold]
 fn unwritable(error: &pages::Unwritable) -> Outcome {
     log::debug!("a ring's data: {error}");
     Outcome::default()
 }
 
-/// Whether a count has reached its mark; then it begins again.
+/// Whether a count has reached its mark; then it restarts.
 fn take(count: &mut u64, every: u32) -> bool {
     let every = u64::from(every.max(1));
     let reached = *count >= every;
@@ -353,7 +351,7 @@ fn take(count: &mut u64, every: u32) -> bool {
     reached
 }
 
-/// A burst of records into one ring. The reader sees them when it ends.
+/// A burst of records into one ring, published when it ends.
 #[derive(Debug)]
 pub(crate) struct Session<'a, P: Pages> {
     producer: &'a mut Producer,
@@ -375,12 +373,12 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes a record that is no sample, if it fits: its loss is not counted.
+    /// Writes a record other than a sample, if it fits: its loss is not counted.
     pub(crate) fn note(&mut self, record: &[u64], context: &WriteContext<'_>) -> Outcome {
         self.producer.append(&mut self.pages, record, 0, context)
     }
 
-    /// Counts samples that no record can be made of.
+    /// Counts samples without a record.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
         Outcome {
             written: false,
@@ -388,7 +386,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
+    /// Writes the pending loss, if it fits; returns whether to wake the reader.
     pub(crate) fn flush(&mut self, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, context).wake
     }

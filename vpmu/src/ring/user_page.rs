@@ -1,5 +1,4 @@
-//! What the metadata page shows of an event: its count and times, under the sequence lock that
-//! programs read them by.
+//! An event's count and times in the metadata page, under the sequence lock of its readers.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +8,7 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::pages::{Pages, Unwritable};
 
-/// Bytes of the page up to its reserved ones; less than a page.
+/// Bytes of the page up to the reserved ones; less than a page.
 #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
 const HEADER_SIZE: u32 = std::mem::offset_of!(Metadata, reserved) as u32;
 pub(super) const LOCK: usize = std::mem::offset_of!(Metadata, lock);
@@ -24,16 +23,16 @@ const TIME_OFFSET: usize = std::mem::offset_of!(Metadata, time_offset);
 const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
 pub(super) const CAP_USER_TIME: u64 = 1 << 3;
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
-/// Of the counter that `index` would name: programs shift by 64 less this, which changes nothing.
+/// Width of a counter selected by `index`: programs shift by 64 minus this, which has no effect.
 const PMC_WIDTH: u16 = 64;
 
-/// The count and times that the metadata page shows.
+/// The count and times to publish in the metadata page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CountSnapshot {
     pub(crate) count: u64,
     pub(crate) time_enabled: u64,
     pub(crate) time_running: u64,
-    /// Guest time of these figures while they grow, `None` while they stand still.
+    /// Guest time of these figures while they grow, `None` while they do not.
     pub(crate) growing_since: Option<u64>,
 }
 
@@ -91,7 +90,7 @@ pub(super) fn show(
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
-    // No field may be seen changed while the sequence is still seen even.
+    // Changed fields must not be visible while the sequence is still seen even.
     pages.fence(Ordering::Release);
     for (field, value) in fields {
         pages.store(field, value, Ordering::Relaxed)?;

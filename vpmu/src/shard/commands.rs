@@ -1,5 +1,5 @@
-//! The vCPU queues: commands that the driver gives with interrupts off, carried out on the vCPU's
-//! own thread before the notifying instruction retires.
+//! The vCPU queues: commands that the driver sends with interrupts off, executed on the vCPU's own
+//! thread before the notifying instruction retires.
 
 use std::io::{Read, Write};
 
@@ -16,42 +16,41 @@ use crate::event::Context;
 use crate::queues::{BadChain, Chain};
 use crate::work::{self, Work};
 
-/// Most commands of one notification: enough for a switch of every event that a guest may open by
-/// default, both ways.
+/// Most commands of one notification: enough to switch every event of the default limit in and out.
 const MAX_COMMANDS: usize = 2048;
 
-/// The buffer of commands that a session is carrying out; kept for its room.
+/// The buffer of commands that a session executes; kept to reuse its memory.
 #[derive(Debug, Default)]
 pub(crate) struct CommandBuffer {
     chain: Option<Chain>,
     bytes: Vec<u8>,
     replies: Vec<u8>,
-    /// Commands that have been carried out.
+    /// Commands executed.
     done: usize,
     /// Commands that this notification may still bring.
     left: usize,
     /// Buffers that it may still bring.
     buffers: u16,
-    /// Resets of the queue when it was notified.
+    /// Resets of the queue at its notification.
     resets: u64,
     served: bool,
-    /// The account of the session's thread when the turn began.
+    /// The work of the session's thread when the turn began.
     turn: Work,
 }
 
 /// The next step for a session.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Nothing more; whether the driver wants an interrupt.
+    /// Done; whether the driver needs an interrupt.
     Done(bool),
-    /// Have this command carried out where its event is, and hand its reply over.
+    /// Execute this command where its event is, and pass its reply back.
     Elsewhere(Command),
     /// The turn is over, and work is left.
     Unfinished,
 }
 
 impl CommandBuffer {
-    /// A notification begins.
+    /// Begins a notification.
     pub(crate) fn begin(&mut self, state: &mut State) {
         self.chain = None;
         self.left = MAX_COMMANDS;
@@ -59,21 +58,21 @@ impl CommandBuffer {
         self.resets = state.resets;
         self.served = false;
         state.queue.notified();
-        // Earlier samples are in their rings when the notification is answered.
+        // Earlier samples must be in their rings when the notification is answered.
         state.settle();
     }
 
-    /// A turn begins: the thread's account at that moment.
+    /// Begins a turn; returns the thread's work at that moment.
     pub(crate) fn begin_turn(&mut self) -> Work {
         self.turn = Work::so_far();
         self.turn
     }
 
-    /// Carries out what the driver has made available on the queue of `state`, notified by the vCPU
-    /// `by`, up to a command whose event another shard has, or to the end of the turn.
+    /// Executes the commands on the queue of `state`, notified by the vCPU `by`, up to a command
+    /// whose event another shard has, or to the end of the turn.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
-            // The queue that was notified is gone.
+            // The notified queue is gone.
             self.chain = None;
             return Answer::Done(false);
         }
@@ -104,12 +103,12 @@ impl CommandBuffer {
         }
     }
 
-    /// Resets of the device when the queue was notified.
+    /// Resets of the device at the notification.
     pub(crate) fn resets(&self) -> u64 {
         self.resets
     }
 
-    /// The reply to a command that was carried out elsewhere.
+    /// Appends the reply to a command that was executed elsewhere.
     pub(crate) fn reply(&mut self, reply: &Reply) {
         self.replies.extend_from_slice(reply.as_bytes());
         self.done += 1;
@@ -142,7 +141,7 @@ impl CommandBuffer {
         false
     }
 
-    /// Copies the commands of a buffer that has room for their replies.
+    /// Copies the commands of a buffer with room for their replies.
     fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;
@@ -173,8 +172,8 @@ impl CommandBuffer {
     }
 }
 
-/// Carries out a command that the vCPU `by` gave on this shard's queue; `None`: another shard may
-/// have its event.
+/// Executes a command from the vCPU `by` on this shard's queue; `None`: another shard may have its
+/// event.
 fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     let (op, id) = (command.op.get(), command.event.get());
     if op == COMMAND_VCPU {
@@ -196,7 +195,7 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     here.then(|| event_command(state, command, by, by == state.cpu.index))
 }
 
-/// Carries out a command that the vCPU `by` gave; `own`: on its own queue.
+/// Executes a command from the vCPU `by`; `own`: on its own queue.
 pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: bool) -> Reply {
     let id = command.event.get();
     if own && command.op.get() == COMMAND_AUX_END {
@@ -209,7 +208,7 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     state.reply(id, result)
 }
 
-/// How far the trace came in an area that the driver keeps.
+/// Returns the trace's progress in an area that the driver manages.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
     let ended = match has_no_operand(command) {

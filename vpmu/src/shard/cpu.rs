@@ -1,5 +1,5 @@
-//! The vCPU of a shard as a place to count on: its clocks, its thread, and the host counters that its
-//! events share.
+//! The vCPU of a shard as a context of counting: its clocks, its thread, and the host counters that
+//! its events share.
 
 use std::io;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;
 
-/// One vCPU as its events count on it, by the thread that holds the shard.
+/// One vCPU in the view of its events, used by the thread that holds the shard.
 #[derive(Debug)]
 pub(crate) struct Cpu {
     pub(crate) index: u32,
     pub(crate) backend: Arc<Backend>,
     pub(crate) vcpu: Arc<Vcpu>,
     counters: Counters,
-    /// Threads that the vCPU had before.
+    /// Number of earlier threads of the vCPU.
     threads: u64,
-    /// Where counters that sample for the guest run.
+    /// Room for the guest's sampling counters.
     room: Room,
     /// The thread whose own counters start and stop together.
     held: Option<i32>,
@@ -28,7 +28,7 @@ pub(crate) struct Cpu {
     now: Option<u64>,
     exits: Option<Option<u64>>,
     halts: Option<Option<u64>>,
-    /// Why the host refused the last counter that it was asked for.
+    /// The reason why the host refused the last counter.
     refusal: Option<Refusal>,
 }
 
@@ -49,7 +49,7 @@ impl Cpu {
         }
     }
 
-    /// The shard has just been locked: earlier readings are stale.
+    /// Discards cached readings: the shard has just been locked.
     pub(crate) fn invalidate(&mut self) {
         self.counters.fresh = false;
         self.now = None;
@@ -58,7 +58,7 @@ impl Cpu {
         self.refusal = None;
     }
 
-    /// The vCPU's thread, while it has one.
+    /// The vCPU's thread, if attached.
     pub(crate) fn thread(&self) -> Option<i32> {
         self.vcpu.thread()
     }
@@ -68,7 +68,7 @@ impl Cpu {
         self.vcpu.guest_tsc(&*self.backend.source)
     }
 
-    /// The guest's TSC when counts are brought up to date: one moment for all events of a switch.
+    /// The guest's TSC for updating counts: one moment for all events of a switch.
     pub(crate) fn counting_tsc(&mut self) -> u64 {
         match self.now {
             Some(now) => now,
@@ -81,22 +81,22 @@ impl Cpu {
         self.backend.clock.nanoseconds(self.tsc())
     }
 
-    /// Every exit of the vCPU, by the hypervisor's statistics.
+    /// All exits of the vCPU, from the hypervisor's statistics.
     pub(crate) fn all_exits(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.exits.get_or_insert_with(|| machine.exits(index))
     }
 
-    /// Halts of the vCPU, by the hypervisor's statistics.
+    /// Halts of the vCPU, from the hypervisor's statistics.
     pub(crate) fn halts(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.halts.get_or_insert_with(|| machine.halts(index))
     }
 
-    /// Opens a host counter of one event's own on the vCPU's thread.
+    /// Opens a host counter for one event on the vCPU's thread.
     ///
     /// # Errors
-    /// The host's; `ESRCH` while the vCPU has no thread.
+    /// The host's error; `ESRCH` while the vCPU has no thread.
     pub(crate) fn open(&mut self, request: &Request) -> io::Result<Box<dyn Counter>> {
         let thread = self.thread().ok_or_else(no_thread)?;
         work::charge_host_call();
@@ -109,22 +109,22 @@ impl Cpu {
         opened
     }
 
-    /// Why the host refused the last counter that it was asked for, since this was last called.
+    /// Takes the reason why the host refused a counter since the last call.
     pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
         self.refusal.take()
     }
 
-    /// A place for a counter that interrupts `rate` times a second; `None`: its event waits.
+    /// A place for a counter with `rate` interrupts per second; `None`: its event waits.
     pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
         self.room.take(self.backend.room_limit(), rate)
     }
 
-    /// Whether a place was given back since the last call.
+    /// Whether a place was freed since the last call.
     pub(crate) fn take_freed(&self) -> bool {
         self.room.take_freed()
     }
 
-    /// Counters of events' own that start or stop from now on do so together, until
+    /// Makes counters of single events start and stop together from now on, until
     /// [`Cpu::release_own`].
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
@@ -136,7 +136,7 @@ impl Cpu {
         }
     }
 
-    /// The shard is about to be unlocked: counters that were held go on.
+    /// Releases held counters, before the shard is unlocked.
     pub(crate) fn release_own(&mut self) {
         let Some(thread) = self.held.take() else {
             return;
@@ -150,10 +150,10 @@ impl Cpu {
         }
     }
 
-    /// Lets one more event count by the shared counter for `request`.
+    /// Adds an event to the shared counter for `request`.
     ///
     /// # Errors
-    /// As [`Cpu::open`].
+    /// See [`Cpu::open`].
     pub(crate) fn share(&mut self, request: &Request) -> io::Result<Lease> {
         let thread = self.thread().ok_or_else(no_thread)?;
         let source = &self.backend.source;
@@ -170,34 +170,33 @@ impl Cpu {
         })
     }
 
-    /// An event counts by a shared counter no more.
+    /// Removes an event from a shared counter.
     pub(crate) fn release(&mut self, lease: Lease) {
         if lease.threads == self.threads {
             self.counters.release(lease.key);
         }
     }
 
-    /// The reading of a shared counter: all of them are read together, once while the shard is held.
+    /// The reading of a shared counter: all are read together, once while the shard is held.
     ///
     /// # Errors
-    /// The host gave the counter up.
+    /// The host revoked the counter.
     pub(crate) fn read(&mut self, lease: Lease) -> io::Result<Reading> {
         self.counters.read(lease.key)
     }
 
-    /// The vCPU's thread is another one: the counters of the old one are closed.
+    /// Closes the counters of the previous thread.
     pub(crate) fn drop_counters(&mut self) {
         self.counters = Counters::default();
         self.threads += 1;
     }
 }
 
-/// The part that an event has in a shared counter.
+/// An event's share in a shared counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// The vCPU's threads before the one whose counter it is: counters of another thread have the same
-    /// keys.
+    /// Number of the vCPU's threads before the counter's: keys repeat on different threads.
     threads: u64,
 }
 
@@ -206,13 +205,14 @@ fn no_thread() -> io::Error {
 }
 
 /// The counters of one vCPU's thread that several events share: an event's count is the difference
-/// between two readings. So descriptors go with the kinds of events that count, not with their number.
+/// between two readings. So the number of descriptors depends on the kinds of counting events, not
+/// on their number.
 #[derive(Debug, Default)]
 struct Counters {
     /// Made with the first counter.
     set: Option<Box<dyn CounterSet>>,
     shared: Vec<Shared>,
-    /// The set was read since the shard was locked.
+    /// Whether the set was read since the shard was locked.
     fresh: bool,
 }
 
@@ -220,7 +220,7 @@ struct Counters {
 struct Shared {
     request: Request,
     key: CounterKey,
-    /// Events that count by it.
+    /// Number of events that use it.
     events: usize,
 }
 

@@ -1,19 +1,19 @@
-//! How many active events of a vCPU want each hook, and which of them its thread has to visit.
+//! The number of active events of a vCPU per hook, and the events that its thread must visit.
 
 use crate::event::Event;
 use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};
 
-/// Hooks by number of events, and the active events that are visited at exits, marks and drains.
+/// Hooks by number of events, and the active events visited at exits, marks and drains.
 #[derive(Debug, Default)]
 pub(super) struct HookCounts {
     counts: [u32; HOOKS],
     hooks: Hooks,
-    /// By ascending id: those opened earlier come first.
+    /// By ascending id: in order of opening.
     watched: Vec<u64>,
 }
 
 impl HookCounts {
-    /// An event has become active.
+    /// Adds an event that became active.
     pub(super) fn add(&mut self, event: &Event, vcpu: &Vcpu) {
         if !event.is_watched() {
             return;
@@ -24,7 +24,7 @@ impl HookCounts {
         self.want(event.hooks(), vcpu);
     }
 
-    /// An event ceases to be active.
+    /// Removes an event that is no longer active.
     pub(super) fn remove(&mut self, event: &Event, vcpu: &Vcpu) {
         if !event.is_watched() {
             return;
@@ -35,7 +35,7 @@ impl HookCounts {
         self.drop(event.hooks(), vcpu);
     }
 
-    /// An active event wants these hooks from now on.
+    /// Adds hooks of an active event.
     pub(super) fn want(&mut self, hooks: impl Iterator<Item = Hook>, vcpu: &Vcpu) {
         for hook in hooks {
             self.counts[hook as usize] += 1;
@@ -44,7 +44,7 @@ impl HookCounts {
         vcpu.set_hooks(self.hooks);
     }
 
-    /// An active event wants these hooks no more.
+    /// Removes hooks of an active event.
     pub(super) fn drop(&mut self, hooks: impl Iterator<Item = Hook>, vcpu: &Vcpu) {
         for hook in hooks {
             let count = &mut self.counts[hook as usize];
@@ -60,7 +60,7 @@ impl HookCounts {
         self.hooks.has(hook)
     }
 
-    /// The active events that are visited, by ascending id.
+    /// The active events to visit, by ascending id.
     pub(super) fn watched(&self) -> &[u64] {
         &self.watched
     }

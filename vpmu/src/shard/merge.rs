@@ -1,11 +1,11 @@
-//! Overflows that the host recorded while one vCPU ran on, on their way to guest rings: in the order of
-//! time. Knows nothing of events but their ids.
+//! Overflows recorded by the host while one vCPU ran, to be written to guest rings in order of
+//! time. Knows only the events' ids.
 
 use std::collections::VecDeque;
 
 use crate::machine::GuestRegs;
 
-/// One overflow of the guest's, as the host recorded it.
+/// One overflow of the guest, from the host's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Recorded {
     /// The event that overflowed.
@@ -16,16 +16,16 @@ pub(crate) struct Recorded {
     pub(crate) period: u64,
 }
 
-/// Overflows that have been taken from the host and not been written yet.
+/// Overflows taken from the host and not yet written.
 ///
-/// The host's rings are each in the order of time, so what is held is a few sorted runs: the sort finds
-/// them and merges them.
+/// The host's rings are each in order of time, so the held overflows are a few sorted runs, which
+/// the sort finds and merges.
 #[derive(Debug, Default)]
 pub(crate) struct Merge {
     held: VecDeque<Recorded>,
-    /// `held` is in the order of time.
+    /// `held` is in order of time.
     sorted: bool,
-    /// The newest overflow that was given out.
+    /// The latest overflow returned.
     newest: u64,
 }
 
@@ -35,18 +35,19 @@ impl Merge {
         self.held.push_back(recorded);
     }
 
-    /// The oldest overflow, if it is no newer than `until`; those of one moment as they were added.
+    /// Takes the oldest overflow, if it is not later than `until`; at equal times, in order of
+    /// addition.
     pub(crate) fn next(&mut self, until: u64) -> Option<Recorded> {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // The host's clock is converted anew at each drain: never so that time goes back.
+        // The host's clock is converted anew at each drain; returned times must not go back.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
         Some(recorded)
     }
 
-    /// The overflows that are no newer than `until`, oldest first.
+    /// The overflows up to `until`, oldest first.
     pub(crate) fn due(&mut self, until: u64) -> impl Iterator<Item = &Recorded> {
         self.sort();
         self.held
@@ -62,12 +63,12 @@ impl Merge {
         }
     }
 
-    /// Forgets the overflows of an event.
+    /// Drops the overflows of an event.
     pub(crate) fn forget(&mut self, event: u64) {
         self.held.retain(|recorded| recorded.event != event);
     }
 
-    /// Overflows that wait.
+    /// Number of held overflows.
     pub(crate) fn len(&self) -> usize {
         self.held.len()
     }
@@ -137,7 +138,7 @@ mod tests {
             let mut now = 0;
             for (round, until) in rounds {
                 for (event, tsc) in round {
-                    // As the host does: none comes that is older than those given out.
+                    // Like the host: new ones are not older than returned ones.
                     added.push((event, number));
                     merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
                     number += 1;
@@ -149,7 +150,7 @@ mod tests {
             }
             given.extend(std::iter::from_fn(|| merge.next(u64::MAX)));
             prop_assert!(given.is_sorted_by_key(|one| one.tsc));
-            // Those of one moment as they came.
+            // At equal times, in order of addition.
             prop_assert!(given.windows(2).all(|two| two[0].tsc != two[1].tsc
                 || two[0].period < two[1].period));
             let mut out: Vec<_> = given.iter().map(|one| (one.event, one.period)).collect();

@@ -25,8 +25,8 @@ use crate::locks::{Lock, SHARD};
 use crate::notices::Notices;
 use crate::vcpu::Vcpu;
 
-/// One vCPU's part of the device, in cache lines of its own: on many CPUs a line and its neighbour
-/// travel together.
+/// One vCPU's part of the device, in cache lines of its own: many CPUs fetch lines in adjacent
+/// pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Shard {
@@ -34,17 +34,17 @@ pub(crate) struct Shard {
     state: Lock<State, SHARD>,
 }
 
-/// Work that the events of one shard leave for another shard, or for whichever holds an event. The
-/// thread that made it carries it out before its vCPU runs on, when it has let the shard go.
+/// Work that the events of one shard leave for another shard, or for an event's current shard. The
+/// thread that caused it executes it after it unlocks the shard, before its vCPU continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Errand {
-    /// The event's leader was turned on.
+    /// The event's leader was enabled.
     Start(u64),
-    /// The event's leader was turned off.
+    /// The event's leader was disabled.
     Stop(u64),
     /// An overflow acts on the event.
     Trigger(u64, Effect),
-    /// An event counts by the vCPU's shared counter no more.
+    /// An event no longer uses the vCPU's shared counter.
     Release(u32, Lease),
 }
 
@@ -59,8 +59,8 @@ impl Shard {
         }
     }
 
-    /// Acts on the shard; the result, and the work that this leaves for other shards, which the caller
-    /// carries out.
+    /// Runs `act` on the shard; returns the result, and the work for other shards, which the caller
+    /// executes.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
         let mut state = self.state.lock();
         state.begin();
@@ -68,7 +68,7 @@ impl Shard {
         (result, state.finish())
     }
 
-    /// Waits until nobody else acts on the shard.
+    /// Waits until no other thread holds the shard.
     pub(crate) fn wait(&self) {
         drop(self.state.lock());
     }

@@ -1,4 +1,4 @@
-//! The moment of an overflow: where the vCPU stood and when, and who ran there.
+//! The moment of an overflow: the vCPU's state, the time, and the running task.
 
 use super::cpu::Cpu;
 use super::state::State;
@@ -11,23 +11,23 @@ use crate::tasks::Task;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::walk::CpuContext;
 
-/// The moment of an overflow, the same for all that one exit finds.
+/// The moment of an overflow, shared by all that one exit finds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) vcpu: u32,
-    /// The guest's.
+    /// The guest's TSC.
     pub(super) tsc: u64,
     /// The same in guest nanoseconds.
     pub(super) time: u64,
-    /// `None` where the hypervisor would not tell.
+    /// `None` if the hypervisor does not provide it.
     pub(super) place: Option<CpuContext>,
     pub(super) task: Task,
-    /// The value of the mark that it was, else zero.
+    /// The value, if it is a mark, else zero.
     pub(super) addr: u64,
 }
 
 impl Moment {
-    /// The origin of the record or packet that an event writes of it.
+    /// The origin of an event's record or packet of it.
     pub(super) fn origin(&self, event: &Event) -> Origin {
         let task = event.task.unwrap_or(self.task);
         Origin {
@@ -41,7 +41,7 @@ impl Moment {
     }
 }
 
-/// Overflows of one event that were found at one moment, and have yet to act.
+/// Overflows of one event found at one moment, which have yet to act.
 #[derive(Debug)]
 pub(super) struct Overflows {
     pub(super) event: u64,
@@ -49,7 +49,7 @@ pub(super) struct Overflows {
     pub(super) moment: Moment,
 }
 
-/// The growth of the count for each of some overflows that were found together.
+/// The period of each of some overflows that were found together.
 #[derive(Debug)]
 pub(super) enum Periods {
     /// Counted by the device.
@@ -73,13 +73,13 @@ impl Iterator for Periods {
     }
 }
 
-/// A vCPU just out of the guest, its registers and the time read when first asked for.
+/// A vCPU after an exit; its registers and the time are read on demand.
 pub(crate) struct ExitView<'a> {
     registers: &'a mut dyn Registers,
     regs: Option<Option<GuestRegs>>,
     cpu: Option<Option<CpuState>>,
     tsc: Option<u64>,
-    /// The value of the mark that it is, if it is one.
+    /// The value, if the exit is a mark.
     mark: Option<u32>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> ExitView<'a> {
         }
     }
 
-    /// The exit that a trace holds: its time and registers are those of its stamp.
+    /// Uses the time and registers of a traced exit's stamp.
     pub(crate) fn stamped(&mut self, stamp: &ExitStamp) {
         self.tsc = Some(stamp.tsc);
         self.regs = Some(stamp.regs);
@@ -104,7 +104,7 @@ impl<'a> ExitView<'a> {
         *self.regs.get_or_insert_with(|| self.registers.registers())
     }
 
-    /// With all of the state where an event of the vCPU wants it.
+    /// With the whole state if an event of the vCPU needs it.
     pub(super) fn place(&mut self, state: &State) -> Option<CpuContext> {
         let regs = self.regs()?;
         let cpu = match state.hooks.has(Hook::State) {

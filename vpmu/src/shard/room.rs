@@ -1,21 +1,22 @@
-//! Room for host counters that sample for a guest's events. Each may interrupt its host CPU in hard-IRQ
-//! context, and makes each switch of the vCPU's thread longer, so a vCPU runs a bounded number of them,
-//! and clocks of a bounded rate. An event that finds no room waits: its time runs, its count does not.
+//! Room for the guest's sampling host counters. Each may interrupt its host CPU in hard-IRQ
+//! context, and lengthens each switch of the vCPU's thread, so their number and the rate of clocks
+//! are limited per vCPU. An event without room waits: its enabled time advances, its count does
+//! not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Most that runs on one vCPU at once.
+/// Limits of the counters that run on one vCPU at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoomLimit {
     pub(crate) counters: u32,
-    /// Interrupts a second of all clocks together.
+    /// Interrupts per second of all clocks together.
     pub(crate) rate: u64,
 }
 
 impl RoomLimit {
-    /// Whether clocks of a rate find room beside others. One alone always does, as its rate was checked
-    /// when it was opened, and so does a counter whose rate is unknown: zero.
+    /// Whether a clock of a rate fits beside others. One alone always fits, since its rate was
+    /// checked at the open, and so does a counter of unknown rate: zero.
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
     }
@@ -25,13 +26,13 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Relaxed atomics: the thread that holds the shard changes them, but for a place of an event that is
-/// dropped elsewhere, with the shard's events.
+/// Relaxed atomics: only the thread that holds the shard changes them, except when an event is
+/// dropped elsewhere with its place.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// A place was given back since somebody last looked.
+    /// A place was freed since the last check.
     freed: AtomicBool,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct Place {
 }
 
 impl Room {
-    /// A place for a counter that interrupts `rate` times a second as far as is known, if there is room.
+    /// Takes a place for a counter with `rate` interrupts per second, as far as known, if it fits.
     pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);
@@ -60,14 +61,14 @@ impl Room {
         })
     }
 
-    /// Whether a place was given back since the last call.
+    /// Whether a place was freed since the last call.
     pub(crate) fn take_freed(&self) -> bool {
         self.0.freed.swap(false, Ordering::Relaxed)
     }
 }
 
 impl Place {
-    /// The counter has another rate from now on, if there is room for it.
+    /// Changes the counter's rate, if it fits.
     pub(crate) fn change(&mut self, limit: RoomLimit, rate: u64) -> bool {
         let others = self.used.rate.load(Ordering::Relaxed) - self.rate;
         let fits = limit.fits(others, rate);
@@ -95,7 +96,7 @@ impl Drop for Place {
 pub(crate) struct CounterPool {
     open: Arc<AtomicU32>,
     most: u32,
-    /// As many as were open at once.
+    /// Most that were open at once.
     peak: AtomicU32,
 }
 
@@ -112,7 +113,7 @@ impl CounterPool {
         }
     }
 
-    /// A slot, if there is one left.
+    /// Takes a slot, if one is left.
     pub(crate) fn take(&self) -> Option<OpenSlot> {
         let one_more = |open: u32| (open < self.most).then_some(open + 1);
         let taken = self
@@ -123,7 +124,7 @@ impl CounterPool {
         Some(OpenSlot(Arc::clone(&self.open)))
     }
 
-    /// As many as were open at once.
+    /// Most that were open at once.
     pub(crate) fn peak(&self) -> u32 {
         self.peak.load(Ordering::Relaxed)
     }

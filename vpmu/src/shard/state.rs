@@ -1,4 +1,4 @@
-//! The events of one vCPU and what happens to them, with the shard's lock held. Commands come from the
+//! The events of one vCPU and their changes, with the shard's lock held. Commands come from the
 //! vCPU's queue, exits and marks from its session, everything else from the control plane.
 
 use std::collections::{HashMap, VecDeque};
@@ -47,20 +47,20 @@ use crate::vcpu::{ExitStamp, Hook, exit_matches};
 use crate::walk::{Capture, CpuContext};
 use crate::work;
 
-/// Milliseconds that a host may take to put a record into its ring: when some are collected while the
-/// vCPU runs, those that are younger wait, lest an older one of another ring come after them.
+/// Milliseconds that a host may take to store a record in its ring: when records are collected
+/// while the vCPU runs, later ones are held back, in case an older one arrives in another ring.
 const HOLD_BACK: u64 = 1;
-/// The half of the address space that kernels keep to themselves begins here: the mode of a guest
-/// whose vCPU ran on follows from its address.
+/// Start of the half of the address space that kernels reserve: it gives the mode of a guest whose
+/// vCPU kept running.
 const KERNEL_HALF: u64 = 1 << 63;
-/// Overflows that are held at once, but for those of one host ring more: a megabyte. Beyond that
-/// they are written as they come, so that a guest cannot have its host keep any number.
+/// Most overflows held at once, plus those of one host ring: a megabyte. Beyond that they are
+/// written in order of arrival, so that a guest cannot make its host hold any number.
 const MOST_HELD: usize = 16_384;
-/// Fields of a sample that tell where the guest was.
+/// Fields of a sample that hold the guest's position.
 const PLACES: u64 =
     SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// Hashes event ids: the device gives them out in order, so that nobody can choose colliding ones.
+/// Hashes event ids: the device assigns them in order, so collisions cannot be forced.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct IdHasher(u64);
 
@@ -82,37 +82,37 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Events whose kind costs as much to look at as an operation on one.
+/// Number of cheap visits to events that cost as much as one operation.
 const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
-/// The fate of overflows that are found when an event has been stopped.
+/// The handling of overflows that are found after an event was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingOverflows {
     Written,
     Discarded,
 }
 
-/// The exit that the vCPU's session holds open, as far as traces have been found that hold it.
+/// The open exit of the vCPU's session, with the traces found so far that record it.
 #[derive(Debug, Default)]
 struct ClaimedExit {
     number: u64,
     traces: Vec<u64>,
 }
 
-/// Overflows that were found, and have yet to act.
+/// Overflows that were found and have yet to act.
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
-    /// A caller further up runs them, one after the other.
+    /// A caller further up runs them in order.
     running: bool,
-    /// The groups that records of this exit have read, by their leaders: further records find the same
-    /// counts, and each reading would take as long as the group is large.
+    /// Groups read by records of this exit, by leader: later records use the same counts, because a
+    /// reading takes time in proportion to the group.
     read: HashMap<u64, Arc<[Member]>, BuildHasherDefault<IdHasher>>,
 }
 
-/// The counts of an event or of its group at one moment, leader first.
+/// The counts of an event or its group at one moment, leader first.
 #[derive(Debug, Default)]
 struct Counts {
     time_enabled: u64,
@@ -130,7 +130,7 @@ impl Counts {
     }
 }
 
-/// An event as it is at a moment, for its driver or its operator.
+/// The state of an event at one moment, for its driver or its operator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View {
     pub(crate) enabled: bool,
@@ -140,37 +140,37 @@ pub(crate) struct View {
     pub(crate) lost: u64,
 }
 
-/// The events of one vCPU, and all that is needed to run them.
+/// The events of one vCPU, with everything needed to run them.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) cpu: Cpu,
     pub(super) writer: Writer,
     pub(super) hooks: HookCounts,
     pub(super) queue: DeviceQueue,
-    /// Counts the resets: a queue that was seen before one is gone.
+    /// Number of resets: a queue from before the last one is gone.
     pub(super) resets: u64,
     pub(super) metrics: Metrics,
     events: Events,
     overflows: OverflowQueue,
-    /// Number of the last exit that host counters sampled, and where the vCPU stood.
+    /// Number of the last exit with samples of host counters, and the vCPU's state there.
     sampled_exit: (u64, Option<CpuContext>),
     open_exit: ClaimedExit,
     /// Callers, registers and stack of the sample under construction.
     capture: Capture,
-    /// Overflows that the host recorded, on their way to rings.
+    /// Overflows recorded by the host, to be written to rings.
     merge: Merge,
-    /// Those of them that are being written; kept for its room.
+    /// The overflows being written; kept to reuse its memory.
     batch: Vec<MergeEntry>,
-    /// The machine has been asked to have such collected.
+    /// The machine was asked for periodic drains.
     collecting: bool,
     errands: Vec<Errand>,
-    /// Events whose counters wait for room, the longest first; some of them may have ceased to.
+    /// Events whose counters wait for room, the longest first; some may no longer wait.
     waiting: VecDeque<u64>,
     /// Samples that the guest's events may still write.
     allowance: Allowance,
-    /// The time that samples of the guest's events took the vCPU.
+    /// Time that the vCPU spent on samples of the guest's events.
     sampling: SamplingTime,
-    /// The host's TSC at the first of the guest's overflows that were found at this exit.
+    /// The host's TSC at the first overflow of the guest found at this exit.
     first_overflow: Option<u64>,
 }
 
@@ -199,12 +199,12 @@ impl State {
         }
     }
 
-    /// The lock has just been taken.
+    /// The lock was just taken.
     pub(super) fn begin(&mut self) {
         self.cpu.invalidate();
     }
 
-    /// The lock is about to be let go; the work that is left for other shards.
+    /// Call before unlocking; returns the work left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
         if !self.waiting.is_empty() && self.cpu.take_freed() {
             self.end_waits();
@@ -225,7 +225,7 @@ impl State {
         self.queue = queue;
     }
 
-    /// The driver names the vCPU's task page.
+    /// Sets the vCPU's task page.
     pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
         self.writer.set_tasks(tasks);
     }
@@ -284,12 +284,12 @@ impl State {
 
     // The vCPU's thread.
 
-    /// `thread` runs the vCPU from now on, with guest TSC = host TSC + `tsc_offset`. An event that
-    /// counted on another thread before has counted that for good, and goes on with this one.
+    /// Attaches `thread` to the vCPU, with guest TSC = host TSC + `tsc_offset`. Counts on an
+    /// earlier thread are kept, and events continue on this one.
     pub(crate) fn attach(&mut self, thread: i32, tsc_offset: u64) {
         self.settle();
         for id in self.ids(|event| event.active_on().is_some()) {
-            // An event that cannot be stopped is in error by itself.
+            // An event that cannot be stopped enters the error state.
             let _ = self.stop(id);
         }
         let vcpu = self.cpu.index;
@@ -297,7 +297,7 @@ impl State {
         self.forget_thread(vcpu);
         self.cpu.drop_counters();
         self.cpu.vcpu.attach(thread, tsc_offset);
-        // The time that was read is by the offset before.
+        // The cached time uses the previous offset.
         self.cpu.invalidate();
         for id in self.ids(|event| event.placed_on() == Some(vcpu)) {
             if let Err(errno) = self.start(id) {
@@ -307,33 +307,33 @@ impl State {
         }
     }
 
-    /// The vCPU's thread is about to end: the exit that it is in is over.
+    /// Detaches the vCPU's thread, which is about to end; its open exit is over.
     pub(crate) fn detach(&mut self) {
         self.end_exit(true);
         self.cpu.release_own();
         self.cpu.vcpu.detach();
     }
 
-    /// The thread of `vcpu` is another one: the counters that events have there are gone.
+    /// Drops the counters that events have on `vcpu`, which has another thread.
     pub(crate) fn forget_thread(&mut self, vcpu: u32) {
         for event in self.events.values_mut() {
             event.forget_thread(vcpu);
         }
     }
 
-    // Events come and go.
+    // Opening and closing of events.
 
     /// The event with this id, if it is in this shard.
     pub(crate) fn event(&self, id: u64) -> Option<&Event> {
         self.events.get(&id)
     }
 
-    /// As [`State::event`], for changes that touch neither its state nor its hooks.
+    /// Like [`State::event`], for changes that touch neither its state nor its hooks.
     pub(crate) fn event_mut(&mut self, id: u64) -> Option<&mut Event> {
         self.events.get_mut(&id)
     }
 
-    /// Ids of events, by ascending id.
+    /// Ids of the selected events, ascending.
     pub(crate) fn ids(&self, which: impl Fn(&Event) -> bool) -> Vec<u64> {
         work::charge(self.events.len() as u64 / LOOKS_PER_OPERATION);
         let events = self.events.values().filter(|event| which(event));
@@ -342,11 +342,11 @@ impl State {
         ids
     }
 
-    /// A new event, which starts if it is on. The host counts for it from now on; for an event of the
-    /// operator's, which can come before its vCPU's thread, from when that attaches.
+    /// Adds an event, which starts if it is enabled. The host counts for it from now on; for an
+    /// operator's event without a vCPU thread, from its attachment.
     ///
     /// # Errors
-    /// The host's; there is no event then.
+    /// The host's error; the event is then not added.
     pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Denied> {
         let id = event.spec.id;
         self.cpu.take_refusal();
@@ -363,7 +363,7 @@ impl State {
         started.map_err(|errno| self.deny(errno))
     }
 
-    /// The event is not opened, for the host's reason if it has one.
+    /// The error of an event that was not opened, with the host's reason if it has one.
     fn deny(&mut self, errno: Errno) -> Denied {
         Denied {
             errno,
@@ -371,7 +371,7 @@ impl State {
         }
     }
 
-    /// Takes a task event away that is placed on no vCPU, for another shard.
+    /// Removes a task event that is placed on no vCPU, for another shard.
     pub(crate) fn give(&mut self, id: u64) -> Option<Event> {
         let event = self.events.get(&id)?;
         match event.placed_on() {
@@ -380,14 +380,14 @@ impl State {
         }
     }
 
-    /// Takes in an event of another shard.
+    /// Adds an event from another shard.
     pub(crate) fn receive(&mut self, event: Event) {
         self.events.insert(event.spec.id, event);
     }
 
-    /// Ends an event: it stands still, and what it owes is written.
+    /// Ends an event: stops it and writes its pending records.
     pub(crate) fn end(&mut self, id: u64) {
-        // An event that cannot be stopped is in error, and ends all the same.
+        // An event that cannot be stopped enters the error state, and ends anyway.
         let _ = self.stop(id);
         self.write_counts(id);
         self.flush(id);
@@ -395,14 +395,14 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // Others of its family can then be let write to the area that the driver keeps.
+        // Others of its family may then be granted the area that the driver manages.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
     }
 
-    /// Forgets a driver: closes every event that does not outlive it, as if it had never been, without
-    /// a write to guest memory.
+    /// Drops a driver: closes every event that does not outlive it, without a trace and without a
+    /// write to guest memory.
     pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.ids(|event| !outlives(event.spec.id)) {
             let Some(mut event) = self.events.remove(&id) else {
@@ -426,7 +426,7 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Gives shared counters up, those of other vCPUs by errands.
+    /// Releases shared counters, those of other vCPUs by errands.
     fn release(&mut self, leases: Vec<(u32, Lease)>) {
         for (vcpu, lease) in leases {
             if vcpu == self.cpu.index {
@@ -437,14 +437,15 @@ impl State {
         }
     }
 
-    // Events start and stop.
+    // Starting and stopping of events.
 
-    /// Makes an event count if its state and its leader's say that it should.
+    /// Starts an event if its state and its leader's require that.
     pub(crate) fn start(&mut self, id: u64) -> Result<(), Errno> {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The exit that lasts began without it. That may show that its leader cannot trace it.
+            // The open exit began before the event. Recording that exit may show that its leader is
+            // in error.
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -477,7 +478,7 @@ impl State {
         Ok(())
     }
 
-    /// An event that waits for room since this moment has its turn when there is some.
+    /// Queues an event that now waits for room.
     fn note_wait(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_waiting) {
             self.metrics.counter_waits += 1;
@@ -485,7 +486,7 @@ impl State {
         }
     }
 
-    /// Lets counters run that waited for room, as far as there is some now.
+    /// Starts waiting counters, as far as there is room.
     fn end_waits(&mut self) {
         for id in std::mem::take(&mut self.waiting) {
             let Some(event) = self.events.get_mut(&id) else {
@@ -501,12 +502,12 @@ impl State {
         }
     }
 
-    /// Makes an event stand still, what is pending for its ring written.
+    /// Stops an event, with its pending records written.
     pub(crate) fn stop(&mut self, id: u64) -> Result<(), Errno> {
         self.halt(id, PendingOverflows::Written)
     }
 
-    /// Makes an event stand still.
+    /// Stops an event.
     fn halt(&mut self, id: u64, pending: PendingOverflows) -> Result<(), Errno> {
         let active = self.deactivate(id)?;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -514,7 +515,7 @@ impl State {
         if active && event.is_sampled_by_host() {
             match pending {
                 PendingOverflows::Written if event.is_batched() => self.settle_last(id),
-                // Overflows since the exit belong to the exit: the guest has not run on.
+                // Overflows since the exit belong to the exit: the guest has not run since.
                 PendingOverflows::Written => self.run_overflows(|state| {
                     state.drain_overflows(id);
                 }),
@@ -524,7 +525,8 @@ impl State {
         self.publish(id, stopped)
     }
 
-    /// Takes an event off those that are active, though it still counts; whether it was one.
+    /// Removes an event from the active ones without stopping its counter; returns whether it was
+    /// active.
     fn deactivate(&mut self, id: u64) -> Result<bool, Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
@@ -535,35 +537,35 @@ impl State {
         }
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
-            // The exit that lasts showed that it cannot be traced: it is in error.
+            // Recording the open exit failed: the event is in error.
             return Ok(false);
         }
         self.hooks.remove(event, &self.cpu.vcpu);
         Ok(true)
     }
 
-    /// Brings an event's figures up to now, a pending loss written.
+    /// Updates an event's figures, and writes a pending loss.
     pub(crate) fn update(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let result = event.update(&mut self.cpu);
         self.publish(id, result)
     }
 
-    /// Its count becomes zero.
+    /// Sets its count to zero.
     pub(super) fn reset_count(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let result = event.reset(&mut self.cpu);
         self.publish(id, result)
     }
 
-    /// A new period, or frequency, for an event that samples.
+    /// Sets the period, or frequency, of a sampling event.
     pub(super) fn set_period(&mut self, id: u64, asked: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let period = event.period.ok_or(Errno::EINVAL)?;
         let highest = u64::from(self.cpu.backend.settings.limits.max_sample_rate);
         let period = match period.rate() {
             Rate::Frequency(_) if (1..=highest).contains(&asked) => Period::frequency(asked),
-            // perf takes no period whose top bit is set.
+            // perf accepts no period with the top bit set.
             Rate::Period(_) if asked >> 63 == 0 && asked >= event.spec.shortest_period => {
                 Period::new(asked)
             }
@@ -572,14 +574,14 @@ impl State {
         let changed = event.set_period(period, self.cpu.backend.room_limit());
         self.flush(id);
         match changed {
-            // The host can allow less than the operator does: all is as before.
+            // The host's limit can be lower than the operator's: nothing changes then.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(Errno::ENOSPC),
             result => result.map_err(|error| self.fail(id, error)),
         }
     }
 
-    /// Turns an event on, and with a leader its group.
+    /// Enables an event, and with a leader its group.
     pub(crate) fn enable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let was_enabled = event.set_enabled(true);
@@ -591,7 +593,7 @@ impl State {
         started
     }
 
-    /// Turns an event off, and with a leader its group.
+    /// Disables an event, and with a leader its group.
     pub(super) fn disable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         event.set_enabled(false);
@@ -600,7 +602,7 @@ impl State {
         stopped
     }
 
-    /// Turns an event on for `overflows` more.
+    /// Enables an event for `overflows` more.
     pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         if overflows == 0 || event.period.is_none() {
@@ -610,7 +612,7 @@ impl State {
         self.enable(id)
     }
 
-    /// The task of an event runs on this vCPU from now.
+    /// Schedules a task event in on this vCPU.
     pub(super) fn schedule_in(&mut self, id: u64) -> Result<(), Errno> {
         let vcpu = self.cpu.index;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -623,15 +625,15 @@ impl State {
         self.start(id)
     }
 
-    /// The task of an event has left this vCPU.
+    /// Schedules a task event out from this vCPU.
     pub(super) fn schedule_out(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         event.context = Context::Task(None);
         self.stop(id)
     }
 
-    /// The leader of an event on another vCPU was turned off. Since then it may have been turned on
-    /// again, or may lead the event no longer.
+    /// Stops an event whose leader on another vCPU was disabled. The leader may have been enabled
+    /// again, or no longer lead the event.
     pub(crate) fn stop_led(&mut self, id: u64) -> Result<(), Errno> {
         match self.events.get(&id).is_some_and(Event::is_led_on) {
             true => Ok(()),
@@ -639,8 +641,8 @@ impl State {
         }
     }
 
-    /// Does to each member of the group that an event leads as its leader was done to, by errand where
-    /// another shard has it. An event that cannot is in error by itself.
+    /// Applies a change of a leader to each member of its group, by errand for members in other
+    /// shards. A member that fails enters the error state.
     fn each_member(
         &mut self,
         leader: u64,
@@ -661,7 +663,7 @@ impl State {
         }
     }
 
-    /// An event joins a group or leaves it.
+    /// Moves an event into a group or out of it.
     pub(crate) fn join(&mut self, id: u64, group: Option<Arc<Group>>) {
         let leaves = group.is_none();
         if let Some(event) = self.events.get_mut(&id) {
@@ -672,7 +674,7 @@ impl State {
         }
     }
 
-    /// Changes an event, and with that what it wants of its vCPU.
+    /// Changes an event, and updates its hooks.
     fn with_hooks<T>(
         &mut self,
         id: u64,
@@ -690,8 +692,8 @@ impl State {
         Some(changed)
     }
 
-    /// After a change: a loss that is pending is written, the figures are shown, and an event
-    /// that its host gave up is in error.
+    /// Completes a change: writes a pending loss, publishes the figures, and puts an event that its
+    /// host gave up in error.
     fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
         if let Some(event) = self.events.get(&id) {
             event.publish_counts();
@@ -703,7 +705,7 @@ impl State {
         result.map_err(|error| self.fail(id, error))
     }
 
-    /// The host gave an event up: reports that to the driver, once. Events that it leads stand still.
+    /// Reports an event that its host gave up to the driver, once. Members of its group stop.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
         // It may be inactive, or gone.
         let _ = self.deactivate(id);
@@ -722,14 +724,14 @@ impl State {
         errno
     }
 
-    /// An event as it is, brought up to date.
+    /// The current state of an event.
     pub(crate) fn view(&mut self, id: u64) -> Option<View> {
-        // An event that its host gave up is in error, and that is how it is.
+        // An event that its host gave up is then in error, which is its state.
         let _ = self.update(id);
         self.glance(id)
     }
 
-    /// An event as of its last update.
+    /// The state of an event at its last update.
     pub(crate) fn glance(&self, id: u64) -> Option<View> {
         let event = self.events.get(&id)?;
         Some(View {
@@ -743,14 +745,14 @@ impl State {
 
     // Sinks.
 
-    /// An event writes to `sink` from now on; all that it wrote elsewhere is shown.
+    /// Redirects an event to `sink`; publishes everything that it wrote elsewhere.
     pub(crate) fn set_sink(&mut self, id: u64, sink: Option<Arc<Sink>>) {
         self.flush(id);
         self.with_hooks(id, |event, _| event.sink = sink);
     }
 
-    /// Takes away the area of the sink that an event writes to; all that was written there is shown, and
-    /// reported as far as that fits.
+    /// Removes the area of an event's sink; publishes everything that was written there, and
+    /// reports it as far as that fits.
     pub(crate) fn close_area(&mut self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             let origin = self.origin(event);
@@ -760,11 +762,11 @@ impl State {
         }
     }
 
-    /// The origin of a record that an event would write now.
+    /// The origin of a record that the event would write now.
     fn origin(&self, event: &Event) -> Origin {
         let task = match event.context {
             Context::Vcpu(_) => self.writer.running(),
-            // Nobody's, if its task has never run.
+            // Unknown if its task has never run.
             Context::Task(_) => event.task.unwrap_or_default(),
         };
         Origin {
@@ -777,15 +779,14 @@ impl State {
         }
     }
 
-    /// Records of an event wake at another interval from now on.
+    /// Sets the wakeup interval of an event's records.
     pub(crate) fn set_wakeup(&mut self, id: u64, wakeup: Wakeup) {
         if let Some(event) = self.events.get_mut(&id) {
             event.spec.wakeup = wakeup;
         }
     }
 
-    /// A producer of the VMM's begins to write for a trace that is active, and not paused: to which
-    /// sink.
+    /// Begins a write of a VMM's producer to an active, unpaused trace; returns the sink.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -803,7 +804,7 @@ impl State {
         Ok(sink)
     }
 
-    /// The producer has ended, and shows the first `size` bytes that it wrote to `sink`.
+    /// Ends the producer's write, and publishes its first `size` bytes in `sink`.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -823,7 +824,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes that a producer of the VMM's had no room for.
+    /// Counts bytes that a producer of the VMM could not write.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         if let Some(event) = self.events.get_mut(&id)
             && let Some(trace) = &mut event.trace
@@ -833,7 +834,7 @@ impl State {
         }
     }
 
-    /// The traces of a producer of the VMM's that are active on `vcpu`.
+    /// The traces of a VMM's producer that are active on `vcpu`.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.ids(|event| {
             let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
@@ -841,8 +842,7 @@ impl State {
         })
     }
 
-    /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and traced
-    /// pieces.
+    /// Writes the pending records of an event's ring, as far as they fit: a loss, and traced spans.
     pub(crate) fn flush(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -855,7 +855,7 @@ impl State {
         }
     }
 
-    /// Reports in the ring of an active trace, once, that the trace has begun, if it has an area.
+    /// Records the start of an active trace in its ring, once, if it has an area.
     pub(crate) fn announce(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -873,7 +873,7 @@ impl State {
         }
     }
 
-    /// A trace writes to another area from now on, whose reader has to learn who writes.
+    /// Announces a trace to the reader of its new area.
     pub(crate) fn begin_area(&mut self, id: u64) {
         if let Some(trace) = self
             .events
@@ -885,7 +885,7 @@ impl State {
         self.announce(id);
     }
 
-    /// The driver lets a trace write to the area that it keeps for it.
+    /// The driver grants a trace room in the area that it manages.
     pub(super) fn aux_begin(&mut self, id: u64, head: u64, room: u64) -> Result<(), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if !head.is_multiple_of(PACKET_ALIGN as u64) {
@@ -896,14 +896,14 @@ impl State {
         begun.map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// The driver lets it write no longer: the head that it reached and the bytes it lost.
+    /// The driver withdraws the room; returns the head and the lost bytes.
     pub(super) fn aux_end(&mut self, id: u64) -> Result<(u64, u64), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
         sink.finish(id).map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// Writes the counts of an inherited event that is about to close, if they are asked for.
+    /// Writes the counts of an inherited event that is about to close, if requested.
     fn write_counts(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -920,8 +920,8 @@ impl State {
         }
     }
 
-    /// The counts that a record of an event holds, as they are now: its group's, all read once for all
-    /// records of an exit, where its `read_format` says so.
+    /// The current counts for a record of an event; the group's, read once for all records of an
+    /// exit, if its `read_format` requires that.
     fn counts(&mut self, id: u64) -> Counts {
         let Some(event) = self.events.get(&id) else {
             return Counts::default();
@@ -941,7 +941,7 @@ impl State {
         }
     }
 
-    /// The counts of a group, leader first; of members in other shards, as they were last.
+    /// The counts of a group, leader first; for members in other shards, at their last update.
     fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
         if let Some(members) = self.overflows.read.get(&group.leader) {
             return Arc::clone(members);
@@ -964,7 +964,7 @@ impl State {
         members
     }
 
-    /// The count of an event as it is now; `None` if it is not in this shard.
+    /// The current count of an event; `None` if it is not in this shard.
     fn read_event(&mut self, id: u64, owner: u64) -> Option<Member> {
         let clock = self.cpu.backend.clock;
         let event = self.events.get_mut(&id)?;
@@ -982,7 +982,7 @@ impl State {
 
     // Exits and marks.
 
-    /// A mark was placed.
+    /// Counts a mark.
     pub(crate) fn mark(&mut self, value: u32, exit: &mut ExitView<'_>) {
         self.run_overflows(|state| {
             state.count_occurrence(exit, |spec| {
@@ -991,21 +991,21 @@ impl State {
         });
     }
 
-    /// The vCPU left the guest while events look at exits.
+    /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Not the batched ones: overflows of that window may have to be collected yet.
+            // Not the batched ones: overflows of that window may have yet to be collected.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // A command may come next, whose stop finds overflows after this.
+            // The next command may stop an event and find overflows after this.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Before any overflow: the exit that pauses a trace is the last that it holds.
+        // Before any overflow: the exit that pauses a trace is the last that it records.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1025,14 +1025,15 @@ impl State {
         }
     }
 
-    /// Charges what the sample before this exit took. Once samples have taken all of the time that they
-    /// may, those of the guest's that make exits are throttled, all at once.
+    /// Charges the cost of the sample before this exit. Once samples have used up their share of
+    /// time, all of the guest's events with sampling exits are throttled.
     fn account_samples(&mut self) {
         self.first_overflow = None;
         let backend = Arc::clone(&self.cpu.backend);
         let time = self.cpu.time();
         if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
-            // The host may have run others in the guest's part: then too little is charged, never too much.
+            // The host may have run other threads during the guest's part: then too little is
+            // charged, never too much.
             let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
             self.sampling.charge(backend.time_limit, time, took);
         }
@@ -1055,7 +1056,7 @@ impl State {
             if let Some(origin) = origin {
                 self.note(id, &origin, &Note::Throttle);
             }
-            // Its host counter is silent, so the vCPU may not come here for long.
+            // With its host counters silent, the vCPU may not exit for long.
             self.start_collecting();
             if let Some(Err(error)) = rested {
                 self.fail(id, error);
@@ -1063,9 +1064,8 @@ impl State {
         }
     }
 
-    /// Something happened that events count whose spec `matches`: first all of them count it, so that
-    /// each finds the others' counts as they are after it; then those whose period is over have
-    /// overflowed.
+    /// Counts an occurrence in events whose spec `matches`: first all of them count it, so that
+    /// each sees the others' new counts; then those whose period is over overflow.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;
@@ -1089,7 +1089,7 @@ impl State {
             let cpu = &self.cpu;
             let done = event.count_one(|| clock.nanoseconds(exit.tsc(cpu)));
             completed.extend(done.map(|done| (id, done)));
-            // Its page, and its group on other vCPUs, see the count at once.
+            // Its page, and its group on other vCPUs, show the count immediately.
             let seen = event.is_shown() || event.group.is_some();
             grown.extend(seen.then_some(id));
         }
@@ -1113,7 +1113,7 @@ impl State {
         }
     }
 
-    /// Shows an event's figures as they are now: the vCPU stands still until they stand there.
+    /// Publishes an event's current figures: the vCPU waits until they are stored.
     fn show_now(&mut self, id: u64) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
@@ -1125,10 +1125,10 @@ impl State {
         }
     }
 
-    // The exit that lasts.
+    // The open exit.
 
-    /// Finds the traces that hold the exit that the session keeps open: those that are active and not
-    /// paused. Called before any of that changes, and when the exit is over.
+    /// Finds the traces that record the session's open exit: active and unpaused ones. Called
+    /// before either changes, and when the exit is over.
     fn claim_exit(&mut self) {
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
             return;
@@ -1161,8 +1161,8 @@ impl State {
         }
     }
 
-    /// The exit that the session keeps open is over; `cut`: nobody knows when it was. The traces that
-    /// hold it have its packet.
+    /// Ends the session's open exit; `cut`: its end is unknown. Writes its packet to the traces
+    /// that record it.
     pub(crate) fn end_exit(&mut self, cut: bool) {
         self.claim_exit();
         if let Some((number, stamp)) = self.cpu.vcpu.open_exit().get()
@@ -1173,13 +1173,13 @@ impl State {
             for id in traces.drain(..) {
                 self.write_open_exit(id, &stamp, now, cut);
             }
-            // Its room serves the next exit.
+            // Reuse its memory for the next exit.
             self.open_exit.traces = traces;
         }
         self.cpu.vcpu.open_exit().withdraw();
     }
 
-    /// A trace ends, or its area goes: it holds the exit that lasts up to now.
+    /// Writes the open exit of a trace that ends or loses its area, up to now.
     pub(crate) fn cut(&mut self, id: u64) {
         self.claim_exit();
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
@@ -1197,7 +1197,7 @@ impl State {
         self.write_open_exit(id, &stamp, now, true);
     }
 
-    /// Writes the packet of an exit that is over at `now`.
+    /// Writes the packet of an exit that ended at `now`.
     fn write_open_exit(&mut self, id: u64, stamp: &ExitStamp, now: u64, cut: bool) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
@@ -1226,14 +1226,14 @@ impl State {
                 .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
         }
         if paused {
-            // Nothing follows that would show it.
+            // Nothing later would publish it.
             self.flush(id);
         }
     }
 
     // Overflows.
 
-    /// Has `find` find overflows; then all of them act, in the order in which they were found.
+    /// Calls `find`, then lets all found overflows act in the order in which they were found.
     /// Overflows found meanwhile act after them: a chain of events makes no chain of calls.
     fn run_overflows(&mut self, find: impl FnOnce(&mut Self)) {
         let outermost = !std::mem::replace(&mut self.overflows.running, true);
@@ -1241,7 +1241,7 @@ impl State {
         if !outermost {
             return;
         }
-        // Read before all had counted the exit.
+        // Read before all events had counted the exit.
         self.overflows.read.clear();
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
@@ -1250,7 +1250,7 @@ impl State {
         self.overflows.read.clear();
     }
 
-    /// Overflows are to act, within [`State::run_overflows`].
+    /// Queues overflows to act, within [`State::run_overflows`].
     fn queue_overflows(&mut self, event: u64, periods: Periods, moment: Moment) {
         self.overflows.overflows.push_back(Overflows {
             event,
@@ -1259,8 +1259,7 @@ impl State {
         });
     }
 
-    /// Takes the overflows of one host counter, to act at the exit that the vCPU is at; how many there
-    /// were.
+    /// Takes the overflows of one host counter, to act at the current exit; returns their number.
     fn drain_overflows(&mut self, id: u64) -> u64 {
         let vcpu = self.cpu.index;
         let Some(event) = self.events.get_mut(&id) else {
@@ -1309,15 +1308,16 @@ impl State {
         }
     }
 
-    /// Where the vCPU stood at the exit that is being handled, if that was read. A vCPU that has run on
-    /// since, while another's command or a request is served, is elsewhere by now.
+    /// The vCPU's state at the current exit, if it was read. A vCPU that has run since, while
+    /// another's command or a request is served, has a different state now.
     fn place_at_exit(&self) -> Option<CpuContext> {
         let vcpu = &self.cpu.vcpu;
         let (exit, place) = self.sampled_exit;
         place.filter(|_| !vcpu.is_inside() && exit == vcpu.exits().total())
     }
 
-    /// Overflows of an event act: on the events that it starts and stops, and on its own records.
+    /// Lets overflows of an event act: on the events that it starts and stops, and on its own
+    /// records.
     fn overflows_act(&mut self, found: Overflows) {
         let Overflows {
             event: id,
@@ -1334,8 +1334,8 @@ impl State {
         }
     }
 
-    /// An overflow at `moment`: whether it makes a record, and what became of the host's counter with
-    /// the last of a share.
+    /// Whether an overflow at `moment` makes a record, with the result of silencing the host's
+    /// counter after the last one in a limit.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1348,14 +1348,14 @@ impl State {
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
     }
 
-    /// Whether a sample of an event may be written at `time`, and then counts: the operator's are none of
-    /// the guest's.
+    /// Whether a sample of an event may be written at `time`; counts it then. The operator's are
+    /// outside the guest's budget.
     fn allows(&mut self, operators: bool, time: u64) -> bool {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// An event that makes records overflowed after `period`. At the last that its limit allows the
-    /// event is turned off; whether it goes on.
+    /// Handles an overflow of an event with records after `period`. The last one of its limit
+    /// disables the event; returns whether it stays enabled.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
         let Some((verdict, silenced)) = self.admit(id, moment) else {
@@ -1377,7 +1377,7 @@ impl State {
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
         if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
-            // A vCPU whose host counter is silent may not come here for long.
+            // With its host counter silent, the vCPU may not exit for long.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1388,7 +1388,7 @@ impl State {
         verdict == Verdict::Exhausted || !self.reaches_limit(id, woke)
     }
 
-    /// Makes the record of one overflow, or counts it as lost; whose it is.
+    /// Makes the record of one overflow, or counts it as lost; returns its origin.
     fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
         work::charge(1);
         let counts = match self.events.get(&id) {
@@ -1398,8 +1398,8 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // A record without the IP that was asked for would be a lie, and one from the mode that
-        // is excluded a leak: the overflow came there, but the exit that found it came later.
+        // A record without a requested IP would be wrong, and one from the excluded mode a leak:
+        // the overflow happened in the wanted mode, but the exit that found it came later.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1434,7 +1434,7 @@ impl State {
         Some(origin)
     }
 
-    /// Counts overflows of an event that no record or packet can be made of.
+    /// Counts overflows without a possible record or packet.
     fn lose(&mut self, id: u64, overflows: u64) {
         let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) else {
             return;
@@ -1450,8 +1450,8 @@ impl State {
         }
     }
 
-    /// Counts an overflow, which has called for `woke` wakeups, towards the limit of its event; whether
-    /// that turned the event off.
+    /// Counts an overflow with `woke` wakeups towards the limit of its event; returns whether that
+    /// disabled the event.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
@@ -1461,8 +1461,8 @@ impl State {
             return false;
         }
         event.set_enabled(false);
-        // An event that fails here reports that by itself. What the host saw of it since is beyond
-        // the limit.
+        // An event that fails here reports that itself. Later overflows on the host are beyond the
+        // limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
         self.writer.tell(Tell::Limit { event: id, woke });
@@ -1476,7 +1476,7 @@ impl State {
         }
     }
 
-    /// An event overflowed: it acts on the events that it starts and stops.
+    /// Applies an overflow of an event to the events that it starts and stops.
     fn trigger(&mut self, id: u64) {
         let Some(event) = self
             .events
@@ -1498,7 +1498,7 @@ impl State {
         }
     }
 
-    /// A trigger overflowed: an active target starts or stops.
+    /// Starts or stops an active target after a trigger's overflow.
     pub(crate) fn apply(&mut self, target: u64, effect: Effect) {
         let event = self.events.get(&target);
         let Some(event) = event.filter(|event| event.active_on().is_some()) else {
@@ -1514,7 +1514,7 @@ impl State {
         }
     }
 
-    /// Pauses or resumes an active event. What it overflowed up to a pause is written.
+    /// Pauses or resumes an active event. Overflows before a pause are written.
     fn set_paused(&mut self, id: u64, paused: bool) {
         self.claim_exit();
         let Some(changed) = self.with_hooks(id, |event, cpu| event.pause(cpu, paused)) else {
@@ -1534,8 +1534,8 @@ impl State {
         let _ = self.publish(id, changed);
     }
 
-    /// A trace of samples overflowed after each of `periods`, all found at one moment: one packet
-    /// stands for those that its rate and its limit allow.
+    /// Handles overflows of a sample trace after each of `periods`, all found at one moment: one
+    /// packet represents those that its rate and its limit allow.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1567,12 +1567,12 @@ impl State {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
         if self.events.get(&id).is_some_and(Event::is_paused) {
-            // Nothing follows that would show it.
+            // Nothing later would publish it.
             self.flush(id);
         }
         if last {
             self.note(id, &origin, &Note::Throttle);
-            // A vCPU whose host counter is silent may not come here for long.
+            // With its host counter silent, the vCPU may not exit for long.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1587,8 +1587,8 @@ impl State {
         }
     }
 
-    /// Writes the packet of overflows of a trace that were found together, `period` in all. A packet
-    /// of a mode that is excluded, or of a vCPU that runs on, is lost.
+    /// Writes the packet of a trace's overflows that were found together, `period` in total. A
+    /// packet in an excluded mode, or of a vCPU that kept running, is lost.
     fn write_sample_packet(
         &mut self,
         id: u64,
@@ -1639,7 +1639,7 @@ impl State {
         watched.filter(throttled).collect()
     }
 
-    /// Lets an event sample again if it was throttled in a window that is over by now.
+    /// Lifts the throttle of an event if its window is over.
     pub(super) fn unthrottle(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_throttled) {
             let time = self.cpu.time();
@@ -1647,7 +1647,7 @@ impl State {
         }
     }
 
-    /// As [`State::unthrottle`], at a moment in guest nanoseconds.
+    /// Like [`State::unthrottle`], at a moment in guest nanoseconds.
     fn unthrottle_at(&mut self, id: u64, time: u64) {
         let Some(event) = self.events.get(&id).filter(|event| event.is_throttled()) else {
             return;
@@ -1675,8 +1675,8 @@ impl State {
 
     // Switches.
 
-    /// Schedules a plain event in or out, or reads it: the path that a task switch takes for each of its
-    /// events that only count. `None`: the command needs more.
+    /// Schedules a plain event in or out, or reads it: the fast path of a task switch for events
+    /// that only count. `None`: the command needs the general path.
     pub(super) fn switch_plain(&mut self, command: &Command) -> Option<Reply> {
         let op = command.op.get();
         if !matches!(op, COMMAND_IN | COMMAND_OUT | COMMAND_READ) || !has_no_operand(command) {
@@ -1712,7 +1712,7 @@ impl State {
         Some(reply(event, self.cpu.backend.clock, 0))
     }
 
-    /// The answer to a command of an event: how it is now.
+    /// The reply to a command of an event: its current state.
     pub(super) fn reply(&self, id: u64, result: Result<(), Errno>) -> Reply {
         let status = status(&result);
         match self.events.get(&id) {
@@ -1726,14 +1726,14 @@ impl State {
 
     // Flushes.
 
-    /// The driver flushes an event, or with zero every persistent one of this vCPU.
+    /// Flushes an event for the driver, or with zero every persistent one of this vCPU.
     pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
         let ids = match id {
             0 => self.ids(|event| event.persistent.is_some() && event.placed_on() == Some(by)),
             id => {
                 let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
                 if event.active_on().is_some_and(|on| on != by) {
-                    // Its overflows there are found when that vCPU stands still.
+                    // Its overflows there are found once that vCPU is outside the guest.
                     return Err(Errno::EXDEV);
                 }
                 vec![id]
@@ -1748,7 +1748,7 @@ impl State {
         flushed
     }
 
-    /// Writes the overflows that the host holds of an event, whose vCPU stands still.
+    /// Writes the overflows that the host holds for an event whose vCPU is outside the guest.
     pub(crate) fn write_held(&mut self, id: u64) {
         if self.holds(id) {
             self.run_overflows(|state| {
@@ -1757,15 +1757,15 @@ impl State {
         }
     }
 
-    /// Whether the host may hold overflows of an event until its vCPU stands still.
+    /// Whether the host may hold overflows of an event until its vCPU is outside the guest.
     pub(crate) fn holds(&self, id: u64) -> bool {
         let event = self.events.get(&id);
         let sampled = event.filter(|event| event.is_sampled_by_host() && !event.is_batched());
         sampled.is_some_and(|event| event.active_on().is_some())
     }
 
-    /// Shows what is written of an event, with its figures, and wakes its reader for what it was not
-    /// woken for yet.
+    /// Publishes an event's records and figures, and wakes its reader for records that have not
+    /// woken it.
     pub(crate) fn show_all(&mut self, id: u64) -> Result<(), Errno> {
         let updated = self.update(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
@@ -1780,7 +1780,7 @@ impl State {
 
     // The batched engine.
 
-    /// Collects what the host has recorded, while the vCPU runs on.
+    /// Collects the host's records while the vCPU runs.
     pub(crate) fn collect(&mut self) {
         if !self.collecting {
             return;
@@ -1794,7 +1794,7 @@ impl State {
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
-            // Up to here everything is written: what is to come is not of that window.
+            // Everything up to here is written: later overflows are not in that window.
             let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
             for id in self.throttled(true) {
                 self.unthrottle_at(id, time);
@@ -1803,7 +1803,7 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Writes whatever the host has recorded up to now: of a vCPU that stands still, everything.
+    /// Writes the host's records up to now; all of them if the vCPU is outside the guest.
     pub(crate) fn settle(&mut self) {
         if !self.collecting {
             return;
@@ -1812,7 +1812,7 @@ impl State {
         self.write_until(self.cpu.backend.source.tsc());
     }
 
-    /// Lets nobody collect any more when there is nothing to collect, and nothing throttled.
+    /// Ends periodic draining when nothing is collected or throttled.
     fn rest_if_idle(&mut self) {
         let busy = self.hooks.has(Hook::Collecting) || self.hooks.has(Hook::Throttled);
         if self.collecting && self.merge.is_empty() && !busy {
@@ -1821,8 +1821,8 @@ impl State {
         }
     }
 
-    /// Sees to it that the host's records are collected while an event of the engine counts, and
-    /// that throttled events are looked at.
+    /// Requests periodic draining while an event of the batched engine counts, or an event is
+    /// throttled.
     fn start_collecting(&mut self) {
         if !self.collecting {
             self.collecting = true;
@@ -1830,13 +1830,13 @@ impl State {
         }
     }
 
-    /// As [`State::settle`], for an event that has just ceased to count.
+    /// Like [`State::settle`], for an event that has just ceased to count.
     fn settle_last(&mut self, id: u64) {
         self.take_recorded(id);
         self.write_until(self.cpu.backend.source.tsc());
     }
 
-    /// Drops what the host recorded of an event that has ceased to count.
+    /// Drops the host's records of an event that no longer counts.
     fn discard_recorded(&mut self, id: u64) {
         if let Some(event) = self.events.get_mut(&id) {
             event.drain(self.cpu.index);
@@ -1844,7 +1844,7 @@ impl State {
         self.merge.forget(id);
     }
 
-    /// Takes the records of every event of the engine.
+    /// Takes the records of every event of the batched engine.
     fn gather(&mut self) {
         if !self.hooks.has(Hook::Collecting) {
             return;
@@ -1859,7 +1859,7 @@ impl State {
         }
     }
 
-    /// Takes the records of one event, but for overflows in the host's own work.
+    /// Takes the records of one event, except overflows in the host's own work.
     fn take_recorded(&mut self, id: u64) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
@@ -1873,7 +1873,7 @@ impl State {
             }
             self.merge.add(MergeEntry {
                 event: id,
-                // It has happened, whatever a clock that was converted says.
+                // It is in the past, even if the converted clock differs.
                 tsc: overflow.tsc.min(now),
                 regs: GuestRegs {
                     ip: overflow.ip,
@@ -1887,7 +1887,7 @@ impl State {
         self.lose(id, overflows.lost);
     }
 
-    /// Makes samples of what was taken, up to the host's TSC `until`.
+    /// Makes samples of the taken records, up to the host's TSC `until`.
     fn write_until(&mut self, until: u64) {
         if self.merge.is_empty() {
             return;
@@ -1897,7 +1897,7 @@ impl State {
             let event = events.get(&entry.event);
             event.is_some_and(|event| event.task.is_none() && event.spec.layout.has(SAMPLE_TID))
         };
-        // Read after the records were taken, so it holds every switch before those.
+        // Read after the records were taken, so it includes every earlier switch.
         let history = match self.merge.due(until).any(named) {
             true => self.writer.history(),
             false => TaskHistory::default(),
@@ -1913,15 +1913,15 @@ impl State {
             batch.clear();
             self.batch = batch;
         } else {
-            // One can stop others, whose later overflows are then forgotten.
+            // One can stop others, whose later overflows are then dropped.
             while let Some(entry) = self.merge.next(until) {
                 self.overflow_recorded(&entry, &history);
             }
         }
     }
 
-    /// Writes overflows of events that stop no other: each sink's in one burst. Readers rely on the
-    /// order within a ring alone.
+    /// Writes overflows of events that stop no other: those of each sink in one burst. Readers rely
+    /// only on the order within a ring.
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
@@ -1936,7 +1936,7 @@ impl State {
                 sink.burst(|session| self.write_burst(session, &sink, rest, history))
             });
             rest = match written.unwrap_or(0) {
-                // More than a sample follows from it, or there is no ring.
+                // It has further effects, or there is no ring.
                 0 => {
                     self.overflow_recorded(first, history);
                     others
@@ -1946,15 +1946,15 @@ impl State {
         }
     }
 
-    /// An overflow that the host recorded acts.
+    /// Lets an overflow recorded by the host act.
     fn overflow_recorded(&mut self, entry: &MergeEntry, history: &TaskHistory) {
         if let Some(moment) = self.recorded_moment(entry, history) {
             self.overflow(entry.event, entry.period, &moment);
         }
     }
 
-    /// Writes overflows to one sink as long as each makes a sample there and does nothing else; how
-    /// many. The sink is locked, so this touches no sink but by `session`.
+    /// Writes overflows to one sink as long as each makes a sample there and has no other effect;
+    /// returns their number. The sink is locked, so this must use sinks only through `session`.
     fn write_burst(
         &mut self,
         session: &mut Session<'_, GuestPages<'_>>,
@@ -2022,13 +2022,13 @@ impl State {
         entries.len()
     }
 
-    /// The time of an overflow that the host recorded, in guest nanoseconds.
+    /// The time of an overflow recorded by the host, in guest nanoseconds.
     fn guest_time(&self, entry: &MergeEntry) -> u64 {
         let tsc = self.cpu.vcpu.to_guest(entry.tsc);
         self.cpu.backend.clock.nanoseconds(tsc)
     }
 
-    /// The moment of an overflow that the host recorded; `None`: its event is gone.
+    /// The moment of an overflow recorded by the host; `None` if its event is gone.
     fn recorded_moment(&mut self, entry: &MergeEntry, history: &TaskHistory) -> Option<Moment> {
         let event = self.events.get(&entry.event)?;
         let tsc = self.cpu.vcpu.to_guest(entry.tsc);
@@ -2052,8 +2052,8 @@ impl State {
         })
     }
 
-    /// Makes packets of the exits that the host recorded for a trace, oldest first: those included that
-    /// its kernel handled by itself.
+    /// Makes packets of the exits that the host recorded for a trace, oldest first, including those
+    /// that its kernel handled itself.
     fn write_exits(&mut self, id: u64, recorded: &[Recorded]) {
         let Some(event) = self.events.get_mut(&id).filter(|_| !recorded.is_empty()) else {
             return;
@@ -2063,7 +2063,7 @@ impl State {
         };
         let (spec, sink) = (&event.spec, event.sink.as_deref());
         let (clock, vcpu) = (self.cpu.backend.clock, &self.cpu.vcpu);
-        // Read after the exits were taken, so it holds every switch before those.
+        // Read after the exits were taken, so it includes every earlier switch.
         let history = event.task.is_none().then(|| self.writer.history());
         let now = self.cpu.backend.source.tsc();
         let mut left = recorded.len();
@@ -2077,7 +2077,7 @@ impl State {
                     continue;
                 }
             };
-            // It has happened, whatever a clock that was converted says.
+            // It is in the past, even if the converted clock differs.
             let tsc = vcpu.to_guest(exit.tsc.min(now));
             let task = event.task.unwrap_or_else(|| {
                 let known = history.as_ref().and_then(|history| history.at(tsc));
@@ -2094,7 +2094,7 @@ impl State {
                 stream_id: spec.id,
                 vcpu: self.cpu.index,
             };
-            // The last was not over until now, as far as is known.
+            // The last one is not over yet, as far as is known.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
             let outside = clock.nanoseconds(until).saturating_sub(origin.time);
@@ -2105,14 +2105,14 @@ impl State {
     }
 }
 
-/// Shows an event's figures in its own metadata page, if it has one.
+/// Publishes an event's figures in its own metadata page, if it has one.
 fn show(event: &Event, clock: Clock) {
     if let Some(sink) = event.sink.as_ref().filter(|_| event.is_shown()) {
         sink.show(&event.counts(clock));
     }
 }
 
-/// An event as it is after a command with this status.
+/// An event's state after a command with this status.
 fn reply(event: &Event, clock: Clock, status: u32) -> Reply {
     let counts = event.counts(clock);
     Reply {

@@ -1,5 +1,5 @@
-//! How the events of one vCPU write: each record and packet to the sink of its event, with what became
-//! of it counted, and the driver's notices.
+//! Writes each record and packet of one vCPU's events to the sink of its event, counts the results,
+//! and collects the driver's notices.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 pub(crate) struct Writer {
     notices: Arc<Notices>,
-    /// Notices for when the shard is let go: a reader that is woken finds what it is woken for.
+    /// Notices to send once the shard is unlocked: a woken reader must find its records.
     told: Vec<Tell>,
     /// The guest's RAM, as the driver brought it.
     guest: Memory,
@@ -41,12 +41,12 @@ pub(crate) struct Tally {
     pub(crate) aux_records: u64,
 }
 
-/// A record that is no sample.
+/// A record other than a sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Note<'a> {
     Throttle,
     Unthrottle,
-    /// The counts of an event that closes.
+    /// The counts of a closing event.
     Read(Reading<'a>),
 }
 
@@ -67,7 +67,7 @@ impl Writer {
         self.told.push(tell);
     }
 
-    /// Makes the notices due that were kept.
+    /// Makes the kept notices due.
     pub(crate) fn publish_notices(&mut self) {
         if !self.told.is_empty() {
             self.notices.tell(self.told.drain(..));
@@ -80,7 +80,7 @@ impl Writer {
         self.tasks = Tasks::default();
     }
 
-    /// The driver names the vCPU's task page.
+    /// Sets the vCPU's task page.
     pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
         self.tasks = tasks;
     }
@@ -94,22 +94,22 @@ impl Writer {
         self.guest.view()
     }
 
-    /// The task that runs on the vCPU, by its task page.
+    /// The running task of the vCPU, from its task page.
     pub(crate) fn running(&self) -> Task {
         self.tasks.running(&self.guest.view())
     }
 
-    /// The tasks that have run on the vCPU, by its task page.
+    /// The earlier tasks of the vCPU, from its task page.
     pub(crate) fn history(&self) -> TaskHistory {
         self.tasks.history(&self.guest.view())
     }
 
-    /// Where the kernel keeps the user registers of the task that runs, unchecked.
+    /// The kernel's address of the running task's user registers, unchecked.
     pub(crate) fn user_regs(&self) -> u64 {
         self.tasks.user_regs(&self.guest.view())
     }
 
-    /// Writes a sample of an event; whether it could.
+    /// Writes a sample of an event; returns whether it fitted.
     pub(crate) fn sample(
         &mut self,
         sink: Option<&Sink>,
@@ -129,7 +129,7 @@ impl Writer {
         written
     }
 
-    /// Counts a sample that was written, or lost.
+    /// Counts a sample, written or lost.
     pub(crate) fn count_sample(&mut self, written: bool) {
         if written {
             self.tally.written += 1;
@@ -138,7 +138,7 @@ impl Writer {
         }
     }
 
-    /// Counts overflows that no record can be made of.
+    /// Counts overflows without a possible record.
     pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
         self.tally.lost = self.tally.lost.saturating_add(overflows);
         self.write(sink, spec, &Origin::default(), |_, _, sink| {
@@ -146,7 +146,7 @@ impl Writer {
         });
     }
 
-    /// Writes a record that is no sample, if it fits.
+    /// Writes a record other than a sample, if it fits.
     pub(crate) fn note(
         &mut self,
         sink: Option<&Sink>,
@@ -167,7 +167,7 @@ impl Writer {
         });
     }
 
-    /// Writes what an event's ring owes its reader, as far as it fits.
+    /// Writes the pending records of an event's ring, as far as they fit.
     pub(crate) fn flush(
         &mut self,
         sink: Option<&Sink>,
@@ -183,12 +183,12 @@ impl Writer {
         self.count_produced(spec, &produced);
     }
 
-    /// Writes the next packet of a trace, with the sync packet and the padding that have to stand
-    /// before it, or counts it as lost; whether it was written.
+    /// Writes the next packet of a trace, after the sync packet and the padding that must precede
+    /// it, or counts it as lost; returns whether it was written.
     ///
-    /// `packet` is complete but for its number. `origin` is its origin: the vCPU, the task, and its
-    /// time, of which `tsc` is the guest's TSC. `trace` is the event's own. The reader sees the packet
-    /// when a watermark is crossed, or with [`Writer::flush`].
+    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time,
+    /// which is the guest's TSC `tsc`. `trace` is the event's own. The reader sees the packet when
+    /// a watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,
@@ -214,10 +214,10 @@ impl Writer {
         appended.whole
     }
 
-    /// A producer of the VMM's begins to write for a trace.
+    /// Begins a write of a VMM's producer to a trace.
     ///
     /// # Errors
-    /// As [`Sink::claim`].
+    /// See [`Sink::claim`].
     pub(crate) fn claim(
         &mut self,
         sink: &Sink,
@@ -231,10 +231,10 @@ impl Writer {
         Ok(())
     }
 
-    /// It has written `size` bytes.
+    /// Ends it after `size` bytes.
     ///
     /// # Errors
-    /// As [`Sink::release`].
+    /// See [`Sink::release`].
     pub(crate) fn release(
         &mut self,
         sink: &Sink,
@@ -267,8 +267,8 @@ impl Writer {
         }
     }
 
-    /// Reports in the ring of a trace, once, that it has begun; if there is an area of the device's,
-    /// and room.
+    /// Records in the ring of a trace, once, that it has begun, if the device manages an area for
+    /// it and the record fits.
     pub(crate) fn announce(
         &mut self,
         sink: Option<&Sink>,
@@ -286,7 +286,7 @@ impl Writer {
         });
     }
 
-    /// The reader of an event's family is to be woken.
+    /// Wakes the reader of an event's family.
     pub(crate) fn wake(&mut self, spec: &EventSpec) {
         self.tally.wakeups += 1;
         self.tell(Tell::Wake(spec.owner));
@@ -304,7 +304,7 @@ impl Writer {
         }
     }
 
-    /// Lets `act` write to the sink of an event, if it has one, and wakes who waits for it.
+    /// Calls `act` on the sink of an event, if it has one, and wakes its readers.
     fn write(
         &mut self,
         sink: Option<&Sink>,
@@ -323,7 +323,7 @@ impl Writer {
     }
 }
 
-/// With which layout and wakeup an event writes a record of `origin`.
+/// The layout and wakeup for a record of an event with `origin`.
 pub(super) fn context<'a>(spec: &'a EventSpec, origin: &'a Origin) -> WriteContext<'a> {
     WriteContext {
         layout: &spec.layout,

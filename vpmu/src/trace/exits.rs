@@ -1,5 +1,4 @@
-//! Packets of an exit trace: what is told of an exit of a vCPU. Knows nothing of areas, nor of when
-//! an exit is over.
+//! Packets of an exit trace. Knows nothing of areas, nor of the end of an exit.
 
 use crate::abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER,
@@ -8,22 +7,22 @@ use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::tasks::Task;
 use crate::vcpu::exit_config;
 
-/// An exit while it lasts.
+/// An open exit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpenExit {
     pub(crate) exit: Exit,
     pub(crate) vcpu: u32,
-    /// The guest's when it began.
+    /// The guest's TSC at its start.
     pub(crate) tsc: u64,
     /// The same in guest nanoseconds.
     pub(crate) time: u64,
-    /// `None` where the hypervisor would not tell.
+    /// `None` if the hypervisor does not provide them.
     pub(crate) regs: Option<GuestRegs>,
 }
 
 impl OpenExit {
-    /// The packet of an exit that is over at `now`, guest nanoseconds, while `task` ran; `cut`: over
-    /// for the trace alone. Its `sequence` is the trace's to number.
+    /// The packet of an exit that ends at `now`, in guest nanoseconds, while `task` runs; `cut`:
+    /// only the trace ends. The trace sets its `sequence`.
     pub(crate) fn packet(&self, task: Task, now: u64, cut: bool) -> ExitPacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let user = self.regs.is_some_and(|regs| regs.user);
@@ -105,7 +104,7 @@ mod tests {
         assert_eq!(io.flags, PACKET_USER | PACKET_IP);
         let mmio = open_exit(access(ExitReason::Mmio, false)).packet(task, 1500, false);
         assert_eq!(u64::from(mmio.reason.get()), EXIT_MMIO);
-        // How many there were is told of ports alone.
+        // Only port I/O has a number of accesses.
         assert_eq!(mmio.detail.get(), 4);
     }
 
@@ -115,7 +114,7 @@ mod tests {
             regs: None,
             ..open_exit(ExitReason::Hlt.into())
         };
-        // A clock that was stepped back makes no time outside.
+        // A clock that was set back gives zero time outside.
         let packet = silent.packet(Task::default(), 900, true);
         assert_eq!(u64::from(packet.reason.get()), EXIT_HLT);
         assert_eq!(packet.flags, PACKET_CUT);

@@ -1,5 +1,5 @@
-//! What an event that traces keeps: the numbers of its packets, its bytes, and the sync packets that
-//! are due. Every packet of every format passes here; where it then goes is not known here.
+//! State of a tracing event: packet numbers, bytes, and due sync packets. Every packet of every
+//! format passes through here; the destination is unknown here.
 
 mod exits;
 mod samples;
@@ -23,7 +23,7 @@ const SYNC_LEN: u64 = size_of::<SyncPacket>() as u64;
 /// Words of the longest packet.
 const LONGEST: usize = size_of::<SamplePacket>() / 8;
 
-/// A packet as its producer makes it: all but its number, which is set when it is written.
+/// A packet from its producer: complete except for its number, which is set when it is written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packet<'a> {
     Exit(&'a ExitPacket),
@@ -37,21 +37,21 @@ pub(crate) struct Trace {
     sequence: u64,
     /// Bytes since the count was last zero, lost ones included.
     count: u64,
-    /// Bytes of packets that found no room.
+    /// Bytes of packets that did not fit.
     lost: u64,
-    /// `SYNC_*` that the next sync packet tells, if any is due.
+    /// `SYNC_*` flags of the next sync packet, if one is due.
     due: u8,
-    /// Its ring has been told that it began.
+    /// Whether its start was recorded in its ring.
     pub(crate) announced: bool,
 }
 
-/// One packet with what has to stand before it.
+/// One packet with the sync packet and padding before it.
 #[derive(Debug)]
 pub(crate) struct Laid {
     skip: u64,
     sync: Option<[u64; size_of::<SyncPacket>() / 8]>,
     packet: [u64; LONGEST],
-    /// Words of it.
+    /// Number of its words.
     len: usize,
     collision: bool,
 }
@@ -101,7 +101,7 @@ impl Trace {
         self.count
     }
 
-    /// The event's count becomes zero.
+    /// Sets the event's count to zero.
     pub(crate) fn reset(&mut self) {
         self.count = 0;
     }
@@ -111,8 +111,8 @@ impl Trace {
         self.lost
     }
 
-    /// Lays out the next packet for a place at `position` of the area: none crosses a page, and each
-    /// page begins with a sync packet. `tsc` is the guest's at the packet's time, which is that of
+    /// Lays out the next packet for `position` of the area: packets do not cross pages, and each
+    /// page begins with a sync packet. `tsc` is the guest's at the packet's time, the time of
     /// `origin`.
     pub(crate) fn lay(
         &self,
@@ -149,7 +149,7 @@ impl Trace {
         }
     }
 
-    /// The packet that was laid has been appended, or not.
+    /// Accounts for the packet that was laid out, appended or not.
     pub(crate) fn account(&mut self, packet: Packet<'_>, appended: &Appended) {
         self.sequence = self.sequence.wrapping_add(1);
         self.count = self.count.wrapping_add(appended.written);
@@ -163,7 +163,7 @@ impl Trace {
         }
     }
 
-    /// Counts bytes that a producer of the VMM's wrote.
+    /// Counts bytes written by a producer of the VMM.
     pub(crate) fn grow(&mut self, bytes: u64) {
         self.count = self.count.wrapping_add(bytes);
     }
@@ -201,7 +201,7 @@ impl Trace {
 }
 
 impl Packet<'_> {
-    /// Bytes of it.
+    /// Bytes of the packet and everything before it.
     pub(crate) fn len(&self) -> u64 {
         let len = match self {
             Self::Exit(_) => size_of::<ExitPacket>(),
@@ -224,8 +224,8 @@ impl Laid {
     }
 }
 
-/// What a packet of `len` bytes at `position` has to leave out before it, and the `SYNC_*` that have
-/// to stand there, where such are `due`.
+/// The padding before a packet of `len` bytes at `position`, and the `SYNC_*` flags needed there,
+/// with those in `due`.
 fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
     let offset = position % PAGE;
     let sync = if due == 0 { 0 } else { SYNC_LEN };
@@ -238,7 +238,7 @@ fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
     }
 }
 
-/// The format of the packets of an event.
+/// The packet format of an event.
 fn format(spec: &EventSpec) -> u16 {
     match spec.kind {
         KIND_SAMPLE_TRACE => FORMAT_SAMPLES,

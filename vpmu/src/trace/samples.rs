@@ -9,18 +9,18 @@ use crate::arch::packet_registers;
 use crate::record::Origin;
 use crate::walk::CpuContext;
 
-/// Overflows that were found together, at an exit where the vCPU stood.
+/// Overflows found together at one exit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) place: CpuContext,
-    /// How many there were, one at least.
+    /// Their number, at least one.
     pub(crate) overflows: u64,
-    /// What the pace has counted for them.
+    /// Growth of the pace's count.
     pub(crate) period: u64,
 }
 
 impl Found {
-    /// Their packet; `origin` says whose it is and when. Its `sequence` is the trace's to number.
+    /// Their packet, with task and time of `origin`. The trace sets its `sequence`.
     pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let regs = self.place.cpu.as_ref().map(packet_registers);

@@ -1,5 +1,5 @@
-//! What one sample says of its place: puts callers, registers and stack together as its event
-//! wants them, in perf's shape.
+//! The state of one sample: callers, registers and stack as its event requests them, in perf's
+//! format.
 
 use super::frames::{
     CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
@@ -14,18 +14,18 @@ use crate::record::Regs;
 const ABI_32: u64 = 1;
 const ABI_64: u64 = 2;
 
-/// Where a vCPU stood when it left the guest.
+/// A vCPU's state at an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CpuContext {
     pub(crate) regs: GuestRegs,
-    /// All of its state, if an event wants that; `None` too where the hypervisor would not tell.
+    /// Its whole state, if an event needs that; also `None` if the hypervisor does not provide it.
     pub(crate) cpu: Option<CpuState>,
 }
 
-/// What an event's samples hold of it.
+/// The parts of it in an event's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CaptureSpec {
-    /// Callers.
+    /// Call chains.
     pub(crate) chain: bool,
     /// No callers in the kernel.
     pub(crate) exclude_kernel: bool,
@@ -33,27 +33,27 @@ pub(crate) struct CaptureSpec {
     pub(crate) exclude_user: bool,
     /// Most addresses of the chain.
     pub(crate) max_stack: u32,
-    /// Mask of registers in user mode; zero: none wanted.
+    /// Mask of registers in user mode; zero for none.
     pub(crate) regs_user: u64,
     /// Mask of registers at the overflow.
     pub(crate) regs_intr: u64,
-    /// Bytes of the user's stack.
+    /// Bytes of the user stack.
     pub(crate) stack_user: u32,
 }
 
 impl CaptureSpec {
-    /// Whether it takes more than [`GuestRegs`].
+    /// Whether it needs more than [`GuestRegs`].
     pub(crate) fn wants_state(&self) -> bool {
         self.chain || self.regs_user != 0 || self.regs_intr != 0 || self.stack_user != 0
     }
 }
 
-/// Registers as a record shows them.
+/// Registers in a record's format.
 #[derive(Debug, Default)]
 struct Shown {
-    /// `PERF_SAMPLE_REGS_ABI_*`; zero: there are none.
+    /// `PERF_SAMPLE_REGS_ABI_*`; zero without registers.
     abi: u64,
-    /// Those of the mask.
+    /// The registers in the mask.
     values: Vec<u64>,
 }
 
@@ -77,14 +77,14 @@ impl Shown {
     }
 }
 
-/// Where a program is, or where it entered the kernel.
+/// The state of a program, now or at its kernel entry.
 #[derive(Debug, Clone, Copy)]
 struct UserState {
     general: [u64; GENERAL_REGS],
     code64: bool,
 }
 
-/// What was found for one sample. Kept and used again, so that samples cost no allocation.
+/// The parts of one sample. It is reused, so that samples cost no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
     chain: Chain,
@@ -95,7 +95,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Callers, with perf's marks.
+    /// Callers, with perf's values that mark a mode.
     pub(crate) fn chain(&self) -> &[u64] {
         self.chain.entries()
     }
@@ -105,18 +105,18 @@ impl Capture {
         self.regs_user.get()
     }
 
-    /// Registers at the overflow; `None` where the hypervisor would not tell.
+    /// Registers at the overflow; `None` if the hypervisor does not provide them.
     pub(crate) fn regs_intr(&self) -> Option<Regs<'_>> {
         self.regs_intr.get()
     }
 
-    /// What could be read of the user's stack; `None` for a task without.
+    /// The readable part of the user stack; `None` for a task without.
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }
 
-    /// Looks at the guest as it stands at `place`; `user_regs` is where its kernel says that it
-    /// keeps the running task's registers, zero for nowhere.
+    /// Captures the guest's state at `place`; `user_regs` is its kernel's address of the running
+    /// task's registers, zero for none.
     pub(crate) fn take(
         &mut self,
         memory: &View<'_>,
@@ -198,10 +198,10 @@ impl Capture {
     }
 }
 
-/// The registers with which the running task entered the kernel, if they lie above the stack
-/// pointer on the stack that the kernel runs on. Between two tasks the kernel names the next
-/// while it still runs on the stack, and in the address space, of the last: the registers of the
-/// one must not be taken for the other's.
+/// The registers with which the running task entered the kernel, if they are above the stack
+/// pointer on the current kernel stack. Between two tasks the kernel names the next while it still
+/// runs on the stack, and in the address space, of the last: the registers of one must not be
+/// mistaken for the other's.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

@@ -1,10 +1,9 @@
-//! Callers by frame pointers: each frame is the frame pointer of the caller's, then the address
-//! that it returns to.
+//! Callers by frame pointers: a frame holds the caller's frame pointer, then the return address.
 
 use super::paging::{AddressSpace, Rights};
 use crate::arch::{CpuState, FP, KERNEL_STACK, SP, WALKS_32_BIT_CODE};
 
-/// perf's marks between the addresses of a chain.
+/// perf's values that mark a mode among the addresses of a chain.
 pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
 pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
 
@@ -15,7 +14,7 @@ const FRAME: u64 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     entries: Vec<u64>,
-    /// Addresses that it may still take.
+    /// Addresses that still fit.
     left: u32,
 }
 
@@ -30,12 +29,12 @@ impl Chain {
         &self.entries
     }
 
-    /// Says whose addresses follow; not counted as one.
+    /// Marks the mode of the addresses that follow; not counted as an address.
     pub(super) fn mark(&mut self, context: u64) {
         self.entries.push(context);
     }
 
-    /// Appends an address; whether there was room.
+    /// Appends an address; returns whether it fitted.
     pub(super) fn push(&mut self, address: u64) -> bool {
         let Some(left) = self.left.checked_sub(1) else {
             return false;
@@ -50,14 +49,14 @@ impl Chain {
     }
 }
 
-/// Whether two addresses lie on the same kernel stack.
+/// Whether two addresses are on the same kernel stack.
 pub(super) fn share_stack(one: u64, other: u64) -> bool {
     one / KERNEL_STACK == other / KERNEL_STACK
 }
 
-/// The kernel's callers, `end` being the end of its frames where that is known. Kernels that
-/// keep something else in the frame pointer are found out: a frame lies on the stack, above the
-/// one before, and returns to the kernel's code.
+/// The kernel's callers; `end` is the end of its frames, if known. Kernels that use the frame
+/// pointer for other values are detected: a frame must be on the stack, above the previous one, and
+/// return to kernel code.
 pub(super) fn kernel_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,
@@ -84,8 +83,8 @@ pub(super) fn kernel_callers(
     }
 }
 
-/// A program's callers from the frame at `fp` on, read with the program's rights; `code64`: it
-/// is 64-bit code.
+/// A program's callers from the frame at `fp` on, read with the program's rights; `code64`: it is
+/// 64-bit code.
 pub(super) fn user_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,
@@ -112,7 +111,7 @@ fn frame64(space: &mut AddressSpace<'_>, fp: u64, rights: Rights) -> Option<(u64
     Some((u64::from_le_bytes(next), u64::from_le_bytes(caller)))
 }
 
-/// The same in a frame of 32-bit code, where the architecture has a place for it.
+/// The same for a frame of 32-bit code, if the architecture supports it.
 fn frame32(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
     if !WALKS_32_BIT_CODE {
         return None;

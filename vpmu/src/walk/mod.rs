@@ -1,9 +1,9 @@
-//! What a sample tells beyond its instruction: callers, registers, the user's stack, as they
-//! stand in the guest's memory while its vCPU stands still.
+//! The state of a sample beyond its instruction: callers, registers, the user stack, read from the
+//! guest's memory while its vCPU is outside the guest.
 //!
-//! The guest owns all of it, page tables included, and may have filled it with anything: each
-//! read is checked against guest memory, each walk is bounded, and what cannot be read ends it.
-//! Knows nothing of events or rings.
+//! The guest owns all of it, page tables included, and may have written anything: each read is
+//! checked against guest memory, each walk is bounded, and unreadable memory ends it. Knows nothing
+//! of events or rings.
 
 mod capture;
 mod frames;

@@ -1,16 +1,16 @@
-//! From guest-virtual to guest-physical addresses, through the guest's own page tables.
+//! Translation of guest-virtual to guest-physical addresses with the guest's own page tables.
 
 use vm_memory::GuestAddress;
 
 use crate::arch::{CpuState, Tables, is_user_address};
 use crate::memory::View;
 
-/// With whose rights memory is read.
+/// The rights of a memory read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// As a guest program: user addresses that every level of the tables opens to it.
+    /// A guest program's: user addresses that every level of the tables permits.
     User,
-    /// As the guest's kernel: whatever is mapped.
+    /// The guest kernel's: everything mapped.
     Kernel,
 }
 
@@ -19,9 +19,9 @@ pub(super) enum Rights {
 pub(crate) struct Page {
     /// Its first address.
     pub(crate) first: u64,
-    /// One less than its size.
+    /// Its size minus one.
     pub(crate) mask: u64,
-    /// Its place in the guest's memory.
+    /// Its guest-physical address.
     pub(crate) physical: u64,
     /// Whether programs may read it.
     pub(crate) user: bool,
@@ -29,13 +29,13 @@ pub(crate) struct Page {
     pub(crate) executable: bool,
 }
 
-/// The memory that a vCPU sees. Translations are kept while this value lives: the vCPU must
-/// stand still for so long.
+/// The memory that a vCPU sees. Translations are cached while this value lives: the vCPU must stay
+/// outside the guest for so long.
 #[derive(Debug)]
 pub(super) struct AddressSpace<'a> {
     memory: &'a View<'a>,
     tables: Tables,
-    /// The pages met last: frames lie close together, and so does the code that they return to.
+    /// The last pages used: frames are close together, and so is the code that they return to.
     data: Option<Page>,
     code: Option<Page>,
 }
@@ -51,7 +51,7 @@ impl<'a> AddressSpace<'a> {
         })
     }
 
-    /// Words anywhere, one after the other; `None` where one of them cannot be read.
+    /// Consecutive words at any address; `None` if one of them cannot be read.
     pub(super) fn words<const N: usize, const SIZE: usize>(
         &mut self,
         address: u64,
@@ -62,8 +62,8 @@ impl<'a> AddressSpace<'a> {
         (self.read(address, rights, bytes) == bytes.len()).then_some(words)
     }
 
-    /// Fills `bytes` from `address` on, up to the first page that cannot be read; how many it
-    /// filled.
+    /// Fills `bytes` from `address` on, up to the first unreadable page; returns the number of
+    /// bytes.
     pub(super) fn read(&mut self, address: u64, rights: Rights, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -74,7 +74,7 @@ impl<'a> AddressSpace<'a> {
                 break;
             };
             let offset = at & page.mask;
-            // A part of a page, so it fits wherever a slice does.
+            // A part of a page, which fits any slice length.
             let left = usize::try_from(page.mask - offset).map_or(usize::MAX, |left| left + 1);
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);
@@ -87,7 +87,7 @@ impl<'a> AddressSpace<'a> {
         done
     }
 
-    /// Whether the guest's kernel could run at `address`.
+    /// Whether the guest's kernel can execute `address`.
     pub(super) fn is_kernel_code(&mut self, address: u64) -> bool {
         if !self.code.is_some_and(|page| page.holds(address)) {
             self.code = self.tables.walk(self.memory, address);

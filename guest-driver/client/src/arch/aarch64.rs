@@ -1,11 +1,11 @@
 //! aarch64.
 #![expect(unsafe_code, reason = "an instruction without a safe form")]
 
-/// Registers from here to the last that holds an argument are in no packet.
+/// Number of the first register that a packet leaves out: the ones before it hold arguments.
 const ARGUMENTS: u32 = 9;
-/// Registers from here on are: those that functions preserve, LR, SP and PC.
+/// Number of the first register that packets hold again: callee-saved registers, LR, SP and PC.
 const PRESERVED: u32 = 19;
-/// One more than perf's number of PC.
+/// perf's number of PC, plus one.
 const REGISTERS: u32 = 33;
 
 /// The guest's virtual counter.
@@ -19,7 +19,8 @@ pub(crate) fn ticks() -> u64 {
     ticks
 }
 
-/// Where a sample's packet has the register of perf's number `number`; `None`: it has not.
+/// Index in a sample's packet of the register that perf numbers `number`; `None` if packets lack
+/// it.
 pub(crate) fn packet_register(number: u32) -> Option<usize> {
     let place = match number {
         ..ARGUMENTS => number,

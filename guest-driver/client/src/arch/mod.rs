@@ -1,4 +1,4 @@
-//! The one place that chooses an architecture: the counter that the device's times are by, and the
+//! The one place that chooses an architecture: the counter behind the device's times, and the
 //! places of registers in packets.
 
 #[cfg(target_arch = "aarch64")]
@@ -12,4 +12,4 @@ pub(crate) use aarch64::*;
 pub(crate) use x86_64::*;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the client knows guests of x86-64 and aarch64");
+compile_error!("the client supports x86-64 and aarch64 guests");

@@ -7,7 +7,7 @@ pub(crate) fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Where a sample's packet has the register of perf's number `number`.
+/// Index in a sample's packet of the register that perf numbers `number`.
 pub(crate) fn packet_register(number: u32) -> Option<usize> {
     usize::try_from(number).ok()
 }

@@ -1,4 +1,4 @@
-//! Attributes out of the kernel's bytes: what a list tells of an event that others opened.
+//! Attributes parsed from the kernel's bytes: a listed event that another program opened.
 
 use vpmu_abi::uapi::ATTR_SIZE;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -51,7 +51,7 @@ const EXCLUDE_CHAIN_USER: u32 = 22;
 const WRITE_BACKWARD: u32 = 27;
 
 impl EventAttr {
-    /// That of everything on `cpu` which the bytes describe.
+    /// Attributes from `bytes`, for every task on `cpu`.
     pub(crate) fn from_bytes(bytes: &[u8; ATTR_SIZE], cpu: i32, engine: Engine) -> Self {
         let raw: Raw = zerocopy::transmute!(*bytes);
         let flag = |bit: u32| raw.flags >> bit & 1 != 0;

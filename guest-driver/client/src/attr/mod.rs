@@ -1,4 +1,4 @@
-//! What an event shall be, as plain data. Knows perf's numbers; opens nothing.
+//! Attributes of an event, as plain data. Knows perf's numbers; opens nothing.
 
 mod bits;
 mod bytes;
@@ -23,33 +23,31 @@ const AUX_START_PAUSED: u32 = 1 << 0;
 const AUX_PAUSE: u32 = 1 << 1;
 const AUX_RESUME: u32 = 1 << 2;
 
-/// A wrong description.
+/// An invalid event description.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttrError {
-    /// What follows the colon is not a modifier.
-    #[error(
-        "{0:?} is not a modifier of an event: write :u for user mode only, :k for the kernel only"
-    )]
+    /// The text after the colon is not a modifier.
+    #[error("{0:?} is not an event modifier: write :u for user mode only, :k for the kernel only")]
     Modifier(String),
 }
 
-/// Who makes an event's samples.
+/// The engine that samples an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The device chooses; of an open event: none, for it only counts.
+    /// The device chooses; reported for an open event that only counts.
     #[default]
     Any,
-    /// The overflow takes the CPU out of the guest: exact on any host, with call chains,
+    /// The overflow takes the CPU out of the guest: exact on any host; supports call chains,
     /// registers and stacks.
     Exit,
-    /// The host samples on its own: no exit for a sample.
+    /// The host samples without an exit per sample.
     Batched,
 }
 
 impl Engine {
-    /// The driver's number for it.
+    /// The driver's number of the engine.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Any => ENGINE_ANY,
@@ -58,7 +56,7 @@ impl Engine {
         }
     }
 
-    /// That of a number; of one that is unknown here, none.
+    /// The engine with this number; `None` if it is unknown.
     pub(crate) fn of(number: u32) -> Option<Self> {
         [Self::Any, Self::Exit, Self::Batched]
             .into_iter()
@@ -66,81 +64,80 @@ impl Engine {
     }
 }
 
-/// An event to open: all of perf's attributes that the PMU knows.
+/// An event to open: all perf attributes that the PMU supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventAttr {
     /// perf's `PERF_TYPE_*`, or the PMU's own type ([`crate::Info::pmu_type`]).
     pub pmu_type: u32,
-    /// Which event of the type.
+    /// The event within the type.
     pub config: u64,
     /// 0 for the calling thread, another thread's id, or -1 for everything on [`Self::cpu`].
     pub pid: i32,
     /// A CPU, or -1 for any (then [`Self::pid`] must name a thread).
     pub cpu: i32,
-    /// A sample every so many, or so many a second with [`Self::freq`]; 0 counts only.
+    /// Events between samples, or samples per second with [`Self::freq`]; 0 only counts.
     pub period: u64,
-    /// [`Self::period`] is a frequency: the period follows the event's rate.
+    /// [`Self::period`] is a frequency; the kernel adjusts the period to the event's rate.
     pub freq: bool,
     /// `SAMPLE_*`.
     pub sample_type: u64,
     /// `FORMAT_*`.
     pub read_format: u64,
-    /// A wakeup every so many records, or bytes with [`Self::watermark`]; 0: every full page.
+    /// Records between wakeups, or bytes with [`Self::watermark`]; 0 wakes at every full page.
     pub wakeup: u32,
     /// [`Self::wakeup`] is in bytes.
     pub watermark: bool,
     /// Opens disabled.
     pub disabled: bool,
-    /// Counts the children that the task will have, too.
+    /// Also counts children that the task creates later.
     pub inherit: bool,
     /// The task's next exec(2) enables the event.
     pub enable_on_exec: bool,
-    /// User mode does not count.
+    /// Does not count in user mode.
     pub exclude_user: bool,
-    /// Kernel mode does not count.
+    /// Does not count in kernel mode.
     pub exclude_kernel: bool,
-    /// Always counted, or dead: with no counter left for it a reading says so.
+    /// Always counted; put in error if it cannot be, and a reading reports that.
     pub pinned: bool,
-    /// The end of a child with an inherited event writes its counts to the ring.
+    /// When a child with an inherited event exits, writes its counts to the ring.
     pub inherit_stat: bool,
-    /// Records other than samples, too, say whose they are and when: [`crate::SampleId`].
+    /// Records other than samples also carry task and time: [`crate::SampleId`].
     pub sample_id_all: bool,
-    /// The ring is written from its end to its beginning, as [`crate::Event::map_overwrite`]
-    /// reads it.
+    /// The ring is written backwards, as [`crate::Event::map_overwrite`] requires.
     pub backward: bool,
-    /// Most addresses of a call chain; 0: as many as the kernel allows.
+    /// Most addresses in a call chain; 0: the kernel's limit.
     pub max_stack: u16,
-    /// Call chains leave the kernel's part out.
+    /// Call chains omit the kernel's frames.
     pub exclude_callchain_kernel: bool,
-    /// Call chains leave user mode's part out.
+    /// Call chains omit user-mode frames.
     pub exclude_callchain_user: bool,
-    /// Which registers of user mode a sample holds, as bits of the kernel's numbers for them.
+    /// User-mode registers in a sample, as a mask of the kernel's register numbers.
     pub regs_user: u64,
-    /// Which registers at the overflow a sample holds.
+    /// Registers at the overflow in a sample, as a mask of the kernel's register numbers.
     pub regs_intr: u64,
-    /// How many bytes of user mode's stack a sample holds, a multiple of 8.
+    /// Bytes of the user stack in a sample, a multiple of 8.
     pub stack_user: u32,
-    /// Of a trace: wakes its reader every so many bytes of its AUX area; 0: every half of it.
+    /// For a trace: AUX bytes between wakeups; 0: half of the area.
     pub aux_watermark: u32,
-    /// A trace opens paused: its times go on, but nothing is traced until a member of its
-    /// group resumes it.
+    /// The trace opens paused: its times run, but tracing starts only when a member of its group
+    /// resumes it.
     pub aux_start_paused: bool,
-    /// Its overflow pauses the trace that leads its group.
+    /// An overflow pauses the trace that leads the group.
     pub aux_pause: bool,
-    /// Its overflow has the trace that leads its group go on.
+    /// An overflow resumes the trace that leads the group.
     pub aux_resume: bool,
-    /// Who makes the samples. perf's own door knows no choice and pays it no heed.
+    /// The engine that makes the samples. `perf_event_open(2)` offers no choice and ignores it.
     pub engine: Engine,
-    /// Lives on without a handle from the first, with a ring that outlives a reset of this
-    /// machine where the device can; see [`crate::Event::detach`]. Not by perf's own door.
+    /// Persists without a handle from the start, with a ring that outlives a guest reset where the
+    /// device supports that; see [`crate::Event::detach`]. Not with `perf_event_open(2)`.
     pub persistent: bool,
-    /// Counts and samples nothing until its starter overflows:
-    /// [`crate::Event::set_starter_of`]. Not by perf's own door.
+    /// Counts and samples only once its starter overflows: [`crate::Event::set_starter_of`]. Not
+    /// with `perf_event_open(2)`.
     pub enable_on_starter: bool,
 }
 
 impl EventAttr {
-    /// The calling thread's event, disabled, counting, with every field of a reading.
+    /// A counting event of the calling thread, disabled, with every reading field.
     #[must_use]
     pub fn new(pmu_type: u32, config: u64) -> Self {
         Self {
@@ -179,7 +176,7 @@ impl EventAttr {
         }
     }
 
-    /// Of the thread `pid`, on whichever CPU it runs; 0 is the caller.
+    /// Measures the thread `pid` on any CPU; 0 is the caller.
     #[must_use]
     pub fn of_task(self, pid: i32) -> Self {
         Self {
@@ -189,7 +186,7 @@ impl EventAttr {
         }
     }
 
-    /// Of everything that runs on `cpu`.
+    /// Measures every task on `cpu`.
     #[must_use]
     pub fn on_cpu(self, cpu: i32) -> Self {
         Self {
@@ -219,7 +216,7 @@ impl EventAttr {
         }
     }
 
-    /// Samples have call chains, of at most `max_stack` addresses; 0: as many as can be.
+    /// Adds call chains of at most `max_stack` addresses to samples; 0: the kernel's limit.
     #[must_use]
     pub fn with_call_chains(self, max_stack: u16) -> Self {
         Self {
@@ -229,7 +226,7 @@ impl EventAttr {
         }
     }
 
-    /// Samples have the registers of user mode that are set in `mask`.
+    /// Adds the user-mode registers in `mask` to samples.
     #[must_use]
     pub fn with_user_registers(self, mask: u64) -> Self {
         Self {
@@ -239,7 +236,7 @@ impl EventAttr {
         }
     }
 
-    /// Samples have the registers at the overflow that are set in `mask`.
+    /// Adds the registers at the overflow in `mask` to samples.
     #[must_use]
     pub fn with_registers(self, mask: u64) -> Self {
         Self {
@@ -249,7 +246,7 @@ impl EventAttr {
         }
     }
 
-    /// Samples have the topmost `bytes` of user mode's stack.
+    /// Adds the top `bytes` of the user stack to samples.
     #[must_use]
     pub fn with_user_stack(self, bytes: u32) -> Self {
         Self {
@@ -268,7 +265,7 @@ impl EventAttr {
         }
     }
 
-    /// Chooses who makes the samples.
+    /// Chooses the engine that makes the samples.
     #[must_use]
     pub fn sampled_by(self, engine: Engine) -> Self {
         Self { engine, ..self }
@@ -284,8 +281,8 @@ impl EventAttr {
         }
     }
 
-    /// Of a trace: wakes its reader every `bytes` of its AUX area, and has readings tell the
-    /// bytes that were lost.
+    /// For a trace: wakes the reader every `bytes` of the AUX area and adds the lost bytes to
+    /// readings.
     #[must_use]
     pub fn tracing(self, bytes: u32) -> Self {
         Self {
@@ -295,7 +292,7 @@ impl EventAttr {
         }
     }
 
-    /// A trace opens paused; see [`EventAttr::aux_start_paused`].
+    /// Opens a trace paused; see [`EventAttr::aux_start_paused`].
     #[must_use]
     pub fn starting_paused(self) -> Self {
         Self {
@@ -304,7 +301,7 @@ impl EventAttr {
         }
     }
 
-    /// Its overflow pauses the trace that leads its group.
+    /// Makes an overflow pause the trace that leads the group.
     #[must_use]
     pub fn pausing(self) -> Self {
         Self {
@@ -313,7 +310,7 @@ impl EventAttr {
         }
     }
 
-    /// Its overflow has the trace that leads its group go on.
+    /// Makes an overflow resume the trace that leads the group.
     #[must_use]
     pub fn resuming(self) -> Self {
         Self {
@@ -322,7 +319,7 @@ impl EventAttr {
         }
     }
 
-    /// Lives on without a handle; see [`EventAttr::persistent`].
+    /// Makes the event persist without a handle; see [`EventAttr::persistent`].
     #[must_use]
     pub fn persistent(self) -> Self {
         Self {
@@ -331,7 +328,7 @@ impl EventAttr {
         }
     }
 
-    /// Waits for its starter; see [`EventAttr::enable_on_starter`].
+    /// Makes the event wait for its starter; see [`EventAttr::enable_on_starter`].
     #[must_use]
     pub fn enabled_on_starter(self) -> Self {
         Self {
@@ -340,8 +337,8 @@ impl EventAttr {
         }
     }
 
-    /// Overflows every `period`, to start and stop others before the next instruction: its own
-    /// records say nothing.
+    /// Overflows every `period` to start and stop other events before the next instruction; its own
+    /// records carry no fields.
     #[must_use]
     pub fn triggering(self, period: u64) -> Self {
         Self {
@@ -351,7 +348,7 @@ impl EventAttr {
         }
     }
 
-    /// Applies perf's modifiers, as after the colon in `task-clock:u`.
+    /// Applies perf's modifiers: the text after the colon in `task-clock:u`.
     ///
     /// # Errors
     /// [`AttrError::Modifier`] unless it is `u`, `k`, `uk` or `ku`.
@@ -368,7 +365,7 @@ impl EventAttr {
         })
     }
 
-    /// Whom it measures.
+    /// The task or CPU to measure.
     pub(crate) fn place<'a>(&self, leader: Option<BorrowedFd<'a>>) -> Place<'a> {
         Place {
             pid: self.pid,
@@ -377,14 +374,14 @@ impl EventAttr {
         }
     }
 
-    /// What the shared-page door is told beside the attributes.
+    /// Flags for /dev/vpmu in addition to the attributes.
     pub(crate) fn door_flags(&self) -> u64 {
         let flag = |asked, flag| if asked { flag } else { 0 };
         flag(self.persistent, uapi::FLAG_PERSISTENT)
             | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
     }
 
-    /// In the kernel's form.
+    /// Converts to the kernel's struct.
     pub(crate) fn to_raw(&self) -> perf_event_attr {
         let mut raw = perf_event_attr {
             type_: self.pmu_type,
@@ -400,7 +397,7 @@ impl EventAttr {
             ..perf_event_attr::default()
         };
         raw.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 {
-            // With the flag below the same word is `sample_freq`.
+            // With the flag below, this word is `sample_freq`.
             sample_period: self.period,
         };
         raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {

@@ -82,14 +82,14 @@ fn traces_have_their_watermark_and_what_pauses_them() {
     let raw = attr.to_raw();
     assert_eq!(raw.aux_watermark, 4096);
     assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_LOST);
-    // Where every kernel's header has it: right after aux_sample_size.
+    // Right after aux_sample_size, as in every kernel's header.
     assert_eq!(
         std::mem::offset_of!(perf_event_attr, __bindgen_anon_5),
         std::mem::offset_of!(perf_event_attr, aux_sample_size) + 4
     );
     #[expect(unsafe_code, reason = "its type is a union")]
     let action = |attr: EventAttr| {
-        // SAFETY: all that the union can be is plain numbers.
+        // SAFETY: every member of the union is a plain number.
         unsafe { attr.to_raw().__bindgen_anon_5.aux_action }
     };
     assert_eq!(action(EventAttr::new(9, 7)), 0);
@@ -139,7 +139,7 @@ fn attr_from_kernel_bytes_equals_request() {
         let raw = attr.to_raw();
         let mut bytes = [0; vpmu_abi::uapi::ATTR_SIZE];
         #[expect(unsafe_code, reason = "its fields have unions among them")]
-        // SAFETY: the kernel's struct is longer than these bytes, and plain numbers throughout.
+        // SAFETY: the kernel's struct is longer than these bytes and holds only plain numbers.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 (&raw const raw).cast::<u8>(),

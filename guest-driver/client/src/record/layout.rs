@@ -1,4 +1,4 @@
-//! Which fields an event's records have: what its attributes asked for.
+//! Fields of an event's records, from its attributes.
 
 use crate::attr::{
     EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
@@ -6,7 +6,7 @@ use crate::attr::{
     SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 
-/// Fields whose place in a sample is known here.
+/// Sample fields that this library can parse.
 pub(super) const KNOWN: u64 = SAMPLE_IP
     | SAMPLE_TID
     | SAMPLE_TIME
@@ -22,11 +22,11 @@ pub(super) const KNOWN: u64 = SAMPLE_IP
     | SAMPLE_IDENTIFIER
     | SAMPLE_REGS_INTR;
 
-/// The fields that stand at the end of other records, too, with `sample_id_all`.
+/// Fields at the end of records other than samples, with `sample_id_all`.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
-/// What the records of an event look like.
+/// Layout of an event's records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) sample_type: u64,
@@ -53,7 +53,7 @@ impl Layout {
         self.sample_type & field != 0
     }
 
-    /// Words at the end of a record that is no sample, with `sample_id_all`.
+    /// Words at the end of a record other than a sample, with `sample_id_all`.
     pub(super) fn trailer(&self) -> usize {
         (self.sample_type & TRAILER).count_ones() as usize
     }

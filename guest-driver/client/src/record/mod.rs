@@ -1,5 +1,5 @@
-//! Records as they stand in a ring, taken apart. Trusts no byte of them: what is wrong comes
-//! back as an error, never as a panic.
+//! Parses records from a ring. Does not trust their bytes: malformed records return errors and
+//! never panic.
 
 mod layout;
 mod sample;
@@ -26,7 +26,7 @@ const MODE_MASK: u16 = 7;
 /// perf's `PERF_RECORD_MISC_USER`.
 const MODE_USER: u16 = 2;
 
-/// A record that does not hold what its type says.
+/// A record that contradicts its type.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
@@ -38,12 +38,12 @@ pub enum RecordError {
         /// Its length.
         bytes: usize,
     },
-    /// The sample type has fields whose place is not known here.
+    /// The sample type has fields that this library cannot parse.
     #[error("samples of type {0:#x} have fields that this library does not know")]
     SampleType(u64),
 }
 
-/// What a record begins with.
+/// Header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) record_type: u32,
@@ -66,104 +66,104 @@ impl Header {
     }
 }
 
-/// One record. What is no sample says whose it is with `sample_id_all` alone.
+/// One record. Only `sample_id_all` adds task and time to records other than samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Record {
     /// An overflow.
     Sample(Sample),
-    /// Records for which the ring had no room.
+    /// Records lost because the ring was full.
     Lost {
-        /// Whose.
+        /// The event's id.
         id: u64,
-        /// How many.
+        /// The number of lost records.
         lost: u64,
-        /// With `sample_id_all`.
+        /// Present with `sample_id_all`.
         who: Option<SampleId>,
     },
-    /// The event overflows too often: no samples of it from here on.
+    /// The event overflows too often: its sampling pauses here.
     Throttle(Throttle),
-    /// It is sampled again.
+    /// The event's sampling resumes here.
     Unthrottle(Throttle),
-    /// The counts of a child that has ended.
+    /// The counts of a child at its exit.
     Read {
         /// Its process id.
         pid: u32,
         /// Its thread id.
         tid: u32,
-        /// What it had counted.
+        /// Its final count.
         count: Reading,
-        /// With `sample_id_all`.
+        /// Present with `sample_id_all`.
         who: Option<SampleId>,
     },
-    /// Bytes of a trace stand in the AUX area.
+    /// The AUX area holds new bytes of a trace.
     Aux(Aux),
-    /// A trace begins that has an AUX area.
+    /// A trace with an AUX area begins.
     ItraceStart {
-        /// The process that runs.
+        /// The running process.
         pid: u32,
-        /// The thread that runs.
+        /// The running thread.
         tid: u32,
-        /// With `sample_id_all`.
+        /// Present with `sample_id_all`.
         who: Option<SampleId>,
     },
-    /// Of a type that is not taken apart here.
+    /// A type that this library does not parse.
     Unknown {
         /// perf's `PERF_RECORD_*`.
         record_type: u32,
         /// perf's `PERF_RECORD_MISC_*`.
         misc: u16,
-        /// What follows the header, in words.
+        /// The words after the header.
         body: Vec<u64>,
     },
 }
 
-/// When which event's sampling was stopped or went on.
+/// The time at which an event's sampling was throttled or resumed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// The event, or the one it was inherited from.
+    /// The event, or the parent of an inherited one.
     pub id: u64,
     /// The event itself.
     pub stream_id: u64,
-    /// With `sample_id_all`.
+    /// Present with `sample_id_all`.
     pub who: Option<SampleId>,
 }
 
-/// Which bytes of an AUX area were written.
+/// Bytes written to an AUX area.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aux {
-    /// Bytes that the area had got before these.
+    /// Bytes written to the area before these.
     pub offset: u64,
-    /// How many.
+    /// Bytes in this span.
     pub size: u64,
     /// perf's `PERF_AUX_FLAG_*`.
     pub flags: u64,
-    /// With `sample_id_all`.
+    /// Present with `sample_id_all`.
     pub who: Option<SampleId>,
 }
 
 impl Aux {
-    /// They end where there was no more room.
+    /// The span was cut short by a full area.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0
     }
 
-    /// The area overwrites its oldest.
+    /// The area is in overwrite mode.
     #[must_use]
     pub fn overwrites(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_OVERWRITE) != 0
     }
 
-    /// Packets are missing before them or among them.
+    /// Packets are missing before or within the span.
     #[must_use]
     pub fn is_partial(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_PARTIAL) != 0
     }
 
-    /// A packet of theirs stands for several overflows.
+    /// A packet in the span represents several overflows.
     #[must_use]
     pub fn has_collision(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_COLLISION) != 0
@@ -171,7 +171,7 @@ impl Aux {
 }
 
 impl Record {
-    /// Takes `body`, the words after `header`, apart.
+    /// Parses `body`, the words after `header`.
     pub(crate) fn parse(
         header: Header,
         body: &[u64],
@@ -196,7 +196,7 @@ impl Record {
     }
 }
 
-/// The outer `None` is a type that is not taken apart, the inner one a record cut short.
+/// The outer `None` is an unparsed type, the inner one a truncated record.
 fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option<Record>> {
     if header.record_type == TYPE_SAMPLE {
         let user = header.misc & MODE_MASK == MODE_USER;
@@ -250,7 +250,7 @@ fn throttle(
 
 fn read(_: Header, mut words: Words<'_>, layout: &Layout, who: Option<SampleId>) -> Option<Record> {
     let (pid, tid) = halves(words.next()?);
-    // Of one event, also where its group is read at once.
+    // The count of one event, even if its group is read at once.
     let format = layout.read_format & !FORMAT_GROUP;
     let count = reading::parse(format, &mut words)?.pop()?;
     Some(Record::Read {

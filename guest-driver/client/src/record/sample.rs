@@ -1,4 +1,4 @@
-//! `PERF_RECORD_SAMPLE` and what its fields say.
+//! `PERF_RECORD_SAMPLE` and its fields.
 
 use super::layout::Layout;
 use super::words::{Words, halves};
@@ -9,17 +9,17 @@ use crate::attr::{
 };
 use crate::reading::{self, Reading};
 
-/// perf's `PERF_CONTEXT_KERNEL`: the addresses after it are the kernel's.
+/// perf's `PERF_CONTEXT_KERNEL`: kernel addresses follow.
 const CONTEXT_KERNEL: u64 = 128_u64.wrapping_neg();
-/// perf's `PERF_CONTEXT_USER`: those after it are user mode's.
+/// perf's `PERF_CONTEXT_USER`: user-mode addresses follow.
 const CONTEXT_USER: u64 = 512_u64.wrapping_neg();
-/// perf's `PERF_CONTEXT_MAX`: this and what is above are contexts, not addresses.
+/// perf's `PERF_CONTEXT_MAX`: values from here on are contexts, not addresses.
 const CONTEXT_FIRST: u64 = 4095_u64.wrapping_neg();
 
-/// One overflow of an event. Fields that were not asked for are zero or empty.
+/// One overflow of an event. Fields that the event did not request are zero or empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Where the guest was.
+    /// The guest's instruction pointer.
     pub ip: u64,
     /// Process id.
     pub pid: u32,
@@ -27,43 +27,43 @@ pub struct Sample {
     pub tid: u32,
     /// Nanoseconds of the guest's clock; see [`crate::Info::time_of`].
     pub time: u64,
-    /// What was accessed; zero where unknown.
+    /// The accessed address; zero where unknown.
     pub addr: u64,
-    /// Which CPU.
+    /// The CPU.
     pub cpu: u32,
-    /// How much this sample stands for.
+    /// Events that this sample represents.
     pub period: u64,
-    /// The event, or the one it was inherited from.
+    /// The event, or the parent of an inherited one.
     pub id: u64,
     /// The event itself.
     pub stream_id: u64,
     /// The guest was in user mode.
     pub user: bool,
-    /// The event's count, or those of its whole group, the leader's first.
+    /// The event's count, or each group member's, the leader's first.
     pub counts: Vec<Reading>,
-    /// As it stands in the record, with perf's contexts; see [`Sample::frames`].
+    /// The call chain as recorded, with perf's contexts; see [`Sample::frames`].
     pub chain: Vec<u64>,
-    /// The registers of user mode; none for a task that has no user mode.
+    /// The user-mode registers; `None` for a kernel thread.
     pub user_registers: Option<Box<Registers>>,
-    /// What could be read of user mode's stack, from its pointer upwards.
+    /// The readable part of the user stack, from the stack pointer upwards.
     pub user_stack: Vec<u8>,
     /// The registers at the overflow.
     pub registers: Option<Box<Registers>>,
 }
 
-/// Registers, as many as were asked for.
+/// The requested registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registers {
-    /// perf's `PERF_SAMPLE_REGS_ABI_*`: 1 of a 32-bit, 2 of a 64-bit program.
+    /// perf's `PERF_SAMPLE_REGS_ABI_*`: 1 for a 32-bit, 2 for a 64-bit program.
     pub abi: u64,
-    /// Which, as bits of the kernel's numbers for them.
+    /// Mask of the kernel's register numbers.
     pub mask: u64,
-    /// Those that are set in the mask, the lowest number first.
+    /// Values of the registers in the mask, lowest number first.
     pub values: Vec<u64>,
 }
 
 impl Registers {
-    /// The register of the kernel's number `number`, if it was asked for.
+    /// The register with the kernel's number `number`, if the mask has it.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<u64> {
         let bit = 1u64
@@ -77,15 +77,15 @@ impl Registers {
 /// One function on a call chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// Of the innermost, where it was; of the others, where they will go on.
+    /// The sampled address of the innermost frame; the return addresses of the others.
     pub ip: u64,
-    /// It is of user mode.
+    /// Whether it is in user mode.
     pub user: bool,
 }
 
 impl Sample {
-    /// The call chain from the innermost function to the outermost; without a chain, where
-    /// the sample was.
+    /// The call chain from the innermost function to the outermost; without a chain, the sampled
+    /// address.
     #[must_use]
     pub fn frames(&self) -> Vec<Frame> {
         let mut user = self.user;
@@ -95,7 +95,7 @@ impl Sample {
             match ip {
                 CONTEXT_KERNEL => (user, known) = (false, true),
                 CONTEXT_USER => (user, known) = (true, true),
-                // Of a mode that a guest does not have.
+                // A mode that a guest does not have.
                 CONTEXT_FIRST.. => known = false,
                 _ if known => frames.push(Frame { ip, user }),
                 _ => {}
@@ -111,7 +111,7 @@ impl Sample {
     }
 }
 
-/// The fields stand in perf's order; `None` if there are too few words for them.
+/// Parses the fields in perf's order; `None` if the words are too few.
 pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Option<Sample> {
     let mut field = |bit| words.next_if(layout.has(bit));
     let identifier = field(SAMPLE_IDENTIFIER)?;
@@ -164,7 +164,7 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
     })
 }
 
-/// The outer `None` is a record cut short, the inner one a sample without registers.
+/// The outer `None` is a truncated record, the inner one a sample without registers.
 fn registers(
     layout: &Layout,
     field: u64,
@@ -182,7 +182,7 @@ fn registers(
     Some(Some(Box::new(Registers { abi, mask, values })))
 }
 
-/// The bytes that were really copied, out of the room that the record has for them.
+/// The bytes that were copied, without the unused room after them.
 fn stack(words: &mut Words<'_>) -> Option<Vec<u8>> {
     let room = words.next()?;
     if room == 0 {
@@ -195,8 +195,7 @@ fn stack(words: &mut Words<'_>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Whose a record is that is no sample, and when it was written: as far as the sample type
-/// says it.
+/// Task, time and event of a record other than a sample: the fields that the sample type has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleId {
     /// Process id.
@@ -205,15 +204,15 @@ pub struct SampleId {
     pub tid: u32,
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// The event, or the one it was inherited from.
+    /// The event, or the parent of an inherited one.
     pub id: u64,
     /// The event itself.
     pub stream_id: u64,
-    /// Which CPU.
+    /// The CPU.
     pub cpu: u32,
 }
 
-/// Takes the end of another record apart.
+/// Parses the end of a record other than a sample.
 pub(super) fn parse_id(layout: &Layout, mut words: Words<'_>) -> Option<SampleId> {
     let mut field = |bit| words.next_if(layout.has(bit));
     let (pid, tid) = halves(field(SAMPLE_TID)?);

@@ -79,7 +79,7 @@ fn traces_tell_where_their_bytes_stand() {
         let short = parse(record_type, &[1; 3][..words], &plain(0));
         assert!(matches!(short, Err(RecordError::Short { .. })), "{short:?}");
     }
-    // With sample_id_all the trailer is the last words, whatever the record.
+    // With sample_id_all the trailer is the last words of any record.
     let layout = Layout {
         sample_id_all: true,
         ..plain(SAMPLE_TID)
@@ -318,7 +318,7 @@ fn read_record_of_child_has_counts_of_group() {
 }
 
 proptest! {
-    /// Whatever stands in a ring: taking it apart ends, and hands out no more than is there.
+    /// Parsing arbitrary bytes ends, and returns no more than they hold.
     #[test]
     fn random_record_neither_panics_nor_grows(
         record_type in 0u32..12,

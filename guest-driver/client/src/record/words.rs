@@ -1,6 +1,6 @@
-//! A record's words from first to last. Knows no field.
+//! Iterates over a record's words. Knows no field.
 
-/// What is left of a record's body.
+/// The unparsed rest of a record's body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Words<'a>(&'a [u64]);
 
@@ -15,19 +15,19 @@ impl<'a> Words<'a> {
         Some(first)
     }
 
-    /// The next word if it is there by the format, else zero.
+    /// The next word if the format has the field, else zero.
     pub(crate) fn next_if(&mut self, there: bool) -> Option<u64> {
         if there { self.next() } else { Some(0) }
     }
 
-    /// The next `count` words, which may be any number that a record claims to have.
+    /// The next `count` words; `count` is an untrusted number from the record.
     pub(crate) fn take(&mut self, count: u64) -> Option<&'a [u64]> {
         let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
         self.0 = rest;
         Some(taken)
     }
 
-    /// The last `count` words, which are then no longer among the next.
+    /// Splits off the last `count` words.
     pub(crate) fn take_last(&mut self, count: usize) -> Option<Self> {
         let at = self.0.len().checked_sub(count)?;
         let (rest, taken) = self.0.split_at_checked(at)?;

@@ -1,4 +1,4 @@
-//! What perf has no calls for: events that last without a descriptor, links, flush.
+//! Device ioctls that perf lacks: persistent events, links, flush.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,7 +8,7 @@ use vpmu_abi::{PERSISTENT_NAME, uapi};
 
 use super::{Scope, by_value, checked};
 
-/// Returns how many of `entries` were filled, with events whose ids are above `after`.
+/// Returns the number of `entries` filled, with events whose ids are above `after`.
 pub(crate) fn persistent(
     device: BorrowedFd<'_>,
     after: u64,
@@ -32,7 +32,7 @@ pub(crate) fn persistent(
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
 
-/// Returns the id.
+/// Returns the event's id.
 pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
     let mut request = uapi::Detach { id: 0, name };
     // SAFETY: the request reads and writes one uapi::Detach, which outlives the call.
@@ -44,7 +44,7 @@ pub(crate) fn attach(event: BorrowedFd<'_>) -> io::Result<()> {
     by_value(event, uapi::IOC_ATTACH, 0)
 }
 
-/// A wakeup every so many of a unit.
+/// Sets the wakeup interval, in records or bytes.
 pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Result<()> {
     let request = uapi::Wakeup {
         every: every.into(),
@@ -62,7 +62,7 @@ pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Re
     Ok(())
 }
 
-/// Of an event, its group, or on the device of all persistent ones.
+/// Flushes an event or its group; on the device's descriptor, all persistent events.
 pub(crate) fn flush(fd: BorrowedFd<'_>, scope: Scope) -> io::Result<()> {
     let flags = match scope {
         Scope::Event => 0,
@@ -71,7 +71,7 @@ pub(crate) fn flush(fd: BorrowedFd<'_>, scope: Scope) -> io::Result<()> {
     by_value(fd, uapi::IOC_FLUSH, flags.into())
 }
 
-/// What an overflow does to another event.
+/// Effect of an overflow on another event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Role {
     Starter,
@@ -92,7 +92,7 @@ pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) ->
     by_value(event, role.request(), target)
 }
 
-/// A call on an event of `perf_event_open(2)`, by the device.
+/// Has the device make a call on an event of `perf_event_open(2)`.
 fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
     // SAFETY: the driver reads one uapi::Perf, which outlives the call.
     checked(unsafe {
@@ -105,7 +105,7 @@ fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`flush`], of an event of `perf_event_open(2)`.
+/// Like [`flush`], for an event of `perf_event_open(2)`.
 pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
     on_perf(
         device,
@@ -117,7 +117,7 @@ pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::R
     )
 }
 
-/// As [`detach`], of an event of `perf_event_open(2)`.
+/// Like [`detach`], for an event of `perf_event_open(2)`.
 pub(crate) fn detach_perf(
     device: BorrowedFd<'_>,
     event: BorrowedFd<'_>,
@@ -136,7 +136,7 @@ pub(crate) fn detach_perf(
     Ok(detach.id)
 }
 
-/// As [`attach`], of an event of `perf_event_open(2)`.
+/// Like [`attach`], for an event of `perf_event_open(2)`.
 pub(crate) fn attach_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
     on_perf(
         device,
@@ -148,7 +148,7 @@ pub(crate) fn attach_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::
     )
 }
 
-/// As [`link`], of two events of `perf_event_open(2)`.
+/// Like [`link`], for two events of `perf_event_open(2)`.
 pub(crate) fn link_perf(
     device: BorrowedFd<'_>,
     event: BorrowedFd<'_>,

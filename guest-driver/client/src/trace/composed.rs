@@ -1,6 +1,6 @@
-//! Packets as a host writes them, byte by byte, for tests.
+//! Packets composed byte by byte like a host's, for tests.
 
-/// An exit of the CPU `vcpu`: `reason` and `flags` are the wire's.
+/// An exit of the CPU `vcpu`; `reason` and `flags` are wire values.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Exit {
     pub(crate) flags: u8,
@@ -37,7 +37,7 @@ impl Exit {
     }
 }
 
-/// A sync of the event 42, as of time 5 and TSC 6.
+/// A sync of event 42 at time 5 and TSC 6.
 pub(crate) fn sync(flags: u8, sequence: u64, lost: u64) -> Vec<u8> {
     let mut bytes = vec![3, flags];
     bytes.extend(1u16.to_le_bytes());

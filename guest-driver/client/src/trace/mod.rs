@@ -1,5 +1,5 @@
-//! What the host writes to an AUX area, taken apart: packets out of bytes. Trusts no byte of
-//! them: what is wrong comes back as an error with its place, never as a panic.
+//! Parses the packets that the host writes to an AUX area. Does not trust their bytes: malformed
+//! packets return errors with their position and never panic.
 
 mod packet;
 
@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 /// Every page of an area begins with a [`Sync`], and no packet crosses into the next.
 const PAGE: u64 = 4096;
 
-/// What a trace consists of, by its entry in the catalogue.
+/// The packets of a trace, from its catalogue entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -22,7 +22,7 @@ pub enum Format {
     Exits,
     /// [`Packet::Sample`].
     Samples,
-    /// Packets that are unknown here.
+    /// Packets unknown to this library.
     #[default]
     Unknown,
 }
@@ -37,13 +37,13 @@ impl Format {
     }
 }
 
-/// Bytes that are no packet; the next one read is that of the page's end.
+/// Bytes that are not a packet; reading continues at the next page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no whole packet at {position:#x} of the area, where the byte {kind:#04x} stands")]
+#[error("no whole packet at {position:#x} of the area, at the byte {kind:#04x}")]
 pub struct PacketError {
-    /// Where, as [`Chunk::position`] counts.
+    /// Position in the area, counted like [`Chunk::position`].
     pub position: u64,
-    /// The byte that stands there.
+    /// The byte at that position.
     pub kind: u8,
 }
 
@@ -55,14 +55,14 @@ pub enum Packet<'a> {
     Exit(&'a Exit),
     /// A sample with registers.
     Sample(&'a TraceSample),
-    /// Where a reader can begin.
+    /// A position where a reader can begin.
     Sync(&'a Sync),
-    /// [`ALIGN`] bytes that mean nothing.
+    /// [`ALIGN`] bytes without meaning.
     Padding,
 }
 
 impl Packet<'_> {
-    /// How many bytes.
+    /// Bytes of the packet.
     #[expect(clippy::len_without_is_empty, reason = "none is empty")]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -73,26 +73,26 @@ impl Packet<'_> {
     }
 }
 
-/// What was read of an area at once: whole packets.
+/// Whole packets, copied from an area at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk {
-    /// Bytes that the area had got before these, since it was mapped.
+    /// Bytes written to the area before these, since it was mapped.
     pub position: u64,
-    /// As the host wrote them.
+    /// The bytes as the host wrote them.
     pub bytes: Vec<u8>,
 }
 
 impl Chunk {
-    /// The packets in it.
+    /// Iterates over the packets.
     #[must_use]
     pub fn packets(&self) -> Packets<'_> {
         Packets::new(self.position, &self.bytes)
     }
 }
 
-/// Packets, one after another. Where there is none the rest of the page is left out: that the
-/// next begins with a [`Sync`] is sure, while what looks like one in the middle of garbage may
-/// be a guest's registers.
+/// Iterates over packets. After a malformed packet, skips the rest of the page: the next page
+/// begins with a [`Sync`], whereas bytes that resemble one in the middle of garbage may be a
+/// guest's registers.
 #[derive(Debug, Clone)]
 pub struct Packets<'a> {
     position: u64,
@@ -100,13 +100,13 @@ pub struct Packets<'a> {
 }
 
 impl<'a> Packets<'a> {
-    /// Of `bytes` that stand at `position` of the area, where a packet begins.
+    /// Packets in `bytes`, which begin at `position` of the area, at the start of a packet.
     #[must_use]
     pub fn new(position: u64, bytes: &'a [u8]) -> Self {
         Self { position, bytes }
     }
 
-    /// Where the next packet begins.
+    /// Position of the next packet.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position
@@ -117,7 +117,7 @@ impl<'a> Packets<'a> {
         self.bytes = self.bytes.get(bytes..).unwrap_or_default();
     }
 
-    /// The bytes up to the end of the page, all that is left if it ends before.
+    /// The bytes up to the end of the page or of the data.
     fn page(&self) -> &'a [u8] {
         let left = PAGE - self.position % PAGE;
         let left = usize::try_from(left).unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! The packets of a trace, as the host writes them: views of bytes that were copied once.
-//! Trusts no byte of them, and knows nothing of areas.
+//! The packets of a trace: views of bytes copied once. Does not trust their contents and knows
+//! nothing of areas.
 
 use vpmu_abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
@@ -10,41 +10,41 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::arch::packet_register;
 
-/// Packets begin at multiples of this, and are as long.
+/// Alignment of packets; their sizes are multiples of it.
 pub const ALIGN: usize = vpmu_abi::PACKET_ALIGN;
 
-/// What made the CPU leave the guest.
+/// Cause of a VM exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Port I/O that a program of the host had to do.
+    /// Port I/O emulated by a host program.
     Io,
-    /// Memory-mapped I/O that a program of the host had to do.
+    /// Memory-mapped I/O emulated by a host program.
     Mmio,
-    /// A HLT that a program of the host had to do.
+    /// A HLT emulated by a host program.
     Hlt,
     /// A signal to the thread that runs the vCPU.
     Signal,
-    /// Anything else that the host's kernel could not do by itself.
+    /// Another exit that the host's kernel could not handle itself.
     Other,
-    /// By the processor's own number, as its manual has it: VMX's or SVM's.
+    /// A hardware exit reason: VMX's or SVM's number, from the processor's manual.
     Hardware(u16),
-    /// A number that is unknown here.
+    /// An unknown number.
     Unknown(u16),
 }
 
-/// What an exit was to do on the guest's behalf, where it is known.
+/// The access that an exit emulated, where it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Access {
-    /// The port, or with [`Access::memory`] the guest-physical address.
+    /// The port, or the guest-physical address with [`Access::memory`].
     pub address: u64,
-    /// It is of memory.
+    /// The access is to memory.
     pub memory: bool,
-    /// To the device; else from it.
+    /// The guest writes; otherwise it reads.
     pub write: bool,
-    /// Bytes at a time.
+    /// Bytes per repetition.
     pub size: u8,
-    /// How many times: more than once for string instructions.
+    /// Repetitions: more than one for string instructions.
     pub count: u32,
 }
 
@@ -54,7 +54,7 @@ pub struct Access {
 pub struct Exit(ExitPacket);
 
 impl Exit {
-    /// Why.
+    /// The cause.
     #[must_use]
     pub fn reason(&self) -> Reason {
         let number = self.0.reason.get();
@@ -71,7 +71,7 @@ impl Exit {
         }
     }
 
-    /// Of port and memory-mapped I/O, where it is known.
+    /// The access, for port and memory-mapped I/O where it is known.
     #[must_use]
     pub fn access(&self) -> Option<Access> {
         let (memory, count) = match self.reason() {
@@ -92,67 +92,67 @@ impl Exit {
         })
     }
 
-    /// Which vCPU.
+    /// The vCPU.
     #[must_use]
     pub fn vcpu(&self) -> u32 {
         self.0.vcpu.get()
     }
 
-    /// When: nanoseconds of the guest's clock.
+    /// Time of the exit, in nanoseconds of the guest's clock.
     #[must_use]
     pub fn time(&self) -> u64 {
         self.0.time.get()
     }
 
-    /// The instruction that the vCPU stood at, where it is known.
+    /// The guest's instruction pointer, where it is known.
     #[must_use]
     pub fn ip(&self) -> Option<u64> {
         (self.0.flags & PACKET_IP != 0).then_some(self.0.ip.get())
     }
 
-    /// The guest was in user mode.
+    /// Whether the guest was in user mode.
     #[must_use]
     pub fn user(&self) -> bool {
         self.0.flags & PACKET_USER != 0
     }
 
-    /// Nanoseconds until it was back in the guest; of a cut one, those up to the trace's end.
+    /// Nanoseconds until guest re-entry, or up to the trace's end for a cut exit.
     #[must_use]
     pub fn outside(&self) -> u64 {
         self.0.outside.get()
     }
 
-    /// The trace ended before the vCPU was back in the guest.
+    /// The trace ended before the vCPU re-entered the guest.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.0.flags & PACKET_CUT != 0
     }
 
-    /// As it stands in the packet: of the hardware's exits what the processor says first.
+    /// The packet's first detail word; for a hardware exit, the processor's qualification.
     #[must_use]
     pub fn qualification(&self) -> u64 {
         self.0.qualification.get()
     }
 
-    /// As it stands in the packet: of the hardware's exits what the processor says second.
+    /// The packet's second detail word; for a hardware exit, the processor's further information.
     #[must_use]
     pub fn detail(&self) -> u64 {
         self.0.detail.get()
     }
 
-    /// The process that ran.
+    /// The running process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.pid.get()
     }
 
-    /// The thread that ran.
+    /// The running thread.
     #[must_use]
     pub fn tid(&self) -> u32 {
         self.0.tid.get()
     }
 
-    /// Its number in its trace; what was lost has had numbers, too.
+    /// Its sequence number in the trace; lost packets take numbers, too.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.0.sequence.get()
@@ -165,61 +165,61 @@ impl Exit {
 pub struct TraceSample(SamplePacket);
 
 impl TraceSample {
-    /// Which vCPU.
+    /// The vCPU.
     #[must_use]
     pub fn vcpu(&self) -> u32 {
         self.0.vcpu.get()
     }
 
-    /// When: nanoseconds of the guest's clock.
+    /// Time of the sample, in nanoseconds of the guest's clock.
     #[must_use]
     pub fn time(&self) -> u64 {
         self.0.time.get()
     }
 
-    /// The instruction that comes next, where it is known.
+    /// The next instruction's address, where it is known.
     #[must_use]
     pub fn ip(&self) -> Option<u64> {
         (self.0.flags & PACKET_IP != 0).then_some(self.0.ip.get())
     }
 
-    /// The guest was in user mode.
+    /// Whether the guest was in user mode.
     #[must_use]
     pub fn user(&self) -> bool {
         self.0.flags & PACKET_USER != 0
     }
 
-    /// How much it stands for.
+    /// Events that the sample represents.
     #[must_use]
     pub fn period(&self) -> u64 {
         self.0.period.get()
     }
 
-    /// It stands for several overflows.
+    /// The sample represents several overflows.
     #[must_use]
     pub fn is_collision(&self) -> bool {
         self.0.flags & PACKET_COLLISION != 0
     }
 
-    /// The process that ran.
+    /// The running process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.pid.get()
     }
 
-    /// The thread that ran.
+    /// The running thread.
     #[must_use]
     pub fn tid(&self) -> u32 {
         self.0.tid.get()
     }
 
-    /// Its number in its trace; what was lost has had numbers, too.
+    /// Its sequence number in the trace; lost packets take numbers, too.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.0.sequence.get()
     }
 
-    /// The register of the kernel's number `number` for it, if the packet has registers.
+    /// The register with the kernel's number `number`, if the packet has registers.
     #[must_use]
     pub fn register(&self, number: u32) -> Option<u64> {
         let register = self.0.regs.get(packet_register(number)?)?;
@@ -227,19 +227,19 @@ impl TraceSample {
     }
 }
 
-/// Where a reader can begin, and what is missing before it.
+/// A position where a reader can begin, with the loss before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Sync(SyncPacket);
 
 impl Sync {
-    /// The trace begins, or goes on after it was disabled.
+    /// The trace begins, or resumes after it was disabled.
     #[must_use]
     pub fn is_start(&self) -> bool {
         self.0.flags & SYNC_START != 0
     }
 
-    /// What came right before it was lost.
+    /// Packets right before it were lost.
     #[must_use]
     pub fn is_loss(&self) -> bool {
         self.0.flags & SYNC_LOSS != 0
@@ -257,25 +257,25 @@ impl Sync {
         self.0.flags & SYNC_PAGE != 0
     }
 
-    /// What packets the trace has, by the device's number.
+    /// The trace's packet format, by the device's number.
     #[must_use]
     pub fn format(&self) -> u16 {
         self.0.format.get()
     }
 
-    /// The vCPU that the trace goes on with.
+    /// The vCPU of the packets that follow.
     #[must_use]
     pub fn vcpu(&self) -> u32 {
         self.0.vcpu.get()
     }
 
-    /// The event whose trace it is, by [`crate::Event::id`].
+    /// The traced event's id, as from [`crate::Event::id`].
     #[must_use]
     pub fn event(&self) -> u64 {
         self.0.event.get()
     }
 
-    /// When: nanoseconds of the guest's clock.
+    /// Its time, in nanoseconds of the guest's clock.
     #[must_use]
     pub fn time(&self) -> u64 {
         self.0.time.get()
@@ -287,13 +287,13 @@ impl Sync {
         self.0.tsc.get()
     }
 
-    /// The number of the packet that comes next.
+    /// Sequence number of the next packet.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.0.sequence.get()
     }
 
-    /// Bytes of the trace that were lost so far.
+    /// Bytes of the trace lost so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.get()

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::composed::{self, sync};
 use super::*;
 
-/// What stands in a stream, in short.
+/// Kinds and sequence numbers of a stream's packets.
 fn shapes(position: u64, bytes: &[u8]) -> Vec<Result<(&'static str, u64), u64>> {
     Packets::new(position, bytes)
         .map(|packet| match packet {
@@ -195,7 +195,7 @@ fn packets_follow_one_another() {
 
 #[test]
 fn after_garbage_the_next_page_is_read() {
-    // Of the second page a part that looks like a sync, and then the third.
+    // Part of the second page, which resembles a sync, then the third page.
     let mut stream = vec![9; 64];
     stream.extend(sync(1, 5, 0));
     stream.resize(4096 - 64, 0xee);
@@ -205,7 +205,7 @@ fn after_garbage_the_next_page_is_read() {
         shapes(4096 + 64, &stream),
         [Err(4096 + 64), Ok(("sync", 6)), Ok(("exit", 6))]
     );
-    // Where no page begins in what there is, nothing follows.
+    // Without a page start in the data, nothing follows.
     assert_eq!(shapes(64, &stream[..256]), [Err(64)]);
 }
 
@@ -217,7 +217,7 @@ fn impossible_packet_is_an_error() {
     let mut no_padding = vec![0; 64];
     no_padding[63] = 1;
     assert_eq!(shapes(64, &no_padding), [Err(64)]);
-    // A packet that is cut off, and one that would cross into the next page.
+    // A truncated packet, and one that would cross into the next page.
     assert_eq!(shapes(64, &exit(0)[..63]), [Err(64)]);
     assert_eq!(shapes(4096 - 128, &sample(0)), [Err(4096 - 128), Err(4096)]);
 }

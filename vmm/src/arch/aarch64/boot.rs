@@ -13,7 +13,7 @@ use super::layout;
 use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
-/// Why the boot data cannot be written.
+/// Errors of writing the boot data.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The initramfs or the command line.

@@ -72,7 +72,7 @@ pub const SAVE_VM: [(u32, &str); 0] = [];
 
 /// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
-/// As [`POLL`].
+/// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
 
 /// The second argument of the system call that a signal interrupted.

@@ -12,7 +12,7 @@ use super::{gic, layout, reg};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Why the vCPUs cannot be made.
+/// Errors of creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM refuses a step.
@@ -23,9 +23,9 @@ pub enum CpuError {
     Affinity {
         /// Which vCPU.
         index: u8,
-        /// What KVM gives it.
+        /// KVM's affinity.
         is: u64,
-        /// What the device tree says.
+        /// The device tree's affinity.
         expected: u64,
     },
     /// `--guest-pmu` was given, but KVM has no PMU for guests.

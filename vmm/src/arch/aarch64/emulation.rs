@@ -7,7 +7,7 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A machine's registers that the embedder emulates: there are none.
+/// A machine's registers that the embedder emulates: always empty.
 #[derive(Debug, Clone)]
 pub enum Emulation {}
 

@@ -11,7 +11,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
-/// Why a kernel cannot be loaded.
+/// Errors of loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.
@@ -40,9 +40,9 @@ pub enum KernelError {
     /// It reaches beyond guest memory.
     #[error("it needs {needs_mib} MiB of memory, and the guest has {has_mib} MiB: raise --memory")]
     TooBig {
-        /// How much memory it needs.
+        /// MiB of memory that it needs.
         needs_mib: u64,
-        /// How much the guest has.
+        /// MiB of the guest's memory.
         has_mib: u64,
     },
     /// The loader refuses.

@@ -10,7 +10,7 @@ pub const MODULES: &[&str] = &[];
 /// The remedy for a host without KVM.
 pub const REMEDY: &str = "the host's kernel must have been started at EL2, with KVM built in";
 
-/// Why processors cannot have a PMU of their own, if they cannot.
+/// The reason why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = None;
 
 /// Capabilities that every machine needs here, besides those that all architectures need.

@@ -36,7 +36,7 @@ pub fn write(memory: &GuestMemoryMmap, machine: &Machine) -> Result<(), GuestMem
     memory.write_slice(&bytes, GuestAddress(layout::ACPI))
 }
 
-/// The tables as they lie from [`layout::ACPI`] on, and the offset of each.
+/// The tables from [`layout::ACPI`] on, and the offset of each.
 fn build(machine: &Machine) -> (Vec<u8>, Vec<usize>) {
     let mut bytes = vec![0; Rsdp::len()];
     let mut offsets = Vec::new();

@@ -1,4 +1,4 @@
-//! Which device sits on which bus of a PC, at which port or address.
+//! The devices on the buses of a PC, at their ports and addresses.
 
 use std::sync::Arc;
 

@@ -143,7 +143,7 @@ pub const SAVE_VM: [(u32, &str); 2] = [
 
 /// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
-/// As [`POLL`].
+/// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");
 
 /// The second argument of the system call that a signal interrupted.

@@ -27,7 +27,7 @@ const AMD_ECX_PERFORMANCE_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 /// The local APIC timer runs on the bus clock that KVM emulates.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 
-/// What the leaves of one vCPU depend on.
+/// Inputs of one vCPU's CPUID leaves.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpu {
     /// The vCPU's index, which is also its APIC id.

@@ -8,7 +8,7 @@ use super::{clock, cpuid, msrs, regs};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Why the vCPUs cannot be made.
+/// Errors of creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM refuses a step.

@@ -13,7 +13,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
-/// Why a kernel cannot be loaded.
+/// Errors of loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.
@@ -47,9 +47,9 @@ pub enum KernelError {
         "it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory"
     )]
     TooBig {
-        /// Where its memory ends.
+        /// End of its memory, in MiB.
         needs_mib: u64,
-        /// Where the guest's memory ends.
+        /// End of the guest's memory, in MiB.
         has_mib: u64,
     },
     /// The loader refuses.

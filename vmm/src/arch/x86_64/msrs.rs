@@ -59,11 +59,11 @@ pub trait VcpuMsrs: Debug {
 }
 
 impl Vm {
-    /// As [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the same:
-    /// `config.seccomp` must be off for a device that makes other system calls.
+    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
+    /// same: `config.seccomp` must be off for a device that makes other system calls.
     ///
     /// # Errors
-    /// As for [`Vm::new`].
+    /// See [`Vm::new`].
     pub fn with_msrs(
         config: Config,
         inherited: Inherited,

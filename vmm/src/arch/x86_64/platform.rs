@@ -15,7 +15,7 @@ pub const MODULES: &[&str] = &["kvm_intel", "kvm_amd", "kvm_pvm"];
 /// The remedy for a host without KVM.
 pub const REMEDY: &str = "enable virtualisation in the firmware and load kvm-intel or kvm-amd";
 
-/// Why processors cannot have a PMU of their own, if they cannot.
+/// The reason why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
 
 /// Capabilities that every machine needs here, besides those that all architectures need.

@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::layout;
 
-/// Why a vCPU's state cannot be set.
+/// Errors of setting a vCPU's state.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The boot tables do not fit in guest memory.

@@ -1,7 +1,7 @@
-//! What the host's perf events can do for somebody who profiles a vCPU thread.
+//! The host's perf events as a profiler of a vCPU thread sees them.
 //!
-//! Opening says which events exist; counting and sampling say what they mean. Everything runs on
-//! short-lived threads of this process and leaves no event open.
+//! Opening shows which events exist; counting and sampling show what they measure. Everything runs
+//! on short-lived threads of this process and leaves no event open.
 
 mod samples;
 mod sys;
@@ -30,17 +30,17 @@ use super::{Ring, probes, watch};
 use crate::host_kernel;
 use crate::signal::kick_signal;
 
-/// How a guest's loop is sampled.
+/// Parameters of sampling a guest's loop.
 #[derive(Debug, Clone, Copy)]
 struct Sampling {
-    /// How long at first, and twice as long each time that gave too few samples: on a loaded
-    /// machine the thread gets little of that time.
+    /// The first duration, doubled after each attempt with too few samples: on a loaded machine the
+    /// thread gets little of that time.
     time: Duration,
-    /// How many times at most.
+    /// Most attempts.
     attempts: u32,
-    /// A sample every so many nanoseconds of the clock.
+    /// Nanoseconds of the clock between samples.
     period: u64,
-    /// Whether enough samples end it.
+    /// Whether enough samples end an attempt.
     ends_early: bool,
 }
 
@@ -51,23 +51,23 @@ const THOROUGH: Sampling = Sampling {
     period: 1_000_000,
     ends_early: false,
 };
-/// For a machine that is about to boot: enough samples in little time, by one small guest: making and
-/// ending those takes longer.
+/// For a machine that is about to boot: enough samples in little time, from one small guest,
+/// because creating and destroying guests takes longer.
 const QUICK: Sampling = Sampling {
     time: Duration::from_secs(2),
     attempts: 1,
     period: 100_000,
     ends_early: true,
 };
-/// After how many samples it is looked whether there are enough.
+/// Samples between checks whether there are enough.
 const BATCH: u32 = 10;
-/// How long a thread spins to see whether its own host work is counted.
+/// Time that a thread spins to find out whether its own host work is counted.
 const SPUN: Duration = Duration::from_millis(5);
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const TSC_TYPE: &str = "/sys/bus/event_source/devices/msr/type";
 
-/// The generic events that are tried; a name of `cycles` and the like is perf's.
+/// The generic events to try, under perf's names.
 const GENERIC: &[(&str, u32, u32)] = &[
     (
         "branch-misses",
@@ -127,7 +127,7 @@ fn names(kind: u32) -> impl Iterator<Item = &'static str> {
         .map(|generic| generic.0)
 }
 
-/// Runs every probe; the samples of a guest only where `guests` can run.
+/// Runs every probe; samples a guest only if `guests` can run.
 pub(super) fn probe(guests: bool) -> Perf {
     let mut events: BTreeMap<_, _> = GENERIC
         .iter()
@@ -135,12 +135,12 @@ pub(super) fn probe(guests: bool) -> Perf {
         .collect();
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
-    // Of the plainest of a kind, where none opens.
+    // The plainest event of its kind, if none opens.
     let refused = |plainest: &str| {
         let errno = events.get(plainest).and_then(|event| event.errno)?;
         Some(Refusal::of(&io::Error::from_raw_os_error(errno)).to_string())
     };
-    // They open on a host with several core PMUs, but `vmm run` would not have them.
+    // They open on a host with several core PMUs, but `vmm run` would not use them.
     let hardware_refused = match (hardware_refusal(), hardware_names().any(opens)) {
         (Some(refusal), true) => Some(refusal.to_string()),
         (None, true) => None,
@@ -191,7 +191,7 @@ fn attr(kind: u32, config: u64) -> perf_event_attr {
     }
 }
 
-/// Opens and closes an event; without privilege, with user mode alone.
+/// Opens and closes an event; without privileges, only for user mode.
 fn try_open(kind: u32, config: u64) -> Event {
     let failed = |error: io::Error| Event {
         error: Some(error.to_string()),
@@ -231,7 +231,7 @@ fn tsc() -> Event {
     }
 }
 
-/// Spins in this very thread, which is all host, and looks whether `exclude_host` counts nothing.
+/// Spins in this thread, which is all host work, and checks that `exclude_host` counts nothing.
 fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     let mut attr = attr(kind, config.into());
     attr.set_exclude_host(1);
@@ -251,9 +251,9 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether samples of a vCPU thread name the guest's addresses, in user and in kernel mode.
+/// Whether samples of a vCPU thread have the guest's addresses, in user and in kernel mode.
 pub(super) fn knows_guest_ips() -> bool {
-    // Where only one of them has its addresses, it is user mode: KVM in software runs that natively.
+    // If only one mode has addresses, it is user mode, which a software KVM runs natively.
     [Ring::Kernel, Ring::User]
         .into_iter()
         .all(|ring| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_places()))
@@ -295,15 +295,14 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Str
             let enough = stopped(observer)?.are_enough();
             observer.0.enable().map(|()| enough)
         };
-        // What fails now fails once more at the end, which reports it.
+        // An error here recurs at the end, which reports it.
         how.ends_early && enough(observer).unwrap_or(true)
     };
     let finish = move |observer| stopped(&observer).map_err(text);
     probes::spin(time, ring, start, done, finish)
 }
 
-/// Whether the host records the exits of a guest that loops and is stopped: the exit that stops it
-/// is one.
+/// Whether the host records the exits of a looping guest; the exit that stops it is one.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {

@@ -1,6 +1,6 @@
-//! Counts what a host ring holds: how many samples, and where the host says they were taken.
+//! Counts the samples in a host ring, by the place that the host reports.
 //!
-//! Reads `PERF_SAMPLE_IP` alone, and skips every record that is no sample.
+//! Reads only `PERF_SAMPLE_IP`, and skips records other than samples.
 
 use perf_event_open_sys::bindings::{
     PERF_RECORD_MISC_CPUMODE_MASK, PERF_RECORD_MISC_GUEST_KERNEL, PERF_RECORD_MISC_GUEST_USER,
@@ -12,7 +12,7 @@ use crate::check::facts::Samples;
 /// Bytes of a record's header: type, misc, size.
 const HEADER: usize = 8;
 
-/// Goes through `records`, oldest first; a record that does not fit its bytes ends the walk.
+/// Walks `records`, oldest first, up to the first record that does not fit.
 pub(super) fn count(mut records: &[u8], in_loop: impl Fn(u64) -> bool) -> Samples {
     let mut samples = Samples::default();
     while let Some((header, _)) = records.split_first_chunk::<HEADER>() {

@@ -1,4 +1,4 @@
-//! `perf_event_open(2)`, its ring, and nothing that interprets either.
+//! `perf_event_open(2)` and its ring, without interpretation of either.
 
 #![expect(unsafe_code, reason = "system calls and a shared mapping")]
 
@@ -23,27 +23,27 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// Opens a disabled event on the calling thread, on whatever CPU that runs.
+    /// Opens a disabled event on the calling thread, on any CPU.
     ///
     /// # Errors
-    /// Whatever perf_event_open(2) answers.
+    /// The error of perf_event_open(2).
     pub(super) fn open(mut attr: perf_event_attr) -> io::Result<Self> {
         attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
         attr.set_disabled(1);
         let cloexec = perf_event_open_sys::bindings::PERF_FLAG_FD_CLOEXEC;
-        // SAFETY: `attr` is initialised and its size says how much of it there is to read.
+        // SAFETY: `attr` is initialised and its size field matches it.
         let fd = unsafe {
             perf_event_open_sys::perf_event_open(&raw mut attr, 0, -1, -1, cloexec.into())
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made this descriptor and nobody else knows it.
+        // SAFETY: the kernel has just made this descriptor and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         Ok(Event { file })
     }
 
-    /// Lets it count.
+    /// Starts counting.
     pub(super) fn enable(&self) -> io::Result<()> {
         // SAFETY: the descriptor is a perf event's as long as `file` lives.
         let answer = unsafe { ioctls::ENABLE(self.file.as_raw_fd(), 0) };
@@ -53,7 +53,7 @@ impl Event {
         Ok(())
     }
 
-    /// Has it send `signal` to the calling thread whenever it wakes its readers.
+    /// Makes it send `signal` to the calling thread whenever it wakes its readers.
     pub(super) fn announce(&self, signal: c_int) -> io::Result<()> {
         /// `struct f_owner_ex`, and the kind of owner that is a thread.
         #[repr(C)]
@@ -80,9 +80,9 @@ impl Event {
         checked(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC) })
     }
 
-    /// Makes it stop.
+    /// Stops counting.
     pub(super) fn disable(&self) -> io::Result<()> {
-        // SAFETY: as in `enable`.
+        // SAFETY: see `enable`.
         let answer = unsafe { ioctls::DISABLE(self.file.as_raw_fd(), 0) };
         if answer < 0 {
             return Err(io::Error::last_os_error());
@@ -90,14 +90,14 @@ impl Event {
         Ok(())
     }
 
-    /// Its count.
+    /// Reads its count.
     pub(super) fn count(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.file).read_exact(&mut count)?;
         Ok(u64::from_ne_bytes(count))
     }
 
-    /// Gives it a ring for its samples.
+    /// Maps a ring for its samples.
     pub(super) fn ring(&self) -> io::Result<Ring> {
         let length = (1 + DATA_PAGES) * PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
@@ -127,8 +127,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// What was written since the ring was mapped; nothing is ever consumed, so the kernel stops
-    /// when the ring is full. The event has to be disabled.
+    /// The bytes written since the ring was mapped; they are never consumed, so the kernel stops
+    /// when the ring is full. The event must be disabled.
     pub(super) fn records(&self) -> Vec<u8> {
         let page = self.base.cast::<perf_event_mmap_page>();
         // SAFETY: the first page of the mapping is a perf_event_mmap_page; no reference is made.
@@ -152,7 +152,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `Event::ring` made; no reference to it is left.
+        // SAFETY: exactly the mapping that `Event::ring` made; no reference to it remains.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }

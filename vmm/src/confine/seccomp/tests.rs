@@ -1,4 +1,4 @@
-//! Filters on threads of child processes, and what becomes of those.
+//! Filters on threads of child processes, and the ends of those.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,7 +10,7 @@ use super::*;
 
 const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 
-/// With everything that a machine can have; recordings go where standard input is.
+/// Every option; recordings go to standard input.
 fn plan() -> Plan {
     Plan {
         process: std::process::id(),
@@ -21,12 +21,13 @@ fn plan() -> Plan {
     }
 }
 
-/// The exit status and the messages of a process that calls `act` under the filter of `kind`.
+/// The exit status and messages of a process that calls `act` under the filter of `kind`.
 fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
     let (reader, writer) = std::io::pipe().unwrap();
     let filters = Filters::compile(&plan()).unwrap();
-    // SAFETY: the copy of this process has this thread alone and takes no lock that another may have
-    // held: `act` makes system calls and allocates, and the C library keeps the allocator whole.
+    // SAFETY: the copy of this process has only this thread and takes no lock that another may have
+    // held: `act` makes system calls and allocates, and the C library keeps the allocator
+    // consistent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: touches no memory.
@@ -92,7 +93,7 @@ fn executable_mapping_is_refused() {
             libc::PROT_READ | libc::PROT_EXEC,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         );
-        // SAFETY: a new mapping, which nobody uses.
+        // SAFETY: a new mapping that nothing uses.
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, all, flags, -1, 0) };
     };
     let (status, messages) = process(ThreadKind::Drain, map);

@@ -1,4 +1,4 @@
-//! Clients of every manner, on a real socket.
+//! Clients of various behaviour on a real socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::super::protocol::Answer;
 use super::*;
 
-/// A server that ends nothing but `known`, in a directory of its own.
+/// A server that can end only `known`, in its own directory.
 struct Bench {
     server: Option<Server>,
     path: PathBuf,
@@ -21,7 +21,7 @@ impl Bench {
         let socket = Socket::listen(&path, None).expect("listens");
         let serve = |request, _file| match request {
             Request::End { event } if event == "known" => Reply::Ok(Answer::Done),
-            // More than a socket holds for a reader who does not read.
+            // More than a socket buffers for a reader that does not read.
             Request::List {} => Reply::Error("x".repeat(1 << 20)),
             _ => Reply::Error("unknown".to_owned()),
         };
@@ -125,7 +125,7 @@ fn a_client_that_does_not_read_keeps_nobody_waiting() {
     }
     let mut client = BufReader::new(bench.client());
     assert_eq!(ask(&mut client, END), DONE);
-    // What it asked for is there when it reads at last.
+    // Its reply is available once it reads.
     let mut stuck = BufReader::new(stuck);
     for _ in 0..3 {
         assert_eq!(

@@ -1,18 +1,18 @@
-//! The transport's interrupt: an edge on a line, and the status that says what for.
+//! The transport's interrupt: an edge on a line, and the status register with its reason.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// Why: buffers were used.
+/// Reason: buffers were used.
 pub(super) const USED_BUFFER: u32 = 1;
-/// Why: the device needs its driver's attention.
+/// Reason: the device needs its driver's attention.
 pub(super) const CONFIG_CHANGE: u32 = 2;
 /// A bit of [`Interrupt::status`] that the guest does not see: the driver has started the device.
 const STARTED: u32 = 1 << 31;
 
-/// The device's interrupt: an edge on a line, and the status that says what for.
+/// The device's interrupt: an edge on a line, and the status register with its reason.
 #[derive(Debug)]
 pub struct Interrupt {
     status: AtomicU32,
@@ -29,7 +29,7 @@ impl Interrupt {
         }
     }
 
-    /// The line, to be wired.
+    /// The interrupt line, to be wired.
     #[must_use]
     pub fn line(&self) -> &EventFd {
         &self.line
@@ -42,7 +42,7 @@ impl Interrupt {
     /// buffers were used would make its handler walk them.
     ///
     /// # Errors
-    /// The line's.
+    /// The line's error.
     pub fn used_buffer(&self) -> io::Result<()> {
         self.raise(USED_BUFFER)
     }
@@ -89,7 +89,7 @@ impl Interrupt {
         self.status.store(STARTED, Ordering::SeqCst);
     }
 
-    /// The device is reset: from here on the status stays zero.
+    /// The device is reset: the status stays zero from here on.
     pub(super) fn stop(&self) {
         self.status.store(0, Ordering::SeqCst);
     }

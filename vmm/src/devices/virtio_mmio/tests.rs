@@ -1,4 +1,4 @@
-//! A driver's walk through the transport, and its missteps.
+//! A driver's steps through the transport, in order and out of order.
 
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
@@ -10,7 +10,7 @@ use crate::bus::tests::as_vcpu;
 const FEATURE: u64 = 1 << 1;
 const OFFERED: u64 = 1 << VIRTIO_F_VERSION_1 | FEATURE;
 
-/// A device with three queues and one region, which remembers what it was told.
+/// A device with three queues and one region, which records its calls.
 #[derive(Debug, Default)]
 struct Recorder {
     refuses: bool,
@@ -116,7 +116,7 @@ impl Driver {
         }
     }
 
-    /// Up to agreement on features.
+    /// Up to the negotiated features.
     fn negotiate(&self) {
         assert!(self.add_status(ACKNOWLEDGE));
         assert!(self.add_status(DRIVER));

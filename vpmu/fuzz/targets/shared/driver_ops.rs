@@ -1,5 +1,5 @@
-//! What a driver does, out of the fuzzer's bytes: requests, commands and its own memory, mostly as a
-//! driver might, sometimes as none would.
+//! A driver's operations from the fuzzer's bytes: requests, commands and writes to its own memory,
+//! mostly plausible, sometimes not.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use super::world::{CYCLES, FAULTS};
 
 const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const AUX_TAIL: u64 = offset_of!(Metadata, aux_tail) as u64;
-/// What the device's tests offer, and what it counts by itself.
+/// Kinds that the tests' source offers, and kinds that the device counts itself.
 const KINDS: [(u32, u64); 16] = [
     (KIND_MARK, 5),
     (KIND_MARK, MARK_ANY),
@@ -81,7 +81,7 @@ fn header(input: &mut Unstructured<'_>, op: u32, event: u64) -> Result<ControlHe
     })
 }
 
-/// An open request that is mostly one that a driver might make.
+/// An open request, mostly plausible.
 fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenRequest> {
     let mut request = OpenRequest::default();
     if once_in(input, 20)? {
@@ -104,7 +104,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
         _ => number(input)?,
     }
     .into();
-    // Both kinds of bits at random would name a field or a flag that is refused nearly always.
+    // Fully random field and flag bits would nearly always be refused.
     request.sample_type = match input.int_in_range(0..=3)? {
         0 => input.arbitrary::<u64>()? & SAMPLE_ALLOWED,
         1 => 0x3ff,
@@ -154,13 +154,13 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
     Ok(request)
 }
 
-/// Opens an event and, mostly, gives it a ring, an area or both.
+/// Opens an event and usually maps a ring, an area or both.
 fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let request = open_request(stage, input)?;
     let answer = stage
         .rig
         .control_bytes(request.as_bytes(), size_of::<OpenReply>());
-    // A refusal may be shorter: its status alone.
+    // A refusal may hold only its status.
     let reply = match OpenReply::read_from_bytes(&answer) {
         Ok(reply) if reply.status.get() == 0 => reply,
         _ => return Ok(()),
@@ -183,7 +183,7 @@ fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Maps a ring of pages that are in no other.
+/// Maps a ring of pages that no other ring uses.
 fn map_own_as(stage: &mut Stage, event: u64, data: u64, writable: bool, opened: u32) -> Result<()> {
     let Some(pages) = stage.own_pages(1 + data) else {
         return Ok(());
@@ -198,7 +198,7 @@ fn map_own_as(stage: &mut Stage, event: u64, data: u64, writable: bool, opened: 
 }
 
 fn map_own(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    // Whether it is written backwards is not known here, so nobody looks into it.
+    // The direction of its writes is unknown here, so its contents are not checked.
     let event = stage.event(input)?;
     let data = *input.choose(&[0, 1, 2, 4])?;
     if let Some(pages) = stage.own_pages(1 + data) {
@@ -219,7 +219,7 @@ fn map_window(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
     Ok(())
 }
 
-/// Maps pages that may lie elsewhere, too, or nowhere.
+/// Maps pages that may be in other rings, too, or outside memory.
 fn map_shared(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     if once_in(input, 4)? {
@@ -259,7 +259,7 @@ fn link(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two tasks run, and an overflow of the one starts or stops the other's event.
+/// Two tasks run, and an overflow of one starts or stops the other's event.
 fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut pair = [0; 2];
     for event in &mut pair {
@@ -329,7 +329,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Requests that are a header alone: closes, unmaps, attaches.
+/// Requests of only a header: closes, unmaps, attaches.
 fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     let ops = [
@@ -346,7 +346,7 @@ fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The catalogue, or the persistent events.
+/// Lists the catalogue or the persistent events.
 fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let (first, count) = (half(input)?, half(input)?);
     let room = *input.choose(&[ROOM, 8, 16, 300, 1000])?;
@@ -399,7 +399,7 @@ fn task_page(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The guest's kernel notes some task switches, or anything.
+/// The guest's kernel writes task switches, or arbitrary data.
 fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     let page = task_page_address(vcpu);
@@ -446,8 +446,7 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A reader moves a tail to where it likes. A ring that its tail is moved in is not looked at any
-/// more.
+/// A reader stores an arbitrary tail. The contents of that ring are not checked afterwards.
 fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let rings = stage.rings.len();
     let metadata = match (rings, input.arbitrary()?) {
@@ -470,7 +469,7 @@ fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Tables that lead to tables: the first entries of some pages.
+/// Page tables that point to page tables: the first entries of some pages.
 fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for table in 0..input.int_in_range(1..=6)? {
         let flags = input.int_in_range(0..=0xff_u64)?;
@@ -496,7 +495,7 @@ fn post_notices(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A request of any bytes, or a common one that is cut off.
+/// A request of arbitrary bytes, or a common one cut short.
 fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let bytes = if input.arbitrary()? {
         let event = stage.event(input)?;
@@ -543,7 +542,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
     })
 }
 
-/// Commands in one buffer on a vCPU's queue, mostly notified by that vCPU.
+/// Commands in one buffer on a vCPU's queue, usually notified by that vCPU.
 fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
@@ -566,7 +565,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A chain of any descriptors: buffers of the driver's, or no memory at all.
+/// A chain of arbitrary descriptors: the driver's buffers, or addresses outside memory.
 fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let index = input.int_in_range(0..=stage.rig.queues.len() - 1)?;
     let queue = stage.queue(index);
@@ -595,7 +594,7 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A queue is notified by somebody, and then by whom it belongs to.
+/// A queue is notified by any vCPU, and then by its own.
 fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Result<()> {
     let queue = u16::try_from(index).expect("few");
     match (input.arbitrary()?, stage.vcpu(input)?) {
@@ -610,7 +609,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
     Ok(())
 }
 
-/// The guest writes to its window, mostly what could begin a record.
+/// The guest writes to its window, mostly bytes that could begin a record.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
     let word = match input.arbitrary()? {
@@ -625,7 +624,7 @@ pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> R
     Ok(())
 }
 
-/// Another driver begins, or first one that does not get that far.
+/// A new driver starts, sometimes after one that fails to.
 fn restart(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     if input.arbitrary()? {
         let features = u64::from(input.arbitrary::<u16>()?);

@@ -1,4 +1,4 @@
-//! What the host, the vCPUs and the operator do, out of the fuzzer's bytes.
+//! Operations of the host, the vCPUs and the operator, from the fuzzer's bytes.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::abi::PAGE_SIZE;
@@ -35,7 +35,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
     }
 }
 
-/// A producer of the VMM's own writes to a trace that is active, or to any event.
+/// One of the VMM's producers writes to an active trace, or to any event.
 fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vpmu = &stage.rig.vpmu;
     let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);
@@ -91,7 +91,7 @@ pub(crate) fn marks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<(
     Ok(())
 }
 
-/// A vCPU leaves the guest, and mostly enters it again.
+/// A vCPU leaves the guest and usually enters it again.
 fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let Some(vcpu) = stage.vcpu(input)? else {
         return Ok(());
@@ -117,7 +117,7 @@ fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The host records what happens while a vCPU runs on.
+/// The host records events while a vCPU keeps running.
 fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
@@ -129,7 +129,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         match input.int_in_range(0..=7)? {
             0 => world.drop_overflows(of, input.int_in_range(0..=2)?),
             1 => {
-                // No host counts further.
+                // No host's count exceeds this.
                 let lost = number(input)? & u64::from(u32::MAX);
                 world.record_exit(of, Recorded::Lost(lost));
             }
@@ -161,7 +161,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The host refuses something from now on.
+/// The host refuses counters from now on.
 fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     match input.int_in_range(0..=3)? {
@@ -169,7 +169,7 @@ fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         1 => world.refuse_rates(),
         2 if once_in(input, 4)? => world.break_host(),
         3 => {
-            // Busy, not permitted, no descriptor, no such event, or invalid; zero: no more.
+            // Busy, not permitted, no descriptor, no such event, or invalid; zero permits again.
             world.deny(*input.choose(&[0, 16, 13, 24, 2, 22])?);
         }
         _ => {}
@@ -182,7 +182,7 @@ fn threads(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     match once_in(input, 3)? {
         true => stage.detach(vcpu),
-        // Two vCPUs never have one thread.
+        // Two vCPUs never share a thread.
         false => {
             let other = Errno::from(input.int_in_range(0..=2_u8)?) * 100;
             stage.attach(vcpu, thread(vcpu) + other);
@@ -199,7 +199,7 @@ pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result
     Ok(())
 }
 
-/// An event as an operator might want it, or could not have it.
+/// An operator's event, valid or not.
 pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     let events = [
         "mark=5",
@@ -235,7 +235,7 @@ pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     })
 }
 
-/// The operator wants everything to be in the rings.
+/// The operator flushes.
 fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = match input.arbitrary()? {
         true => None,
@@ -246,7 +246,7 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         stage.stuck = true;
     }
     if !stage.stuck {
-        // No other thread could make them leave.
+        // Other threads that could make vCPUs leave do not exist.
         stage.leave_all();
     }
     let result = stage.rig.vpmu.flush(event);
@@ -257,7 +257,7 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The operator looks at persistent events and at what they hold.
+/// The operator lists persistent events and reads their histories.
 fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     histories_of(&stage.rig.vpmu);
     if input.arbitrary()? {
@@ -313,7 +313,7 @@ fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads what every persistent event holds.
+/// Reads the history of every persistent event.
 pub(crate) fn histories_of(vpmu: &Vpmu) {
     for event in vpmu.persistent() {
         let Ok(history) = vpmu.history(event.id) else {

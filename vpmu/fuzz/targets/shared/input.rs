@@ -1,11 +1,11 @@
-//! Numbers and choices out of the fuzzer's bytes. Bytes that run out end the execution.
+//! Numbers and choices from the fuzzer's bytes. The execution ends when the bytes run out.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::{CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Registers};
 
 use super::layout;
 
-/// A number that is small, or large, or anything.
+/// A small, large or arbitrary number.
 pub(crate) fn number(input: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match input.int_in_range(0..=7)? {
         0..=4 => input.int_in_range(0..=8)?,
@@ -48,7 +48,7 @@ pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
     Ok(Exit { reason, access })
 }
 
-/// A vCPU whose registers are the guest's choice, its page tables among them.
+/// A vCPU with registers chosen by the guest, including its page tables.
 #[derive(Debug)]
 pub(crate) enum Cpu {
     /// The hypervisor reports nothing.

@@ -1,5 +1,4 @@
-//! Where things lie in the guest's memory: as little of it as a driver needs, for each execution
-//! begins with all of it zero.
+//! The layout of guest memory: as small as possible, because each execution begins by zeroing it.
 
 use std::ops::Range;
 
@@ -13,20 +12,20 @@ use super::rig::VCPUS;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Control, event, one for each vCPU.
 const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
-/// The task page of vCPU 0; those of the others follow it.
+/// The task page of vCPU 0; the others' follow.
 pub(crate) const TASK_PAGES: u64 = 0x8000;
-/// The rings of queue 0; those of the others follow it, a page each.
+/// The rings of queue 0; the others' follow, a page each.
 const QUEUES: u64 = 0x1_0000;
 /// Pages for rings and areas: every second page from here on, so that each has a neighbour that
-/// nobody may write to.
+/// must stay untouched.
 const ARENA: u64 = 0x1_4000;
-/// Pages of the arena that the driver maps as it likes, several times too, and writes tables to.
+/// Arena pages that the driver maps freely, also repeatedly, and writes tables to.
 pub(crate) const SHARED_PAGES: u64 = 8;
-/// Pages of the arena that each lie in one ring for good: what stands there, the device wrote.
+/// Arena pages that each belong to one ring permanently: only the device writes there.
 const OWN_PAGES: u64 = 16;
 const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
-/// The first buffer of queue 0; those of the others follow it, a page each. The next buffer of a
-/// queue is as far away as the device tests have it.
+/// The first buffer of queue 0; the others' follow, a page each. The next buffer of a queue is at
+/// the stride of the device tests.
 const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
 /// Buffers of each queue.
 pub(crate) const SLOTS: u16 = 3;
@@ -35,7 +34,7 @@ pub(crate) const WINDOW: u64 = 0xd010_0000;
 /// Its pages.
 pub(crate) const WINDOW_PAGES: u64 = 16;
 
-/// Guest memory and a window, for one execution after the other.
+/// Guest memory and a window, reused by all executions.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) guest: GuestMemoryMmap,
@@ -51,7 +50,7 @@ fn range(range: &Range<u64>) -> (GuestAddress, usize) {
 impl Memory {
     /// Memory with room for the queues of a device.
     pub(crate) fn new() -> Self {
-        // The fewer regions, the faster is each access.
+        // Fewer regions make each access faster.
         let buffers = QUEUE_COUNT * PAGE;
         let mut ranges = vec![range(&(TASK_PAGES..BUFFERS + buffers))];
         for slot in 1..u64::from(SLOTS) {
@@ -99,7 +98,7 @@ impl Memory {
         );
     }
 
-    /// Checks that no page was written to that nobody named.
+    /// Checks that the device did not write to pages that the driver never named.
     pub(crate) fn assert_neighbours_untouched(&self) {
         let mut bytes = [0; PAGE_SIZE];
         for number in 0..ARENA_PAGES {
@@ -120,17 +119,17 @@ fn arena(number: u64) -> u64 {
     ARENA + number * 2 * PAGE
 }
 
-/// A page that may lie in several rings and areas at once.
+/// A page that several rings and areas may share.
 pub(crate) fn shared(number: u64) -> u64 {
     arena(number % SHARED_PAGES)
 }
 
-/// A page that page tables are written to; samples read it, rings may lie there, too.
+/// A page for page tables; samples read it, and rings may use it, too.
 pub(crate) fn table(number: u64) -> u64 {
     shared(number)
 }
 
-/// Page `number` of those that lie in one ring for good, while there are any.
+/// Page `number` of those that belong to one ring; `None` if it is out of range.
 pub(crate) fn own(number: u64) -> Option<u64> {
     (number < OWN_PAGES).then(|| arena(SHARED_PAGES + number))
 }

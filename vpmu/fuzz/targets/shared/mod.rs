@@ -1,5 +1,5 @@
-//! What the targets that drive a device have in common: a device in memory that executions reuse,
-//! and operations made of the fuzzer's bytes.
+//! The shared part of the targets that drive a device: a device in memory that executions reuse,
+//! and operations made from the fuzzer's bytes.
 //!
 //! [`stage`] holds the device and checks how it ends, [`driver_ops`] plays its driver, [`host_ops`]
 //! its host and its operator, [`rings`] a program that reads its rings.

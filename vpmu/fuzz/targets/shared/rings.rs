@@ -1,5 +1,5 @@
-//! A guest program that reads rings which nobody else writes to: whatever its driver does, it finds
-//! whole records there, and heads that never go back.
+//! A guest program that reads rings without other writers: it must find whole records and monotonic
+//! heads, whatever its driver does.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ const LOST: u32 = 2;
 /// LOST, THROTTLE, UNTHROTTLE, READ, SAMPLE, AUX, ITRACE_START.
 const KINDS: [u32; 7] = [LOST, 5, 6, 8, 9, 11, 12];
 
-/// One ring of pages that are in no other.
+/// A ring of pages that no other ring uses.
 #[derive(Debug)]
 pub(crate) struct OwnRing {
     pub(crate) event: u64,
@@ -23,14 +23,14 @@ pub(crate) struct OwnRing {
     writable: bool,
     backward: bool,
     tail: u64,
-    /// As last seen.
+    /// The last head seen.
     head: u64,
-    /// Sum of the losses that its records report.
+    /// Sum of the losses in its records.
     pub(crate) lost: u64,
 }
 
 impl OwnRing {
-    /// A ring that was just mapped.
+    /// A newly mapped ring.
     pub(crate) fn new(event: u64, pages: Vec<u64>, writable: bool, backward: bool) -> Self {
         Self {
             event,
@@ -43,7 +43,7 @@ impl OwnRing {
         }
     }
 
-    /// Where its metadata page lies.
+    /// Address of its metadata page.
     pub(crate) fn metadata(&self) -> u64 {
         self.pages[0]
     }
@@ -52,14 +52,13 @@ impl OwnRing {
         (self.pages.len() as u64 - 1) * PAGE
     }
 
-    /// The head as it is now.
+    /// The current head.
     pub(crate) fn head(&self, memory: &GuestMemoryMmap) -> u64 {
         let head = GuestAddress(self.pages[0] + DATA_HEAD);
         memory.load(head, Ordering::Acquire).expect("in memory")
     }
 
-    /// Looks at the ring, and gives the device all of its room back. `written`: other threads write to
-    /// it meanwhile.
+    /// Checks the ring and frees all of its room. `written`: other threads write to it meanwhile.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
         let grown = match self.backward {
@@ -80,7 +79,7 @@ impl OwnRing {
             if written {
                 return;
             }
-            // Down to the oldest record that is whole.
+            // Down to the oldest whole record.
             let len = 0_u64.wrapping_sub(head).min(self.size());
             self.records(memory, head, len, false);
         } else if self.writable {

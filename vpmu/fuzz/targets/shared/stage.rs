@@ -1,4 +1,4 @@
-//! One device with its driver, host and operator, and the checks that every execution ends with.
+//! One device with its driver, host and operator, and the checks at the end of every execution.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ thread_local! {
     static MEMORY: RefCell<Option<Rc<Memory>>> = const { RefCell::new(None) };
 }
 
-/// What the VMM itself writes to AUX areas.
+/// The VMM's own producer of AUX data.
 const PRODUCER: AuxProducer = AuxProducer {
     name: "producer",
     counts: "words",
@@ -33,12 +33,12 @@ const PRODUCER: AuxProducer = AuxProducer {
 pub(crate) struct Stage {
     pub(crate) memory: Rc<Memory>,
     pub(crate) rig: Rig,
-    /// Events that were opened and not closed by the driver, in the order of their ids.
+    /// Open events of the driver, in order of their ids.
     pub(crate) events: Vec<u64>,
     pub(crate) rings: Vec<OwnRing>,
     /// vCPUs whose sessions are here.
     attached: [bool; VCPUS as usize],
-    /// The other sessions are with threads of their own.
+    /// The other sessions have threads of their own.
     threaded: bool,
     windowed: bool,
     /// Nobody else holds the device, so that another can take its place.
@@ -47,13 +47,13 @@ pub(crate) struct Stage {
     pub(crate) forged: bool,
     /// Pages that lie in rings of their own.
     own_pages: u64,
-    /// vCPUs cannot be made to leave the guest any more.
+    /// vCPUs can no longer be made to leave the guest.
     pub(crate) stuck: bool,
-    /// Marks that vCPUs placed.
+    /// Marks placed by vCPUs.
     pub(crate) marks: u64,
 }
 
-/// Features that a driver may choose among, mostly all.
+/// Features for the driver to choose from, usually all.
 pub(crate) fn features(input: &mut Unstructured<'_>) -> Result<u64> {
     let choices = [
         ALL_FEATURES | 1 << F_WINDOW,
@@ -94,8 +94,7 @@ fn limits(input: &mut Unstructured<'_>) -> Result<Limits> {
 }
 
 impl Stage {
-    /// A device as the first bytes of `input` want it, its vCPUs attached and its driver not there
-    /// yet.
+    /// A device configured by the first bytes of `input`, its vCPUs attached, without a driver.
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
         let settings = Settings::new(VCPUS, 1_000_000)
@@ -131,7 +130,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The driver begins, again if it is not the first one.
+    /// Starts a driver, replacing an earlier one.
     pub(crate) fn activate(&mut self, features: u64) {
         let (drivers, queues) = self.memory.queues();
         self.rig.queues = drivers;
@@ -148,7 +147,7 @@ impl Stage {
             .expect("features that were offered, and queues in memory");
     }
 
-    /// A driver begins that cannot be served.
+    /// Starts a driver that the device cannot serve.
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);
@@ -168,19 +167,19 @@ impl Stage {
         &mut self.rig.queues[index]
     }
 
-    /// A vCPU gets another thread.
+    /// Gives a vCPU another thread.
     pub(crate) fn attach(&mut self, vcpu: u32, thread: Errno) {
         self.rig.attach_as(vcpu, thread);
         self.attached[vcpu as usize] = true;
     }
 
-    /// The thread of a vCPU ends.
+    /// Ends the thread of a vCPU.
     pub(crate) fn detach(&mut self, vcpu: u32) {
         self.rig.vcpus.set(vcpu, None);
         self.attached[vcpu as usize] = false;
     }
 
-    /// The sessions of all vCPUs that have a thread, each with its queue, for threads of their own.
+    /// The sessions of all vCPUs with a thread, each with its queue, for threads of their own.
     pub(crate) fn take_vcpus(&mut self) -> Vec<(u32, VcpuSession, DriverQueue)> {
         self.threaded = true;
         let queues = self.rig.queues.split_off(usize::from(QUEUE_VCPU));
@@ -191,14 +190,14 @@ impl Stage {
             .collect()
     }
 
-    /// The thread of a vCPU has ended.
+    /// Takes a session back after its thread ended.
     pub(crate) fn give_back(&mut self, vcpu: u32, session: Option<VcpuSession>) {
         self.attached[vcpu as usize] = session.is_some();
         self.rig.vcpus.set(vcpu, session);
         self.threaded = false;
     }
 
-    /// Whether a vCPU can do anything here, which may take a thread for it.
+    /// Whether a vCPU can act here, after giving it a thread if needed.
     pub(crate) fn can_run(&mut self, vcpu: u32) -> bool {
         if !self.runs(vcpu) && !self.threaded {
             self.attach(vcpu, thread(vcpu));
@@ -206,18 +205,18 @@ impl Stage {
         self.runs(vcpu)
     }
 
-    /// Whether a vCPU can do anything here.
+    /// Whether a vCPU can act here.
     pub(crate) fn runs(&self, vcpu: u32) -> bool {
         self.attached[vcpu as usize]
     }
 
-    /// A vCPU, of those that have a thread if there is one.
+    /// A vCPU, with a thread if any has one.
     pub(crate) fn vcpu(&self, input: &mut Unstructured<'_>) -> Result<Option<u32>> {
         let vcpu = input.int_in_range(0..=VCPUS - 1)?;
         Ok(self.runs(vcpu).then_some(vcpu))
     }
 
-    /// An event that there is, mostly, and mostly one of the last.
+    /// Usually an existing event, and usually a recent one.
     pub(crate) fn event(&self, input: &mut Unstructured<'_>) -> Result<u64> {
         let back = input.int_in_range(0..=15)?;
         match (back, self.events.len()) {
@@ -226,21 +225,21 @@ impl Stage {
         }
     }
 
-    /// This many pages that lie in no other ring.
+    /// This many pages that no other ring uses.
     pub(crate) fn own_pages(&mut self, count: u64) -> Option<Vec<u64>> {
         let first = self.own_pages;
         let pages: Option<Vec<u64>> = (first..first + count).map(layout::own).collect();
         pages.inspect(|_| self.own_pages += count)
     }
 
-    /// The guest's program looks at all of its rings.
+    /// The guest's program reads all of its rings.
     pub(crate) fn read_rings(&mut self) {
         for ring in &mut self.rings {
             ring.read(&self.rig.memory, self.threaded);
         }
     }
 
-    /// The vCPUs are outside of the guest, so that nobody waits for them.
+    /// Makes the vCPUs leave the guest, so that nothing waits for them.
     pub(crate) fn leave_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let mut nowhere = At(u64::MAX);
@@ -313,7 +312,7 @@ impl Stage {
         }
     }
 
-    /// Everything ends: checks what is left then.
+    /// Ends everything and checks the remaining state.
     pub(crate) fn finish(mut self) {
         if self.forged {
             self.end();
@@ -353,7 +352,7 @@ impl Stage {
         for event in vpmu.persistent() {
             vpmu.end(event.id).expect("it was listed");
         }
-        // One more, which finds that there is nothing to collect.
+        // Drain once more, with nothing to collect.
         vpmu.drain();
         assert_eq!(self.rig.world.open_counters(), 0, "host counters are left");
         assert!(!self.rig.world.draining(), "the drain goes on");

@@ -1,8 +1,8 @@
-//! A guest that scribbles over its rings spoils its own records, and nothing else.
+//! A guest that writes to its rings damages only its own records.
 
 use super::*;
 
-/// A sample that stands on both sides of what a guest put between.
+/// Two valid samples with a guest's data between.
 fn around(between: &[Vec<u8>]) -> Recorded {
     let event = event(5, "marks", 0, USUAL);
     let first = usual(&event, USER, 1, 10, 1);
@@ -36,7 +36,7 @@ fn foreign_record_is_left_out_and_counted() {
         record(64, 0, &[5; 16]),
         record(68, 0, &[]),
         record(u32::MAX, u16::MAX, &[5; 3]),
-        // No whole words.
+        // Not whole words.
         [&whole[..6], &[62, 0], &whole[8..62]].concat(),
         record(5, 0, &[15, 6, 6]),
         record(5, 0, &[15]),
@@ -86,7 +86,7 @@ fn forged_length_is_not_followed() {
 
 #[test]
 fn record_that_grows_too_long_is_left_out() {
-    // As long as records get, and the file's form adds six words.
+    // The longest record, to which the file's format adds six words.
     let length = 8_182;
     let mut words = vec![1, length];
     words.extend(std::iter::repeat_n(
@@ -118,7 +118,7 @@ fn senseless_times_and_addresses_stop_no_reader() {
     assert_eq!(script(&recorded.path).len(), 4);
 }
 
-/// Numbers that look random, always the same.
+/// Pseudo-random numbers with a fixed seed.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed | 1), |&x| {
         let x = x ^ x << 13;
@@ -159,7 +159,7 @@ fn short_records_count_by_their_size_in_the_file() {
         };
         history(event, &vec![record(9, USER, &[]); 512])
     };
-    // A page of them, and 64 bytes for each of its eight.
+    // A page of them, and 64 bytes for each of the eight records.
     let page = 512 * 8;
     let kept = |window, most| {
         let kept = bounded([bare(1, window)].into_iter(), most);
@@ -169,7 +169,7 @@ fn short_records_count_by_their_size_in_the_file() {
         (kept(false, 8 * page), kept(false, 8 * page - 1)),
         (page, 0)
     );
-    // In the window that page is the operator's own choice.
+    // In the window, the operator chose that page.
     assert_eq!((kept(true, 7 * page), kept(true, 7 * page - 1)), (page, 0));
 }
 

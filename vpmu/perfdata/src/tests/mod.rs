@@ -1,4 +1,4 @@
-//! Recordings of histories made by hand, read by stock perf and by a reader of others'.
+//! Recordings of hand-made histories, read by stock perf and by an independent reader.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::expect_used,
@@ -24,7 +24,7 @@ pub(super) const USUAL: u64 = 1 << 16 | 0x18f;
 pub(super) const KERNEL: u16 = 1;
 pub(super) const USER: u16 = 2;
 
-/// An event that the operator began on vCPU `vcpu`.
+/// An event that the operator started on vCPU `vcpu`.
 pub(super) fn event(id: u64, name: &str, vcpu: u32, sample_type: u64) -> PersistentStatus {
     PersistentStatus {
         id,
@@ -76,7 +76,7 @@ pub(super) fn history(event: PersistentStatus, records: &[Vec<u8>]) -> History {
     }
 }
 
-/// A recording in a directory of its own.
+/// A recording in its own directory.
 pub(super) struct Recorded {
     _directory: tempfile::TempDir,
     pub(super) path: PathBuf,
@@ -107,7 +107,7 @@ pub(super) fn written(recording: &Recording<'_>) -> Recorded {
     }
 }
 
-/// What stock perf says of a recording on standard output.
+/// Output of stock perf for a recording.
 pub(super) fn perf(arguments: &[&str], path: &Path) -> String {
     images::host::ensure(&[images::host::Need::Perf]).expect("stock perf");
     let perf = images::host::perf().expect("stock perf");
@@ -125,7 +125,7 @@ pub(super) fn perf(arguments: &[&str], path: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The lines of `perf script` with the fields that tell of a sample, blanks made one.
+/// The lines of `perf script` with a sample's fields, runs of blanks collapsed.
 pub(super) fn script(path: &Path) -> Vec<String> {
     let fields = "comm,tid,cpu,time,event,addr,ip,sym,symoff";
     let text = perf(&["script", "--ns", "-F", fields], path);

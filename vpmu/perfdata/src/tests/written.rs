@@ -1,4 +1,4 @@
-//! What the device wrote stands in the file, in the order of its times.
+//! The device's records are in the file, in order of time.
 
 use std::fs;
 
@@ -13,12 +13,13 @@ ffffffff81000180 T panic
 ffffffff81000200 D not_code
 ";
 
-/// The times of [`usual`] samples as they stand in a file: readers of others' sort.
+/// The times of [`usual`] samples in file order; other readers sort them.
 fn stored(path: &Path) -> Vec<u64> {
     const SAMPLE: u64 = 9;
     let file = fs::read(path).unwrap();
     let word = |at: usize| u64::from_le_bytes(file[at..][..8].try_into().unwrap());
-    // perf's header: magic, its size, that of attributes, where these are, where the data is.
+    // perf's header: magic, header size, attribute size, offset of the attributes, offset of the
+    // data.
     let (mut at, len) = (word(40) as usize, word(48) as usize);
     let end = at + len;
     let mut times = Vec::new();
@@ -115,7 +116,7 @@ fn linux_perf_data_reads_names_ids_and_records() {
 
 #[test]
 fn events_with_different_fields_share_a_file() {
-    // IP alone; all that a sample can have, counts of a group and a stack included.
+    // Only IP; and all fields of a sample, with counts of a group and a stack.
     let bare = event(1, "bare", 0, 1);
     let full = PersistentStatus {
         read_format: 0x1f,

@@ -1,4 +1,4 @@
-//! An area whose pages are a vector and whose reader does as the test says.
+//! An area with a vector as its pages and a scripted reader.
 
 mod properties;
 mod rules;
@@ -13,17 +13,17 @@ use super::*;
 use crate::pages::{Pages, Unwritable};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// What no test writes.
+/// A value that tests never write.
 const UNTOUCHED: u64 = u64::MAX;
 
-/// Memory of one area, and the two words that writer and reader share.
+/// Memory of one area, with the two words shared by writer and reader.
 struct Fake {
     data: Vec<u64>,
     head: Cell<u64>,
     tail: Cell<u64>,
-    /// Times that the tail was looked at.
+    /// Number of reads of the tail.
     looks: Cell<u64>,
-    /// From this byte of the area on there is no memory.
+    /// Start of missing memory in the area.
     hole: Option<u64>,
 }
 
@@ -92,7 +92,7 @@ impl Pages for Fake {
     }
 }
 
-/// `len` bytes, each word of them `value`.
+/// `len` bytes of words with `value`.
 fn filled(value: u64, len: u64) -> Vec<u64> {
     vec![value; usize::try_from(len / 8).expect("small")]
 }

@@ -1,5 +1,4 @@
-//! Whatever is written in whatever order, and whatever the reader does: the writer does as a model of
-//! it that keeps every byte for ever.
+//! Random writes and reads: the writer must match a model that keeps every byte.
 
 use proptest::prelude::*;
 
@@ -13,7 +12,7 @@ enum Step {
     Put(u64),
     Skip(u64),
     End,
-    /// The reader moves on by this share of what it has not read.
+    /// The reader consumes this share of the unread data.
     Consume(u64),
     Lie(u64),
 }
@@ -35,8 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a writer should be like: every word ever written by its position, and nothing that wraps but
-/// positions.
+/// The expected writer: every word ever written by its position; only positions wrap.
 struct Model {
     size: u64,
     overwrite: bool,
@@ -44,7 +42,7 @@ struct Model {
     seen_tail: u64,
     begun: Option<u64>,
     shown: u64,
-    /// As the area should hold them, by offset.
+    /// The expected contents of the area, by offset.
     words: Vec<u64>,
 }
 
@@ -53,7 +51,7 @@ impl Model {
         if self.overwrite {
             return self.size;
         }
-        // As whole numbers: the tail is within the area behind the head, or it is no tail.
+        // As unbounded integers: a valid tail is at most the area's size behind the head.
         (0..=self.size)
             .step_by(8)
             .chain(0..=self.size)
@@ -74,7 +72,7 @@ impl Model {
     }
 }
 
-/// A word that says where it belongs.
+/// A word that encodes its position.
 fn word(head: u64, at: u64) -> u64 {
     head.wrapping_add(at).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
@@ -167,8 +165,8 @@ proptest! {
         }
     }
 
-    /// Of an honest reader no byte is written over that it has not read, and it finds every piece told,
-    /// each where the last one ended.
+    /// With an honest reader, unread bytes are never overwritten, and the reported spans are
+    /// contiguous.
     #[test]
     fn pieces_are_all_there_is(
         steps in prop::collection::vec((1_u64..40, 0_u64..=3, any::<bool>(), 0_u32..8), 1..200),
@@ -200,7 +198,7 @@ proptest! {
                 prop_assert_eq!(pages.head.get(), told);
             }
             wakes += u64::from(wake);
-            // What is shown can be read, word by word.
+            // Published data is readable, word by word.
             let until = read + (pages.head.get() - read) / 3 * share / 8 * 8;
             for at in (read..until).step_by(8) {
                 let found = pages.words(at, 8)[0];

@@ -1,4 +1,4 @@
-//! Each rule of an area by itself.
+//! The rules of an area, one by one.
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn a_full_area_says_so_once_and_goes_on_when_there_is_room() {
     assert_eq!(second, Appended::default(), "told already");
     pages.tail.set(1024);
     assert!(area.append(&mut pages, &entry(&words)).whole);
-    // The window stays open, and full again it is told of again.
+    // The write stays open, and the area is reported again once it is full again.
     let third = area.append(&mut pages, &entry(&words));
     let chunk = Chunk {
         offset: PAGE,
@@ -150,7 +150,7 @@ fn the_reader_is_woken_at_multiples_of_the_watermark() {
         .collect();
     let expected: Vec<bool> = (1..=64).map(|entry| entry * 128 % 1024 == 0).collect();
     assert_eq!(woken, expected);
-    // A mark is a multiple counted from the first byte, not from the last wakeup.
+    // Marks are multiples counted from the first byte, not from the last wakeup.
     pages.tail.set(2 * PAGE);
     let steps = [1000, 1000, 40, 1000].map(|len| {
         let appended = area.append(&mut pages, &entry(&filled(1, len)));

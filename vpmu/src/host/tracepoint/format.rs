@@ -1,7 +1,7 @@
-//! A tracepoint's `format` file: its number and where the fields of its raw data lie. Knows no
-//! tracepoint, and touches no file.
+//! Parses a tracepoint's `format` file: its number and the positions of fields in its raw data.
+//! Knows no particular tracepoint, and opens no files.
 
-/// A tracepoint, as its `format` file describes it.
+/// A tracepoint according to its `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Format {
     /// Its number: perf's config, and the common type in the raw data.
@@ -9,7 +9,7 @@ pub(super) struct Format {
     fields: Vec<(String, Field)>,
 }
 
-/// Where a number lies in the raw data.
+/// Position of a number in the raw data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Field {
     offset: usize,
@@ -17,7 +17,7 @@ pub(super) struct Field {
 }
 
 impl Format {
-    /// What `text` says; `None` when it is no such file.
+    /// Parses `text`; `None` if it is not a format file.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID:"))?;
         let fields = text
@@ -31,7 +31,7 @@ impl Format {
         })
     }
 
-    /// The field `name`, if there is one and it is a number.
+    /// The field `name`, if it exists and is a number.
     pub(super) fn field(&self, name: &str) -> Option<Field> {
         let (_, field) = self.fields.iter().find(|(named, _)| named == name)?;
         [1, 2, 4, 8].contains(&field.size).then_some(*field)
@@ -39,7 +39,7 @@ impl Format {
 }
 
 impl Field {
-    /// Its value in `raw`; zero where that ends before it does.
+    /// Its value in `raw`; zero if `raw` is too short.
     pub(super) fn of(self, raw: &[u8]) -> u64 {
         let bytes = raw.get(self.offset..).and_then(|raw| raw.get(..self.size));
         let mut word = [0; 8];
@@ -56,7 +56,7 @@ impl Field {
     }
 }
 
-/// `unsigned int reason; offset:8; size:4; signed:0;`, with tabs.
+/// Parses `unsigned int reason; offset:8; size:4; signed:0;`, with tabs.
 fn field(line: &str) -> Option<(String, Field)> {
     let mut parts = line.split(';').map(str::trim);
     let name = parts.next()?.rsplit([' ', '*']).next()?;

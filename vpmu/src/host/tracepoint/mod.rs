@@ -1,6 +1,6 @@
-//! Every exit of a vCPU, those included that the host's kernel handles by itself: by KVM's
-//! tracepoints, opened on the vCPU's thread. Knows the host's files and records, and lets nothing
-//! of the host go further.
+//! Every exit of a vCPU, including exits that the host's kernel handles itself: through KVM's
+//! tracepoints, opened on the vCPU's thread. Knows the host's files and records, and filters
+//! everything that belongs to the host.
 
 mod format;
 mod pairs;
@@ -17,36 +17,38 @@ pub(super) use self::recorder::Recorder;
 use crate::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use crate::source::Offer;
 
-/// Where a host has its tracepoints.
+/// The host's tracefs directories.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// The kernel's own drivers of KVM, which pass the tracepoints at every exit and entry. Others share
-/// their names and pass none.
+/// The kernel's own KVM drivers, which hit the tracepoints at every exit and entry. Other drivers
+/// define them without hitting them.
 const DRIVERS: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
 const EXIT: &str = "kvm_exit";
 const ENTRY: &str = "kvm_entry";
 
-/// Why exits that the host's kernel handles cannot be traced here.
+/// Errors of tracing exits that the host's kernel handles.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// No tracefs is mounted, or it has no events of KVM.
     #[error("no kvm events in tracefs: mount -t tracefs none /sys/kernel/tracing")]
     Absent,
-    /// There are such events, but not for us.
+    /// The events exist, but this process cannot read them.
     #[error("cannot read {path}: run as root")]
     Read {
-        /// Which file.
+        /// The path.
         path: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The events say something else than what is known here.
+    /// The events' formats are unknown.
     #[error("kvm:kvm_exit and kvm:kvm_entry lack a field {0} here")]
     Field(&'static str),
-    /// Nobody passes them.
-    #[error("neither kvm_intel nor kvm_amd is loaded: who drives KVM here passes no tracepoints")]
+    /// No driver hits them.
+    #[error(
+        "neither kvm_intel nor kvm_amd is loaded: this host's KVM driver does not hit the tracepoints"
+    )]
     Driver,
-    /// perf would not let us see their data.
+    /// perf denies access to their data.
     #[error("tracepoints with their data are refused: run as root, or give CAP_PERFMON")]
     Permission,
     /// perf does not open them.
@@ -54,31 +56,31 @@ pub enum Refusal {
     Open(#[source] io::Error),
 }
 
-/// The two tracepoints, as this host has them.
+/// The two tracepoints of this host.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracepoints {
     pub(super) layout: Layout,
-    /// Everybody may see their data.
+    /// Access to their data is unrestricted.
     open_to_all: bool,
 }
 
-/// Where the raw data of both has what.
+/// Positions of the fields in the raw data of both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     /// Common types of the two.
     exit: u16,
     entry: u16,
-    /// The common type of raw data.
+    /// The common type field of raw data.
     kind: Field,
     reason: Field,
     ip: Field,
     isa: Field,
     info: [Field; 2],
-    /// Bytes of an exit's raw data that have all of these.
+    /// Bytes of an exit's raw data that contain all these fields.
     end: usize,
 }
 
-/// What a host that has them can count, and trace.
+/// The offer of a host with both tracepoints.
 pub(super) fn offer() -> Offer {
     Offer {
         kind: KIND_EXIT_TRACE,
@@ -95,8 +97,8 @@ pub(super) fn offer() -> Offer {
 }
 
 impl Tracepoints {
-    /// Looks for them in the host's tracefs. They are not opened for it: closing takes long. Whether
-    /// they can be is for [`Tracepoints::permitted`] to say.
+    /// Finds them in the host's tracefs, without opening them, because closing takes long.
+    /// [`Tracepoints::permitted`] checks the permission.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -124,7 +126,7 @@ impl Tracepoints {
         Err(refused)
     }
 
-    /// The same, if the calling thread may see their data.
+    /// The same, if the calling thread may read their data.
     ///
     /// # Errors
     /// [`Refusal::Permission`].
@@ -143,7 +145,7 @@ impl Tracepoints {
         recorder::probe(&self.layout).map_err(Refusal::Open)
     }
 
-    /// What the `format` files of both say.
+    /// Parses the `format` files of both.
     fn parse(exit: &str, entry: &str) -> Result<Self, Refusal> {
         let of = |text| Format::parse(text).ok_or(Refusal::Field("ID"));
         let (exit, entry) = (of(exit)?, of(entry)?);
@@ -175,8 +177,8 @@ impl Tracepoints {
     }
 }
 
-/// How many exits and losses a ring says that was written by tracepoints of these formats; `None`
-/// where they are none.
+/// Number of exits and losses in a ring written by tracepoints of these formats; `None` if the
+/// formats are invalid.
 #[cfg(feature = "internals")]
 pub(crate) fn count(
     formats: [&str; 2],

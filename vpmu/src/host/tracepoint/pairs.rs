@@ -1,42 +1,42 @@
-//! From the records of a host ring to exits of a vCPU: each with the entry that ended it. Nothing
-//! is believed of the records' lengths; what cannot be read is a loss.
+//! Combines the records of a host ring to exits of a vCPU, each with the entry that ended it.
+//! Lengths are not trusted; unreadable records count as losses.
 
 use super::Layout;
 use super::told::told;
 use crate::host::records::{Body, Notice, TYPE_SAMPLE, walk};
 
-/// Raw data that is looked at, at most.
+/// Most raw data to examine.
 pub(super) const RAW_MOST: usize = 120;
 /// TIME, then the number of raw bytes in the low half of a word, then those.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
-/// What a ring of exits and entries says.
+/// An item of a ring of exits and entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Exit(Exit),
-    /// So many exits are missing.
+    /// The given number of exits is missing.
     Lost(u64),
 }
 
-/// One exit of a vCPU, of which nothing is the host's. Times are the host event's clock's.
+/// One exit of a vCPU, without data of the host. Times are of the host event's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exit {
     pub(super) time: u64,
     pub(super) ip: u64,
     pub(super) reason: u16,
     pub(super) info: [u64; 2],
-    /// When the vCPU was about to run the guest again; `None`: the host does not say.
+    /// The time when the vCPU was about to re-enter the guest; `None` if unknown.
     pub(super) back: Option<u64>,
 }
 
-/// What one record was of.
+/// The tracepoint of a record.
 enum Moment {
     Exit(Exit),
     Entry(u64),
 }
 
-/// The state between two looks at a ring: an exit waits for the entry that ends it.
+/// State between two drains of a ring: an exit waits for the entry that ends it.
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
     open: Option<Exit>,
@@ -80,15 +80,15 @@ impl Pairs {
         });
     }
 
-    /// The entry that ends what is open does not come: it is told as it is.
+    /// Reports the open exit without an entry, which will not come.
     pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
         if let Some(exit) = self.open.take() {
             found(Found::Exit(exit));
         }
     }
 
-    /// `records` are missing. Exits and entries take turns, so it is known how many of them were
-    /// exits.
+    /// Handles the loss of `records`. Exits and entries alternate, so the number of lost exits is
+    /// known.
     fn lose(&mut self, records: u64, found: &mut impl FnMut(Found)) {
         let (odd, inside) = (records % 2 == 1, self.inside);
         self.finish(found);
@@ -127,7 +127,8 @@ fn moment(layout: &Layout, body: &Body<'_>) -> Option<Moment> {
     Some(Moment::Exit(Exit {
         time,
         ip: layout.ip.of(raw),
-        // The low half of what the hardware has: SVM's numbers have no more, VMX's have flags there.
+        // The low half of the hardware's reason: SVM's numbers have no more, VMX's have flags
+        // above.
         reason: u16::try_from(reason & 0xffff).unwrap_or(u16::MAX),
         info: told(layout.isa.of(raw), reason, info),
         back: None,
@@ -154,7 +155,7 @@ mod tests {
         [&[kind | len << 48], words].concat()
     }
 
-    /// A sample of `raw`, as perf pads it.
+    /// A sample of `raw`, padded like perf's.
     fn sample(time: u64, raw: &[u8]) -> Vec<u64> {
         let padded = (raw.len() + 4).next_multiple_of(8) - 4;
         let mut bytes = u32::try_from(padded).expect("short").to_le_bytes().to_vec();
@@ -191,7 +192,7 @@ mod tests {
         record(TYPE_LOST, &[7, records])
     }
 
-    /// What a ring says that holds `records` from byte `tail` on.
+    /// The items of a ring that holds `records` from byte `tail` on.
     fn taken(pairs: &mut Pairs, records: &[Vec<u64>], tail: u64) -> Vec<Found> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;
@@ -242,8 +243,8 @@ mod tests {
         );
     }
 
-    /// Exits and entries in turn, of which the ring drops some: whatever it drops, the exits that
-    /// are told and those that are said to be lost are all that there were.
+    /// Alternating exits and entries, some dropped by the ring: the reported exits and losses must
+    /// add up to all exits.
     fn check_losses(events: usize, dropped: std::ops::Range<usize>) {
         let mut records = Vec::new();
         let mut exits = 0;
@@ -283,7 +284,7 @@ mod tests {
     fn an_exit_whose_entry_was_lost_has_no_end() {
         let records = [entry(5), exit(10, 1), lost(3), exit(30, 2), entry(31)];
         let expected = [found(10, 1, None), Found::Lost(1), found(30, 2, Some(31))];
-        // Lost were an entry, an exit and an entry.
+        // Lost: an entry, an exit and an entry.
         assert_eq!(taken(&mut Pairs::default(), &records, 0), expected);
     }
 

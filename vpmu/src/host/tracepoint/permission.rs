@@ -1,5 +1,5 @@
-//! Whether perf lets a thread see the data of tracepoints: as the kernel decides it, without opening
-//! one.
+//! Whether perf lets a thread read tracepoint data, by the kernel's rules, without opening an
+//! event.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// `CAP_SYS_ADMIN` and `CAP_PERFMON`.
 const CAPABLE: u64 = 1 << 21 | 1 << 38;
 
-/// Whether everybody may: the host is not paranoid at all.
+/// Whether access is unrestricted: the host is not paranoid at all.
 pub(super) fn is_open_to_all() -> bool {
     allows_all(&fs::read_to_string(PARANOID).unwrap_or_default())
 }

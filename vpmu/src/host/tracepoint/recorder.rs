@@ -29,12 +29,12 @@ pub(in crate::host) struct Recorder {
     clock: Arc<Clock>,
     pairs: Pairs,
     running: bool,
-    /// Exits that were told so far, or said to be lost.
+    /// Exits reported so far, including lost ones.
     told: u64,
-    /// Of those said to be lost, how many the ring has yet to say so of.
+    /// Reported losses that the ring has yet to confirm.
     ahead: u64,
-    /// The newest moment that was told: the host's clock is converted anew at each drain, but never
-    /// so that time goes back.
+    /// The latest reported time: the host's clock is converted anew at each drain, but reported
+    /// times never go back.
     newest: u64,
 }
 
@@ -79,10 +79,10 @@ pub(super) fn probe(layout: &Layout) -> io::Result<()> {
     Ok(())
 }
 
-/// The host's event for a tracepoint: each time that it is passed, with all that it says.
+/// The host's attributes for a tracepoint: each hit, with all raw data.
 fn attr(id: u16, disabled: bool) -> perf_event_attr {
     let mut attr = perf_event_attr {
-        // A kernel that knows a shorter struct accepts zeros beyond it.
+        // A kernel with a shorter struct accepts zeros beyond it.
         size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
         type_: PERF_TYPE_TRACEPOINT,
         config: id.into(),
@@ -93,7 +93,7 @@ fn attr(id: u16, disabled: bool) -> perf_event_attr {
     attr.__bindgen_anon_1.sample_period = 1;
     attr.set_disabled(disabled.into());
     attr.set_use_clockid(1);
-    // Nobody waits for it, so the host need not look whom to wake.
+    // It has no waiters, so the host need not look for any.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr
@@ -165,7 +165,7 @@ impl Counter for Recorder {
             return;
         }
         self.pairs.finish(&mut found);
-        // The ring says what found no room before the next record that does.
+        // The ring reports losses only before the next record that fits.
         let silent = self.count().unwrap_or(0).saturating_sub(self.told);
         if silent > 0 {
             self.told += silent;

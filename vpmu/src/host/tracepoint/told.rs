@@ -1,20 +1,20 @@
-//! Which words about an exit a guest may see: what it asked for itself, and nothing that the host
-//! decided. A word that is not known to be the guest's own is zero.
+//! Filters the words about an exit for the guest: its own requests, and nothing that the host
+//! decided. A word that is not known to be the guest's own becomes zero.
 
-/// KVM's numbers of the instruction sets that an exit's reason and words belong to.
+/// KVM's numbers of the instruction sets that define an exit's reason and words.
 pub(super) const VMX: u64 = 1;
 pub(super) const SVM: u64 = 2;
 
-/// Of a page fault: that it was a write, in user mode, a fetch, by the guest's protection keys. The
-/// other bits are those of a page table that the host made.
+/// For a page fault: the bits for a write, user mode, a fetch, and the guest's protection keys. The
+/// other bits concern page tables of the host.
 const FAULT_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5;
-/// Of a nested page fault moreover: at the address itself, or on the walk of the guest's tables.
+/// For a nested page fault also: at the address itself, or on the walk of the guest's tables.
 const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
-/// Of an EPT violation: that it was a read, a write, a fetch; that there is a linear address, and
-/// whether the access was to it or to the guest's tables.
+/// For an EPT violation: the bits for a read, a write, a fetch; a valid linear address, and whether
+/// the access was to it or to the guest's tables.
 const VIOLATION_OWN: u64 = 0b111 | 1 << 7 | 1 << 8;
 
-/// What of the words `info` about an exit for `reason` the guest may see.
+/// The guest's part of the words `info` about an exit for `reason`.
 pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     match isa {
         VMX => vmx(reason & 0xffff, info),
@@ -23,7 +23,7 @@ pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     }
 }
 
-/// The first word is the exit qualification, the second what the guest was about to be delivered.
+/// The first word is the exit qualification, the second the event that was being delivered.
 fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
     match reason {
         // Task switch, INVLPG, control and debug registers, ports, local APIC accesses, end of an
@@ -37,7 +37,7 @@ fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
 /// EXITINFO1 and EXITINFO2.
 fn svm(reason: u64, [first, second]: [u64; 2]) -> [u64; 2] {
     match reason {
-        // Control and debug registers: which general register.
+        // Control and debug registers: the number of the general register.
         0x00..=0x3f => [first, 0],
         // A page fault has its address. A machine check is the host's.
         0x4e => [first & FAULT_OWN, second],

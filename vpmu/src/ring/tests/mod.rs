@@ -1,4 +1,4 @@
-//! A ring in memory and its reader: quick, slow, absent or a liar, as the tests have it.
+//! A ring in memory with a fast, slow, absent or dishonest reader.
 
 mod properties;
 mod rules;
@@ -13,7 +13,7 @@ use crate::record::{Layout, Origin, TYPE_LOST};
 
 const META: u64 = 0x4000;
 const MEMORY: usize = 0x40000;
-/// Set in the type of this module's records; the rest of it is the record's number.
+/// Set in the type of this module's records; the rest of the type is the record's number.
 const NUMBERED: u32 = 1 << 31;
 
 const FORWARD: RingMode = RingMode {
@@ -29,7 +29,7 @@ const OVERWRITE: RingMode = RingMode {
     ..FORWARD
 };
 
-/// The record with this number: `len` bytes that follow from it.
+/// The record with this number: `len` bytes derived from it.
 fn numbered(number: u32, len: usize) -> Vec<u64> {
     let size = u16::try_from(len).expect("a record's length");
     let header = u64::from(NUMBERED | number) | u64::from(size) << 48;
@@ -57,7 +57,7 @@ struct Rig {
 impl Rig {
     fn new(data_pages: u64, mode: RingMode, wakeup: Wakeup) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
-        // Neither in order nor together, as a guest's pages are.
+        // Neither ordered nor contiguous, like a guest's pages.
         let pages: Vec<_> = std::iter::once(GuestAddress(META))
             .chain((0..data_pages).map(|page| GuestAddress(0x3e000 - page * 0x2000)))
             .collect();
@@ -80,7 +80,7 @@ impl Rig {
         (self.pages.len() as u64 - 1) * PAGE
     }
 
-    /// Produces records of these lengths in one session.
+    /// Writes records of these lengths in one session.
     fn burst(&mut self, lens: &[usize]) -> Vec<Outcome> {
         let (layout, origin) = (Layout::default(), Origin::default());
         let context = context(&layout, &origin, self.wakeup);
@@ -133,7 +133,8 @@ impl Rig {
             .collect()
     }
 
-    /// The record at `position`: its number, or how many were lost; and its size, `room` at most.
+    /// The record at `position`: its number, or the number of lost ones; and its size, at most
+    /// `room`.
     fn record(&self, position: u64, room: u64) -> (Result<u32, u64>, u64) {
         let header = self.word(position);
         let size = header >> 48;
@@ -148,7 +149,7 @@ impl Rig {
         (Ok(number), size)
     }
 
-    /// Reads at most `records` records and moves the tail past them; backwards, all there are.
+    /// Reads at most `records` records and moves the tail past them; backwards, reads all.
     fn consume(&mut self, records: usize) {
         let head = self.head();
         if self.mode.backward {
@@ -184,7 +185,7 @@ impl Rig {
         }
     }
 
-    /// Reads to the end, and finds every record there or counted as lost.
+    /// Reads to the end, and checks that every record is there or counted as lost.
     fn settle(&mut self) {
         self.set_tail(self.tail);
         self.consume(usize::MAX);

@@ -1,4 +1,4 @@
-//! What holds for records of any length, rings of any size and readers of any speed or honesty.
+//! Properties of records of any length, rings of any size and readers of any speed or honesty.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ enum Step {
     Pause(bool),
 }
 
-/// Lengths of records: mostly short ones, now and then any there can be.
+/// Lengths of records: mostly short, sometimes up to the maximum.
 fn lens() -> impl Strategy<Value = Vec<usize>> {
     let len = prop_oneof![
         8 => (1_usize..12).prop_map(|words| words * 8),
@@ -50,8 +50,8 @@ proptest! {
                 }
                 Step::Consume(n) => rig.consume(n),
                 Step::Pause(paused) => rig.ring.pause(paused),
-                // A tail that may be believed would let unread records be overwritten: the
-                // liar's own loss. One that cannot be must stop the writer.
+                // A plausible but wrong tail lets unread records be overwritten: only that reader's
+                // loss. An impossible one must stop the writer.
                 Step::Lie(tail) => {
                     let ahead = tail.wrapping_sub(rig.head());
                     if ahead.wrapping_add(1 << 32) >= 1 << 33 {
@@ -88,7 +88,7 @@ proptest! {
         for backward in [false, true] {
             let mode = RingMode { writable: false, backward };
             let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
-            // Where each record written lies, its number and size.
+            // Position, number and size of each written record.
             let (mut written, mut head) = (Vec::new(), 0_u64);
             let mut lost_by = 0;
             for lens in &bursts {
@@ -118,7 +118,7 @@ proptest! {
                 prop_assert_eq!(rig.record(at, len), (Ok(number), len));
             }
             if backward {
-                // A reader that knows the head alone finds the same, newest first.
+                // A reader that knows only the head finds the same, newest first.
                 let (mut at, mut found) = (head, Vec::new());
                 while at != 0 && at.wrapping_sub(head) < size {
                     let room = size - at.wrapping_sub(head);
@@ -149,7 +149,7 @@ proptest! {
         ] {
             let mut rig = Rig::new(8, mode, wakeup);
             let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
-            // Several marks crossed by one record are one wakeup.
+            // A record that crosses several marks causes one wakeup.
             let expected = match wakeup {
                 Wakeup::Bytes(1..16) => produced as u64,
                 Wakeup::Page => grown / PAGE,

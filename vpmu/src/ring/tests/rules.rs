@@ -23,7 +23,7 @@ fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
         let mut rig = Rig::new(1, FORWARD, wakeup);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [257], "{wakeup:?}");
-        // Told of that loss by its record, the reader is woken for the next.
+        // After it read the record of that loss, the reader is woken for the next.
         rig.consume(usize::MAX);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [255], "{wakeup:?}, 24 bytes less");
@@ -101,7 +101,7 @@ fn events_that_share_a_ring_keep_their_own_marks() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // Every second record of the one; every 64 bytes of both, told when the other writes.
+    // Every second record of one event; every 64 bytes of both, whichever writes.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(

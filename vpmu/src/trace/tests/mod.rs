@@ -1,4 +1,4 @@
-//! Traces through rings and areas in guest memory, read back as a program would.
+//! Traces through rings and areas in guest memory, read back like a program would.
 
 mod properties;
 mod rules;
@@ -26,7 +26,7 @@ use crate::sink::{Flush, Sink};
 
 const RING: u64 = 0x10_0000;
 const AREA: u64 = 0x20_0000;
-/// The event that ring and area were mapped with.
+/// The event with the ring and area.
 const OWNER: u64 = 5;
 
 fn spec(id: u64, kind: u32) -> EventSpec {
@@ -57,7 +57,7 @@ struct Rig {
     time: u64,
 }
 
-/// A record of the ring: its type and what follows its header.
+/// A record of the ring: its type and the words after its header.
 type Found = (u32, Vec<u64>);
 
 /// A packet of the area.
@@ -70,7 +70,7 @@ enum Read {
 }
 
 impl Rig {
-    /// A ring of 64 pages, and an area of `pages` pages that lie apart.
+    /// A ring of 64 pages, and an area of `pages` scattered pages.
     fn new(pages: u64, writable: bool, watermark: u32) -> Self {
         Self::with(64, pages, writable, watermark)
     }
@@ -186,7 +186,7 @@ impl Rig {
         self.set(offset_of!(Metadata, aux_tail), tail);
     }
 
-    /// Every record since the last look.
+    /// Every record since the last call.
     fn records(&mut self) -> Vec<Found> {
         let head = self.field(offset_of!(Metadata, data_head));
         let data = self.field(offset_of!(Metadata, data_size));

@@ -1,4 +1,4 @@
-//! Whatever traces and their reader do, nothing is told twice or missing.
+//! Random traces and readers: every packet is reported exactly once or counted as lost.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ enum Step {
     Exits(u64),
     Samples(u64),
     Commit,
-    /// The reader moves on by this share of what it can.
+    /// The reader consumes this share of the unread data.
     Consume(u64),
     Due(u8),
 }
@@ -24,7 +24,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a reader of one event's packets knows.
+/// A reader's knowledge of one event's packets.
 #[derive(Default)]
 struct Seen {
     next: u64,
@@ -55,8 +55,8 @@ impl Seen {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Two traces in one area, with a reader of any speed: every byte is told once, every packet is
-    /// there or counted.
+    /// Two traces in one area, with a reader of any speed: every byte is reported once, every
+    /// packet is there or counted as lost.
     #[test]
     fn count_is_what_is_in_the_area_and_what_was_lost(
         steps in prop::collection::vec(step(), 1..60),

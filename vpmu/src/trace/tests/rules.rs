@@ -1,4 +1,4 @@
-//! Each rule of packets and of what is told of them, by itself.
+//! The rules of packets and their reports, one by one.
 
 use super::*;
 use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
@@ -170,7 +170,7 @@ fn an_area_that_is_overwritten_tells_when_it_is_asked() {
         let head = rig.aux_head();
         assert_eq!(rig.records(), [(TYPE_AUX, vec![0, head, OVERWRITE])]);
         assert_eq!((trace.count(), trace.lost()), (head, 0));
-        // The newest are there; a reader begins where the first page does.
+        // The newest packets are there; a reader begins at the first page boundary.
         let first = head.saturating_sub(rig.size()).next_multiple_of(PAGE);
         let packets = rig.packets(first, head);
         let last = packets.iter().rev().find_map(|(_, packet)| match packet {
@@ -250,7 +250,7 @@ fn a_driver_keeps_an_area() {
     assert!(!rig.exit(&spec, &mut trace), "nobody has begun");
     rig.sink.begin(spec.id, 3968, 256).expect("begun");
     let written: Vec<bool> = (0..4).map(|_| rig.exit(&spec, &mut trace)).collect();
-    // A sync packet that tells of the loss and a packet, then those of the next page.
+    // A sync packet that reports the loss and a packet, then the next page's.
     assert_eq!(written, [true, true, false, false]);
     assert_eq!(rig.sink.finish(spec.id).expect("begun"), (4224, 128));
     assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));

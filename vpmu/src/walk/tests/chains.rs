@@ -1,4 +1,4 @@
-//! Callers, to the last address.
+//! Call chains, checked to the last address.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn callers_of_32_bit_code() {
     guest.map(0x80_0000, 0x20_0000 | P | U, 0, P | U);
     guest.user_word(USTACK + 0x100, 0x80_0200 | 0x1111 << 32);
     guest.user_word(USTACK + 0x200, 0x2222 << 32);
-    // What lies above 32 bits is no part of its registers.
+    // The bits above 32 are not part of its registers.
     let mut cpu = guest.in_user(UTEXT, 7 << 32 | 0x80_0100);
     cpu.code64 = false;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222]);
@@ -81,7 +81,7 @@ fn the_kernels_callers_then_the_programs() {
     let guest = Guest::new();
     let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
     guest.kernel_frame(fp, fp + 0x20, TEXT + 0x111);
-    // The outermost frame of the kernel's ends where the saved registers begin.
+    // The kernel's outermost frame ends where the saved registers begin.
     guest.kernel_frame(fp + 0x20, SAVED, TEXT + 0x222);
     guest.user_frame(USTACK + 0x100, 0, 0x1111);
     guest.save_task(UTEXT, USTACK + 0x100, 0x33);
@@ -102,7 +102,7 @@ fn the_kernels_callers_then_the_programs() {
     assert_eq!(part(true, false), user);
     assert!(part(true, true).is_empty());
 
-    // Both share the limit, and its marks are beyond it.
+    // Both share the limit, which excludes mode marks.
     let spec = CaptureSpec {
         max_stack: 4,
         ..CHAIN

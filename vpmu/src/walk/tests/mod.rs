@@ -1,4 +1,4 @@
-//! A guest built by hand, and what is found in it.
+//! A hand-made guest, and the captures from it.
 
 mod chains;
 mod noise;
@@ -24,7 +24,7 @@ const U: u64 = 1 << 2;
 const PS: u64 = 1 << 7;
 const NX: u64 = 1 << 63;
 
-/// Where the guest has what.
+/// Addresses in the guest.
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const KSTACK: u64 = 0xffff_c900_0000_4000;
 const USTACK: u64 = 0x7ffe_0000_0000;
@@ -81,7 +81,7 @@ impl Guest {
             .expect("in memory")
     }
 
-    /// Maps `address` with `entry` in a table of `level`, those above made with `bits`.
+    /// Maps `address` with `entry` in a table of `level`; the tables above get `bits`.
     fn map(&mut self, address: u64, entry: u64, level: u32, bits: u64) {
         let mut table = 0x1000;
         for above in (level + 1..self.levels).rev() {
@@ -112,7 +112,7 @@ impl Guest {
         }
     }
 
-    /// The machine in the program, at `ip` with this frame pointer.
+    /// The vCPU in the program, at `ip` with this frame pointer.
     fn in_user(&self, ip: u64, bp: u64) -> CpuState {
         let mut cpu = self.cpu();
         cpu.general[IP] = ip;
@@ -148,7 +148,7 @@ impl Guest {
         self.kernel_word(fp + 8, caller);
     }
 
-    /// A task that entered the kernel from `ip`; its other registers tell their places.
+    /// A task that entered the kernel from `ip`; its other registers encode their positions.
     fn save_task(&self, ip: u64, bp: u64, cs: u64) {
         for word in 0..21 {
             self.kernel_word(SAVED + word * 8, 0x5000 + word);
@@ -198,7 +198,7 @@ const CHAIN: CaptureSpec = CaptureSpec {
     stack_user: 0,
 };
 
-/// Reads a word as the guest's kernel or a program would.
+/// Reads a word like the guest's kernel or a program would.
 fn word(guest: &Guest, address: u64, rights: Rights) -> Option<u64> {
     let view = View::of(&guest.memory);
     let mut space = AddressSpace::new(&view, &guest.cpu()).expect("long mode");

@@ -1,11 +1,11 @@
-//! Guests that are nothing but noise, and programs that look for their kernel.
+//! Guests filled with noise, and programs that try to read their kernel.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::memory::View;
 
-/// Addresses that lead somewhere more often than not.
+/// Addresses that are usually mapped.
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -102,7 +102,7 @@ proptest! {
         spec in spec(),
     ) {
         let guest = Guest::bare(4);
-        // Tables that are noise, with enough present entries to lead on.
+        // Random tables, with enough present entries to continue the walk.
         let mut noise = seed[0] | 1;
         for at in (0x1000..0x9000_u64).step_by(8) {
             noise ^= noise << 13;

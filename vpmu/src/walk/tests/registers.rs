@@ -1,4 +1,4 @@
-//! Registers and stacks, and whose they are.
+//! Registers and stacks, and their attribution to tasks.
 
 use super::*;
 use crate::memory::View;
@@ -36,8 +36,8 @@ fn without_saved_registers_there_is_no_program() {
         (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
-    // A kernel thread; between two tasks; below the stack pointer; unaligned; beyond the stack;
-    // not present; anything at all.
+    // A kernel thread; between two tasks; below the stack pointer; unaligned; beyond the stack; not
+    // present; an arbitrary address.
     for (sp, user_regs) in [
         (sp, 0),
         (KSTACK - 8, SAVED),
@@ -166,7 +166,7 @@ fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);
-    // As do modes that are not walked.
+    // Like modes that are not supported.
     let mut cpu = guest.in_user(UTEXT, USTACK);
     cpu.efer = 0;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT]);

@@ -11,9 +11,9 @@ fn pages_of_every_size_at_every_depth() {
             let size = 0x1000_u64 << (9 * level);
             let large = if level > 0 { PS } else { 0 };
             let address = 0x4000_0000_0000 + size * 3;
-            // A page as large as the memory or larger begins with it.
+            // A page as large as the memory or larger is at its start.
             let physical = if level == 0 { 0x20_0000 } else { 0 };
-            // Bit 12 of a large page's entry is no part of its address.
+            // Bit 12 of a large page's entry is not part of its address.
             let entry = physical | large | (large << 5) | P | U;
             guest.map(address, entry, level, P | U);
             guest.put(physical + 0x1238 % size, 42);
@@ -32,7 +32,7 @@ fn a_program_reads_only_what_every_level_opens() {
     for closed in 0..4 {
         let mut guest = Guest::bare(4);
         guest.map(USTACK, leaf | U, 0, P | U);
-        // Takes the bit away at one level.
+        // Clears the bit at one level.
         let mut table = 0x1000;
         for level in (0..4).rev() {
             let at = table + (USTACK >> (12 + level * 9) & 511) * 8;
@@ -44,7 +44,7 @@ fn a_program_reads_only_what_every_level_opens() {
         assert_eq!(word(&guest, USTACK, Rights::User), None);
         assert_eq!(word(&guest, USTACK, Rights::Kernel), Some(0));
     }
-    // A page of the upper half is no program's, whatever the tables say.
+    // A page of the upper half is not a program's, even if the tables permit it.
     let mut guest = Guest::bare(4);
     guest.map(TEXT, leaf | U, 0, P | U);
     assert_eq!(word(&guest, TEXT, Rights::User), None);
@@ -59,7 +59,7 @@ fn what_the_processor_would_not_translate_is_not_read() {
     guest.map(USTACK, 0x20_0000 | P | U, 0, P | U);
     assert_eq!(word(&guest, USTACK | 1 << 50, kernel), None);
     assert_eq!(word(&guest, u64::MAX, kernel), None);
-    // A large page where there is none.
+    // A large page at a level without large pages.
     guest.map(0, P | U | PS, 3, P | U);
     assert_eq!(word(&guest, 0, kernel), None);
     // A page, and tables, beyond memory.
@@ -72,7 +72,7 @@ fn what_the_processor_would_not_translate_is_not_read() {
     let view = View::of(&guest.memory);
     let mut space = AddressSpace::new(&view, &cpu).expect("long mode");
     assert_eq!(space.words::<1, 8>(USTACK, kernel), None);
-    // Modes that are not walked.
+    // Modes that are not supported.
     for (cr0, cr4, efer) in [
         (1, 1 << 5, 1 << 10),
         (1 << 31, 0, 1 << 10),

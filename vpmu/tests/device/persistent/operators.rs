@@ -168,14 +168,14 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
         (event("cycles=1"), "this host has no event `cycles=1`"),
         (event("cycles:x"), "this host has no event `cycles:x`"),
         (event("exit-trace-user"), "a trace needs an area"),
-        (event("tsc:u"), "it does not tell user mode from the kernel"),
+        (event("tsc:u"), "it cannot separate user and kernel mode"),
         (event("tsc"), "it makes no samples"),
         (
             Persist {
                 rate: Some(Rate::Period(9)),
                 ..event("cycles")
             },
-            "shorter than what counts it keeps",
+            "shorter than its counter supports",
         ),
         (
             Persist {
@@ -210,7 +210,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
                 pages: 0,
                 ..usual.clone()
             },
-            "no ring to go to",
+            "its samples need a ring",
         ),
         (
             Persist {
@@ -224,7 +224,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
                 name: Some("9".to_owned()),
                 ..usual.clone()
             },
-            "`9` is no name",
+            "`9` is not a valid name",
         ),
         (
             Persist {

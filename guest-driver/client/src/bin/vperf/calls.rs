@@ -1,29 +1,29 @@
-//! Call trees: which function called which, and how much of an event fell to it and to what it
-//! called. Knows names and shares, no addresses.
+//! Call trees: callers and callees, with each function's share of an event, alone and with its
+//! callees. Knows names and shares, not addresses.
 
 use std::collections::HashMap;
 
 use clap::ValueEnum;
 
-/// From where to where a tree grows.
+/// The direction in which a tree grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
-    /// From where programs begin to what they call.
+    /// From the programs' entries to the functions that they call.
     Down,
-    /// From the functions in which samples lie to who called them.
+    /// From the sampled functions to their callers.
     Up,
 }
 
-/// A function called by those above it, or above it the functions that it called.
+/// A function called by the ones above it or, in an upward tree, one that called them.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Call {
-    /// 0 of a process; a function's is one more than that of the line it hangs from.
+    /// 0 for a process; a function is one deeper than its parent line.
     pub(crate) depth: usize,
     pub(crate) name: String,
-    /// In it and in what hangs from it.
+    /// Samples in the function and in its subtree.
     pub(crate) samples: u64,
     pub(crate) percent: f64,
-    /// In it alone.
+    /// Samples in the function alone.
     pub(crate) self_samples: u64,
     pub(crate) self_percent: f64,
 }
@@ -38,19 +38,19 @@ struct Node {
     self_weight: u64,
 }
 
-/// The tree while samples are added to it.
+/// A tree under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     nodes: Vec<Node>,
     roots: Vec<usize>,
-    /// A node by its parent and name.
+    /// Node by parent and name.
     index: HashMap<(Option<usize>, String), usize>,
     weight: u64,
 }
 
 impl Tree {
-    /// Adds a sample that stands for `weight`: `path` leads from a root to the function that
-    /// it lies in, or from that to whoever began; the sample lies in the `own`th on it.
+    /// Adds a sample of `weight`. `path` leads from a root to the sampled function, or from that to
+    /// the outermost caller; the sample lies in element `own` of it.
     pub(crate) fn add(&mut self, path: Vec<String>, own: usize, weight: u64) {
         self.weight = self.weight.saturating_add(weight);
         let mut parent = None;
@@ -85,7 +85,7 @@ impl Tree {
         at
     }
 
-    /// The tree's lines from its roots on, the heavier of two neighbours first.
+    /// The tree's lines in order from its roots, the heavier of two siblings first.
     pub(crate) fn calls(&self) -> Vec<Call> {
         let mut calls = Vec::new();
         let mut left = Vec::new();
@@ -105,7 +105,7 @@ impl Tree {
         calls
     }
 
-    /// Puts nodes on the stack, so that the heaviest comes off first.
+    /// Pushes nodes so that the heaviest is popped first.
     fn push_sorted(&self, stack: &mut Vec<(usize, usize)>, nodes: &[usize], depth: usize) {
         let mut nodes = nodes.to_vec();
         nodes.sort_by(|&a, &b| {
@@ -116,8 +116,8 @@ impl Tree {
     }
 }
 
-/// In percent.
-#[expect(clippy::cast_precision_loss, reason = "a share in percent, for people")]
+/// A share in percent.
+#[expect(clippy::cast_precision_loss, reason = "a displayed percentage")]
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         0.0

@@ -1,4 +1,4 @@
-//! The result of `vperf stat`, in its three shapes.
+//! The result of `vperf stat`, in its three formats.
 
 use vpmu_client::Reading;
 
@@ -10,17 +10,17 @@ use crate::region::Passages;
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Count {
     event: String,
-    /// None if it was refused.
+    /// `None` if the event was refused.
     value: Option<u64>,
     unit: String,
     time_enabled: u64,
     time_running: u64,
-    /// What the count would be, had it been taken all the time.
+    /// The count extrapolated to the whole time enabled.
     scaled: Option<u64>,
     guest_only: bool,
     source: String,
     counts: String,
-    /// Why there is no count.
+    /// The reason for a refusal.
     refused: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl Count {
     }
 }
 
-/// `None` if it was never counted.
+/// Extrapolates a count; `None` if it never ran.
 fn scaled(reading: &Reading) -> Option<u64> {
     if reading.time_running >= reading.time_enabled {
         return Some(reading.value);
@@ -96,7 +96,7 @@ pub(crate) struct Counts {
     pub(crate) target: String,
     pub(crate) elapsed_ns: u64,
     pub(crate) exit_code: u8,
-    /// Where it was not counted all the way.
+    /// Present if the counts are limited to a region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) region: Option<Passages>,
     pub(crate) events: Vec<Count>,
@@ -155,7 +155,7 @@ mod tests {
         let entry = Entry {
             name: name.into(),
             unit: unit.into(),
-            counts: "what it says".into(),
+            counts: "as named".into(),
             source: "a source".into(),
             samples: false,
             guest_only,

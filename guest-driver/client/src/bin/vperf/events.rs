@@ -1,9 +1,9 @@
-//! Which events a person means: `-e`, or what is sensible on this host.
+//! Selection of events: `-e`, or defaults suitable for this host.
 
 use clap::Args;
 use vpmu_client::{Catalogue, Entry, Error, EventAttr, Vpmu};
 
-/// The default events of stat, in this order; those that the host lacks are left out.
+/// The default events of stat, in order; events that the host lacks are omitted.
 const TO_COUNT: [&str; 16] = [
     "task-clock",
     "cycles",
@@ -23,7 +23,7 @@ const TO_COUNT: [&str; 16] = [
     "halts",
 ];
 
-/// The default events of record: the first of them that samples.
+/// The default events of record: the first that can sample is used.
 const TO_SAMPLE: [&str; 3] = ["cycles", "task-clock", "cpu-clock"];
 
 #[derive(Debug, Args)]
@@ -42,17 +42,17 @@ pub(crate) struct EventArgs {
     pub(crate) specs: Vec<String>,
 }
 
-/// An event to open: as asked for, what the catalogue says of it, and how to open it.
+/// An event to open, with its specification and catalogue entry.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) name: String,
     pub(crate) entry: Entry,
     pub(crate) attr: EventAttr,
-    /// The event, by its index, that leads the group of this one.
+    /// Index of the event that leads this one's group.
     pub(crate) leader: Option<usize>,
 }
 
-/// Why events cannot be chosen.
+/// An error of the selection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventsError {
     #[error(transparent)]
@@ -62,7 +62,7 @@ pub(crate) enum EventsError {
 }
 
 impl EventArgs {
-    /// The user named them: a refusal is an error then, not a gap.
+    /// The user named the events, so a refusal is an error.
     pub(crate) fn explicit(&self) -> bool {
         !self.specs.is_empty()
     }
@@ -100,7 +100,7 @@ impl EventArgs {
     }
 }
 
-/// Takes the braces off; each spec with its leader's index, if another one leads it.
+/// Removes the braces; returns each spec with the index of its leader, if another event leads it.
 fn grouped<'a>(specs: &[&'a str]) -> Result<Vec<(&'a str, Option<usize>)>, EventsError> {
     let wrong = || EventsError::Braces(specs.join(","));
     let mut open = None;
@@ -142,7 +142,7 @@ fn first_that_samples(catalogue: &Catalogue) -> Option<&'static str> {
     TO_SAMPLE.into_iter().find(samples)
 }
 
-/// The event that `spec` names.
+/// Selects the event that `spec` names.
 pub(crate) fn choose(
     vpmu: &Vpmu,
     spec: &str,

@@ -1,4 +1,4 @@
-//! `vperf flush`: what was sampled stands in the rings when it returns.
+//! `vperf flush`: writes pending samples to the rings.
 
 use clap::Args;
 use vpmu_client::device::DeviceError;
@@ -17,7 +17,7 @@ pub(crate) struct FlushArgs {
     events: Vec<String>,
 }
 
-/// Why a flush failed.
+/// An error of a flush.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlushError {
     #[error(transparent)]
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<(), FlushError> {
     if args.events.is_empty() {
         return Ok(vpmu.flush()?);
     }
-    // All are found before the first is flushed: a name mistyped costs nothing.
+    // Look all events up before the first flush: a mistyped name has no effect.
     let events = args.events.iter().map(|name| vpmu.find_persistent(name));
     for event in events.collect::<Result<Vec<_>, _>>()? {
         let handle = vpmu.reopen(&event)?;

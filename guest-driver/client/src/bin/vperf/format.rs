@@ -1,4 +1,4 @@
-//! Numbers and tables for people.
+//! Numbers and tables as displayed text.
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn grouped(value: u64) -> String {
@@ -13,7 +13,7 @@ pub(crate) fn grouped(value: u64) -> String {
     text
 }
 
-/// Nanoseconds as seconds with all their places.
+/// Nanoseconds as seconds with nine decimals.
 pub(crate) fn seconds(nanoseconds: u64) -> String {
     format!(
         "{}.{:09}",
@@ -38,7 +38,7 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
     )
 }
 
-/// `part` in hundredths of a percent of `whole`, rounded; of nothing, zero.
+/// `part` as a percentage of `whole` with two decimals; zero if `whole` is.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     let whole = u128::from(whole);
     let hundredths = (u128::from(part) * 10_000 + whole / 2)
@@ -47,14 +47,14 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }
 
-/// To which side a column keeps.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,
     Right,
 }
 
-/// Lines of `rows` with columns two spaces apart; nothing trails.
+/// Lines of `rows` with columns two spaces apart and no trailing blanks.
 pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter()

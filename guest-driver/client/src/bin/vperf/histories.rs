@@ -1,15 +1,15 @@
-//! What each process was at each time, out of what a recording tells of processes.
+//! States of each process over time, from a recording.
 
 use std::collections::HashMap;
 
 use crate::data::{Action, Process, Task};
 
-/// Of each pid, what it was from the `time` on that stands there, in order of time.
+/// States of each pid, each valid from its `time` on, in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Histories(HashMap<u32, Vec<Process>>);
 
 impl Histories {
-    /// Plays what was told in order of time.
+    /// Applies the recorded changes in order of time.
     pub(crate) fn new(processes: &[Process], tasks: &[Task]) -> Self {
         let mut histories = Self::default();
         let mut processes: Vec<&Process> = processes.iter().collect();
@@ -29,12 +29,12 @@ impl Histories {
         histories
     }
 
-    /// The process as it was at `time`; before it is first told of, as it was then.
+    /// The process at `time`; before its first state, that state.
     pub(crate) fn at(&self, pid: u32, time: u64) -> Option<&Process> {
         self.0.get(&pid)?.get(self.version(pid, time))
     }
 
-    /// Which of the process's states that is; of one that nobody told of, zero.
+    /// Index of that state; zero for an unknown process.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
         let history = self.0.get(&pid).map_or(&[][..], Vec::as_slice);
         let after = history.partition_point(|process| process.time <= time);
@@ -102,7 +102,7 @@ mod tests {
             time: 50,
             maps: vec![map(0x1000, "/bin/sh")],
         };
-        // As they come from two CPUs: not in order.
+        // Out of order, as from two CPUs.
         let tasks = [
             task(2, 300, Action::Map(map(0x1000, "/bin/work"))),
             task(2, 100, Action::Fork(1)),

@@ -1,4 +1,4 @@
-//! `vperf list`: what this host can count.
+//! `vperf list`: the events that this host can count.
 
 use std::io::{self, Write};
 
@@ -21,7 +21,7 @@ pub(crate) struct ListArgs {
     json: bool,
 }
 
-/// Why there is no list.
+/// An error of the list.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListError {
     #[error(transparent)]
@@ -76,7 +76,7 @@ fn to_table(entries: &[Entry]) -> String {
     table(&[Align::Left; 6], &rows)
 }
 
-/// What `vperf record` can take of it.
+/// The event's use for `vperf record`.
 fn records(entry: &Entry) -> &'static str {
     match entry.trace {
         Some(Format::Exits) => "every exit",

@@ -1,5 +1,4 @@
-//! What samples of the last moment say, and no more: everything here is bounded, however long
-//! the view stays open.
+//! Samples since the last frame only: everything here is bounded, however long the view stays open.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,17 +12,17 @@ use crate::processes::Processes;
 use crate::profile::{Row, Sums};
 use crate::symbols::{KernelFunctions, Programs};
 
-/// Most places told apart in one frame; samples at others are still counted.
+/// Most distinct positions in one frame; samples elsewhere are still counted.
 const MOST_SPOTS: usize = 1 << 16;
-/// Most processes asked for their names in one frame.
+/// Most processes looked up in one frame.
 const MOST_PROCESSES: usize = 1 << 12;
-/// Most programs whose symbols are kept.
+/// Most programs with cached symbols.
 const MOST_PROGRAMS: usize = 64;
 
-/// For samples beyond what is told apart.
+/// Label for samples beyond those limits.
 const OTHERS: &str = "[others]";
 
-/// What happened since the last frame.
+/// Samples since the last frame.
 #[derive(Debug, Default)]
 struct Since {
     spots: HashMap<Spot, (u64, u64)>,
@@ -43,7 +42,7 @@ pub(crate) struct Frame {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Takes samples and gives frames.
+/// Collects samples into frames.
 #[derive(Debug)]
 pub(crate) struct Live {
     since: Since,
@@ -66,12 +65,12 @@ impl Live {
         }
     }
 
-    /// The kernel shows this user no addresses.
+    /// The kernel hides its addresses from this user.
     pub(crate) fn kernel_is_hidden(&self) -> bool {
         self.kernel.are_hidden()
     }
 
-    /// Takes one record.
+    /// Adds one record.
     pub(crate) fn record(&mut self, record: &Record) {
         match record {
             Record::Sample(sample) => self.sample(sample),
@@ -85,7 +84,7 @@ impl Live {
         self.since.samples += 1;
         let spot = Spot {
             pid: sample.pid,
-            // A process has one name for the whole frame.
+            // A process keeps one name for the whole frame.
             time: 0,
             cpu: sample.cpu,
             ip: sample.ip,
@@ -104,9 +103,9 @@ impl Live {
         }
     }
 
-    /// Asks who the processes are, while they live: after each reading of the rings.
+    /// Looks up the processes while they live: call after each read of the rings.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
-        // Nothing is followed, so no clock is asked for a time.
+        // Tasks are not followed here, so no time needs conversion.
         let lines = self.processes.news(&Clocks::default())?;
         let room = MOST_PROCESSES.saturating_sub(self.since.processes.len());
         let processes = lines.into_iter().filter_map(|line| match line {
@@ -117,7 +116,7 @@ impl Live {
         Ok(())
     }
 
-    /// What was taken since the last frame; forgets it.
+    /// Returns the samples since the last frame and clears them.
     pub(crate) fn frame(&mut self, keys: &[Key]) -> Frame {
         let since = std::mem::take(&mut self.since);
         self.processes = processes();
@@ -134,7 +133,7 @@ impl Live {
         let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
-            // As of the frame's end: a program that has become another is that one.
+            // As of the frame's end: after an exec, the new program.
             let spot = Spot {
                 time: u64::MAX,
                 ..*spot

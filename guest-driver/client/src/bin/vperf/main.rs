@@ -1,4 +1,4 @@
-//! `vperf`: the paravirtual PMU from a guest's command line.
+//! `vperf`: the command-line tool of the paravirtual PMU for guests.
 
 mod calls;
 mod counts;
@@ -65,7 +65,7 @@ struct Cli {
     command: Command,
 }
 
-// The description of each command is beside its arguments.
+// Each command's description is beside its arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::ListArgs),
@@ -78,7 +78,7 @@ enum Command {
     Flush(flush::FlushArgs),
 }
 
-/// Whatever ends vperf before its work is done.
+/// An error that ends vperf early.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
     #[error(transparent)]
@@ -110,7 +110,7 @@ impl CliError {
         }
     }
 
-    /// The reader of standard output has gone, as in `vperf report | head`: no failure.
+    /// The reader of standard output closed it, as in `vperf report | head`: not a failure.
     fn is_broken_pipe(&self) -> bool {
         let mut cause: Option<&dyn std::error::Error> = Some(self);
         while let Some(error) = cause {
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Where the output is closed there is nobody to tell.
+            // A closed output cannot show the error.
             let _ = error.print();
             return if error.use_stderr() {
                 FAILED.into()

@@ -1,4 +1,4 @@
-//! From the start of measuring to its end: the end of a command or of processes, or a signal.
+//! A measurement from start to end: until a command or processes exit, or a signal.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::os::{Process, SNAPSHOT, Signals};
 use crate::target::{Opened, TargetError};
 use crate::workload::{self, Running};
 
-/// What is being measured.
+/// A running measurement.
 #[derive(Debug)]
 pub(crate) struct Measuring {
     signals: Signals,
@@ -20,7 +20,7 @@ pub(crate) struct Measuring {
 }
 
 impl Measuring {
-    /// Of processes, or for as long as `child` lives.
+    /// Measures processes, or until `child` exits.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
         Self {
             signals,
@@ -31,17 +31,17 @@ impl Measuring {
         }
     }
 
-    /// A command runs, whose output may go where this program's does.
+    /// Whether a command runs, whose output may share this program's terminal.
     pub(crate) fn has_command(&self) -> bool {
         self.child.is_some()
     }
 
-    /// How often a snapshot was asked for since the last call.
+    /// Snapshots requested since the last call.
     pub(crate) fn snapshots(&mut self) -> u32 {
         std::mem::take(&mut self.snapshots)
     }
 
-    /// Waits for the end or until any of `others` is ready, whose answers come in `ready`;
+    /// Waits for the end or until any of `others` is ready, with the results in `ready`. Returns
     /// true at the end.
     pub(crate) fn wait(
         &mut self,
@@ -73,8 +73,8 @@ impl Measuring {
         Ok(had_processes && self.processes.is_empty())
     }
 
-    /// A signal to vperf goes to its child, whose end is then waited for; the second kills
-    /// it. True if there is no child: then it ends the measuring.
+    /// Forwards a signal to the child, whose exit is then awaited; a second signal kills it.
+    /// Returns true without a child: the signal then ends the measurement.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {
@@ -97,8 +97,8 @@ impl Measuring {
         Ok(false)
     }
 
-    /// Stops counting. What children that live on inherited cannot be stopped: it counts up
-    /// to its reading. What has gone with its CPU has stopped.
+    /// Stops counting. Inherited events of surviving children cannot be stopped: they count until
+    /// read. Events on an offline CPU have stopped already.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
             match opened.event.disable() {
@@ -110,8 +110,8 @@ impl Measuring {
         Ok(())
     }
 
-    /// Ends a command that still runs, which then gives no exit code but 0: to end it early
-    /// is no failure. A signal meanwhile kills it. One that has ended gives its own.
+    /// Terminates a command that still runs and returns 0: ending it early is not a failure. A
+    /// signal meanwhile kills it. Returns the code of a command that had exited.
     pub(crate) fn end(mut self) -> Result<u8, TargetError> {
         let Some(child) = &self.child else {
             return Ok(0);
@@ -130,7 +130,7 @@ impl Measuring {
         Ok(0)
     }
 
-    /// The exit code to end with: the command's, else 0.
+    /// Returns the exit code: the command's, else 0.
     pub(crate) fn finish(self) -> Result<u8, TargetError> {
         match self.child {
             Some(child) => Ok(workload::exit_code(child.wait()?)),

@@ -1,4 +1,4 @@
-//! What a sample is shown as: its process, its file, its function.
+//! Names for samples: process, file, function.
 
 use clap::ValueEnum;
 
@@ -6,7 +6,7 @@ use crate::data::{Kernel, Map, Process, Sample, Task};
 use crate::histories::Histories;
 use crate::symbols::Programs;
 
-/// What samples are told apart by.
+/// A field by which samples are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Key {
     /// The process's name.
@@ -23,7 +23,7 @@ pub(crate) enum Key {
     Pid,
 }
 
-/// As in options, heads and JSON.
+/// The name in options, table heads and JSON.
 pub(crate) fn name(key: Key) -> &'static str {
     match key {
         Key::Comm => "comm",
@@ -34,7 +34,7 @@ pub(crate) fn name(key: Key) -> &'static str {
     }
 }
 
-/// Where and when a CPU was.
+/// An instruction address with its task, CPU and time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Spot {
     pub(crate) pid: u32,
@@ -56,7 +56,7 @@ impl From<&Sample> for Spot {
     }
 }
 
-/// Gives names to what a recording holds as numbers.
+/// Resolves a recording's numbers to names.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     histories: Histories,
@@ -65,7 +65,7 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Of the kernel's symbols, in order.
+    /// The symbols of `kernel` are in order.
     pub(crate) fn new(
         processes: &[Process],
         tasks: &[Task],
@@ -79,16 +79,16 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The places of a sample's call chain, the innermost first; without a chain the sample's
-    /// own. It ends where it leads out of what the process can execute: there somebody has
-    /// kept no frame pointer, and what follows was never a call.
+    /// The positions of a sample's call chain, innermost first; without a chain, the sample's own.
+    /// Ends at the first address that the process cannot execute: a function there kept no frame
+    /// pointer, and further values are not calls.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();
         for (addresses, user) in [(&sample.8.0, false), (&sample.8.1, true)] {
             for (index, &address) in addresses.iter().enumerate() {
-                // Callers are told by where they go on: the call itself, which may be the
-                // last of its function, lies before that.
+                // A caller's address is its return address; the call itself, which may be the last
+                // instruction of its function, precedes that.
                 let ip = address.saturating_sub(u64::from(index > 0));
                 let spot = Spot { ip, user, ..here };
                 if index > 0 && user && !self.can_be_code(&spot) {
@@ -103,19 +103,18 @@ impl<'a> Names<'a> {
         spots
     }
 
-    /// Not if it is known what the process can execute, and this is no part of it.
+    /// False if the process's mappings are known and exclude the address.
     fn can_be_code(&self, spot: &Spot) -> bool {
         let process = self.process(spot);
         process.is_none_or(|process| process.maps.is_empty()) || map(process, spot).is_some()
     }
 
-    /// Which of the programs that a process was in turn it was at `time`: two times with the
-    /// same answer have the same names.
+    /// The index of the program that a process ran at `time`: equal indices have equal names.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
         self.histories.version(pid, time)
     }
 
-    /// The name in the sense of `key`.
+    /// The sample's value of the field `key`.
     pub(crate) fn of(&mut self, spot: &Spot, key: Key) -> String {
         match key {
             Key::Comm => match self.process(spot) {
@@ -159,7 +158,7 @@ fn map<'a>(process: Option<&'a Process>, spot: &Spot) -> Option<&'a Map> {
         .find(|map| (map.start..map.end).contains(&spot.ip))
 }
 
-/// For what has no name: the page it lies in.
+/// Label for an address without a name: its page.
 fn page(ip: u64) -> String {
     format!("{:#x}-{:#x}", ip & !0xfff, ip | 0xfff)
 }

@@ -1,4 +1,4 @@
-//! Signals and processes as descriptors, and the signal mask of a new program: std has none of them.
+//! Signals and processes as descriptors, and the signal mask of a new program, which std lacks.
 #![expect(
     unsafe_code,
     reason = "signal masks and signalfd(2) are in neither std nor rustix"
@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Asks a recording for a snapshot.
+/// The signal that requests a snapshot.
 pub(crate) const SNAPSHOT: libc::c_int = libc::SIGUSR2;
 
-/// A set of the signals that ask a program to end, and `more`.
+/// The termination signals and `more`.
 fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: a sigset_t is plain numbers, for which zeros are valid.
     let mut set = unsafe { std::mem::zeroed() };
@@ -25,16 +25,17 @@ fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-/// Signals that are read from a descriptor instead of ending this process: SIGINT, SIGTERM, SIGHUP, SIGQUIT and
-/// others.
+/// Signals read from a descriptor instead of terminating this process: SIGINT, SIGTERM, SIGHUP,
+/// SIGQUIT and others.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 
 impl Signals {
-    /// Blocks those and `more`. Call it before the first thread starts: threads inherit the mask.
+    /// Blocks the termination signals and `more`. Call it before the first thread starts: threads
+    /// inherit the mask.
     pub(crate) fn catch(more: &[libc::c_int]) -> io::Result<Self> {
         let set = signals(more);
-        // SAFETY: reads the set, changes this thread's mask alone.
+        // SAFETY: reads the set, changes only this thread's mask.
         let result =
             unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if result != 0 {
@@ -67,7 +68,7 @@ impl AsFd for Signals {
 /// Unblocks these signals for the calling thread, as programs expect them. Async-signal-safe.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     let set = signals(&[SNAPSHOT]);
-    // SAFETY: reads the set, changes this thread's mask alone.
+    // SAFETY: reads the set, changes only this thread's mask.
     let result =
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
     if result == 0 {
@@ -77,7 +78,7 @@ pub(crate) fn unblock_signals() -> io::Result<()> {
     }
 }
 
-/// A descriptor of a process, readable when it has ended.
+/// A descriptor of a process, readable once it has exited.
 #[derive(Debug)]
 pub(crate) struct Process(OwnedFd);
 
@@ -87,7 +88,7 @@ impl Process {
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Sends a signal; a process that has ended gets none, which is not an error.
+    /// Sends a signal; an exited process is not an error.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
         let signal = Signal::from_named_raw(signal).ok_or(io::ErrorKind::InvalidInput)?;
         match pidfd_send_signal(&self.0, signal) {

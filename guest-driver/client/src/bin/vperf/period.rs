@@ -1,29 +1,29 @@
-//! How often samples are taken: `-c`, `-F`, or what is sensible for the event's unit.
+//! The sampling period: `-c`, `-F`, or a default for the event's unit.
 
 use clap::Args;
 use vpmu_client::{EventAttr, Info};
 
-/// Samples a second of CPU time, where nobody says otherwise: few enough not to disturb.
+/// Default samples per second of CPU time: few enough for a small overhead.
 const DEFAULT_FREQUENCY: u64 = 1000;
-/// Of events that have a rate nobody knows.
+/// Default period of events whose rate is unknown.
 const DEFAULT_PERIOD: u64 = 1_000_000;
 
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct PeriodArgs {
-    /// Take a sample every COUNT of the event. [default: 1 ms for events in ns or ticks, 1 for
-    /// exits, halts and marks, else 1000000]
+    /// Take a sample every COUNT units of the event. [default: 1 ms for events in ns or ticks, 1
+    /// for exits, halts and marks, else 1000000]
     #[arg(short = 'c', long = "count", value_name = "COUNT",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Take about so many samples a second of CPU time: of a clock exactly, of another event
-    /// by a period that follows its rate.
+    /// Take about HZ samples per second of CPU time: exactly for a clock, for other events by
+    /// adjusting the period to their rate.
     #[arg(short = 'F', long = "freq", value_name = "HZ",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     frequency: Option<u64>,
 }
 
-/// What is wrong with it.
+/// An error of the options.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeriodError {
     #[error("-F: the host takes at most {0} samples of an event per second")]
@@ -31,7 +31,7 @@ pub(crate) enum PeriodError {
 }
 
 impl PeriodArgs {
-    /// `attr`, of the event `name` that counts in `unit`, sampling.
+    /// Makes `attr` sample, for the event `name` that counts in `unit`.
     pub(crate) fn apply(
         &self,
         attr: EventAttr,

@@ -1,9 +1,9 @@
-//! Who the sampled processes are. What they do from the start of the recording on, the
-//! kernel tells as it happens; what those that ran before are, /proc tells while they live.
+//! Identities of the sampled processes. The kernel reports their changes during the recording;
+//! /proc describes processes that started earlier, while they live.
 //!
-//! Where the kernel does not let itself be asked, /proc has to do for all: it is looked at
-//! whenever samples are read. Then a process that comes and goes in between stays without a
-//! name, and samples between an exec and the next look bear the old program's.
+//! If the kernel refuses to report, /proc serves for all and is read whenever samples are. Then a
+//! process that starts and exits in between has no name, and samples between an exec and the next
+//! read of /proc carry the old program's.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -17,13 +17,13 @@ use crate::data::{Action, Line, Map, Process, Task};
 #[derive(Debug)]
 pub(crate) struct Processes {
     proc: PathBuf,
-    /// Empty if the kernel cannot be asked.
+    /// Empty if the kernel refuses.
     followed: Vec<Tasks>,
-    /// As last written, of those that /proc was asked about.
+    /// The last written state of processes read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Not to be asked about until the next reading, or ever if the kernel tells.
+    /// Processes not to look up until the next read, or ever if the kernel reports them.
     told: HashSet<u32>,
-    /// Seen in samples since the last reading, with the time of the first.
+    /// Processes in samples since the last read, with the time of the first sample.
     seen: Vec<(u32, u64)>,
 }
 
@@ -38,14 +38,14 @@ impl Processes {
         }
     }
 
-    /// A sample of `pid` taken at `time` was read.
+    /// Notes a sample of `pid` taken at `time`.
     pub(crate) fn saw(&mut self, pid: u32, time: u64) {
         if self.told.insert(pid) {
             self.seen.push((pid, time));
         }
     }
 
-    /// What is new about processes, after samples were read.
+    /// Returns changes of processes, after samples were read.
     pub(crate) fn news(&mut self, clocks: &Clocks) -> Result<Vec<Line>, TasksError> {
         let mut lines = Vec::new();
         let mut active = HashSet::new();
@@ -56,7 +56,7 @@ impl Processes {
             }
         }
         for (pid, time) in std::mem::take(&mut self.seen) {
-            // One that was born or has become another program under our eyes is known.
+            // A process that forked or called exec while followed is known.
             if !active.contains(&pid) {
                 lines.extend(self.look(pid, time).map(Line::Process));
             }
@@ -69,23 +69,23 @@ impl Processes {
         Ok(lines)
     }
 
-    /// Notices of the kernel that were lost.
+    /// Lost notices of the kernel.
     pub(crate) fn lost(&self) -> u64 {
         self.followed.iter().map(Tasks::lost).sum()
     }
 
-    /// What /proc says of a process, if it lives and anything is new.
+    /// Reads a process from /proc; `None` if it exited or is unchanged.
     pub(crate) fn look(&mut self, pid: u32, time: u64) -> Option<Process> {
         let dir = self.proc.join(pid.to_string());
         let comm = fs::read_to_string(dir.join("comm"))
             .ok()?
             .trim_end()
             .to_owned();
-        // Not every process lets itself be looked at; its name alone is something.
+        // Some processes hide their mappings; the name alone is useful.
         let maps = fs::read(dir.join("maps")).unwrap_or_default();
         let maps = executable(&String::from_utf8_lossy(&maps));
         if let Some((last_comm, last_maps)) = self.known.get(&pid) {
-            // One that is ending has its name, and no mappings any more.
+            // An exiting process still has its name, but no mappings.
             let is_ending = maps.is_empty() && !last_maps.is_empty();
             if is_ending || (*last_comm == comm && *last_maps == maps) {
                 return None;
@@ -101,7 +101,7 @@ impl Processes {
     }
 }
 
-/// In the file's terms, and in the samples' time.
+/// Converts to the file's types and the samples' clock.
 fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
     let action = match notice.action {
         tasks::Action::Map {
@@ -118,7 +118,7 @@ fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
         tasks::Action::Exec(name) => Action::Exec(name),
         tasks::Action::ForkOf(parent) => Action::Fork(parent),
         tasks::Action::Name(name) => Action::Name(name),
-        // An action that a newer library knows changes nothing that is shown here.
+        // Actions that a newer library adds do not affect the output.
         _ => return None,
     };
     Some(Task {
@@ -128,12 +128,12 @@ fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
     })
 }
 
-/// The executable mappings in a /proc/PID/maps.
+/// The executable mappings in /proc/PID/maps.
 fn executable(maps: &str) -> Vec<Map> {
     maps.lines().filter_map(executable_line).collect()
 }
 
-/// `start-end perms offset dev inode path`, the path with blanks in it or missing.
+/// Parses `start-end perms offset dev inode path`; the path may contain blanks or be missing.
 fn executable_line(line: &str) -> Option<Map> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;

@@ -1,4 +1,4 @@
-//! A recording, added up: for each event, how much of it fell to which function.
+//! A profile of a recording: each event's share per function.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,16 +12,16 @@ use crate::data::{
 use crate::names::{Key, Names, Spot, name};
 use crate::symbols::Programs;
 
-/// What a profile shall show beside where the samples lie.
+/// Optional parts of a profile.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct View {
-    /// To every row, what was called from there.
+    /// Shares that include callees.
     pub(crate) children: bool,
     /// The call tree.
     pub(crate) calls: Option<Direction>,
 }
 
-/// The samples that are alike in all keys.
+/// Samples that are equal in all keys.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Row {
     /// In the order of the keys.
@@ -30,27 +30,27 @@ pub(crate) struct Row {
     #[serde(flatten)]
     pub(crate) named: BTreeMap<&'static str, String>,
     pub(crate) samples: u64,
-    /// Of the event.
+    /// The sum of the samples' periods.
     pub(crate) period: u64,
     pub(crate) percent: f64,
-    /// What was called from there included.
+    /// The share with callees included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) children_percent: Option<f64>,
 }
 
-/// One event's.
+/// The profile of one event.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Profile {
     pub(crate) event: String,
     pub(crate) unit: String,
     pub(crate) source: String,
     pub(crate) guest_only: bool,
-    /// A sample every so many, or with `freq` so many a second.
+    /// The period, or samples per second with `freq`.
     pub(crate) every: u64,
     pub(crate) freq: bool,
     pub(crate) samples: u64,
     pub(crate) lost: u64,
-    /// How many times the device stopped sampling for a while.
+    /// Times that the device throttled the event.
     pub(crate) throttled: u64,
     pub(crate) period: u64,
     pub(crate) rows: Vec<Row>,
@@ -58,10 +58,10 @@ pub(crate) struct Profile {
     pub(crate) calls: Option<Vec<Call>>,
 }
 
-/// A trace that was recorded, too: what there is of it, in bytes.
+/// A recorded trace's totals, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct TraceBytes {
-    /// It is one of samples: this event's.
+    /// The event's index, for a trace of samples.
     #[serde(skip)]
     event: Option<usize>,
     pub(crate) trace: String,
@@ -71,13 +71,13 @@ pub(crate) struct TraceBytes {
 }
 
 impl TraceBytes {
-    /// It is one of samples, and shown as an event.
+    /// A trace of samples, shown as an event.
     pub(crate) fn is_event(&self) -> bool {
         self.event.is_some()
     }
 }
 
-/// What a recording holds.
+/// The contents of a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
     pub(crate) target: String,
@@ -89,12 +89,12 @@ pub(crate) struct Recording {
     tasks: Vec<Task>,
     kernel: Kernel,
     traces: Vec<TraceBytes>,
-    /// It has its end.
+    /// The recording is not truncated.
     pub(crate) complete: bool,
 }
 
 impl Recording {
-    /// Takes the next line of the file.
+    /// Adds the next line of the file.
     pub(crate) fn add(&mut self, line: Line) {
         match line {
             Line::Header(header) => self.target = header.target,
@@ -122,7 +122,7 @@ impl Recording {
         }
     }
 
-    /// One of samples is an event as others are.
+    /// A trace of samples is an event like any other.
     fn add_trace(&mut self, line: TraceLine) {
         let samples = line.format == Format::Samples;
         self.traces.push(TraceBytes {
@@ -168,12 +168,12 @@ impl Recording {
         }
     }
 
-    /// What AUX data there is.
+    /// Totals of the AUX data.
     pub(crate) fn traces(&self) -> &[TraceBytes] {
         &self.traces
     }
 
-    /// The kernel hid its addresses while this was recorded.
+    /// The kernel hid its addresses during the recording.
     pub(crate) fn kernel_is_hidden(&self) -> bool {
         self.kernel.hidden
     }
@@ -183,12 +183,12 @@ impl Recording {
         self.samples.len()
     }
 
-    /// Samples have the chains of their callers.
+    /// Whether samples have call chains.
     pub(crate) fn has_chains(&self) -> bool {
         self.samples.iter().any(|sample| sample.8.has_callers())
     }
 
-    /// Every event's profile, its rows by descending share.
+    /// Each event's profile, its rows by descending share.
     pub(crate) fn profiles(&self, keys: &[Key], view: View) -> Vec<Profile> {
         let mut programs = Programs::default();
         let mut names = Names::new(&self.processes, &self.tasks, &self.kernel, &mut programs);
@@ -247,7 +247,7 @@ impl Recording {
     }
 }
 
-/// The process, and the functions on the way to the sample or from it.
+/// The process and the functions on the path to the sample, or from it.
 fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Vec<String> {
     if direction == Direction::Down {
         spots.reverse();
@@ -257,7 +257,7 @@ fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Ve
     process.into_iter().chain(functions).collect()
 }
 
-/// What fell to each combination of names.
+/// Totals by combination of names.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     sums: HashMap<Vec<String>, Sum>,
@@ -272,12 +272,12 @@ struct Sum {
 }
 
 impl Sums {
-    /// Adds a sample that stands for `period`.
+    /// Adds a sample of `period`.
     pub(crate) fn add(&mut self, cells: Vec<String>, period: u64) {
         self.add_many(cells, 1, period);
     }
 
-    /// Adds `samples` that together stand for `period`.
+    /// Adds `samples` with a total of `period`.
     pub(crate) fn add_many(&mut self, cells: Vec<String>, samples: u64, period: u64) {
         let sum = self.sums.entry(cells).or_default();
         sum.samples = sum.samples.saturating_add(samples);
@@ -285,7 +285,7 @@ impl Sums {
         self.total = self.total.saturating_add(period);
     }
 
-    /// Adds the sample's period to all who are on its chain, to each once.
+    /// Adds the sample's period to each distinct function on its chain.
     fn add_callers(&mut self, callers: HashSet<Vec<String>>, period: u64) {
         for cells in callers {
             let sum = self.sums.entry(cells).or_default();
@@ -293,7 +293,7 @@ impl Sums {
         }
     }
 
-    /// By descending share, of their children too if those count.
+    /// Rows by descending share, which includes callees with `children`.
     pub(crate) fn rows(self, keys: &[Key], children: bool) -> Vec<Row> {
         let total = self.total;
         let heads: Vec<&'static str> = keys.iter().map(|&key| name(key)).collect();

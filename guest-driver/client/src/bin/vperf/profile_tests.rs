@@ -124,12 +124,11 @@ fn samples_of_no_event_are_nobodys() {
     );
 }
 
-/// `work`, 0x1100, calls 0x2100 from two places, of which one is at its very end, and
-/// the kernel once.
+/// `work` at 0x1100 calls 0x2100 from two places, one at its very end, and the kernel once.
 fn chains() -> Recording {
     let mut recording = recording();
     recording.samples.clear();
-    // 0x9000 is no code: what wrote it there kept no frame pointer.
+    // 0x9000 is not code: its function kept no frame pointer.
     let mut sample = |kernel: &[u64], user: &[u64], period| {
         let is_user = kernel.is_empty();
         let ip = if is_user { user[0] } else { kernel[0] };

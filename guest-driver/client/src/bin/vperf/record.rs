@@ -1,4 +1,4 @@
-//! `vperf record`: samples, out of the rings into a file.
+//! `vperf record`: copies samples from the rings to a file.
 
 use std::path::PathBuf;
 
@@ -148,8 +148,8 @@ impl RecordArgs {
     fn with_chains(&self, attr: EventAttr) -> EventAttr {
         match self.call_graph {
             None => attr,
-            // An event of user mode alone is open to users who may not see the kernel's
-            // addresses; a chain of them would not be.
+            // Users who may not see the kernel's addresses may sample user mode, but not with a
+            // kernel call chain.
             Some(CallGraph::Fp) => EventAttr {
                 exclude_callchain_kernel: attr.exclude_kernel,
                 exclude_callchain_user: attr.exclude_user,

@@ -1,5 +1,5 @@
-//! Regions of interest: between two marks that the measured programs place, events count and
-//! sample, elsewhere they stand still. The host starts and stops them, by starters and stoppers.
+//! Regions of interest: events count and sample only between two marks that the measured programs
+//! place. Starters and stoppers on the host switch them.
 
 use clap::Args;
 use vpmu_client::trigger::TriggerError;
@@ -34,7 +34,7 @@ fn mark(text: &str) -> Result<u32, String> {
     value.ok_or_else(|| "not a mark: a number from 0 to 4294967295".into())
 }
 
-/// Why a region cannot be measured.
+/// An error of measuring a region.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegionError {
     #[error("opening mark {mark}, which --from and --to need")]
@@ -48,33 +48,33 @@ pub(crate) enum RegionError {
     Read(#[source] vpmu_client::event::EventError),
 }
 
-/// How often regions were entered and left.
+/// Number of times that regions were entered and left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Passages {
     from: Option<u32>,
     to: Option<u32>,
-    /// Marks that found their thread, or CPU, outside.
+    /// Start marks placed outside the region.
     entered: Option<u64>,
-    /// Marks that found it inside.
+    /// End marks placed inside the region.
     left: Option<u64>,
 }
 
-/// The events behind a region, each at all places.
+/// The events behind a region, each on all targets.
 #[derive(Debug, Default)]
 pub(crate) struct Region {
     from: Option<u32>,
     to: Option<u32>,
-    /// Counts marks that begin it, outside of it.
+    /// Counts start marks, while outside the region.
     entered: Vec<Opened>,
-    /// Counts marks that end it, inside.
+    /// Counts end marks, while inside the region.
     left: Vec<Opened>,
     stoppers: Vec<Opened>,
-    /// Empty where the stoppers start, too.
+    /// Empty if the stoppers also start.
     starters: Vec<Opened>,
 }
 
 impl RegionArgs {
-    /// Where it is measured, for a heading: `, from mark 7 to mark 8`; empty without a region.
+    /// The region for a heading: `, from mark 7 to mark 8`; empty without a region.
     pub(crate) fn place(&self) -> String {
         let ends = [("from", self.from), ("to", self.to)];
         let named = ends
@@ -90,7 +90,7 @@ impl RegionArgs {
         }
     }
 
-    /// `attr`, of an event that is measured in the region alone.
+    /// Restricts `attr` to the region.
     pub(crate) fn apply(&self, attr: EventAttr) -> EventAttr {
         if self.from.is_some() {
             attr.enabled_on_starter()
@@ -99,7 +99,7 @@ impl RegionArgs {
         }
     }
 
-    /// Has the region's marks start and stop all of `targets`; `None` where there is no region.
+    /// Links the region's marks to all of `targets`; `None` without a region.
     pub(crate) fn open(
         &self,
         vpmu: &Vpmu,
@@ -128,7 +128,7 @@ impl RegionArgs {
     }
 }
 
-/// Opens an event of a mark at all places.
+/// Opens a mark's event on all targets.
 fn open_mark(
     vpmu: &Vpmu,
     target: &Target,
@@ -142,8 +142,8 @@ fn open_mark(
 }
 
 impl Region {
-    /// What is measured, and the counting of ends, goes on inside; the counting of beginnings
-    /// outside: so marks count that change sides, and no others.
+    /// Targets and the count of end marks run inside, the count of start marks outside: so only
+    /// marks that cross the boundary count.
     fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
         let inside = || targets.iter().chain(&self.left);
         if let Some(mark) = self.from {
@@ -164,14 +164,13 @@ impl Region {
         Ok(())
     }
 
-    /// In the order in which they are to be enabled, after what is measured: who starts others
-    /// finds them enabled.
+    /// The events in enabling order, after the targets: a starter must find its targets enabled.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Opened> {
         let counters = self.entered.iter().chain(&self.left);
         counters.chain(&self.stoppers).chain(&self.starters)
     }
 
-    /// How often it was entered and left so far.
+    /// Reads how often the region was entered and left.
     pub(crate) fn passages(&self) -> Result<Passages, RegionError> {
         let sum = |events: &[Opened]| -> Result<u64, RegionError> {
             let counts = events.iter().map(|opened| opened.event.read());
@@ -189,7 +188,7 @@ impl Region {
     }
 }
 
-/// Links each trigger with those of `targets` that are at its place.
+/// Links each trigger with the `targets` at its place.
 fn link<'a>(
     triggers: &[Opened],
     targets: impl IntoIterator<Item = &'a Opened> + Clone,
@@ -205,7 +204,7 @@ fn link<'a>(
 }
 
 impl Passages {
-    /// How often, for people.
+    /// Text for the summary.
     pub(crate) fn describe(&self) -> String {
         let times = |count: u64| match count {
             1 => "once".to_owned(),
@@ -219,7 +218,7 @@ impl Passages {
         parts.extend(self.left.map(|count| format!("left {}", times(count))));
         let nothing = match (self.entered, self.from) {
             (Some(0), Some(mark)) => {
-                format!(": nothing that was measured placed mark {mark}")
+                format!(": the measured tasks did not place mark {mark}")
             }
             _ => String::new(),
         };
@@ -276,7 +275,7 @@ mod tests {
         );
         assert_eq!(
             describe(Some(0), None),
-            "region entered 0 times: nothing that was measured placed mark 7"
+            "region entered 0 times: the measured tasks did not place mark 7"
         );
         assert_eq!(describe(None, Some(2)), "region left 2 times");
     }

@@ -192,7 +192,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
     text
 }
 
-/// How often a sample was taken, in words.
+/// The sampling period as text.
 fn every(profile: &Profile) -> String {
     let every = grouped(profile.every);
     if profile.freq {
@@ -204,7 +204,7 @@ fn every(profile: &Profile) -> String {
     }
 }
 
-/// Rows under a head of what their columns are.
+/// Rows as a table with column heads.
 pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     let mut header = vec!["SHARE".to_owned(), "SAMPLES".to_owned()];
     if children {
@@ -226,9 +226,9 @@ pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     table(&columns, &lines)
 }
 
-/// Calls below the least share are left out, and so is what hangs from them: it has no more.
+/// Omits calls below the least share with their subtrees, whose shares are no larger.
 fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
-    // From below a sample lies in the first function of each path: there is no other share.
+    // In an upward tree the sampled function is first in each path: it has no other share.
     let up = args.call_graph == Some(Direction::Up);
     let heads: &[&str] = if up {
         &["SHARE", "CALLED FROM"]

@@ -1,4 +1,4 @@
-//! Events that sample: how often, by whom, into rings of which size.
+//! Options of sampling events: period, engine and ring size.
 
 use clap::{Args, ValueEnum};
 use vpmu_client::attr::{EventAttr, SAMPLE_CALLCHAIN};
@@ -32,10 +32,10 @@ enum EngineChoice {
     Batched,
 }
 
-/// Each with the index of its event.
+/// Each ring with the index of its event.
 pub(crate) type Rings = Vec<(usize, Ring)>;
 
-/// Why events cannot be sampled.
+/// An error of sampling events.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SamplingError {
     #[error(transparent)]
@@ -79,7 +79,7 @@ fn power_of_two(text: &str) -> Result<u32, String> {
     }
 }
 
-/// What was asked for, if the device allows as much; both as logarithms.
+/// The requested size, checked against the device's limit; both as logarithms.
 fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     let most_log2 = most.checked_ilog2().unwrap_or(0);
     match asked {
@@ -90,7 +90,7 @@ fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl SamplingArgs {
-    /// The events, sampling, after `finish` has had a look at each.
+    /// Selects the events and makes them sample, after `finish` adjusted each.
     pub(crate) fn choose(
         &self,
         events: &EventArgs,
@@ -124,7 +124,7 @@ impl SamplingArgs {
         Ok(chosen)
     }
 
-    /// How often.
+    /// The period options.
     pub(crate) fn period(&self) -> &PeriodArgs {
         &self.period
     }
@@ -137,8 +137,8 @@ impl SamplingArgs {
         }
     }
 
-    /// Opens and maps them. A quarter of a ring before its reader is woken: room enough for
-    /// what comes until it is.
+    /// Opens and maps the events. Readers wake when a quarter of a ring is full, which leaves room
+    /// for samples until they run.
     pub(crate) fn open(
         &self,
         vpmu: &Vpmu,

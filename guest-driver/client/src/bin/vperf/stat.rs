@@ -1,4 +1,4 @@
-//! `vperf stat`: counts. What is measured is `target`'s matter, how it is shown `counts`'s.
+//! `vperf stat`: counts. `target` selects the measured tasks, `counts` formats the result.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -49,7 +49,7 @@ pub(crate) struct StatArgs {
     pub(crate) target: TargetArgs,
 }
 
-/// Why counting failed.
+/// An error of counting.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatError {
     #[error(transparent)]
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     for event in &mut chosen {
         event.attr = args.region.apply(event.attr.clone());
     }
-    // Before the work, so that a wrong path does not lose its counts.
+    // Before the measurement, so that a wrong path does not lose its counts.
     let mut output: Box<dyn Write> = match &args.output {
         None if args.json || args.separator.is_some() => Box::new(io::stdout()),
         None => Box::new(io::stderr()),
@@ -131,10 +131,10 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     Ok(counts.exit_code)
 }
 
-/// Why events, by index, are not counted.
+/// By event index, the reason why it is not counted.
 type Refused = Vec<Option<String>>;
 
-/// Opens what was chosen; a default event may be refused, one that a person named may not.
+/// Opens the selected events. A default event may be refused, one named by the user may not.
 fn open_all(
     vpmu: &Vpmu,
     target: &Target,
@@ -171,7 +171,7 @@ fn open_all(
     Ok((opened, refused))
 }
 
-/// The `index`th event, at its places in order.
+/// The `index`th event on its targets, in order.
 fn of(opened: &[Opened], index: usize) -> Vec<&Opened> {
     opened
         .iter()
@@ -179,8 +179,8 @@ fn of(opened: &[Opened], index: usize) -> Vec<&Opened> {
         .collect()
 }
 
-/// Opens a member of a group, whose leader is at the same places. It is enabled from the first:
-/// its leader's being so decides.
+/// Opens a group member, whose leader is on the same targets. Members are enabled from the start:
+/// the group counts while its leader is enabled.
 fn open_members(
     vpmu: &Vpmu,
     target: &Target,
@@ -201,7 +201,7 @@ fn open_members(
     })
 }
 
-/// Adds up what each event counted; one that cannot be read any more is refused, too.
+/// Adds up each event's counts; an event that can no longer be read is refused, too.
 fn read_all(chosen: &[Chosen], opened: &[Opened], mut refused: Refused) -> Vec<Count> {
     let mut sums = vec![Reading::default(); chosen.len()];
     for opened in opened {

@@ -1,4 +1,4 @@
-//! Addresses to names: of the kernel from /proc/kallsyms, of programs from their ELF files.
+//! Addresses to names: the kernel's from /proc/kallsyms, programs' from their ELF files.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,8 +8,7 @@ use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
 
 use crate::data::{Kernel, Map, Symbol};
 
-/// The functions of `kallsyms` in which `addresses` lie; a kernel that has no such file hides
-/// them, too.
+/// The functions of `kallsyms` that contain `addresses`; a missing file also counts as hidden.
 pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
     if addresses.is_empty() {
         return Kernel::default();
@@ -29,12 +28,12 @@ impl KernelFunctions {
         Self(functions)
     }
 
-    /// To users who may not see addresses the kernel shows zeros.
+    /// The kernel shows zero addresses to users without permission.
     pub(crate) fn are_hidden(&self) -> bool {
         self.0.last().is_none_or(|&(start, _)| start == 0)
     }
 
-    /// Those in which `addresses` lie.
+    /// The functions that contain `addresses`.
     pub(crate) fn of(&self, addresses: &[u64]) -> Kernel {
         let hidden = !addresses.is_empty() && self.are_hidden();
         let mut symbols: Vec<Symbol> = Vec::new();
@@ -50,7 +49,7 @@ impl KernelFunctions {
     }
 }
 
-/// `address type name [module]`, of code alone.
+/// Parses `address type name [module]`, for code only.
 fn kernel_function(line: &str) -> Option<(u64, String)> {
     let (address, rest) = line.split_once(' ')?;
     let (kind, name) = rest.split_once(' ')?;
@@ -59,12 +58,12 @@ fn kernel_function(line: &str) -> Option<(u64, String)> {
     is_code.then(|| (address, name.replace('\t', " ")))
 }
 
-/// The function that begins last before `address` or at it, up to the next one's beginning.
-/// The last of all may not be long: what is far behind it belongs to nobody.
+/// The last function that begins at or before `address`, up to the next one. The length of the last
+/// function is unknown, so it is limited: addresses far behind it have no function.
 fn covering(functions: &[(u64, String)], address: u64) -> Option<Symbol> {
     let after = functions.partition_point(|&(start, _)| start <= address);
     let start = functions.get(after.checked_sub(1)?)?.0;
-    // Of several names for one place, the first.
+    // The first of several names for one address.
     let first = functions.partition_point(|&(other, _)| other < start);
     let (_, name) = functions.get(first)?;
     let end = functions
@@ -77,7 +76,7 @@ fn covering(functions: &[(u64, String)], address: u64) -> Option<Symbol> {
     })
 }
 
-/// What an ELF file says of its addresses.
+/// Segments and functions of an ELF file.
 #[derive(Debug)]
 struct Elf {
     /// File offset, length, address.
@@ -110,7 +109,7 @@ impl Elf {
             .collect();
         functions.sort_by(|a, b| (a.start, b.end).cmp(&(b.start, a.end)));
         functions.dedup_by_key(|function| function.start);
-        // Assembler code often has no sizes: up to the next function, then.
+        // Assembler functions often lack sizes: then up to the next function.
         for index in 0..functions.len() {
             let next = functions.get(index + 1).map(|next| next.start);
             let function = &mut functions[index];
@@ -124,7 +123,7 @@ impl Elf {
         })
     }
 
-    /// The function at a place of the file, wherever it was loaded.
+    /// The function at an offset of the file, independent of its load address.
     fn at(&self, offset: u64) -> Option<&str> {
         let in_segment = |&&(start, length, _): &&(u64, u64, u64)| {
             offset
@@ -141,12 +140,12 @@ impl Elf {
     }
 }
 
-/// The programs looked into so far.
+/// Programs read so far.
 #[derive(Debug, Default)]
 pub(crate) struct Programs(HashMap<String, Option<Elf>>);
 
 impl Programs {
-    /// How many.
+    /// Number of programs.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,4 +1,4 @@
-//! What is measured, and for how long: a command, tasks that run already, or CPUs.
+//! The measured target and the duration: a command, running tasks, or CPUs.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -56,13 +56,13 @@ pub(crate) struct CpuArgs {
 }
 
 impl CpuArgs {
-    /// Those that are meant, of those that are online.
+    /// The selected CPUs among those online.
     pub(crate) fn list(&self) -> Result<Vec<u32>, TargetError> {
         online(self.cpus.as_deref())
     }
 }
 
-/// Why a target cannot be measured.
+/// An error of the target.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error("nothing to measure: give a command, -p PID, -C CPU or -a for all CPUs")]
@@ -83,17 +83,17 @@ pub(crate) enum TargetError {
     Wait(#[from] EventError),
 }
 
-/// One event on one of the places that are measured.
+/// One event on one measured task or CPU.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// Of the events chosen.
+    /// Index among the selected events.
     pub(crate) index: usize,
-    /// The task or CPU, numbered from 0; for all events the same.
+    /// Number of the task or CPU, from 0; the same for all events.
     pub(crate) place: usize,
     pub(crate) event: Event,
 }
 
-/// Whether an event was refused because its CPU has gone offline, or another's device went.
+/// Whether an event was refused because its CPU went offline, or its device was removed.
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -108,7 +108,7 @@ pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Where events are opened.
+/// The places of events: tasks or CPUs.
 #[derive(Debug)]
 enum Places {
     Child(i32),
@@ -116,7 +116,7 @@ enum Places {
     Cpus(Vec<u32>),
 }
 
-/// What shall be measured, not yet running.
+/// A target that is not running yet.
 #[derive(Debug)]
 pub(crate) struct Target {
     signals: Signals,
@@ -127,7 +127,7 @@ pub(crate) struct Target {
 }
 
 impl TargetArgs {
-    /// Where nothing is named to be measured, all CPUs are.
+    /// Selects all CPUs if nothing is selected.
     pub(crate) fn or_all_cpus(&self) -> Self {
         let nothing = self.cpus.is_none() && self.pid.is_empty() && self.command.is_empty();
         Self {
@@ -136,13 +136,12 @@ impl TargetArgs {
         }
     }
 
-    /// Finds what is meant and forks the command, which waits.
+    /// Resolves the target and forks the command, which waits.
     pub(crate) fn prepare(&self) -> Result<Target, TargetError> {
         self.prepare_catching(&[])
     }
 
-    /// As [`TargetArgs::prepare`]; `signals` neither end this program nor are passed on to the
-    /// command.
+    /// Like [`TargetArgs::prepare`]; `signals` neither end this program nor reach the command.
     pub(crate) fn prepare_catching(&self, signals: &[i32]) -> Result<Target, TargetError> {
         let cpus = self.cpus()?;
         if cpus.is_none() && self.pid.is_empty() && self.command.is_empty() {
@@ -157,7 +156,7 @@ impl TargetArgs {
         for &pid in &self.pid {
             threads.extend(threads_of(pid)?);
         }
-        // Before the fork, whose thread inherits the mask.
+        // Before the fork: the thread that forks inherits the mask.
         let signals = Signals::catch(signals).map_err(TargetError::Signals)?;
         let held = match self.command.as_slice() {
             [] => None,
@@ -184,7 +183,7 @@ impl TargetArgs {
         online(self.cpus.as_deref()).map(Some)
     }
 
-    /// In words, for the heading of a result.
+    /// Text for the heading of a result.
     pub(crate) fn describe(&self) -> String {
         let words: Vec<_> = self
             .command
@@ -204,7 +203,7 @@ impl TargetArgs {
     }
 }
 
-/// The CPUs that `wanted` lists, or all that are online.
+/// The CPUs in `wanted`, or all online CPUs.
 fn online(wanted: Option<&str>) -> Result<Vec<u32>, TargetError> {
     let text = fs::read_to_string(ONLINE).map_err(TargetError::Online)?;
     let online = text.trim();
@@ -232,13 +231,13 @@ fn threads_of(pid: i32) -> Result<Vec<i32>, TargetError> {
     Ok(threads)
 }
 
-/// `0-2,5` as numbers, each once and in order; `None` if it is not such a list.
+/// Parses `0-2,5` to sorted distinct numbers; `None` if malformed.
 fn cpu_list(text: &str) -> Option<Vec<u32>> {
     let mut cpus = Vec::new();
     for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // More CPUs than Linux can have are a mistake, and would take memory.
+        // More CPUs than Linux supports are a mistake, and would waste memory.
         if first > last || last >= 8192 {
             return None;
         }
@@ -250,10 +249,10 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 }
 
 impl Target {
-    /// Opens the `index`th event through `door`, which is told the place's number, everywhere
-    /// it shall be; at the same places in the same order for all events. A command's exec
-    /// enables it, elsewhere [`Target::start`] does. A CPU that has gone offline since is left
-    /// out, unless there is no other.
+    /// Opens the `index`th event with `door`, which receives the place's number, on every measured
+    /// task or CPU, in the same order for all events. A command's event is enabled by its exec,
+    /// others by [`Target::start`]. A CPU that went offline since is skipped, unless it is the only
+    /// one.
     pub(crate) fn open(
         &self,
         index: usize,
@@ -302,7 +301,7 @@ impl Target {
         matches!(self.places, Places::Cpus(_))
     }
 
-    /// Begins to follow what the measured tasks do.
+    /// Begins to follow the activity of the measured tasks.
     pub(crate) fn follow(&self) -> Result<Vec<Tasks>, TasksError> {
         let online = || {
             fs::read_to_string(ONLINE)
@@ -323,7 +322,7 @@ impl Target {
             .collect()
     }
 
-    /// The processes that are there already; those that come are followed.
+    /// Processes that run already; later ones are followed.
     pub(crate) fn present(&self) -> Vec<u32> {
         let is_everybody = match &self.places {
             Places::Child(_) => return Vec::new(),
@@ -339,8 +338,8 @@ impl Target {
             .collect()
     }
 
-    /// Starts to measure: enables what is not yet, in this order, and lets the command go. Of
-    /// CPUs that have gone offline nothing is measured.
+    /// Starts the measurement: enables the remaining events in order and releases the command.
+    /// Skips events on CPUs that went offline.
     pub(crate) fn start<'a>(
         self,
         opened: impl IntoIterator<Item = &'a Opened>,

@@ -1,4 +1,4 @@
-//! Targets on this machine, measured by the kernel's own clock of tasks.
+//! Targets on this machine, measured with the kernel's task clock.
 
 use super::*;
 use crate::data::{Action, Line, Task};
@@ -17,7 +17,7 @@ fn lists_of_cpus() {
     }
 }
 
-/// The kernel's own clock of tasks, through perf's door: it is on every machine.
+/// The kernel's task clock with perf_event_open(2), which every machine supports.
 fn task_clock(dir: &Path) -> (PerfPmu, EventAttr) {
     fs::write(dir.join("type"), "1").unwrap();
     (PerfPmu::open_at(dir).unwrap(), EventAttr::new(1, 1))
@@ -56,7 +56,7 @@ fn command_is_measured_with_children() {
     let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
     let (code, own) = measure(&args(&["sh", "-c", &format!("{line}; exit 3")]), || ());
     assert_eq!(code, 3);
-    // Twice the work in two children, and hardly any in the shell that waits.
+    // Twice the work in two children, and little in the waiting shell.
     let (code, children) = measure(
         &args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]),
         || (),
@@ -76,7 +76,7 @@ fn short_lived_child_of_command_is_followed() {
     let mut measuring = target.start(&[]).unwrap();
     while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
     assert_eq!(measuring.finish().unwrap(), 0);
-    // Seen in a sample, but the kernel has told already.
+    // Present in a sample, but already reported by the kernel.
     processes.saw(shell, 0);
     let lines = processes.news(&Clocks::default()).unwrap();
     let mut tasks: Vec<Task> = lines
@@ -86,7 +86,7 @@ fn short_lived_child_of_command_is_followed() {
             line => panic!("{line:?}"),
         })
         .collect();
-    // Each CPU has told its own.
+    // Each CPU reported its own notices.
     tasks.sort_by_key(|task| task.time);
     let execs: Vec<(u32, &str)> = tasks
         .iter()
@@ -150,7 +150,7 @@ fn command_ended_early_is_not_an_error() {
         measuring.end().unwrap()
     };
     assert_eq!(end(&["sleep", "1000"]), 0);
-    assert_eq!(end(&["false"]), 1, "it had ended by itself");
+    assert_eq!(end(&["false"]), 1, "it had exited by itself");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `vperf top`: where the machine is, now.
+//! `vperf top`: a live profile of the machine.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,11 +22,11 @@ use crate::target::{Opened, TargetArgs, TargetError};
 use crate::terminal::Terminal;
 use crate::workload::WorkloadError;
 
-/// How long samples may lie in a ring before their processes are asked who they are.
+/// Longest delay of samples in a ring before their processes are looked up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Rows of a frame that has no screen to fill.
+/// Rows of a frame without a screen.
 const USUAL_ROWS: usize = 20;
-/// Lines of a frame that are no rows of its table.
+/// Lines of a frame besides the rows of its table.
 const HEAD_LINES: usize = 4;
 
 /// Show live which functions an event samples.
@@ -68,7 +68,7 @@ pub(crate) struct TopArgs {
     pub(crate) target: TargetArgs,
 }
 
-/// Why the view failed.
+/// An error of the view.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopError {
     #[error(transparent)]
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
     let (opened, rings) = args.sampling.open(&vpmu, &target, &chosen)?;
     let live = Live::new();
     let measuring = target.start(&opened)?;
-    // Last, so that no way out of here leaves it taken over.
+    // Last, so that no error path leaves the terminal in live mode.
     let terminal = match args.batch || args.json {
         true => None,
         false => Terminal::take().map_err(TopError::Terminal)?,
@@ -134,18 +134,18 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
     top.follow(&opened, measuring)
 }
 
-/// The view while it is open.
+/// An open view.
 struct Top<'a> {
     args: &'a TopArgs,
     heading: String,
     rings: Rings,
     live: Live,
     terminal: Option<Terminal>,
-    /// Why the first record that could not be read was not, since the last frame.
+    /// The cause of the first unreadable record since the last frame.
     unreadable: Option<String>,
 }
 
-/// Why a wait ended.
+/// The cause of a wakeup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Woken {
     Time,
@@ -165,7 +165,7 @@ impl Top<'_> {
                 break;
             }
             if woken == Woken::End {
-                // A reading has the device tell the last loss. One that is dead tells none.
+                // A reading makes the device report the last loss. A dead event reports none.
                 measuring.stop(opened)?;
                 for opened in opened {
                     let _ = opened.event.read();
@@ -184,7 +184,7 @@ impl Top<'_> {
         Ok(measuring.end()?)
     }
 
-    /// Reads the rings until `due`, a key for the end or the end of what is measured.
+    /// Reads the rings until `due`, a quitting key, or the end of the measurement.
     fn wait(
         &mut self,
         measuring: &mut Measuring,
@@ -203,7 +203,7 @@ impl Top<'_> {
             let key = ready
                 .get(open.len())
                 .is_some_and(|r| r.readable || r.closed);
-            // An event that is closed would be ready for ever.
+            // A closed event would always be ready.
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;
@@ -220,8 +220,8 @@ impl Top<'_> {
 
     fn drain(&mut self) -> Result<(), TopError> {
         for (_, ring) in &mut self.rings {
-            // No more than the ring holds now: one that fills as fast must not keep the rest
-            // from being read.
+            // Stop at the current head: a ring that fills as fast as it is read must not starve the
+            // rest.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {

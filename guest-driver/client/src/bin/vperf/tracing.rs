@@ -1,5 +1,5 @@
-//! Traces beside or instead of samples: which, into AUX areas of which size, and what stands
-//! in them.
+//! Traces in addition to or instead of samples: their selection, the sizes of their AUX areas, and
+//! their packets.
 
 use std::fs;
 
@@ -14,19 +14,19 @@ use crate::events::{Chosen, EventsError};
 use crate::period::{PeriodArgs, PeriodError};
 use crate::target::{Opened, Target};
 
-/// 4 MiB: some sixty thousand exits.
+/// 4 MiB: about sixty thousand exits.
 const DEFAULT_PAGES_LOG2: u32 = 10;
-/// 8 pages: beside a trace a ring has but the notices of its pieces.
+/// 8 pages: the ring of a trace holds only records that announce spans.
 const RING_PAGES_LOG2: u32 = 3;
 const PAGE: u64 = 4096;
 const CPUINFO: &str = "/proc/cpuinfo";
 
-/// Why events cannot be traced.
+/// An error of tracing events.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TracingError {
     #[error(transparent)]
     Events(#[from] EventsError),
-    #[error("event {0:?} is not a trace; `vperf list` shows which are")]
+    #[error("event {0:?} is not a trace; `vperf list` shows the traces")]
     NoTrace(String),
     #[error(transparent)]
     Period(#[from] PeriodError),
@@ -45,38 +45,38 @@ pub(crate) enum TracingError {
     Map { name: String, source: AreaError },
 }
 
-/// How large AUX areas are, and what becomes of what they hold.
+/// Size and mode of AUX areas.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AreaChoice {
-    /// As a logarithm.
+    /// Pages, as a logarithm.
     pub(crate) pages: Option<u32>,
-    /// The newest alone are kept.
+    /// Whether only the newest packets are kept.
     pub(crate) snapshot: bool,
 }
 
-/// What was mapped of one trace at one place.
+/// The ring and area of one trace on one target.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
-    /// Of the traces.
+    /// Index of the trace.
     pub(crate) trace: usize,
-    /// Of the trace.
+    /// Index of the task or CPU.
     pub(crate) place: usize,
     pub(crate) opened: &'a Opened,
     pub(crate) ring: Ring,
     pub(crate) area: Mapped<'a>,
-    /// Bytes in the file, and up to where of the area.
+    /// Bytes written to the file, and the area's position after them.
     pub(crate) written: u64,
     pub(crate) until: u64,
 }
 
-/// By whom it is emptied.
+/// The reading mode of an area.
 #[derive(Debug)]
 pub(crate) enum Mapped<'a> {
     Emptied(Area),
     Newest(Snapshot<'a>),
 }
 
-/// `64K`, `4M` or bytes, as the logarithm of pages.
+/// Parses `64K`, `4M` or bytes to the logarithm of pages.
 pub(crate) fn area_size(text: &str) -> Result<u32, String> {
     let wrong = || "not a size such as 256K, 4M or 1G".to_owned();
     let (digits, shift) = match text.char_indices().next_back() {
@@ -95,7 +95,7 @@ pub(crate) fn area_size(text: &str) -> Result<u32, String> {
 }
 
 impl AreaChoice {
-    /// What was asked for, if the device allows as much; both as logarithms of pages.
+    /// The requested size, checked against the device's limit; both as logarithms of pages.
     fn pages_log2(self, most: u32) -> Result<u32, TracingError> {
         let most_log2 = most.checked_ilog2().ok_or(TracingError::NoAreas)?;
         match self.pages {
@@ -105,8 +105,8 @@ impl AreaChoice {
         }
     }
 
-    /// Opens the traces, which `first` events precede, with a wakeup for every quarter of an
-    /// area: room enough for what comes until its reader is awake.
+    /// Opens the traces, numbered after `first` events. Readers wake when a quarter of an area is
+    /// full, which leaves room for packets until they run.
     pub(crate) fn open(
         self,
         vpmu: &Vpmu,
@@ -133,8 +133,8 @@ impl AreaChoice {
         Ok(opened)
     }
 
-    /// Maps a ring and an area for each of `opened` that is one of the traces, which `first`
-    /// events precede.
+    /// Maps a ring and an area for each trace in `opened`; traces are numbered after `first`
+    /// events.
     pub(crate) fn map<'a>(
         self,
         vpmu: &Vpmu,
@@ -179,7 +179,7 @@ impl AreaChoice {
     }
 }
 
-/// The traces that `specs` name.
+/// The traces named by `specs`.
 pub(crate) fn choose(
     vpmu: &Vpmu,
     specs: &[String],
@@ -201,7 +201,7 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// What the period of a trace of samples counts, which is not what the trace does: bytes.
+/// Name and unit of a sample trace's period; the trace itself counts bytes.
 fn pace(entry: &Entry) -> (&str, &'static str) {
     match (entry.kind, entry.config) {
         (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK) => ("cpu-clock", "ns"),
@@ -210,7 +210,7 @@ fn pace(entry: &Entry) -> (&str, &'static str) {
     }
 }
 
-/// What a file says of a trace.
+/// A trace's line in the file.
 pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
     TraceLine {
         name: trace.name.clone(),
@@ -224,7 +224,7 @@ pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
     }
 }
 
-/// Whose numbers the reasons of this machine's exits are: those of its maker's processors.
+/// The processor, from its vendor, that defines the reasons of hardware exits.
 fn processor(cpuinfo: &str) -> Processor {
     let maker = cpuinfo.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -1,5 +1,4 @@
-//! The command under measurement: started, but held before its exec until the events that
-//! shall count it are open.
+//! The measured command: forked, but held before its exec until its events are open.
 #![expect(unsafe_code, reason = "the child is held between fork and exec")]
 
 use std::ffi::OsString;
@@ -11,7 +10,7 @@ use std::thread::JoinHandle;
 
 use crate::os::{self, Process};
 
-/// Why there is no workload.
+/// An error of the command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkloadError {
     #[error("starting {program:?}")]
@@ -29,7 +28,7 @@ pub(crate) enum WorkloadError {
 }
 
 impl WorkloadError {
-    /// As env(1) and others have it.
+    /// The exit code, following env(1).
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Run { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
@@ -39,13 +38,13 @@ impl WorkloadError {
     }
 }
 
-/// A child that waits before its exec. Dropped, it ends without one.
+/// A child that waits before its exec. If dropped, it exits without one.
 #[derive(Debug)]
 pub(crate) struct Held {
     program: OsString,
     pid: i32,
     go: Option<PipeWriter>,
-    // Command::spawn returns after the exec only, so it has a thread.
+    // Command::spawn returns only after the exec, so a thread runs it.
     spawning: Option<JoinHandle<io::Result<Child>>>,
 }
 
@@ -76,18 +75,18 @@ impl Held {
             spawning: Some(spawning),
         };
         held.pid = read_pid(ready).map_err(|source| {
-            // Without a pid there was no fork: the thread knows why.
+            // Without a pid the fork failed: the thread has the cause.
             error(held.finish().err().unwrap_or(source))
         })?;
         Ok(held)
     }
 
-    /// Of the child.
+    /// Process id of the child.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Lets the child exec, and returns when it has.
+    /// Releases the child and returns after its exec.
     pub(crate) fn release(mut self) -> Result<Running, WorkloadError> {
         let error = |source| WorkloadError::Run {
             program: self.program.clone(),
@@ -115,7 +114,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Its child has read the end of the pipe and gives up: that error is the purpose.
+        // The child reads the end of the pipe and exits: that error is intended.
         let _ = self.finish();
     }
 }
@@ -126,7 +125,7 @@ fn read_pid(mut ready: PipeReader) -> io::Result<i32> {
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// Has the child tell its pid, then wait for a byte; the pipe's end instead is a refusal.
+/// Makes the child send its pid and wait for a byte; the end of the pipe makes it exit.
 fn hold_before_exec(
     command: &mut Command,
     go: &PipeWriter,
@@ -135,8 +134,8 @@ fn hold_before_exec(
 ) {
     let go = go.as_raw_fd();
     let hold = move || {
-        // The child's own copy: with it open, the pipe would never end.
-        // SAFETY: the child has the descriptor by fork, and nothing in it uses it.
+        // Close the child's own copy, or it would never read the end of the pipe.
+        // SAFETY: the child inherited the descriptor, and nothing in it uses it.
         unsafe { libc::close(go) };
         let pid = i32::try_from(std::process::id()).map_err(|_| io::ErrorKind::InvalidData)?;
         tell_ready.write_all(&pid.to_ne_bytes())?;
@@ -155,18 +154,18 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Readable when it has ended; also what signals go to.
+    /// Readable once it has exited; also the target of signals.
     pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     pub(crate) fn wait(mut self) -> Result<ExitStatus, WorkloadError> {
         self.child.wait().map_err(WorkloadError::Wait)
     }
 }
 
-/// As a shell has it: the program's own, or 128 + the signal that ended it.
+/// The exit code of a shell: the program's own, or 128 + the terminating signal.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()

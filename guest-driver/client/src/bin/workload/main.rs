@@ -1,4 +1,4 @@
-//! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
+//! Programs with a known profile, for demos and tests of `vperf`.
 
 mod arch;
 mod regions;
@@ -13,7 +13,7 @@ use arch::Port;
 use clap::{Args, Parser, Subcommand};
 use vpmu_client::{Vpmu, error};
 
-/// Programs whose profile is known beforehand.
+/// Run a program with a known profile.
 ///
 /// Examples:
 ///   workload hot --ms 500      3/4 of the time in one function, 1/4 in another
@@ -47,22 +47,22 @@ enum Work {
     },
     /// Run a loop of two instructions, `exact_loop`.
     Loop {
-        /// How often.
+        /// Number of rounds.
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         rounds: u64,
     },
     /// Write to port 0x80, from user mode.
     Ports {
-        /// How often.
+        /// Number of writes.
         count: u64,
     },
     /// Place marks through the vPMU.
     Marks {
-        /// How many.
+        /// Number of marks.
         count: u64,
-        /// Of which value.
+        /// Value of the first mark.
         value: u32,
-        /// How much higher each value is than the one before.
+        /// Difference between successive values.
         #[arg(long, default_value_t = 0)]
         step: u32,
     },
@@ -72,18 +72,18 @@ enum Work {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 struct Amount {
-    /// For so many milliseconds.
+    /// Duration in milliseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     ms: u64,
-    /// So many rounds of work, however long they take.
+    /// Rounds of work instead, independent of time.
     #[arg(long)]
     rounds: Option<u64>,
 }
 
-/// Steps of the generator in a quarter of a round: some tens of microseconds.
+/// Steps of the generator in a quarter of a round: tens of microseconds.
 const QUARTER: u32 = 10_000;
 
-/// The same steps in both functions, so that time goes by their number alone.
+/// The same steps in both functions, so that time depends only on their number.
 #[inline(always)]
 fn steps(mut state: u64, count: u32) -> u64 {
     for _ in 0..count {
@@ -115,7 +115,7 @@ fn spin(until: Instant) -> u64 {
     state
 }
 
-/// Does rounds of work, as many as are wanted.
+/// Does the requested rounds of work.
 fn rounds(name: &str, amount: &Amount, mut round: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(amount.ms);
     let mut rounds = 0;
@@ -178,7 +178,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where stderr is closed there is nobody to tell.
+            // A closed stderr cannot show the error.
             let _ = writeln!(io::stderr(), "workload: {error}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! Work between marks, a known number of times: what `vperf stat --from --to` measures.
+//! Work between marks, a known number of times: measured with `vperf stat --from --to`.
 
 use std::thread;
 
@@ -7,37 +7,37 @@ use vpmu_client::{Marks, Vpmu, error};
 
 use crate::arch::Port;
 
-/// Begin and end regions by marks, with the same work in each.
+/// Place marks around regions of equal work.
 ///
-/// A region is the mark --from, so many port writes, so many marks, and the mark --to.
+/// A region is the mark --from, the port writes, the marks, and the mark --to.
 #[derive(Debug, Args)]
 pub(crate) struct RegionsArgs {
-    /// How many regions each thread makes.
+    /// Regions per thread.
     count: u64,
-    /// The mark that begins one.
+    /// The mark that begins a region.
     #[arg(long, default_value_t = 1)]
     from: u32,
-    /// The mark that ends one.
+    /// The mark that ends a region.
     #[arg(long, default_value_t = 2)]
     to: u32,
-    /// Writes to port 0x80 in each: a VM exit each.
+    /// Writes to port 0x80 in each region: a VM exit each.
     #[arg(long, default_value_t = 0)]
     ports: u64,
-    /// Marks in each.
+    /// Marks in each region.
     #[arg(long, default_value_t = 0)]
     marks: u64,
-    /// Of which value.
+    /// Value of those marks.
     #[arg(long, default_value_t = 3)]
     value: u32,
-    /// Do the same work once more between regions.
+    /// Repeat the same work between regions.
     #[arg(long)]
     outside: bool,
-    /// How many threads do so at once.
+    /// Threads that run at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 }
 
-/// Does the work and says how its marks were placed.
+/// Does the work and prints the method of placing marks.
 pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
     let vpmu = Vpmu::open().map_err(|error| error::chain(&error))?;
     let marks = vpmu.marks().map_err(|error| error::chain(&error))?;

@@ -1,21 +1,21 @@
-//! A program whose call tree is known to the frame: two callers of one leaf, of which one has
-//! it work three times as long. Its functions keep frame pointers by themselves, whatever the
-//! compiler makes of the rest of the program, and what called them is out of their chains.
+//! A program with a known call tree: two callers of one leaf, one with three times the work. Its
+//! functions keep frame pointers independent of the compiler's options for the rest of the program,
+//! and their callers are outside the chains.
 #![expect(unsafe_code, reason = "functions that are written in assembly")]
 
 use crate::arch::{begin, exact_loop};
 
-/// Turns of the leaf's loop in a quarter of a round: some tens of microseconds.
+/// Iterations of the leaf's loop in a quarter of a round: tens of microseconds.
 pub(crate) const QUARTER: u32 = 20_000;
 
-/// Has `tree` called once, as the outermost function: no frame lies above this one.
+/// Calls `tree` once as the outermost function: no frame is above it.
 pub(crate) fn round() {
-    // SAFETY: the function keeps the registers that C's calling convention has it keep, and
+    // SAFETY: the function preserves the registers that C's calling convention requires, and
     // touches no memory but its own stack.
     unsafe { begin() };
 }
 
-/// Runs `rounds` rounds, one at least, of a loop of two instructions.
+/// Runs `rounds` rounds, at least one, of a loop of two instructions.
 pub(crate) fn run_loop(rounds: u64) {
     // SAFETY: counts its argument down, and touches no memory.
     unsafe { exact_loop(rounds.max(1)) };

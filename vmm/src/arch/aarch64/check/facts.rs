@@ -36,7 +36,7 @@ impl Guest {
         self.mmio.ok
     }
 
-    /// Why no guest runs, if none does.
+    /// The reason why no guest runs, if none does.
     pub(crate) fn failure(&self) -> &str {
         &self.mmio.detail
     }

@@ -25,7 +25,7 @@ pub struct Guest {
     pub signal: Finding,
     /// Registers copied with the exit equal those read by a system call.
     pub sync_regs: Finding,
-    /// How the guest's time-stamp counter relates to the host's.
+    /// Relation of the guest's time-stamp counter to the host's.
     pub tsc: GuestTsc,
 }
 
@@ -42,7 +42,7 @@ pub enum ExitRip {
     Unknown,
 }
 
-/// How the guest's time-stamp counter relates to the host's.
+/// Relation of the guest's time-stamp counter to the host's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestTsc {

@@ -4,7 +4,7 @@ use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::check::{Check, Finding};
 
 impl Guest {
-    /// The names of what a stock kernel needs and this machine gets wrong.
+    /// The mechanisms that a stock kernel needs and this machine lacks.
     pub(crate) fn obstacles(&self) -> Vec<&'static str> {
         Finding::failed([
             ("port I/O", &self.port_io),
@@ -106,7 +106,7 @@ impl Guest {
         ]
     }
 
-    /// Why no guest runs, if none does.
+    /// The reason why no guest runs, if none does.
     pub(crate) fn failure(&self) -> &str {
         &self.port_io.detail
     }

@@ -1,4 +1,4 @@
-//! The file itself: lines go out, lines come in.
+//! Reads and writes the lines of a recording.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Header, Line, OLDEST, VERSION};
 
-/// What is wrong with the file.
+/// An error of the file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
     #[error("creating the file")]
@@ -25,7 +25,7 @@ pub(crate) enum DataError {
         "format {0} of the recording is unknown; this vperf reads {OLDEST} to {VERSION}: use the vperf that recorded it"
     )]
     Version(u32),
-    #[error("line {0} announces another number of bytes than follow it")]
+    #[error("line {0} announces a different number of bytes than follow it")]
     Aux(usize),
     #[error("line {line} cannot be read")]
     Line {
@@ -39,7 +39,7 @@ pub(crate) enum DataError {
 pub(crate) struct Writer(BufWriter<File>);
 
 impl Writer {
-    /// A file that is there already is kept, as `path` with `.old` after it.
+    /// Creates the file; an existing one is renamed to `path` with `.old` appended.
     pub(crate) fn create(path: &Path, target: &str) -> Result<Self, DataError> {
         if path.is_file() {
             let mut old = path.as_os_str().to_owned();
@@ -72,8 +72,8 @@ impl Writer {
     }
 }
 
-/// Hands the lines, the header first, to `each`; true if the file was cut off in the middle of
-/// a line or of what belongs to it.
+/// Passes the lines to `each`, the header first. Returns true if the file ends in the middle of a
+/// line or of its data.
 pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, DataError> {
     let mut file = BufReader::new(File::open(path).map_err(DataError::Open)?);
     let mut bytes = Vec::new();

@@ -1,20 +1,20 @@
-//! The file of `vperf record`: one JSON object per line, in the order in which things were
-//! seen, so that a recording that was cut off can be read as far as it goes.
+//! The file of `vperf record`: one JSON object per line, in order of recording, so that a truncated
+//! file can be read up to its end.
 //!
-//! | line | says |
+//! | line | contents |
 //! |---|---|
-//! | `header` | the format's version, what was measured |
+//! | `header` | the format's version and the measured target |
 //! | `event` | an event, numbered from 0 in the file's order |
-//! | `process` | name and executable mappings of a process, from `time` on |
-//! | `task` | what a process does at `time`: fork, exec, map, change its name |
+//! | `process` | name and executable mappings of a process from `time` on |
+//! | `task` | an action of a process at `time`: fork, exec, mmap, rename |
 //! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`, the last the call chain's addresses, the innermost first; left out if there is none |
-//! | `lost` | records of an event that the ring had no room for |
+//! | `lost` | records of an event lost because the ring was full |
 //! | `trace` | a trace, numbered from 0 in the file's order |
-//! | `aux` | packets of a trace: so many bytes follow the line as they are, and a line's end |
-//! | `traced` | what a trace produced at one of the places where it was taken, and what it lost |
-//! | `throttle` | from `time` on an event was not sampled, for it overflowed too often |
-//! | `kernel` | the kernel's functions in which samples lie |
-//! | `end` | sums; a file without it was cut off |
+//! | `aux` | packets of a trace: the given number of raw bytes follows the line, then a newline |
+//! | `traced` | bytes that a trace produced on one CPU or thread, and its lost bytes |
+//! | `throttle` | the event was throttled from `time` on |
+//! | `kernel` | the kernel's functions that samples hit |
+//! | `end` | totals; a file without it is truncated |
 
 mod file;
 
@@ -23,9 +23,9 @@ pub(crate) use file::{DataError, Writer, read};
 use serde::{Deserialize, Serialize};
 use vpmu_client::trace::Format;
 
-/// Of this format.
+/// The current version of the format.
 pub(crate) const VERSION: u32 = 3;
-/// The oldest that is read: its samples have no chains. Before 3 there were no traces.
+/// The oldest supported version: its samples lack call chains. Version 3 added traces.
 const OLDEST: u32 = 1;
 
 /// One line.
@@ -46,19 +46,19 @@ pub(crate) enum Line {
     End(End),
 }
 
-/// First line.
+/// The first line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) target: String,
 }
 
-/// An event that was sampled.
+/// A sampled event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EventLine {
     pub(crate) name: String,
     pub(crate) unit: String,
-    /// A sample every so many, or so many a second.
+    /// Events between samples, or samples per second.
     pub(crate) period: u64,
     #[serde(default)]
     pub(crate) freq: bool,
@@ -66,7 +66,7 @@ pub(crate) struct EventLine {
     pub(crate) guest_only: bool,
 }
 
-/// A process, as it was when samples from `time` on were read.
+/// A process as it was when samples from `time` on were read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -80,12 +80,12 @@ pub(crate) struct Process {
 pub(crate) struct Map {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// In the file, of `start`.
+    /// Offset of `start` in the file.
     pub(crate) offset: u64,
     pub(crate) path: String,
 }
 
-/// Something that changes what a process is.
+/// A change of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub(crate) pid: u32,
@@ -94,7 +94,7 @@ pub(crate) struct Task {
     pub(crate) action: Action,
 }
 
-/// What it is that it does.
+/// The kind of change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Action {
@@ -106,7 +106,7 @@ pub(crate) enum Action {
     Fork(u32),
 }
 
-/// The addresses of a call chain, those of each mode with the innermost first.
+/// The addresses of a call chain by mode, kernel then user, each innermost first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Chain(pub(crate) Vec<u64>, pub(crate) Vec<u64>);
 
@@ -115,7 +115,7 @@ impl Chain {
         self.0.is_empty() && self.1.is_empty()
     }
 
-    /// There is more than where the sample was.
+    /// Whether the chain has more than the sampled address.
     pub(crate) fn has_callers(&self) -> bool {
         self.0.len() + self.1.len() > 1
     }
@@ -135,30 +135,30 @@ pub(crate) struct Sample(
     #[serde(default, skip_serializing_if = "Chain::is_empty")] pub(crate) Chain,
 );
 
-/// A loss.
+/// Lost records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lost {
     pub(crate) event: usize,
     pub(crate) lost: u64,
 }
 
-/// What was traced.
+/// A recorded trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TraceLine {
     pub(crate) name: String,
     pub(crate) format: Format,
-    /// Of a trace of samples: one every so many of a unit.
+    /// For a trace of samples: units between them.
     pub(crate) period: u64,
     pub(crate) unit: String,
     pub(crate) source: String,
     pub(crate) guest_only: bool,
-    /// Whose numbers the hardware's reasons are.
+    /// The processor that defines the hardware exit reasons.
     pub(crate) processor: Processor,
-    /// Newest data alone were kept.
+    /// Only the newest packets were kept.
     pub(crate) snapshot: bool,
 }
 
-/// How a processor runs guests.
+/// The virtualization extension of a processor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Processor {
@@ -172,28 +172,28 @@ pub(crate) enum Processor {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Aux {
     pub(crate) trace: usize,
-    /// Of the trace: the CPU or the thread that was traced, numbered from 0.
+    /// Index of the traced CPU or thread, from 0.
     pub(crate) place: usize,
-    /// Bytes that its AUX area had got before these.
+    /// Bytes written to the AUX area before these.
     pub(crate) position: u64,
-    /// How many follow.
+    /// Bytes that follow the line.
     pub(crate) bytes: u64,
     #[serde(skip)]
     pub(crate) data: Vec<u8>,
 }
 
-/// A trace's own account of one place, in bytes.
+/// A trace's totals on one CPU or thread, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Traced {
     pub(crate) trace: usize,
     pub(crate) place: usize,
     pub(crate) produced: u64,
     pub(crate) lost: u64,
-    /// Of those in the file.
+    /// Bytes of those in the file.
     pub(crate) written: u64,
 }
 
-/// An event that was not sampled any more.
+/// A throttled event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Throttle {
     pub(crate) event: usize,
@@ -204,11 +204,11 @@ pub(crate) struct Throttle {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kernel {
     pub(crate) symbols: Vec<Symbol>,
-    /// The kernel shows this user no addresses.
+    /// The kernel hides its addresses from this user.
     pub(crate) hidden: bool,
 }
 
-/// A function: from `start` up to the next one's.
+/// A function, which extends to the start of the next.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Symbol {
     pub(crate) start: u64,
@@ -216,7 +216,7 @@ pub(crate) struct Symbol {
     pub(crate) name: String,
 }
 
-/// Last line.
+/// The last line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct End {
     pub(crate) samples: u64,

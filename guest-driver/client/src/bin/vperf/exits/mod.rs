@@ -1,4 +1,4 @@
-//! `vperf exits`: what the host does to this machine.
+//! `vperf exits`: VM exits of this machine.
 
 mod reasons;
 mod record;
@@ -35,7 +35,7 @@ pub(crate) struct ExitsArgs {
     record: record::RecordArgs,
 }
 
-// Each is described where its arguments are.
+// Each command's description is beside its arguments.
 #[derive(Debug, Subcommand)]
 enum ExitsCommand {
     Record(record::RecordArgs),
@@ -43,7 +43,7 @@ enum ExitsCommand {
     Timeline(timeline::TimelineArgs),
 }
 
-/// Why there are no exits to be seen.
+/// An error of the command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExitsError {
     #[error(transparent)]
@@ -55,7 +55,7 @@ pub(crate) enum ExitsError {
 }
 
 impl ExitsError {
-    /// Of a command that cannot be run, as env(1) has it.
+    /// The exit code, following env(1) for a command that cannot run.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Record(record::RecordError::Workload(error)) => error.exit_code(),

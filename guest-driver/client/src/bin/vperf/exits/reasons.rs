@@ -1,10 +1,10 @@
-//! Exits in words: their reasons, and what was accessed.
+//! Text for exits: their reasons and accesses.
 
 use vpmu_client::trace::{Exit, Reason};
 
 use crate::data::Processor;
 
-/// Why the CPU left the guest.
+/// The reason of an exit.
 pub(super) fn reason(exit: &Exit, processor: Processor) -> String {
     let known = match exit.reason() {
         Reason::Io => Some("io"),
@@ -27,7 +27,7 @@ pub(super) fn reason(exit: &Exit, processor: Processor) -> String {
     }
 }
 
-/// What the guest wanted, where the exit tells; empty elsewhere.
+/// The access that caused the exit, where the packet has it; otherwise empty.
 pub(super) fn what(exit: &Exit, processor: Processor) -> String {
     if let Some(access) = exit.access() {
         let place = if access.memory { "memory" } else { "port" };
@@ -87,7 +87,7 @@ fn described(place: &str, address: u64, write: bool, size: u64, count: u32) -> S
     format!("{place} {address:#x} {direction} {size} {bytes}{times}")
 }
 
-/// The name of a processor's own reason, after its manual.
+/// The name of a hardware exit reason, from the processor's manual.
 fn hardware(number: u16, processor: Processor) -> Option<&'static str> {
     let names = match processor {
         Processor::Svm => SVM,
@@ -292,11 +292,7 @@ mod tests {
             "memory 0xd0000000 write 4 bytes"
         );
         assert_eq!(of(4, 0, 0), "");
-        assert_eq!(
-            of(2, 0, 0),
-            "",
-            "of an access that nobody knows nothing is said"
-        );
+        assert_eq!(of(2, 0, 0), "", "an unknown access has no text");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `vperf exits record`: every exit, out of AUX areas into a file.
+//! `vperf exits record`: writes every exit from AUX areas to a file.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +17,12 @@ use crate::workload::WorkloadError;
 
 /// Record every exit of a command, tasks, or CPUs.
 ///
-/// The host writes exits into AUX areas in this machine's memory, from where they go to a file
-/// which `vperf exits report` and `vperf exits timeline` show. What an area has no room for,
-/// because the file could not be written as fast, is told in bytes: then give it more
-/// (--aux-size) or fewer exits (--reason).
+/// The host writes exits into AUX areas in this machine's memory; vperf copies them to a file for
+/// `vperf exits report` and `vperf exits timeline`. Exits that a full area drops are counted in
+/// bytes: enlarge it (--aux-size) or select fewer exits (--reason).
 ///
-/// With --snapshot nothing is written until the end, or until vperf gets the signal USR2: then
-/// the newest that the areas hold.
+/// With --snapshot, vperf writes only at the end and at each signal USR2: then the newest exits in
+/// the areas.
 ///
 /// Examples:
 ///   vperf exits record -- make
@@ -32,45 +31,44 @@ use crate::workload::WorkloadError;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RecordArgs {
-    /// Which exits. [default: all, where the host can tell of those that its kernel handles
-    /// alone, else user: those that its user space had to handle]
+    /// The exits to record. [default: all, where the host can trace the exits that its kernel
+    /// handles, else user: exits that reach its user space]
     #[arg(long, value_enum, value_name = "REASON,...", value_delimiter = ',')]
     reason: Vec<Reason>,
-    /// Bytes of each AUX area, a power of two: 64K, 4M. [default: 4M, or the most that the
-    /// device allows]
+    /// Bytes of each AUX area, a power of two: 64K, 4M. [default: 4M, or the device's limit]
     #[arg(short = 'm', long, alias = "aux", value_name = "SIZE",
           value_parser = tracing::area_size)]
     aux_size: Option<u32>,
-    /// Take the newest alone: at the end, and at each signal USR2.
+    /// Keep only the newest exits: at the end, and at each signal USR2.
     #[arg(long)]
     snapshot: bool,
-    /// The file to write; one that is there is kept as FILE.old.
+    /// The file to write; an existing one is kept as FILE.old.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     output: PathBuf,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
 }
 
-/// Which exits: the device's configs of a trace of them.
+/// Exits to record: configs of the device's exit trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Reason {
-    /// Every one, by the hardware's own reason.
+    /// Every exit, with the hardware's reason.
     All,
-    /// Those that the host's user space had to handle.
+    /// Exits that reach the host's user space.
     User,
-    /// Of these, accesses to ports.
+    /// Accesses to I/O ports.
     Io,
-    /// ... to memory that is a device's.
+    /// Accesses to device memory.
     Mmio,
-    /// ... HLT.
+    /// HLT instructions.
     Hlt,
-    /// ... the host's signals to a CPU's thread.
+    /// Signals to a vCPU's thread.
     Signal,
-    /// ... and any others.
+    /// All other exits to user space.
     Other,
 }
 
-/// Why there is no recording.
+/// An error of recording.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(transparent)]
@@ -105,7 +103,7 @@ impl RecordArgs {
     }
 }
 
-/// The names of the traces of `entries` that tell of `reasons`, or of all that they can.
+/// Names of the traces in `entries` for `reasons`, or for all supported exits.
 fn names(entries: &[Entry], reasons: &[Reason]) -> Result<Vec<String>, RecordError> {
     let is_trace =
         |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);
@@ -191,7 +189,7 @@ mod tests {
     #[test]
     fn reasons_are_the_catalogues_traces() {
         let mut entries = vec![entry("user", 1), entry("io", 2), entry("mmio", 3)];
-        // Exits that are counted, not traced.
+        // Exits that can be counted but not traced.
         entries.push(Entry {
             kind: 0x101,
             trace: None,

@@ -1,5 +1,5 @@
-//! A recording's exits. They may be many, so they are read when they are asked for; who made
-//! them is told all over the file, and read before.
+//! Exits of a recording. They may be many, so they are read on demand; the processes that caused
+//! them are spread over the file and read first.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::data::{self, DataError, Kernel, Line, Process, Task, TraceLine};
 use crate::names::{Key, Names, Spot};
 use crate::symbols::Programs;
 
-/// What is wrong with it.
+/// An error of reading the recording.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordedError {
     #[error("{}{}", path.display(), hint(source))]
@@ -31,54 +31,54 @@ fn hint(error: &DataError) -> &'static str {
     }
 }
 
-/// All of a recording but its exits.
+/// A recording without its exits.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
     path: PathBuf,
     pub(super) target: String,
     pub(super) traces: Vec<Trace>,
-    /// Nothing of the file is missing.
+    /// The recording is not truncated.
     pub(super) complete: bool,
     pub(super) elapsed_ns: u64,
-    /// The least of the packets' times, more or less: where a time axis begins.
+    /// Approximate time of the earliest packet: the origin of a time axis.
     pub(super) began: u64,
     processes: Vec<Process>,
     tasks: Vec<Task>,
     kernel: Kernel,
 }
 
-/// A trace's account, in bytes.
+/// A trace's totals, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     pub(super) line: TraceLine,
     pub(super) produced: u64,
     pub(super) lost: u64,
     pub(super) written: u64,
-    /// Pages of the area that are not what they should be.
+    /// Malformed pages of the area.
     pub(super) unreadable: u64,
 }
 
 impl Trace {
-    /// Exits are what it is of.
+    /// Whether the trace records exits.
     pub(super) fn has_exits(&self) -> bool {
         self.line.format == Format::Exits
     }
 }
 
 impl Recorded {
-    /// Reads all of `path` but the exits.
+    /// Reads everything in `path` except the exits.
     pub(super) fn read(path: &Path) -> Result<Self, RecordedError> {
         let mut recorded = Self {
             path: path.into(),
             began: u64::MAX,
             ..Self::default()
         };
-        // What each event said last of its loss, in the area where it did.
+        // The last loss that each event reported in its area.
         let mut losses = HashMap::new();
         let cut = read_lines(path, |line| recorded.add(line, &mut losses))?;
         recorded.complete &= !cut;
         if !recorded.complete {
-            // The traces' own accounts stand at the end.
+            // The traces' own totals are at the end.
             for ((trace, ..), lost) in losses {
                 if let Some(trace) = recorded.traces.get_mut(trace) {
                     trace.lost = trace.lost.saturating_add(lost);
@@ -135,12 +135,12 @@ impl Recorded {
         }
     }
 
-    /// The kernel hid its addresses while this was recorded.
+    /// The kernel hid its addresses during the recording.
     pub(super) fn kernel_is_hidden(&self) -> bool {
         self.kernel.hidden
     }
 
-    /// Hands all exits with their trace's index to `each`: those of one CPU in order.
+    /// Passes all exits to `each` with their trace's index, those of one CPU in order.
     pub(super) fn exits(&self, mut each: impl FnMut(usize, &Exit)) -> Result<(), RecordedError> {
         read_lines(&self.path, |line| {
             let Line::Aux(aux) = line else {
@@ -157,7 +157,7 @@ impl Recorded {
         .map(|_| ())
     }
 
-    /// Names for them.
+    /// Labels for the recording's exits.
     pub(super) fn labels<'a>(&'a self, programs: &'a mut Programs) -> Labels<'a> {
         Labels {
             names: Names::new(&self.processes, &self.tasks, &self.kernel, programs),
@@ -173,17 +173,17 @@ fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError
     })
 }
 
-/// Who caused exits, in words. An exit of a program is like many others, so each name is looked
-/// for once.
+/// Names of the tasks and functions that caused exits. A program's exits repeat, so each name is
+/// looked up once.
 #[derive(Debug)]
 pub(super) struct Labels<'a> {
     names: Names<'a>,
-    /// By what of the process, its state, address and mode.
+    /// By key, process, its version, address and mode.
     known: HashMap<(Key, u32, usize, Option<u64>, bool), String>,
 }
 
 impl Labels<'_> {
-    /// The name in the sense of `key`, of which the task and the symbol are possible.
+    /// The label of an exit for `key`, which is the task or the symbol.
     pub(super) fn of(&mut self, exit: &Exit, key: Key) -> &str {
         let (pid, time, user) = (exit.pid(), exit.time(), exit.user());
         let ip = exit.ip().filter(|_| key == Key::Symbol);

@@ -1,4 +1,4 @@
-//! `vperf exits report`: which exits, how long they took, and who caused them.
+//! `vperf exits report`: exits by reason, duration and cause.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,16 +10,15 @@ use super::sums::{Key, Row, Sums, name};
 use crate::format::{Align, duration, grouped, table};
 use crate::symbols::Programs;
 
-/// Of the table that says who caused them.
+/// Columns of the table of causes.
 const CALLERS: [Key; 4] = [Key::Reason, Key::What, Key::Task, Key::Symbol];
 const DEFAULT_TOP: usize = 10;
 
-/// Show what made this machine leave the guest, for how long, and what the guest did there.
+/// Show why this machine left the guest, for how long, and what the guest did there.
 ///
-/// The first table tells reasons, the second what was wanted, by which process and function.
-/// TIME is that outside of the guest, all exits' together; of a halt it is that of doing
-/// nothing. `[.]` is a function of a program, whose file is looked into for names, `[k]` one of
-/// the kernel: run it where it was recorded.
+/// The first table lists reasons; the second lists accesses with process and function. TIME is the
+/// total time outside the guest; for a halt it is idle time. `[.]` is a function of a program,
+/// named from its file, `[k]` one of the kernel: run the report on the machine of the recording.
 ///
 /// Examples:
 ///   vperf exits report
@@ -28,21 +27,21 @@ const DEFAULT_TOP: usize = 10;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReportArgs {
-    /// The recording.
+    /// The recording to read.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     input: PathBuf,
-    /// Show one table, of exits told apart by these.
+    /// Show one table, with exits grouped by these fields.
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',')]
     sort: Vec<Key>,
-    /// Show so many lines of each table.
+    /// Show at most this many lines of each table.
     #[arg(long, alias = "limit", value_name = "N", default_value_t = DEFAULT_TOP)]
     top: usize,
-    /// As one JSON object, with every line.
+    /// Print one JSON object with every line.
     #[arg(long)]
     json: bool,
 }
 
-/// Why there is no report.
+/// An error of the report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error(transparent)]
@@ -59,7 +58,7 @@ struct Report<'a> {
     traces: Vec<Traced<'a>>,
 }
 
-/// One trace's exits.
+/// The exits of one trace.
 #[derive(Debug, serde::Serialize)]
 struct Traced<'a> {
     trace: &'a str,
@@ -86,7 +85,7 @@ fn names<S: serde::Serializer>(keys: &[Key], serializer: S) -> Result<S::Ok, S::
     serializer.collect_seq(keys.iter().map(|&key| name(key)))
 }
 
-/// The report that nobody said more about.
+/// Shows the default report.
 pub(super) fn show(input: &Path) -> Result<(), ReportError> {
     run(&ReportArgs {
         input: input.into(),

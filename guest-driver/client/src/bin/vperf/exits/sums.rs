@@ -1,4 +1,4 @@
-//! Exits added up: how many, and how long the guest stood still for them.
+//! Totals of exits: their number, and the time that the guest was stopped for them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,22 +11,22 @@ use crate::calls::share;
 use crate::data::Processor;
 use crate::names;
 
-/// What exits are told apart by.
+/// A field by which exits are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Key {
-    /// Why.
+    /// The exit reason.
     Reason,
-    /// What the guest wanted: which port or address, to read or to write.
+    /// The accessed port or address, with the direction.
     What,
-    /// The process that ran.
+    /// The running process.
     Task,
-    /// The function that ran.
+    /// The running function.
     Symbol,
     /// The CPU.
     Cpu,
 }
 
-/// As in options, heads and JSON.
+/// The name in options, table heads and JSON.
 pub(super) fn name(key: Key) -> &'static str {
     match key {
         Key::Reason => "reason",
@@ -37,7 +37,7 @@ pub(super) fn name(key: Key) -> &'static str {
     }
 }
 
-/// What an exit is in the sense of `key`.
+/// The value of an exit's field `key`.
 fn cell(key: Key, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) -> String {
     match key {
         Key::Reason => reasons::reason(exit, processor),
@@ -48,13 +48,13 @@ fn cell(key: Key, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) ->
     }
 }
 
-/// Some exits' sum.
+/// Totals of some exits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) exits: u64,
     pub(super) total_ns: u64,
     pub(super) worst_ns: u64,
-    /// Of them, those that the end of the trace cut: their time is not all of it.
+    /// Exits cut by the end of the trace: their time is incomplete.
     pub(super) cut: u64,
 }
 
@@ -67,7 +67,7 @@ impl Sum {
     }
 }
 
-/// The exits that are alike in all keys.
+/// Exits that are equal in all keys.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(super) struct Row {
     /// In the order of the keys.
@@ -83,7 +83,7 @@ pub(super) struct Row {
     pub(super) worst_ns: u64,
 }
 
-/// Sums by keys.
+/// Totals by keys.
 #[derive(Debug)]
 pub(super) struct Sums {
     keys: Vec<Key>,
@@ -107,7 +107,7 @@ impl Sums {
         self.all.add(exit);
     }
 
-    /// The longest first.
+    /// Rows by descending time.
     pub(super) fn rows(&self) -> Vec<Row> {
         let heads: Vec<&'static str> = self.keys.iter().map(|&key| name(key)).collect();
         let mut rows: Vec<Row> = self

@@ -1,4 +1,4 @@
-//! Recordings composed byte by byte, read as a person would.
+//! Recordings composed byte by byte, checked as displayed text.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::data::{
 
 const USER_IP: u8 = PACKET_USER | PACKET_IP;
 
-/// A directory with a recording in it, named as by default.
+/// A directory with a recording under the default name.
 fn recorded(complete: bool, traces: &[(Format, Vec<Vec<u8>>)]) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vperf.data");
@@ -41,7 +41,7 @@ fn recorded(complete: bool, traces: &[(Format, Vec<Vec<u8>>)]) -> (TempDir, Path
             data,
         }));
     }
-    // Told after the exits, as it is found out.
+    // Written after the exits, as during a recording.
     line(Line::Process(Process {
         pid: 7,
         comm: "work".into(),
@@ -90,7 +90,7 @@ fn exit(flags: u8, reason: u16, outside: u64) -> composed::Exit {
     }
 }
 
-/// Two port writes of a kernel function, a read of memory, a halt and one that was cut.
+/// Two port writes of a kernel function, a memory read, a halt and a cut exit.
 fn packets() -> Vec<Vec<u8>> {
     let port = composed::Exit {
         qualification: 0x3f8,
@@ -273,7 +273,7 @@ fn timeline_is_chrome_trace_json() {
             ("thread_name", "vCPU 1"),
         ]
     );
-    // Of nothing, too, and where nobody can write it is said where.
+    // Also for an empty recording; an unwritable file is named in the error.
     let (dir, input) = recorded(true, &[(Format::Exits, Vec::new())]);
     let run = |output: &std::path::Path| {
         timeline::run(&timeline::TimelineArgs {

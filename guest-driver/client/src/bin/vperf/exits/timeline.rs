@@ -1,4 +1,4 @@
-//! `vperf exits timeline`: exits along time, as Chrome's trace viewer and Perfetto read them.
+//! `vperf exits timeline`: exits on a time axis, for Chrome's trace viewer and Perfetto.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::format::grouped;
 use crate::names::Key;
 use crate::symbols::Programs;
 
-/// Write exits along time, for chrome://tracing or ui.perfetto.dev.
+/// Write exits on a time axis, for chrome://tracing or ui.perfetto.dev.
 ///
-/// Each CPU is a line, each exit a bar as long as the CPU was outside of the guest, named by
-/// its reason, with what was wanted and by whom.
+/// Each CPU is a line and each exit a bar as long as the CPU was outside the guest, labelled with
+/// its reason, access and task.
 ///
 /// Examples:
 ///   vperf exits timeline
@@ -27,7 +27,7 @@ use crate::symbols::Programs;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TimelineArgs {
-    /// The recording.
+    /// The recording to read.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     pub(super) input: PathBuf,
     /// The file to write.
@@ -35,7 +35,7 @@ pub(crate) struct TimelineArgs {
     pub(super) output: PathBuf,
 }
 
-/// Why there is no timeline.
+/// An error of the timeline.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TimelineError {
     #[error(transparent)]
@@ -44,18 +44,18 @@ pub(crate) enum TimelineError {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// Something on the timeline, by the format's own short names.
+/// An entry of the timeline, with the format's short names.
 #[derive(Debug, Serialize)]
 struct Event<'a> {
     name: &'a str,
-    /// X is something that lasts, M says what another name stands for.
+    /// X is an interval, M names a process or thread.
     ph: char,
     /// The trace.
     pid: usize,
     /// The CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     tid: Option<u32>,
-    /// In microseconds, as `dur`.
+    /// In microseconds, like `dur`.
     #[serde(skip_serializing_if = "Option::is_none")]
     ts: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,8 +100,8 @@ pub(super) fn run(args: &TimelineArgs) -> Result<(), TimelineError> {
     Ok(())
 }
 
-/// Writes all, and says how many exits; the outer error is of the recording, the inner one of
-/// `file`.
+/// Writes the timeline and returns the number of exits. The outer error is the recording's, the
+/// inner one `file`'s.
 fn write(recorded: &Recorded, file: &mut impl Write) -> Result<io::Result<u64>, TimelineError> {
     let mut programs = Programs::default();
     let mut labels = recorded.labels(&mut programs);
@@ -179,7 +179,7 @@ fn with_event(
         ph: 'X',
         pid: trace,
         tid: Some(exit.vcpu()),
-        // Packets of two CPUs in one area may be a little out of order: before the beginning.
+        // Packets of two CPUs in one area may be slightly out of order: before the origin.
         ts: Some(microseconds(exit.time().wrapping_sub(began).cast_signed())),
         dur: Some(microseconds(exit.outside().cast_signed())),
         args: Arguments::Exit {

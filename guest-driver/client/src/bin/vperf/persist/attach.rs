@@ -1,4 +1,4 @@
-//! `vperf persist attach`: a persistent event that ends with this reader.
+//! `vperf persist attach`: makes a persistent event end with this reader.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,7 +19,7 @@ use crate::recording::say;
 use crate::symbols::{KernelFunctions, Programs};
 use crate::target::{TargetError, is_away};
 
-/// How long samples may lie in a ring before they are shown.
+/// Longest delay of a sample in the ring before it is shown.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Take over a persistent event and read it until Ctrl-C.
@@ -36,14 +36,14 @@ pub(super) struct AttachArgs {
     output: Option<PathBuf>,
 }
 
-/// How its ring is read.
+/// The method of reading the event's ring.
 #[derive(Debug)]
 enum Reader<'a> {
-    /// From where it was read to the last time.
+    /// A ring in overwrite mode, with the position after the last read.
     Newest(History<'a>, Option<u64>),
-    /// What is read is taken out.
+    /// A ring whose records are consumed.
     Unread(Ring),
-    /// It only counts.
+    /// An event without a ring.
     None,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Hands on what has come since the last time; bytes that were written over before.
+    /// Passes new records to `each`; returns the bytes overwritten before they were read.
     fn read(&mut self, mut each: impl FnMut(&Record)) -> Result<u64, HistoryError> {
         match self {
             Self::None => Ok(0),
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
                 Ok(past.missed)
             }
             Self::Unread(ring) => {
-                // No more than it holds now: it may fill as fast.
+                // Stop at the current head: the ring may fill as fast as it is read.
                 let head = ring.head();
                 while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                     match ring.next_record() {
@@ -98,7 +98,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
-    // From the next call on the event ends with this program, whatever comes in between.
+    // After the next call the event ends with this program, even if that fails.
     if let Err(error) = event.flush()
         && is_away(&error)
     {
@@ -117,7 +117,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let mut ended = matches!(reader, Reader::None);
     loop {
         if ended {
-            // What the host still holds back; of an event in error the count below tells.
+            // Writes the host's pending samples; the final count below reports an event in error.
             let _ = event.flush();
         }
         missed += reader
@@ -150,7 +150,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     Ok(())
 }
 
-/// What turns samples into lines.
+/// State for printing samples as lines.
 #[derive(Debug)]
 struct Text {
     functions: KernelFunctions,
@@ -168,10 +168,10 @@ impl Text {
     }
 }
 
-/// True when it is to end.
+/// Returns true when the reader must end.
 fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
-    // A flush wakes the readers of a ring that is overwritten, and each reading is one.
+    // A flush wakes the readers of an overwritten ring, and each read flushes.
     if matches!(reader, Reader::Unread(_)) {
         fds.push(event.as_fd());
     }

@@ -1,4 +1,4 @@
-//! `vperf persist dump`: what persistent events hold, while they go on.
+//! `vperf persist dump`: contents of persistent events' rings while they continue.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     let mut unreadable = 0;
     for (index, event) in events.iter().enumerate() {
         let past = match history(&vpmu, event) {
-            // Of all that there are, one must not keep the others from being seen.
+            // With all events selected, one failure must not hide the others.
             Err(error) if args.events.is_empty() => {
                 say(&chain(&error));
                 continue;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     Ok(())
 }
 
-/// All that its ring holds.
+/// All records in the event's ring.
 fn history(vpmu: &Vpmu, event: &Persistent) -> Result<Past, PersistError> {
     let name = || event.name.clone();
     let pages = event.data_pages.filter(|&pages| pages > 0);

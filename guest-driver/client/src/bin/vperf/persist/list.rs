@@ -1,4 +1,4 @@
-//! `vperf persist ls`: what persistent events there are.
+//! `vperf persist ls`: lists persistent events.
 
 use std::io::{self, Write};
 
@@ -21,23 +21,23 @@ pub(super) struct ListArgs {
     json: bool,
 }
 
-/// An event as it is shown.
+/// A displayed event.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 struct Row {
     id: u64,
     name: String,
     cpu: u32,
     event: String,
-    /// A sample every so many, or so many a second; zero: it only counts.
+    /// Events between samples, or samples per second; zero only counts.
     period: u64,
     freq: bool,
     enabled: bool,
-    /// Bytes of data; null: it has none.
+    /// Bytes of data; null without a ring.
     ring: Option<u64>,
     overwrites: bool,
     outlives_reset: bool,
     operators: bool,
-    /// Null if this user may not know.
+    /// Null if this user lacks the permission.
     count: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ fn to_table(rows: &[Row]) -> String {
     table(&columns, &cells)
 }
 
-/// The events as text.
+/// Formats the events.
 pub(super) fn show(vpmu: &Vpmu, events: &[Persistent], as_json: bool) -> Result<(), PersistError> {
     let count = |event| vpmu.reopen(event).ok()?.read().ok();
     let rows: Vec<Row> = events
@@ -136,7 +136,7 @@ pub(super) fn run(args: &ListArgs) -> Result<(), PersistError> {
     let vpmu = Vpmu::open()?;
     let events = vpmu.persistent()?;
     if events.is_empty() && !args.json {
-        crate::recording::say("no persistent events: `vperf persist new` makes some");
+        crate::recording::say("no persistent events: `vperf persist new` makes them");
         return Ok(());
     }
     show(&vpmu, &events, args.json)

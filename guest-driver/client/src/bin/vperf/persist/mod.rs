@@ -1,5 +1,5 @@
-//! `vperf persist`: events that live on without a program. Which subcommand does what; what
-//! they say of events stands in `list`, what events recorded in `shown`.
+//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays
+//! events, `shown` their records.
 
 mod attach;
 mod dump;
@@ -22,7 +22,7 @@ use crate::target::TargetError;
 
 /// Make, list, read and end events that outlive the program that made them.
 ///
-/// A persistent event counts and samples a CPU until somebody ends it, and any number of programs
+/// A persistent event counts and samples a CPU until it is ended, and any number of programs
 /// can open it. Its ring holds the newest samples and outlives a reset of this machine if
 /// the host has memory for it. The host's operator may have started events before this machine
 /// booted: read them here, end them on the host (`vmm ctl`). /sys/bus/event_source/devices/
@@ -42,7 +42,7 @@ pub(crate) struct PersistArgs {
     command: Command,
 }
 
-// Each is described where its arguments are.
+// Each command's description is beside its arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
     Ls(list::ListArgs),
@@ -141,7 +141,7 @@ fn not_operators(event: &Persistent) -> Result<(), PersistError> {
 
 fn remove(args: &RmArgs) -> Result<(), PersistError> {
     let vpmu = Vpmu::open()?;
-    // All are found before the first ends: a name mistyped costs nothing.
+    // Look all events up before the first ends: a mistyped name has no effect.
     let events = named(&vpmu, &args.events)?;
     events.iter().try_for_each(not_operators)?;
     for event in &events {

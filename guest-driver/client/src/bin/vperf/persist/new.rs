@@ -1,4 +1,4 @@
-//! `vperf persist new`: makes events that live on.
+//! `vperf persist new`: makes persistent events.
 
 use clap::Args;
 use vpmu_client::attr::{
@@ -13,11 +13,11 @@ use crate::sampling::SamplingError;
 use crate::target::CpuArgs;
 
 const PAGE: u32 = 4096;
-/// Fields by which recordings of several events can be told apart, wherever they are read.
+/// Fields that identify the event of each record when recordings are merged.
 const FIELDS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
 
-/// Make persistent events, which count and sample until somebody ends them.
+/// Make persistent events, which count and sample until they are ended.
 ///
 /// Makes one for each event and CPU. Its ring keeps the newest samples; with --until-full it keeps
 /// unread samples, and counts those that it has no room for as lost.
@@ -64,7 +64,7 @@ fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "larger than any ring".into())
 }
 
-/// Data pages of a ring, if the device allows as many.
+/// Data pages of a ring, checked against the device's limit.
 fn data_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     const DEFAULT: u32 = 64;
     match asked {
@@ -75,7 +75,7 @@ fn data_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl NewArgs {
-    /// How each is opened.
+    /// Attributes of each event.
     fn attr(&self, vpmu: &Vpmu, event: &Chosen, pages: u32) -> Result<EventAttr, SamplingError> {
         let attr = event.attr.clone().persistent();
         if event.leader.is_some() {
@@ -93,7 +93,7 @@ impl NewArgs {
         let unit = &event.entry.unit;
         let attr = self.period.apply(attr, &event.name, unit, vpmu.info())?;
         let value = if event.name.starts_with("mark") {
-            // Of marks, which one it was.
+            // The value of a mark.
             SAMPLE_ADDR
         } else {
             0
@@ -121,12 +121,12 @@ impl NewArgs {
         }
     }
 
-    /// Opens, maps, names and enables it; its id.
+    /// Opens, maps, names and enables the event; returns its id.
     fn make(&self, vpmu: &Vpmu, attr: &EventAttr, name: &str, pages: u32) -> Result<u64, Error> {
         let event = vpmu.open_event(attr)?;
         let made = || -> Result<u64, Error> {
             let overwrites = !self.until_full;
-            // The first map makes the ring, which stays.
+            // The first mapping makes the ring, which persists.
             if pages > 0 && overwrites {
                 event.map_history(pages, overwrites)?;
             } else if pages > 0 {
@@ -140,7 +140,7 @@ impl NewArgs {
     }
 }
 
-/// Takes back what was made before something else failed, of which the caller is told.
+/// Undoes an event after a later failure, which the caller reports.
 fn end(event: &Event) {
     let _ = event.attach();
 }

@@ -1,5 +1,5 @@
-//! What persistent events recorded, as lines of text or as a file that `vperf report` reads.
-//! Processes are named as far as they still live: nobody followed those that came and went.
+//! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes
+//! that still live have names: nothing followed earlier ones.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -21,15 +21,15 @@ use crate::symbols::{KernelFunctions, Programs};
 
 const KALLSYMS: &str = "/proc/kallsyms";
 
-/// Records of several events on their way to be shown.
+/// Records of several events to be shown.
 #[derive(Debug)]
 pub(super) struct Shown {
     events: Vec<EventLine>,
-    /// Whose samples tell an address, or a mark's value.
+    /// For each event, whether its samples have an address or a mark's value.
     with_values: Vec<bool>,
     processes: Processes,
     known: Vec<Process>,
-    /// In the order in which they were added, with the value.
+    /// In order of addition, with the value.
     samples: Vec<(Sample, u64)>,
     losses: Vec<Lost>,
     throttles: Vec<Throttle>,
@@ -37,7 +37,7 @@ pub(super) struct Shown {
     end: End,
 }
 
-/// What was added up to now.
+/// Totals of the added records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) samples: u64,
@@ -45,7 +45,7 @@ pub(super) struct Sums {
 }
 
 impl Shown {
-    /// Of these events, which records are added of by their index.
+    /// For `events`; records refer to them by index.
     pub(super) fn new(vpmu: &Vpmu, events: &[Persistent]) -> Self {
         Self {
             events: events.iter().map(|event| line(vpmu, event)).collect(),
@@ -102,7 +102,7 @@ impl Shown {
         }
     }
 
-    /// Asks who the processes are that were seen since the last time.
+    /// Looks up the processes seen since the last call.
     fn look(&mut self, vpmu: &Vpmu) -> Result<(), PersistError> {
         let clocks = Clocks::read(vpmu.info());
         let lines = self.processes.news(&clocks);
@@ -115,7 +115,7 @@ impl Shown {
         Ok(())
     }
 
-    /// Takes the samples out, as text in order of time, and tells how many were lost.
+    /// Removes the samples and returns them as text in order of time, with the number of lost ones.
     pub(super) fn take_text(
         &mut self,
         vpmu: &Vpmu,
@@ -147,7 +147,7 @@ impl Shown {
         functions.of(&ips)
     }
 
-    /// Writes all of it to a file for `vperf report`.
+    /// Writes everything to a file for `vperf report`.
     pub(super) fn write(
         mut self,
         vpmu: &Vpmu,
@@ -185,7 +185,7 @@ pub(super) fn kernel_functions() -> KernelFunctions {
     KernelFunctions::read(Path::new(KALLSYMS))
 }
 
-/// What the file says of an event; of several on different CPUs each has its own name.
+/// The file's line for an event, under its own name: events on different CPUs have different names.
 fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
     let spec = vpmu.catalogue().spec(vpmu.info().pmu_type, &event.attr);
     let entry = vpmu.catalogue().entry(&spec).ok();
@@ -199,7 +199,7 @@ fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
     }
 }
 
-/// Who, where, when, what; its callers on the lines below.
+/// One sample as a line, with its callers on the lines below.
 fn sample_text(names: &mut Names<'_>, event: &str, sample: &Sample, value: Option<u64>) -> String {
     let spot = Spot::from(sample);
     let (comm, symbol) = (names.of(&spot, Key::Comm), names.of(&spot, Key::Symbol));

@@ -1,5 +1,5 @@
-//! What `vperf record` and `vperf exits` do while they record: take records out of rings and
-//! packets out of AUX areas, ask whose they are, write them to the file.
+//! The shared part of `vperf record` and `vperf exits`: copies records from rings and packets from
+//! AUX areas to the file, with the identities of their processes.
 
 mod traces;
 
@@ -24,16 +24,15 @@ use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 use crate::tracing::{self, Place};
 
-/// How long samples may lie in a ring that does not fill, before their processes are asked
-/// who they are.
+/// Longest delay of samples in a ring that does not fill, before their processes are looked up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// For people; where stderr is closed there is nobody to tell.
+/// Prints a message for people; a closed stderr cannot show an error.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "vperf: {text}");
 }
 
-/// Why a recording ends early.
+/// An error that ends a recording.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordingError {
     #[error("{}", path.display())]
@@ -59,7 +58,7 @@ pub(crate) fn sample_line(event: usize, sample: &vpmu_client::Sample) -> Sample 
     )
 }
 
-/// The call chain's addresses by mode; none without one.
+/// The call chain's addresses by mode; empty without a chain.
 fn addresses(sample: &vpmu_client::Sample) -> Chain {
     if sample.chain.is_empty() {
         return Chain::default();
@@ -72,16 +71,16 @@ fn addresses(sample: &vpmu_client::Sample) -> Chain {
     Chain(of(false), of(true))
 }
 
-/// Where what is recorded comes from.
+/// Sources of a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Sources<'a> {
-    /// The events that are sampled.
+    /// The sampled events.
     pub(crate) sampled: &'a [Chosen],
     pub(crate) rings: Rings,
-    /// The traces; of opened events the indices of these follow those of the others.
+    /// The traces; among opened events, their indices follow the sampled ones.
     pub(crate) traced: &'a [Chosen],
     pub(crate) places: Vec<Place<'a>>,
-    /// Of AUX areas the newest alone is taken.
+    /// Whether only the newest part of AUX areas is read.
     pub(crate) snapshot: bool,
 }
 
@@ -92,26 +91,26 @@ impl Sources<'_> {
     }
 }
 
-/// What goes from rings and areas to the file.
+/// A running recording, from rings and areas to the file.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
     writer: Writer,
     path: &'a Path,
     sources: Sources<'a>,
-    /// What is read of an area at once.
+    /// The buffer for reads of an area.
     chunk: Chunk,
     taken: traces::Taken,
     info: Info,
     processes: Processes,
     kernel_ips: BTreeSet<u64>,
-    /// Why the first of them was.
+    /// The cause of the first unreadable record.
     unreadable: Option<String>,
     started: Instant,
     end: End,
 }
 
 impl<'a> Recording<'a> {
-    /// Begins the file `path` with what is known before anything runs.
+    /// Creates the file `path` with everything known before the start.
     pub(crate) fn begin(
         path: &'a Path,
         heading: &str,
@@ -125,9 +124,7 @@ impl<'a> Recording<'a> {
         };
         let followed = target.follow().unwrap_or_else(|error| {
             let error = chain(&error);
-            say(&format!(
-                "{error}: short-lived processes may stay without a name"
-            ));
+            say(&format!("{error}: short-lived processes may have no names"));
             Vec::new()
         });
         let mut recording = Self {
@@ -184,13 +181,13 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Reads the rings until what is measured has ended.
+    /// Reads the rings until the measurement ends.
     pub(crate) fn follow(
         &mut self,
         opened: &[Opened],
         measuring: &mut Measuring,
     ) -> Result<(), RecordingError> {
-        // An event that is closed would be ready for ever.
+        // A closed event would always be ready.
         let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
         let mut ready = Vec::new();
         let mut ended = false;
@@ -213,11 +210,11 @@ impl<'a> Recording<'a> {
     }
 
     fn drain(&mut self) -> Result<(), RecordingError> {
-        // Taken out while each is read: what is read goes elsewhere in `self`.
+        // Moved out during the loop, which borrows the rest of `self`.
         let mut rings = std::mem::take(&mut self.sources.rings);
         for (event, ring) in &mut rings {
-            // No more than the ring holds now: one that fills as fast must not keep the rest
-            // from being read.
+            // Stop at the current head: a ring that fills as fast as it is read must not starve the
+            // rest.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {
@@ -237,7 +234,7 @@ impl<'a> Recording<'a> {
         self.news()
     }
 
-    /// What cannot be read costs itself alone; the first is remembered to be told.
+    /// An unreadable record affects only itself; the first cause is kept for the summary.
     fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
         let name = self.sources.name(event);
         self.unreadable
@@ -270,7 +267,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Stops what is measured, and writes what is left of it; the exit code to end with.
+    /// Stops the measurement and writes the rest; returns the exit code.
     pub(crate) fn finish(
         mut self,
         opened: &[Opened],
@@ -279,8 +276,8 @@ impl<'a> Recording<'a> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         measuring.stop(opened)?;
-        // A reading has the device tell the last loss, for which there was no room before, and
-        // publish what it has traced.
+        // A reading makes the device report the last loss, which had no room before, and publish
+        // its trace.
         let dead = opened
             .iter()
             .find_map(|o| Some((o.index, o.event.read().err()?)));
@@ -318,7 +315,7 @@ impl<'a> Recording<'a> {
     fn tell(&self) {
         if self.end.throttled > 0 {
             say(&format!(
-                "too many samples: the device made none for a while, {} times; take fewer (-c, -F)",
+                "too many samples: the device throttled the event {} times; lengthen the period (-c, -F)",
                 grouped(self.end.throttled)
             ));
         }
@@ -338,7 +335,7 @@ impl<'a> Recording<'a> {
             ));
         }
         if self.processes.lost() > 0 {
-            say("the kernel told of more processes than could be read: some names may be wrong");
+            say("notices of the kernel about processes were lost: some names may be wrong");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The traces' share of a recording: packets out of AUX areas into the file.
+//! Traces in a recording: copies packets from AUX areas to the file.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,29 +11,29 @@ use crate::data::{Aux, Line, Traced};
 use crate::format::grouped;
 use crate::tracing::{Mapped, Place};
 
-/// What was taken out of areas.
+/// Totals of the packets written.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     exits: u64,
     samples: u64,
     bytes: u64,
-    /// By the traces' own account.
+    /// The traces' own count of lost bytes.
     lost: u64,
-    /// Shown last.
+    /// Bytes at the last display.
     shown: u64,
 }
 
 impl Recording<'_> {
-    /// Writes what stands in the areas that are to be emptied.
+    /// Writes the contents of areas that are not snapshots.
     pub(super) fn drain_areas(&mut self) -> Result<(), RecordingError> {
-        // Taken out while each is read: what is read goes elsewhere in `self`.
+        // Moved out during the loop, which borrows the rest of `self`.
         let mut places = std::mem::take(&mut self.sources.places);
         for place in &mut places {
             self.drain_notices(place);
             let Mapped::Emptied(area) = &mut place.area else {
                 continue;
             };
-            // No more than the area holds now, as of rings.
+            // Stop at the current head, as for rings.
             let head = area.head();
             while head.wrapping_sub(area.tail()).cast_signed() > 0 {
                 match area.read(&mut self.chunk) {
@@ -53,8 +53,8 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// A trace's ring tells where its pieces stand, which the area's head does as well: it is
-    /// but kept from filling.
+    /// Empties a trace's ring. Its records announce spans of the area, which the area's head gives
+    /// as well, so they are only kept from filling the ring.
     fn drain_notices(&mut self, place: &mut Place<'_>) {
         let head = place.ring.head();
         while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {
@@ -71,7 +71,7 @@ impl Recording<'_> {
         }
     }
 
-    /// Writes the newest of the areas that nobody empties, as far as it is not in the file.
+    /// Writes the newest part of snapshot areas, except bytes that are in the file already.
     pub(super) fn take_snapshots(&mut self) -> Result<(), RecordingError> {
         let mut places = std::mem::take(&mut self.sources.places);
         for place in &mut places {
@@ -99,7 +99,7 @@ impl Recording<'_> {
         self.news()
     }
 
-    /// Writes what was read of the area at `place`, and looks at whose it is.
+    /// Writes a chunk of the area at `place` and notes its processes.
     fn chunk(&mut self, trace: usize, place: usize, event: usize) -> Result<(), RecordingError> {
         let data = std::mem::take(&mut self.chunk.bytes);
         if data.is_empty() {
@@ -140,7 +140,7 @@ impl Recording<'_> {
         }
     }
 
-    /// Writes what each trace says of itself, when all of it is in the file.
+    /// Writes each trace's totals, once all its packets are in the file.
     pub(super) fn account(&mut self) -> Result<(), RecordingError> {
         for place in std::mem::take(&mut self.sources.places) {
             let reading = match place.opened.event.read() {
@@ -162,7 +162,7 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// How far it is, on a terminal's one line.
+    /// Shows the progress on one line of a terminal.
     pub(super) fn show_progress(&mut self) {
         if self.taken.bytes == self.taken.shown || !io::stderr().is_terminal() {
             return;
@@ -171,7 +171,7 @@ impl Recording<'_> {
         let _ = write!(io::stderr(), "\rvperf: {}", self.taken.describe());
     }
 
-    /// What whoever asked for it wants to know.
+    /// Reports a requested snapshot.
     pub(super) fn tell_snapshot(&self) {
         say(&format!("snapshot taken: so far {}", self.taken.describe()));
     }
@@ -191,7 +191,7 @@ impl Recording<'_> {
             grouped(self.end.wakeups)
         ));
         if self.taken.lost > 0 {
-            say("what the AUX areas had no room for is missing: give them more (--aux-size)");
+            say("packets were lost because the AUX areas were full: enlarge them (--aux-size)");
         }
     }
 }

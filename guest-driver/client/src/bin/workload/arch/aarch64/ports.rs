@@ -1,5 +1,5 @@
-//! Writes to an address that no device has, which stand for those to a port: a VM exit each, from
-//! user mode.
+//! Writes to an address without a device, the counterpart of port writes: a VM exit each, from user
+//! mode.
 #![expect(unsafe_code, reason = "memory of devices is mapped and written")]
 
 use std::arch::asm;
@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-/// Between the devices and the window of the vPMU.
+/// Between the devices and the vPMU's window.
 const ADDRESS: libc::off_t = 0x1000_0000;
 const PAGE: usize = 4096;
 
@@ -16,13 +16,13 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Port(*mut u8);
 
-// SAFETY: nothing answers to the address, so writes of several threads do nothing to each other.
+// SAFETY: no device answers at the address, so concurrent writes do not interfere.
 unsafe impl Send for Port {}
-// SAFETY: as above.
+// SAFETY: see above.
 unsafe impl Sync for Port {}
 
 impl Port {
-    /// Needs CAP_SYS_RAWIO.
+    /// Requires CAP_SYS_RAWIO.
     pub(crate) fn open() -> Result<Self, String> {
         let refused =
             |error: io::Error| format!("address {ADDRESS:#x} (CAP_SYS_RAWIO is needed): {error}");
@@ -45,10 +45,10 @@ impl Port {
         }
     }
 
-    /// One write.
+    /// Writes once.
     pub(crate) fn write(&self) {
-        // By an instruction that KVM can take apart: of others it does not learn what they write.
-        // SAFETY: writes to a page that is mapped, and that nothing answers to.
+        // An instruction that KVM can decode: others do not report the written value.
+        // SAFETY: writes to a mapped page without a device behind it.
         unsafe { asm!("strb wzr, [{}]", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }

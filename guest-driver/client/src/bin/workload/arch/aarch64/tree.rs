@@ -60,7 +60,7 @@ unsafe extern "C" fn one_quarter() {
     )
 }
 
-/// Takes its number of turns in `w0`.
+/// Takes the number of iterations in `w0`.
 #[unsafe(naked)]
 unsafe extern "C" fn hot_leaf() {
     naked_asm!(
@@ -74,7 +74,7 @@ unsafe extern "C" fn hot_leaf() {
     )
 }
 
-/// Two instructions a round, of which there is one at least.
+/// Two instructions per round; at least one round.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn exact_loop(rounds: u64) {
     naked_asm!("2:", "subs x0, x0, #1", "b.ne 2b", "ret",)

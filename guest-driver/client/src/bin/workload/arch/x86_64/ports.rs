@@ -1,19 +1,19 @@
-//! Writes to a port that no device has: a VM exit each, from user mode.
+//! Writes to a port without a device: a VM exit each, from user mode.
 #![expect(unsafe_code, reason = "port I/O is an instruction")]
 
 use std::arch::asm;
 use std::io;
 
-/// Debug cards show what is written to it; virtual machines have none.
+/// The POST code port; virtual machines have no device there.
 const PORT: u16 = 0x80;
 
-/// The permission to write to the port: of the thread that asked for it, and of those that it
-/// starts later.
+/// Permission to write to the port, for the thread that requested it and threads that it starts
+/// later.
 #[derive(Debug)]
 pub(crate) struct Port(());
 
 impl Port {
-    /// Needs CAP_SYS_RAWIO.
+    /// Requires CAP_SYS_RAWIO.
     pub(crate) fn open() -> Result<Self, String> {
         // SAFETY: changes which ports this thread may access; touches no memory.
         let result = unsafe { libc::ioperm(PORT.into(), 1, 1) };
@@ -25,7 +25,7 @@ impl Port {
         }
     }
 
-    /// One write, by a thread that has the permission.
+    /// Writes once, from a thread with the permission.
     pub(crate) fn write(&self) {
         // SAFETY: one write to a port that does nothing; no memory or flag is touched.
         unsafe {

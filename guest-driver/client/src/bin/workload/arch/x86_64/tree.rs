@@ -62,7 +62,7 @@ unsafe extern "C" fn one_quarter() {
     )
 }
 
-/// Takes its number of turns in `edi`.
+/// Takes the number of iterations in `edi`.
 #[unsafe(naked)]
 unsafe extern "C" fn hot_leaf() {
     naked_asm!(
@@ -76,7 +76,7 @@ unsafe extern "C" fn hot_leaf() {
     )
 }
 
-/// Two instructions a round, of which there is one at least.
+/// Two instructions per round; at least one round.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn exact_loop(rounds: u64) {
     naked_asm!("2:", "dec rdi", "jnz 2b", "ret",)
