@@ -12,11 +12,11 @@ use vpmu_abi::{PERSISTENT_NAME, PERSISTENT_OPERATOR, uapi};
 
 use super::{Device, Event, How, checked};
 
-/// [`Entry::flags`]: the host's.
+/// Flag of an [`Entry`]: the host's.
 pub(crate) const OPERATORS: u32 = PERSISTENT_OPERATOR;
-/// [`Entry::flags`]: its ring outlives a reset.
+/// Flag of an [`Entry`]: its ring outlives a reset.
 pub(crate) const IN_WINDOW: u32 = uapi::PERSISTENT_WINDOW;
-/// [`Entry::flags`]: its ring is mapped read-only.
+/// Flag of an [`Entry`]: its ring is mapped read-only.
 pub(crate) const OVERWRITES: u32 = uapi::PERSISTENT_OVERWRITE;
 
 /// A persistent event as the driver lists it.
