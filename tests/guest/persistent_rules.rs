@@ -235,7 +235,7 @@ fn there_are_so_many_and_no_more() -> Outcome {
     );
     let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
     ensure_eq!(refused(opened), Some(libc::ENOSPC), "one more, opened so");
-    // Who is one already is none more; who is none any more leaves room.
+    // A persistent event counts once against the limit; one that has ended leaves room.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
     more.detach("")?;

@@ -140,7 +140,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// `flag` says otherwise than the snapshot, which has `saved`.
+    /// `flag` differs from the snapshot, which has `saved`.
     fn differs(flag: &'static str, saved: impl Display) -> Self {
         Self::Snapshot(SnapshotError::Differs {
             flag,
@@ -328,7 +328,7 @@ impl TryFrom<&RunArgs> for Config {
     }
 }
 
-/// What was given, or else the snapshot's; both must be the same.
+/// The given value, or else the snapshot's; both must be equal.
 fn same_or<T: Copy + PartialEq + Display>(
     facts: Option<&Facts>,
     flag: &'static str,

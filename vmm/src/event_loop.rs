@@ -102,7 +102,7 @@ pub(crate) enum Stopped {
 }
 
 impl EventLoop {
-    /// A loop that ends whenever `end` says so, and stops whenever somebody asks at `desk`.
+    /// A loop that ends when `end` is signalled, and stops for requests at `desk`.
     ///
     /// # Errors
     /// [`LoopError`].

@@ -159,7 +159,7 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
 /// [`MemoryError::Empty`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     for region in memory.iter().filter(|it| it.file_offset().is_some()) {
-        // What the file has would come back.
+        // The file's bytes would come back.
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let flags = COPY_ON_WRITE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: takes the place of the region's own mapping, whole, with the same protection; all who look

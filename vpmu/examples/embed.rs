@@ -130,7 +130,7 @@ fn record_flight(vpmu: &Vpmu) -> Result<u64, Box<dyn Error>> {
 
 // -- transport: what the driver has set up reaches the device.
 
-/// What a virtio transport calls at `DRIVER_OK`. This guest polls, so its interrupt is silent.
+/// The call of a virtio transport at `DRIVER_OK`. This guest polls, so its interrupt is silent.
 fn activate(
     vpmu: &Vpmu,
     memory: &GuestMemoryMmap,

@@ -69,7 +69,7 @@ pub enum Error {
     /// The window is not one region of whole pages.
     #[error("the window must be one region of whole pages, the first of them aligned")]
     Window,
-    /// A producer's name or format is none, or another has the name.
+    /// A producer's name or format is not valid, or another producer has the name.
     #[error("{0:?} cannot be an AUX producer: a name of its own, and a format from 128 on")]
     Producer(&'static str),
     /// The window lies where guest memory does.
@@ -385,7 +385,7 @@ impl Vpmu {
     /// of the three is looked at.
     ///
     /// Events count on from the saved counts as vCPUs [attach](Vpmu::attach); the time between is not
-    /// theirs. What this host does not count is in error, and the driver is told so. A host counter
+    /// theirs. What this host does not count is in error, and the driver gets a notice. A host counter
     /// that samples begins a new period. Times are those of the guest's TSC as it is now: where its
     /// frequency is another, configuration space and metadata pages have the new conversion, and the VMM
     /// reports a change of the configuration. The VMM then notifies the control queue once

@@ -360,7 +360,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// What the device does with memory, whatever its type.
+/// Accesses of the device to memory of any type.
 trait Mapping {
     /// `None`: not all of it is memory of one region.
     fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>>;
@@ -409,7 +409,7 @@ impl<M: GuestMemory + 'static> Mapping for M {
     }
 }
 
-/// What an address space has shown.
+/// The memory of an address space at a moment.
 struct Snapshot<T>(T);
 
 impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {

@@ -257,7 +257,7 @@ impl Due {
     /// Makes a notice due that was before a restore; its event has been checked.
     ///
     /// # Errors
-    /// There is none like it.
+    /// No equal notice is due.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);

@@ -18,7 +18,7 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Sink {
-    /// The event that they were mapped with, be it that it is closed by now.
+    /// The event that they were mapped with, even if it is closed by now.
     id: u64,
     state: Lock<State, SINK>,
 }

@@ -43,7 +43,7 @@ const DRAIN_PERIOD: Duration = Duration::from_millis(10);
 pub struct Drain {
     state: Mutex<DrainState>,
     changed: Condvar,
-    /// Held during a drain, and by whoever wants none.
+    /// Held during a drain, and by a thread that keeps drains from starting.
     turn: Mutex<()>,
 }
 

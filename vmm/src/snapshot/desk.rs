@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::ctl::Taken;
 
-/// What is wanted of a snapshot.
+/// A request for a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// The snapshot's name.
@@ -23,7 +23,7 @@ pub(crate) struct Wanted {
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) wanted: Wanted,
-    /// What memory is written to.
+    /// The file that memory is written to.
     pub(crate) file: File,
     answer: SyncSender<Result<Taken, String>>,
 }
@@ -102,7 +102,7 @@ impl Desk {
         self.slot().asked.take()
     }
 
-    /// Nobody looks here any more: whoever asks is told.
+    /// Refuses all further requests: nobody serves them any more.
     pub(crate) fn close(&self) {
         let mut slot = self.slot();
         slot.closed = true;

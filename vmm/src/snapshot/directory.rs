@@ -102,7 +102,7 @@ impl Drop for Directory {
         }
         for name in [STATE, MEMORY] {
             for path in [unfinished(&self.path, name), self.path.join(name)] {
-                // Mostly it is not there; nobody is left to tell if it stays.
+                // Mostly it does not exist. If it cannot be removed, no caller is left to get the error.
                 let _ = fs::remove_file(path);
             }
         }

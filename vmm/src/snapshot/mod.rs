@@ -30,7 +30,7 @@ const FORMAT: &str = "vpmu machine snapshot";
 const VERSION: u32 = 1;
 /// More than the facts ever take.
 const MAX_HEADER: u64 = 4096;
-/// More than the largest machine's state, and a bound on what is read of a file that is none.
+/// More than the largest machine's state, and a bound on the bytes that are read of a foreign file.
 const MAX_STATE: u64 = 64 << 20;
 
 /// Why a directory has no machine that could go on here.
@@ -83,7 +83,7 @@ pub enum SnapshotError {
         path: PathBuf,
         /// Its length.
         found: u64,
-        /// What the state says.
+        /// Length by the state file.
         expected: u64,
     },
     /// Memory of another snapshot.
@@ -95,9 +95,9 @@ pub enum SnapshotError {
     /// A machine of another shape.
     #[error("{flag}: the snapshot's machine has {saved}; leave {flag} out")]
     Differs {
-        /// The flag that says so.
+        /// The flag that differs.
         flag: &'static str,
-        /// What the snapshot has.
+        /// The snapshot's value.
         saved: String,
     },
     /// Somebody put another one there.
@@ -107,14 +107,14 @@ pub enum SnapshotError {
     #[error("this host cannot go on with the machine")]
     State(#[from] StateError),
     /// The console does not take its state.
-    #[error("the saved console is none: {0}")]
+    #[error("the saved console is not valid: {0}")]
     Console(String),
     /// The PMU does not take its state.
     #[error("the saved PMU device cannot go on")]
     Pmu(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What a machine is made of, as far as its guest knows.
+/// The parts of a machine that its guest sees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Facts {

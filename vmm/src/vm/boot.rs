@@ -67,7 +67,7 @@ impl Boot {
         let restored = state.vm.restore(&self.vm, &self.vcpus, &state.vcpus);
         restored.map_err(SnapshotError::State)?;
         self.clock = GuestClock::new(kvm, &self.vm, &self.vcpus)?;
-        // The guest goes by the frequency that it was told.
+        // The guest keeps the frequency that it learned at boot.
         clock_told(&mut self.clock, &state.vcpus);
         Ok(())
     }

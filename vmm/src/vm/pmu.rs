@@ -51,7 +51,7 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
-    /// What it was saved as, of a machine that goes on.
+    /// The saved state, if the machine was restored.
     pub(super) saved: Option<&'a SavedPmu>,
 }
 

@@ -42,7 +42,7 @@ enum TakeError {
 }
 
 impl Vm {
-    /// Answers whoever wants the machine saved, whose VM is `vm`.
+    /// Answers a request to save the machine, whose VM is `vm`.
     pub(super) fn answer_desk(&self, vm: &VmFd) {
         let Some(asked) = self.control.desk.take() else {
             return;

@@ -33,7 +33,7 @@ const DATA_HEAD: u64 = 1024;
 const DATA_TAIL: u64 = 1032;
 const AUX_HEAD: u64 = 1056;
 
-/// What the guest has seen of itself.
+/// Counts and records that the guest has seen of itself.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) marks: u64,

@@ -42,14 +42,14 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// What an overflow does to the trace that leads the group.
+/// Action of an overflow on the trace that leads the group.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
 ];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
-/// Fields of a sample that only a vCPU that stands still can tell.
+/// Fields of a sample that only a stopped vCPU provides.
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
@@ -69,7 +69,7 @@ pub(crate) enum Maker {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
-    /// What binds the guest, and not the operator.
+    /// Rules for the guest that do not bind the operator.
     pub(super) policy: Option<&'a Policy>,
     pub(super) settings: &'a Settings,
     /// Rings, and areas, were negotiated.

@@ -311,7 +311,7 @@ impl Control {
             let owner = saved.owner;
             let fault = |what| RestoreError::Family { owner, what };
             if owner <= last || !self.sinks.has_family(owner) {
-                return Err(fault("there is none, or it is named twice"));
+                return Err(fault("it does not exist, or is named twice"));
             }
             if self.sinks.get(saved.sink).is_none() {
                 return Err(fault("there is no such ring or area"));

@@ -49,7 +49,7 @@ pub(super) struct Extinct {
 pub(super) struct Sinks {
     /// By the id of the first event, the owner.
     families: BTreeMap<u64, Family>,
-    /// By the event that they were mapped with, be it that it is closed by now.
+    /// By the event that they were mapped with, even if it is closed by now.
     sinks: BTreeMap<u64, Entry>,
     window: Option<Window>,
 }

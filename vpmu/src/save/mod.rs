@@ -1,5 +1,5 @@
 //! The state of a device outside its host: plain data that a VMM stores with its machine, and gives to a new
-//! device. It comes back from a file that anyone may have written: whoever owns a part checks it as a
+//! device. It comes back from a file that anyone may have written: the owner of each part checks it as a
 //! request of the guest's.
 
 mod error;

@@ -1,4 +1,4 @@
-//! What is saved, as it lies in a file. A change of any field is a new [`FORMAT`].
+//! The saved state, as it lies in a file. A change of any field is a new [`FORMAT`].
 
 use super::RestoreError;
 use crate::abi::ENGINE_BATCHED;
@@ -107,7 +107,7 @@ saved! {
         pub(crate) life: SavedLife,
     }
 
-    /// What was asked for when an event was opened.
+    /// The request that opened an event.
     pub(crate) struct SavedSpec {
         pub(crate) id: u64,
         pub(crate) owner: u64,
@@ -123,7 +123,7 @@ saved! {
         pub(crate) engine: u32,
     }
 
-    /// What makes an event persistent.
+    /// Persistence of an event.
     pub(crate) struct SavedPersistence {
         pub(crate) name: String,
         pub(crate) operator: bool,

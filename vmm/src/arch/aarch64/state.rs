@@ -12,19 +12,19 @@ pub enum StateError {
     #[error("machines of aarch64 cannot be saved yet")]
     Unsupported,
     /// The saved state has another shape than a machine.
-    #[error("the saved {0} is none")]
+    #[error("the saved {0} is not valid")]
     Malformed(&'static str),
 }
 
-/// What saving needs to know of this KVM.
+/// Facts of this KVM that saving needs.
 #[derive(Debug)]
 pub(crate) struct Saver(());
 
-/// One vCPU: there is none.
+/// State of a vCPU: no value of it exists here.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum VcpuState {}
 
-/// The rest of the VM: there is none.
+/// State of the rest of the VM: no value of it exists here.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum VmState {}
 
@@ -73,5 +73,5 @@ impl VmState {
     }
 }
 
-/// Gives `clock` the frequency that the guest of `vcpus` was told: it has none but the host's.
+/// Gives `clock` the frequency of the guest of `vcpus`: always the host's.
 pub(crate) fn clock_told(_clock: &mut GuestClock, _vcpus: &[VcpuState]) {}

@@ -70,7 +70,7 @@ impl GuestClock {
         Self::new(kvm, vm, vcpus)
     }
 
-    /// The guest takes it to run at `khz`, as it was told on another host.
+    /// The guest knows its frequency, `khz`, from another host.
     pub(crate) fn set_khz(&mut self, khz: u32) {
         self.khz = khz;
     }

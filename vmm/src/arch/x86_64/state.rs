@@ -60,7 +60,7 @@ pub enum StateError {
         host: u32,
     },
     /// The saved state has another shape than a machine.
-    #[error("the saved {0} is none")]
+    #[error("the saved {0} is not valid")]
     Malformed(&'static str),
 }
 
@@ -72,7 +72,7 @@ const MSRS_AT_ONCE: usize = 64;
 const EFER_SVME: u64 = 1 << 12;
 const CR4_VMXE: u64 = 1 << 13;
 
-/// What saving needs to know of this KVM.
+/// Facts of this KVM that saving needs.
 #[derive(Debug)]
 pub(crate) struct Saver {
     msrs: Vec<u32>,
@@ -412,7 +412,7 @@ impl VmState {
     }
 }
 
-/// Gives `clock` the frequency that the guest of `vcpus` was told, which may differ a little from this host's.
+/// Gives `clock` the frequency that the guest of `vcpus` knows; it may differ a little from this host's.
 pub(crate) fn clock_told(clock: &mut GuestClock, vcpus: &[VcpuState]) {
     if let Some(vcpu) = vcpus.first() {
         clock.set_khz(vcpu.tsc_khz);
@@ -448,7 +448,7 @@ mod tests {
         };
         let own = [leaf(1, 0b101), leaf(0x8000_0001, 0)];
         assert!(compare_features(&[leaf(1, 0b100)], &own).is_ok());
-        // What the guest has switched on shows in CPUID.
+        // CPUID shows features that the guest has enabled.
         assert!(compare_features(&[leaf(1, 0b101 | 1 << 27)], &own).is_ok());
         for (leaf, saved) in [(1, leaf(1, 0b010)), (0x8000_0001, leaf(0x8000_0001, 1))] {
             let refused = compare_features(&[saved], &own).expect_err("a feature too many");

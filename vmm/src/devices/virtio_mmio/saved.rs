@@ -13,11 +13,11 @@ use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransportError {
     /// A queue that no driver can have set up.
-    #[error("the saved queue {index} is none")]
+    #[error("the saved queue {index} is not valid")]
     Queue {
         /// Which one.
         index: usize,
-        /// What is wrong with it.
+        /// The fault of the queue.
         #[source]
         source: virtio_queue::Error,
     },
@@ -55,7 +55,7 @@ struct SavedQueue {
     used: u64,
 }
 
-/// What a driver had set up.
+/// The driver's part of a transport: memory, features, queues.
 #[derive(Debug, Default)]
 pub(crate) struct SavedDriver {
     pub(crate) memory: GuestMemoryMmap,

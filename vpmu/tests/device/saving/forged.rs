@@ -276,7 +276,7 @@ fn forged_states_are_refused_by_name() {
             "no ring",
         ),
         ("/families/0/sink".into(), json!(77), "no such ring"),
-        ("/families/0/owner".into(), json!(77), "there is none"),
+        ("/families/0/owner".into(), json!(77), "does not exist"),
         ("/families/1/sink".into(), json!(3), "of its own"),
         // Links and notices.
         ("/links/0/trigger".into(), json!(6), "act on"),
