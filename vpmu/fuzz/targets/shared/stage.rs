@@ -6,9 +6,13 @@ use std::rc::Rc;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use serde::Deserialize;
 use serde_json::Value;
-use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
+use vm_memory::GuestMemoryAtomic;
+use vpmu::abi::{
+    F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
+};
 use vpmu::{
-    AuxProducer, Engines, ExitReason, Limits, RestoreError, SavedState, Settings, VcpuSession,
+    AuxProducer, Engines, EventMatch, ExitReason, Limits, Policy, RestoreError, SavedState,
+    Settings, Tier, VcpuSession,
 };
 
 use super::driver::DriverQueue;
@@ -29,6 +33,12 @@ const PRODUCER: AuxProducer = AuxProducer {
     format: 128,
 };
 
+/// The event that the operator denies the guest.
+const DENIED: EventMatch = EventMatch::one(KIND_MARK, u32::MAX as u64);
+
+/// The lowest limit of guest pages.
+const FEW_PAGES: u32 = 8;
+
 /// A device in use.
 pub(crate) struct Stage {
     pub(crate) memory: Rc<Memory>,
@@ -41,6 +51,8 @@ pub(crate) struct Stage {
     /// The other sessions have threads of their own.
     threaded: bool,
     windowed: bool,
+    /// Regions of guest memory may come and go.
+    changing: bool,
     /// Nobody else holds the device, so that another can take its place.
     pub(crate) movable: bool,
     /// It goes on from a forged state, which may name any memory and any figures.
@@ -69,7 +81,7 @@ fn limits(input: &mut Unstructured<'_>) -> Result<Limits> {
     let limits = Limits {
         max_events: *input.choose(&[32, 32, 3])?,
         max_ring_pages: *input.choose(&[16, 2])?,
-        max_pages: *input.choose(&[64, 64, 8])?,
+        max_pages: *input.choose(&[64, 64, FEW_PAGES])?,
         max_persistent: *input.choose(&[6, 1])?,
         max_samples: u32::MAX,
         max_record_bytes: u64::MAX,
@@ -97,9 +109,13 @@ impl Stage {
     /// A device configured by the first bytes of `input`, its vCPUs attached, without a driver.
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
+        let limits = limits(input)?;
+        // Both kinds of memory, chosen without input of its own: seeds keep their meaning.
+        let changing = limits.max_pages == FEW_PAGES;
         let settings = Settings::new(VCPUS, 1_000_000)
-            .with_limits(limits(input)?)
-            .with_engines(engines);
+            .with_limits(limits)
+            .with_engines(engines)
+            .with_policy(Policy::new(Tier::Full.events(), vec![DENIED]));
         let memory = MEMORY.with_borrow_mut(|memory| {
             let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));
             Rc::clone(memory)
@@ -120,6 +136,7 @@ impl Stage {
             attached: [false; VCPUS as usize],
             threaded: false,
             windowed,
+            changing,
             movable: false,
             forged: false,
             own_pages: 0,
@@ -128,6 +145,14 @@ impl Stage {
         };
         (0..VCPUS).for_each(|vcpu| stage.attach(vcpu, thread(vcpu)));
         Ok(stage)
+    }
+
+    fn guest_memory(&self) -> vpmu::Memory {
+        let memory = self.rig.memory.clone();
+        match self.changing {
+            true => vpmu::Memory::space(GuestMemoryAtomic::new(memory)),
+            false => memory.into(),
+        }
     }
 
     /// Starts a driver, replacing an earlier one.
@@ -139,7 +164,7 @@ impl Stage {
         self.rig
             .vpmu
             .activate(
-                self.rig.memory.clone(),
+                self.guest_memory(),
                 features,
                 &queues,
                 self.rig.interrupt.clone(),
@@ -153,7 +178,7 @@ impl Stage {
         given.truncate(queues);
         let complete = given.len() == self.rig.vpmu.queue_count();
         let offered = features & !self.rig.vpmu.features() == 0;
-        let memory = self.rig.memory.clone();
+        let memory = self.guest_memory();
         self.rig.set_transport(features, &given);
         let activated =
             self.rig
@@ -264,8 +289,11 @@ impl Stage {
             self.rig.memory.clone(),
             self.windowed.then_some(&self.memory.window),
         );
-        let (features, queues) = next.transport();
-        let memory = next.memory.clone();
+        let (features, queues) = match state.has_driver() {
+            true => next.transport(),
+            false => Default::default(),
+        };
+        let memory = self.guest_memory();
         let restored = next
             .vpmu
             .restore(&state, memory, features, &queues, next.interrupt.clone());
