@@ -108,12 +108,14 @@ fn only_the_host_module_of_the_device_calls_perf() {
         let inside = file.starts_with(src.join("host"));
         // Instructions that read counters.
         let instructions = file.starts_with(src.join("arch"));
+        // Words of guest memory, of whatever type the VMM keeps it in.
+        let memory = file == src.join("memory.rs");
         let code = code(&file);
         let without = |word| assert!(!code.contains(word), "{} has {word}", file.display());
         if !inside {
             without("perf_event_open");
         }
-        if !inside && !instructions {
+        if !inside && !instructions && !memory {
             without("unsafe {");
         }
     }

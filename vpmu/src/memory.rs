@@ -155,7 +155,7 @@ struct Region {
 }
 
 #[expect(unsafe_code, reason = "the address of memory that all threads share")]
-// SAFETY: `host` is used through a VolatileSlice only, as the memory that it came from has it.
+// SAFETY: `host` is only used through a VolatileSlice, and the memory that it points into is Send and Sync.
 unsafe impl Send for Region {}
 
 #[expect(unsafe_code, reason = "the address of memory that all threads share")]
@@ -197,7 +197,8 @@ fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<Volati
         return None;
     }
     let offset = usize::try_from(offset).ok()?;
-    // SAFETY: the bytes lie in the region, whose memory lives beside `regions` and is not moved.
+    // SAFETY: the bytes lie in the region. Its memory is borrowed for as long as `regions` lives: `Fixed` holds it
+    // beside them, in an `Arc`, where nothing moves or changes it.
     Some(unsafe { VolatileSlice::new(region.host.wrapping_add(offset), len) })
 }
 
@@ -463,7 +464,7 @@ impl<'a> Page<'a> {
         if slice.len() != PAGE_SIZE || !words.is_aligned() {
             return None;
         }
-        // SAFETY: a page of aligned memory that is mapped for 'a; whoever shares it writes words as a whole.
+        // SAFETY: an aligned page that is mapped for 'a. Other users of it, the guest among them, write whole words.
         Some(Self(unsafe { &*words }))
     }
 
