@@ -1,4 +1,4 @@
-//! What a guest does when its end is the test: marks in sequence, and then the kernel panics, resets,
+//! Ends of a guest that are tests: marks in sequence, and then the kernel panics, resets,
 //! or waits for the host. The kernel's command line says which, as `act=WORD`.
 
 use std::fs;
@@ -25,7 +25,7 @@ const OWN: u32 = 50;
 /// Events of one group that [`close`] closes: a group may have no more.
 const CLOSED_GROUP: usize = 64;
 const OWN_NAME: &str = "own";
-/// What the guest's own event counts.
+/// The count of the guest's own event.
 const OWN_VALUE: u64 = 500_000;
 
 /// `guest-tests act`: this boot's part. What ends the guest does not return.
@@ -168,7 +168,7 @@ fn twice() -> Outcome {
     let Some(entry) = found else {
         let (event, ring) = own(&device)?;
         device.place(OWN_VALUE, OWN.into())?;
-        // What lies in the guest's memory does not outlive it.
+        // Rings in the guest's memory end with it.
         let attr = silent(device.any_marks(1, TIME));
         let gone = device.start(&attr, How::on_cpu(0))?;
         let gone_ring = Pages::map(&gone, 1, READ_WRITE)?;
@@ -225,7 +225,7 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
     Ok((event, ring))
 }
 
-/// What the host has ended is over for those who have it open, too, and its pages are others'.
+/// An event that the host has ended is over for all its descriptors, and its pages are free for others.
 fn is_over(event: &Event, ring: &Pages) -> Outcome {
     ensure_eq!(
         event.poll(300_000)?,

@@ -88,7 +88,7 @@ impl Area {
         Ok(packets)
     }
 
-    /// What a snapshot holds: the packets from the oldest whole page on.
+    /// The packets of a snapshot: those from the oldest whole page on.
     pub(crate) fn newest(&self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let oldest = head.saturating_sub(self.size());
@@ -111,13 +111,13 @@ pub(crate) struct Chunk {
     pub(crate) flags: u64,
 }
 
-/// What the ring tells of its area.
+/// The ring's records about its area.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Told {
     pub(crate) chunks: Vec<Chunk>,
     /// Process and thread of each `PERF_RECORD_ITRACE_START`.
     pub(crate) starts: Vec<(u32, u32)>,
-    /// Whose trailers the records have.
+    /// The trailers of the records.
     pub(crate) trailers: Vec<fields::Trailer>,
 }
 

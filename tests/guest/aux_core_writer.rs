@@ -1,4 +1,4 @@
-//! What perf core's writer and the device make of an area together: pieces, stalls, snapshots.
+//! One area, written by perf core's writer and the device: pieces, stalls, snapshots.
 
 use crate::aux_core::{Kept, P, attr, port_trace};
 use std::thread;

@@ -1,4 +1,4 @@
-//! What an exit trace holds: each exit of the guest once, in order, as the guest made it.
+//! Contents of an exit trace: each exit of the guest once, in order, as the guest made it.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -48,7 +48,7 @@ pub(crate) fn trace(device: &Device, exits: u64) -> perf_event_attr {
     silent(device.attr(KIND_EXIT_TRACE, exits))
 }
 
-/// What a program's access must look like, but for the moment and the number.
+/// Checks all of a program's access but the moment and the number.
 fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     ensure_eq!(
         Access {

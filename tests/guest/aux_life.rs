@@ -165,7 +165,7 @@ fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
     Ok(())
 }
 
-/// What came where an area was must be as it was laid there.
+/// Checks that pages which replaced an area are unchanged.
 pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
     let memory = settle_on(pages);
     for _ in 0..200 {

@@ -195,7 +195,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     traced.balance()?;
     drop(members);
     let packets = traced.area.take(&traced.ring)?;
-    // What each write finds, by what the ones before it have done: a resuming exit is not in, a
+    // The trace's state at each write, after the writes before it: a resuming exit is not in, a
     // pausing one is; where both come at one exit, in the order in which the members were opened.
     let mut running = false;
     let mut inside = 0;

@@ -1,4 +1,4 @@
-//! What the ring tells of its area: each piece, whoever made it, and that a trace has begun.
+//! Records of a ring about its area: each piece by each writer, and the beginning of a trace.
 
 use crate::areas::{self, Area, told};
 use crate::aux_mapping::{io_trace, ports};

@@ -43,7 +43,7 @@ fn each_period_makes_a_packet() -> Outcome {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     for period in [1, 2, 7, 100] {
-        // What paces, counted: a signal may have been among the port writes.
+        // Counts the exits that pace: a signal may have been among the port writes.
         let mut counting = device.attr(KIND_EXITS, EXIT_USER);
         counting.set_exclude_kernel(1);
         let counter = device.open_event(&counting, How::on_cpu(1))?;

@@ -1,4 +1,4 @@
-//! Whose exits a trace holds: of a task, of a CPU, of one mode; and what it costs them.
+//! Scope of a trace: a task's exits, a CPU's, those of one mode; and its cost for them.
 
 use std::sync::Barrier;
 use std::thread;

@@ -396,7 +396,7 @@ fn a_recorder_that_stalls_tells_what_it_lost() -> Outcome {
     ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
-    // What was lost is exits of 64 bytes, each of which was the command's.
+    // Lost packets are exits of 64 bytes, each caused by the command.
     ensure_eq!(number("exits") + lost / 64, 1050, "{trace}");
     ensure!(lost / 64 >= 1000 - 128, "{trace}");
     Ok(())

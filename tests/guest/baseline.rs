@@ -1,4 +1,4 @@
-//! What samples and task switches cost a guest: by a CPU PMU whose registers are trapped, run by the
+//! Costs of samples and task switches for a guest: by a CPU PMU whose registers are trapped, run by the
 //! kernel's own driver, and by both doors of the paravirtual one. All of them count the host's CPU clock of
 //! the vCPU.
 
@@ -130,7 +130,7 @@ impl Door {
     }
 }
 
-/// What happened on [`CPU`] in a while.
+/// Events on [`CPU`] in a period of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// All exits but those of the host's own interrupts.
@@ -214,7 +214,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// What happened from `before` to `after`.
+    /// Events from `before` to `after`.
     fn between(mut self, before: Moment, after: Moment) -> Result<Seen, Failure> {
         self.trace.event.disable(0)?;
         let (_, lost) = self.trace.read()?;
@@ -271,7 +271,7 @@ fn settle() -> io::Result<()> {
     cpu::keep()
 }
 
-/// What happens in `rounds` times to another task and back, both of which count `events` clocks.
+/// Events in `rounds` switches to another task and back, both of which count `events` clocks.
 fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -322,7 +322,7 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// What happens from a sample to one that is at least `count` later, how much later, and how long it took.
+/// Events from a sample to one at least `count` later, the number of samples between, and the time.
 fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -354,7 +354,7 @@ fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     Ok((watch.between(before, after)?, taken, took))
 }
 
-/// What happens while a task runs for as long and nothing is sampled.
+/// Events while a task runs for `time` and nothing is sampled.
 fn idle(time: Duration) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -402,7 +402,7 @@ fn measure_all(count: u64, rounds: u64) -> Outcome {
                 seen.tell(&format!("sample:{}", door.name()), taken);
                 apart(move || idle(took))?.tell(&format!("idle:{}", door.name()), taken);
             }
-            // What the host or the driver cannot do has no row.
+            // Samples that the host or the driver cannot take have no row.
             Err(error) => println!("no samples by {}: {error}", door.name()),
         }
     }

@@ -1,4 +1,4 @@
-//! What the tests need of the CPU and the kernel below the client library: pinning, ports,
+//! CPU and kernel below the client library, as the tests need them: pinning, ports,
 //! the counter that times are by.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 

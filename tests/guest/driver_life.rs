@@ -240,7 +240,7 @@ impl Open {
         Ok(())
     }
 
-    /// What the rings hold can be read.
+    /// Checks that the rings can be read.
     fn ensure_readable(&mut self, samples: usize) -> Outcome {
         ensure_eq!(self.ring.take()?.len(), samples, "samples left");
         for pages in [&self.ring, &self.trace_ring, &self.window] {

@@ -64,7 +64,7 @@ pub(crate) struct Regs {
     pub(crate) values: Vec<u64>,
 }
 
-/// What a sample holds; `None` what was not asked for.
+/// The fields of a sample; `None` for a field that was not requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) misc: u16,
@@ -85,7 +85,7 @@ pub(crate) struct Sample {
     pub(crate) regs_intr: Option<Regs>,
 }
 
-/// What follows another record if `sample_id_all` is set.
+/// The trailer of records other than samples if `sample_id_all` is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Trailer {
     pub(crate) pid_tid: Option<(u32, u32)>,
@@ -178,7 +178,7 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// What read(2) gave, which must be all of it and nothing more.
+/// The reading in `words`, which read(2) returned: exactly the words of the format.
 pub(crate) fn reading(words: &[u64], format: u64) -> Result<Reading, String> {
     let mut words = Words(words.iter());
     let reading = words.reading(format)?;

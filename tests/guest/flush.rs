@@ -337,7 +337,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
             );
             last = time;
         }
-        // What is written later was sampled later: nothing was held back. A sample's time is
+        // Records written later were sampled later: nothing was held back. A sample's time is
         // known to within a microsecond.
         code.run(1 << 18);
         event.flush(0)?;

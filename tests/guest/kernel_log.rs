@@ -1,4 +1,4 @@
-//! What the guest's kernel says of itself: its own checks, and those of a kernel built with a checker.
+//! Faults in the guest's kernel log: the kernel's own checks, and those of a kernel built with a checker.
 
 use std::process::Command;
 

@@ -97,7 +97,7 @@ use std::time::{Duration, Instant};
 
 use tests::wire::{self, Verdict};
 
-/// What a test says; the error is the reason for the failure.
+/// The result of a test; the error is the reason for the failure.
 type Outcome = Result<(), Box<dyn Error>>;
 /// A test's name and what it does.
 type Test = (&'static str, fn() -> Outcome);

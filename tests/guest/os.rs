@@ -1,4 +1,4 @@
-//! What the tests need of processes, signals and limits, each call behind a safe function.
+//! Processes, signals and limits, as the tests need them: each call behind a safe function.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -112,7 +112,7 @@ pub(crate) fn block_signal() -> io::Result<()> {
     Ok(())
 }
 
-// What <fcntl.h> has and the C library's crate has not.
+// In <fcntl.h>, and missing in the crate libc.
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
 const F_OWNER_TID: i32 = 0;
@@ -628,7 +628,7 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// What there is within `millis`; zero if nothing.
+    /// The events within `millis`; zero if there are none.
     pub(crate) fn wait(&self, millis: i32) -> io::Result<u32> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.

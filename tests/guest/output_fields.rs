@@ -1,4 +1,4 @@
-//! What a sample tells: each field alone, all together in perf's order, against known truth.
+//! Fields of a sample: each alone, all together in perf's order, against known truth.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"

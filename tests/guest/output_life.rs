@@ -1,5 +1,5 @@
-//! What becomes of an event: limits, periods, frequencies, children, exec, who is counted,
-//! and what cannot be asked for.
+//! The life of an event: limits, periods, frequencies, children, exec, the counted tasks,
+//! and requests that are refused.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -78,7 +78,7 @@ fn a_refresh_allows_so_many_overflows() -> Outcome {
         );
         ensure_eq!(ring.take()?.len() as u64, overflows, "records");
     }
-    // What is allowed adds up.
+    // Permitted overflows add up.
     event.refresh(2)?;
     event.refresh(3)?;
     device.place(VALUE, 100)?;

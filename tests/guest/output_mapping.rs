@@ -146,7 +146,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
     }
-    // What one consumed is consumed: a map made now begins behind it.
+    // Consumed records are gone for all: a new map begins behind them.
     ensure_eq!(first.take()?.len(), 10, "records");
     let third = Pages::map(&event, 1, READ_WRITE)?;
     ensure_eq!(third.tail(), head, "the tail that a later map finds");

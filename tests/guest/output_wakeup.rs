@@ -84,7 +84,7 @@ const PER_PAGE: u64 = 64;
 const LONG: i32 = 10_000;
 /// A sleeper that nobody wakes is found by the harness: a time-out would look again by itself.
 const FOREVER: i32 = -1;
-/// What must not come is not there now: a wakeup is as old as the exit of its record.
+/// No wait is needed for a wakeup that must not come: a wakeup is as old as the exit of its record.
 const NOW: i32 = 0;
 
 fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
@@ -493,7 +493,7 @@ fn an_interval_that_cannot_be_is_refused() -> Outcome {
     wakes_at(&event, &device, &[5, 10])
 }
 
-/// What a loop of `poll()` and `read()` would be: a program waits, takes what there is, waits again.
+/// In place of a loop of `poll()` and `read()`: a program waits, takes all records, waits again.
 fn a_loop_of_poll_and_read_takes_every_record() -> Outcome {
     const RECORDS: u64 = 4000;
     const EVERY: u32 = 16;

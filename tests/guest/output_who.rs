@@ -1,4 +1,4 @@
-//! Who ran, and what it costs: samples name the right task by either engine, with no exit for
+//! Tasks in samples, and their cost: samples name the right task by either engine, with no exit for
 //! a task switch, and by the batched engine with none for a sample.
 #![expect(
     clippy::cast_possible_truncation,
@@ -69,7 +69,7 @@ fn an_event_tells_its_engine() -> Outcome {
     );
     let event = device.open_event(&clock, by(ENGINE_EXIT, How::OWN))?;
     ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine asked for");
-    // Who leaves it to the device gets the batched one where there is one.
+    // A program that leaves the engine to the device gets the batched one where the host has it.
     let engine = device.open_event(&clock, How::OWN)?.engine()?;
     let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
     match &batched {
@@ -117,7 +117,7 @@ fn a_clock_is_sampled_by_the_batched_engine_alone() -> Outcome {
     tell_of_marks(&device)
 }
 
-/// What is the device's own to count is so on any host and by any operator's word.
+/// The device counts its own events on any host, under any settings of the operator.
 fn tell_of_marks(device: &Device) -> Outcome {
     let marks = device.marks(1, 1, FIELDS);
     let event = device.open_event(&marks, How::OWN)?;

@@ -188,7 +188,7 @@ fn backward(device: &Device) -> perf_event_attr {
     attr
 }
 
-/// What a backward ring holds, newest first: from the head to the oldest whole record.
+/// The samples of a backward ring, newest first: from the head to the oldest whole record.
 fn held(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, String> {
     let produced = ring.head().wrapping_neg();
     let (mut at, mut samples) = (0, Vec::new());

@@ -1,5 +1,5 @@
-//! What an AUX area holds, taken apart by the layouts of `<vpmu_uapi.h>`; what breaks a rule of
-//! all traces is no packet, but an error.
+//! Packets of an AUX area, by the layouts of `<vpmu_uapi.h>`. Bytes that break a rule of
+//! all traces are an error.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -284,7 +284,7 @@ pub(crate) fn decode(
     Ok(packets)
 }
 
-/// What one event's packets told so far, each number of them once.
+/// The numbers of one event's packets so far, each once.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// The number that the next packet must have.

@@ -1,4 +1,4 @@
-//! What stock perf shows of events that the device had no room for, or did not run all the time: how
+//! Output of stock perf for events that the device had no room for, or did not run all the time: how
 //! much of the time they ran, and never a count of the rest.
 
 use vpmu_client::perf::PerfPmu;

@@ -482,7 +482,7 @@ fn samples_lost_for_room_are_counted() -> Outcome {
     Ok(())
 }
 
-/// What perf read of the losses of a recording's events, all together.
+/// The lost samples of all events of a recording, as perf read them.
 fn lost_samples(file: &str) -> Fallible<usize> {
     let output = perf(&["report", "-i", file, "-D"])?;
     let said = text(&output.stdout);
@@ -707,7 +707,7 @@ fn hardware_events_without_host_counters_fall_back() -> Outcome {
     Ok(())
 }
 
-/// What a user without privilege gets at the level that most kernels have.
+/// perf as a user without privilege, at the level of most kernels.
 fn as_nobody(args: &[&str]) -> Fallible<Output> {
     os::set_paranoid(2)?;
     let directory = "/tmp/nobody";

@@ -391,7 +391,7 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     opened.and(closed)
 }
 
-/// What the tests of persistent events begin with: one event of CPU 1 under no name, and a level at
+/// The start of the tests of persistent events: one event of CPU 1 under no name, and a level at
 /// which nothing but a capability refuses events of CPUs.
 fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> {
     os::set_paranoid(OPEN)?;
@@ -560,7 +560,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     Ok(())
 }
 
-/// What one percent of the device's events are.
+/// Calls `act` with one percent of the device's events.
 fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcome {
     os::set_paranoid(OPEN)?;
     let shown = fs::read_to_string(format!("{PARAMETERS}/unprivileged_percent"))?;

@@ -331,7 +331,7 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
     Ok(())
 }
 
-/// What a map of that size is refused with.
+/// The errno of a map of that size.
 fn sized(event: &Event, pages: usize) -> Option<i32> {
     refused(Pages::map(event, pages, READ_WRITE))
 }
@@ -396,7 +396,7 @@ fn a_forgotten_reader_loses_nothing_that_fits() -> Outcome {
 fn every_handle_switches_the_one_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
-    // What tasks inherit has no limit; nobody inherits what is persistent.
+    // Inherited events have no limit; persistent events are not inherited.
     let mut attr = sequence(&device);
     attr.set_inherit(1);
     let (first, id) = persistent(&device, &attr, 1, "switched")?;

@@ -38,7 +38,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// What the VMM was told to start.
+/// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
 /// One of them, as its entry says that it is to be opened and mapped.
@@ -67,7 +67,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
 }
 
 impl Found {
-    /// What its ring holds, the oldest first. Nothing may be written meanwhile.
+    /// The samples in its ring, the oldest first. Nothing may be written meanwhile.
     fn samples(&self) -> Result<Vec<Sample>, String> {
         let head = self.ring.head();
         let mut samples = Vec::new();

@@ -1,4 +1,4 @@
-//! What is refused of persistent events, and with which word.
+//! Refusals of persistent events, and their errno.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -156,7 +156,7 @@ fn others_may_write_into_its_ring() -> Outcome {
     Ok(())
 }
 
-/// What an attr is changed by, in words and in fact.
+/// A change of an attr: its name, and the change itself.
 type Change = (&'static str, fn(&mut perf_event_attr));
 
 fn opening_again_takes_the_id_and_no_more() -> Outcome {
@@ -319,7 +319,7 @@ fn nobody_else_makes_opens_or_ends_one() -> Outcome {
             refused(mine.open_event(&sequence(&mine), How::on_cpu(1).with(FLAG_PERSISTENT))),
             refused(mine.flush()),
         ];
-        // What is told is the number of the first that was not denied.
+        // The result is the number of the first call that was not denied.
         match calls.iter().position(|&errno| !denied(errno)) {
             None => 0,
             Some(call) => 10 + i32::try_from(call).unwrap_or(0),

@@ -1,4 +1,4 @@
-//! What the tests of persistent events share: sequences of marks, and a clean beginning.
+//! Shared by the tests of persistent events: sequences of marks, and a clean beginning.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 use std::fs;

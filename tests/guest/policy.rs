@@ -1,4 +1,4 @@
-//! What the operator decides about hardware events, on a host that may have none.
+//! The operator's decisions about hardware events, on a host that may have none.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;

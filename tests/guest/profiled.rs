@@ -1,5 +1,5 @@
-//! What a guest does while its host profiles it: it counts and samples by itself, round after round,
-//! and says how many there were of each.
+//! A guest under its host's profiler: it counts and samples by itself, round after round,
+//! and prints the number of each.
 
 use crate::Outcome;
 use crate::acts::say;

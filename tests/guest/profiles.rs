@@ -48,7 +48,7 @@ fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
     calls.iter().map(call).collect()
 }
 
-/// What hangs directly from line `at`, without what is too seldom to tell anything: a sample
+/// The lines directly below line `at`, without those of too few samples: a sample
 /// on the few instructions that set a frame up lacks that frame.
 fn callees(calls: &[Call], at: usize) -> Vec<&Call> {
     let least = calls[at].samples / 50;

@@ -1,4 +1,4 @@
-//! What a guest does while its host saves it: numbered lines, by both vCPUs in turn, and events that see each.
+//! A guest that its host saves: numbered lines, by both vCPUs in turn, and events that see each.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;

@@ -39,7 +39,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// What stands in a ring: the samples, and how many the device says were lost.
+/// The samples in a ring, and the number that the device reports lost.
 pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
     let (mut samples, mut lost) = (Vec::new(), 0);
     for record in ring.records() {

@@ -53,7 +53,7 @@ pub(crate) fn write_ports(times: &str) -> ExitCode {
 #[derive(Debug)]
 struct Line {
     cpu: Option<String>,
-    /// As printed: a number, or why there is none.
+    /// As printed: a number, or the reason for its absence.
     value: String,
     event: String,
     /// The share of the time in which it counted, in percent.
@@ -89,7 +89,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What `perf stat` says of our events.
+/// The lines of `perf stat` about our events.
 fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     let output = perf(&[&["stat", "-x,"], args].concat())?;
     let said = text(&output.stderr);
@@ -271,7 +271,7 @@ fn what_cannot_be_counted_is_not_supported() -> Outcome {
     for event in [
         // A kind that nothing has.
         "vpmu/kind=0x7ff,event=1/",
-        // Who halts, user or kernel, is not told apart.
+        // Halts of user and kernel cannot be told apart.
         "vpmu/halts/u",
         // A guest of this guest.
         "vpmu/exits-user/G",

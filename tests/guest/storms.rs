@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
 const PERIOD: u64 = 10_000;
 /// Of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
-/// What another process has to do meanwhile.
+/// The work of another process meanwhile.
 const ROUNDS: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo $i";
 const DONE: &[u8] = b"20000\n";
 
@@ -36,7 +36,7 @@ const THROTTLE: u32 = 5;
 const UNTHROTTLE: u32 = 6;
 const SAMPLE: u32 = 9;
 
-/// What the rings of a storm had, and how long it lasted.
+/// The records in the rings of a storm, and its duration.
 #[derive(Debug, Default)]
 struct Storm {
     samples: u64,

@@ -68,8 +68,8 @@ impl Traced {
         Ok(told.chunks)
     }
 
-    /// What holds of every trace that is read: produced are what stands in the area and what was
-    /// lost, and the ring has told of all that stands there.
+    /// Checks an invariant of every trace: the bytes produced are those in the area and those
+    /// lost, and the ring reports all that are in the area.
     pub(crate) fn balance(&mut self) -> Outcome {
         let (count, lost) = self.read()?;
         let head = areas::head(&self.ring);
@@ -79,7 +79,7 @@ impl Traced {
             "produced, of {head} written and {lost} lost"
         );
         self.chunks()?;
-        // What the full ring had no record for is told now.
+        // The full ring reports now what it had no room for.
         self.read()?;
         self.chunks()?;
         ensure_eq!(self.told, head, "where the chunks end");

@@ -44,7 +44,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// What a servant says of its work.
+/// The result of a servant's work.
 type Told = io::Result<()>;
 
 fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
@@ -97,7 +97,7 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Rec
     (tell, forwarded)
 }
 
-/// What is opened when two tasks have swapped what they had is not with what was opened before.
+/// Events opened after two tasks have swapped contexts are not with those opened before.
 fn what_tasks_have_swapped_is_linked() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;

@@ -1,4 +1,4 @@
-//! What can be built of starters and stoppers: chains, one for many, switches, every Nth region,
+//! Combinations of starters and stoppers: chains, one for many, switches, every Nth region,
 //! regions of traces.
 
 use std::os::fd::{AsFd, AsRawFd};

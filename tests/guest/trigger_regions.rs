@@ -1,4 +1,4 @@
-//! What a region holds: exactly what its code did, no exit more and none less, over thousands of
+//! Contents of a region: exactly its code's exits, over thousands of
 //! regions that user code bounds by itself.
 
 use std::os::fd::AsRawFd;
@@ -232,7 +232,7 @@ fn samples_are_of_regions_alone() -> Outcome {
             expected.push(u64::from(1_000 + number + value));
         }
         bell.mark(STOP);
-        // What overflows at the stop is still written: the stop itself, here.
+        // An overflow at the stop is still written: here the stop itself.
         expected.push(STOP.into());
         bell.mark(3_000 + number);
         bell.mark(INSIDE);
@@ -273,7 +273,7 @@ fn the_page_stands_still_outside() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    // Of what each mark, each port write and each stop is one.
+    // The part of each mark, each port write and each stop in the count.
     for (attr, [of_mark, of_port, of_stop]) in [
         (device.attr(KIND_MARK, INSIDE.into()), [1, 0, 0]),
         (device.port_exits(), [cpu::STORE_EXITS, 1, cpu::STORE_EXITS]),

@@ -1,4 +1,4 @@
-//! Who may start and stop whom, and what becomes of links when one of the two goes.
+//! Permitted links between starters, stoppers and targets, and their end when one of the two closes.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -294,7 +294,7 @@ fn a_target_that_is_off_is_left_alone() -> Outcome {
     region.target.enable(0)?;
     device.place(INSIDE.into(), 3)?;
     ensure_eq!(region.target.count()?, 3, "stopped while it was off");
-    // What is off acts on nothing.
+    // A disabled event starts and stops nothing.
     region.stopper.disable(0)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
@@ -387,7 +387,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
         })?;
         drop(target);
     }
-    // What is left of them is nothing.
+    // Nothing is left of them.
     let attr = sampling(device.port_exits(), 1, 0);
     let last = device.start(&attr, HERE)?;
     let target = waiting(&device, &inside(&device), HERE)?;

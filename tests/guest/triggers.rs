@@ -1,4 +1,4 @@
-//! What the tests of starters and stoppers share: a region between two marks.
+//! Shared by the tests of starters and stoppers: a region between two marks.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use crate::raw::{Device, ENGINE_EXIT, Event, FLAG_ON_STARTER, How};
 pub(crate) const START: u32 = 100;
 /// Ends it.
 pub(crate) const STOP: u32 = 101;
-/// What is counted in it.
+/// The mark that is counted in it.
 pub(crate) const INSIDE: u32 = 102;
 
 /// An event whose every `period`th mark of that value acts on others. Enabled.

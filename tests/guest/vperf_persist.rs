@@ -318,7 +318,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
     fails(&["persist", "dump", "signpost"], "vperf persist ls")?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
     fails(&["persist", "dump", "signpost"], "did you mean signposts?")?;
-    // What is wrong ends nothing of what is right.
+    // One wrong name ends none of the others.
     fails(&["persist", "rm", "signposts", "12345678"], "12345678")?;
     ensure!(named("signposts")?.is_some(), "it was ended");
     for wrong in ["Posts", "1st", "a b", &"a".repeat(40)] {

@@ -165,7 +165,7 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
 }
 
 fn a_cpus_regions_are_exact() -> Outcome {
-    // Whom vperf starts stays there, too.
+    // A program that vperf starts stays there, too.
     cpu::pin(0)?;
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
     let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];

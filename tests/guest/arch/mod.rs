@@ -11,7 +11,7 @@ pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-/// What a register is known to hold.
+/// The known value of a register.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Known {
     /// This.
@@ -24,7 +24,7 @@ pub(crate) enum Known {
     Unknown,
 }
 
-/// What an access looks like from outside: instruction, address, detail.
+/// An access as the host sees it: instruction, address, detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) ip: u64,

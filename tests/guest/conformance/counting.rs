@@ -32,7 +32,7 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// No core completes more instructions in a cycle.
 const WIDEST: u64 = 16;
 
-/// What `count` has besides `each` of every round, which must be the same for all rounds.
+/// The part of `count` beyond `each` of every round, which must be the same for all numbers of rounds.
 fn border(
     each: u64,
     // One function, so that the code around the loop is the same each time.
@@ -53,7 +53,7 @@ fn border(
     Ok(found[0])
 }
 
-/// What a count of [`spin`] has besides the loop's instructions.
+/// The part of a count of [`spin`] beyond the loop's instructions.
 pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
     let event = open(INSTRUCTIONS, Mode::User)?;
     border(PER_ROUND, &|rounds| {

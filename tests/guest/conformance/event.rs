@@ -89,7 +89,7 @@ pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
     }
 }
 
-/// What the event counts of `work`.
+/// The event's reading for `work`.
 pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box<dyn Error>> {
     event.reset(0)?;
     event.enable(0)?;

@@ -64,7 +64,7 @@ const INST_RETIRED: What = What {
     config: 0x08,
 };
 
-/// What the raw event counts of a loop of 10,000 rounds, as a word.
+/// The raw event's count of a loop of 10,000 rounds, as a word.
 fn of_raw() -> Result<String, Box<dyn Error>> {
     Ok(match offered(INST_RETIRED, Mode::User)? {
         None => "refused".to_owned(),

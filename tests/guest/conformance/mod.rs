@@ -20,7 +20,7 @@ use tests::rows::{self, Finding};
 pub(crate) use self::host::{count_guests, counts, hold_counters};
 use crate::{cpu, os};
 
-/// What a row found; an error says why it does not hold.
+/// The result of a row; the error is the reason why it does not hold.
 type Found = Result<Finding, Box<dyn Error>>;
 /// A row's name and its test.
 type Row = (&'static str, fn() -> Found);

@@ -1,4 +1,4 @@
-//! What opens and what is refused.
+//! Requests that open an event, and requests that are refused.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -30,7 +30,7 @@ const GENERIC: [&str; 10] = [
     "ref-cycles",
 ];
 
-/// What an emulated PMU never stalls for.
+/// Events of stalls, which an emulated PMU never has.
 const MAY_BE_ZERO: [&str; 3] = [
     "branch-misses",
     "stalled-cycles-frontend",
@@ -124,7 +124,7 @@ fn listed() -> Found {
 const FIRST_FLAG: u32 = 48;
 /// The same of `sample_type` and `read_format`.
 const FIRST_FIELD: u32 = 26;
-/// As above.
+/// The first bit of `read_format` that is refused.
 const FIRST_FORMAT: u32 = 6;
 /// The first bit of a generic event's config that means nothing.
 const FIRST_CONFIG: u32 = 4;

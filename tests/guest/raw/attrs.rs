@@ -53,11 +53,11 @@ pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_att
     }
 }
 
-/// What [`acting`] takes.
+/// For [`acting`]: the event opens paused.
 pub(crate) const AUX_START_PAUSED: u32 = 1 << 0;
-/// As above.
+/// For [`acting`]: an overflow pauses the trace.
 pub(crate) const AUX_PAUSE: u32 = 1 << 1;
-/// As above.
+/// For [`acting`]: an overflow resumes the trace.
 pub(crate) const AUX_RESUME: u32 = 1 << 2;
 
 /// With these in `aux_action`.

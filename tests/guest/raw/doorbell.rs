@@ -50,7 +50,7 @@ impl Doorbell {
         unsafe { self.0.write_volatile(value) };
     }
 
-    /// What stands there to be read.
+    /// The word that a read returns.
     pub(crate) fn load(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.0.read_volatile() }

@@ -106,7 +106,7 @@ impl Event {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// What it sampled and traced stands in its pages when this returns; [`GROUP`](super::GROUP): of
+    /// Returns when all that it sampled and traced is in its pages; [`GROUP`](super::GROUP): of
     /// its group.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
@@ -154,7 +154,7 @@ impl Event {
         self.0.try_clone().map(Self)
     }
 
-    /// What poll(2) says within `millis`; zero if nothing.
+    /// The events of poll(2) within `millis`; zero if there are none.
     pub(crate) fn poll(&self, millis: i32) -> io::Result<i16> {
         let mut fd = libc::pollfd {
             fd: self.0.as_raw_fd(),

@@ -25,7 +25,7 @@ pub(crate) use vpmu_abi::{
 
 pub(crate) const PAGE: usize = 4096;
 
-/// What marks, exits and clocks are opened by: `VPMU_CONFIG(kind, event)`.
+/// Kinds, for `VPMU_CONFIG(kind, event)`.
 pub(crate) const KIND_SOFTWARE: u64 = vpmu_abi::KIND_SOFTWARE as u64;
 pub(crate) const KIND_TSC: u64 = vpmu_abi::KIND_TSC as u64;
 pub(crate) const KIND_EXITS: u64 = vpmu_abi::KIND_EXITS as u64;
@@ -52,7 +52,7 @@ pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
 /// The argument of an ioctl that means the whole group.
 pub(crate) const GROUP: u64 = 1;
 
-/// Whose event, in which group, by which engine.
+/// The task, CPU, group, engine and flags of an open.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How<'a> {
     pub(crate) pid: i32,

@@ -39,12 +39,12 @@ impl Entry {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// What the ring's data pages are to be mapped as.
+    /// The data pages to map.
     pub(crate) fn data_pages(&self) -> Option<usize> {
         (self.pages as usize).checked_sub(1)
     }
 
-    /// What it was opened by.
+    /// The attributes that it was opened with.
     pub(crate) fn attr(&self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
         let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);

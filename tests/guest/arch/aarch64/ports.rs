@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::packets::DETAIL_WRITE;
 use crate::pages::map_physical;
 
-/// The reason of its exits, and the event that counts them.
+/// The reason of its exits.
 pub(crate) const EXIT_PORT: u64 = 3;
-/// As above.
+/// The event that counts exits for that reason.
 pub(crate) const PORT_EXITS: &str = "exits-mmio";
-/// The reason as `vperf exits` names it, and a write as it describes it.
+/// The reason as `vperf exits` names it.
 pub(crate) const PORT_REASON: &str = "mmio";
-/// As above.
+/// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
 /// A write's detail in a packet: a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;

@@ -29,7 +29,7 @@ pub(crate) fn idle_port() -> u64 {
     ports::idle().expose_provenance() as u64
 }
 
-/// What register `number` holds at the write of `out_known`, whose stack pointer was `sp`.
+/// The value of register `number` at the write of `out_known`, whose stack pointer was `sp`.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         1 => Known::Is(idle_port()),
@@ -48,7 +48,7 @@ pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     }
 }
 
-/// What register `number` holds in the kernel.
+/// The value of register `number` in the kernel.
 pub(crate) fn in_kernel(number: usize) -> Known {
     match number {
         SP => Known::Has(1 << 63),
@@ -70,7 +70,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
 /// The number of ioctl(2), and the register that has it.
 const IOCTL: (u64, usize) = (29, 8);
 
-/// What user register `number` holds in the system call of `mark_known`.
+/// The value of user register `number` in the system call of `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         0 => Known::Is(i64::from(device).cast_unsigned()),

@@ -6,13 +6,13 @@ use std::io;
 
 use crate::packets::DETAIL_WRITE;
 
-/// The reason of its exits, and the event that counts them.
+/// The reason of its exits.
 pub(crate) const EXIT_PORT: u64 = 2;
-/// As above.
+/// The event that counts exits for that reason.
 pub(crate) const PORT_EXITS: &str = "exits-io";
-/// The reason as `vperf exits` names it, and a write as it describes it.
+/// The reason as `vperf exits` names it.
 pub(crate) const PORT_REASON: &str = "io";
-/// As above.
+/// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
 /// A write's detail in a packet: of one access, a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;

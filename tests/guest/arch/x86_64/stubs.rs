@@ -36,7 +36,7 @@ pub(crate) fn idle_port() -> u64 {
     IDLE_PORT.into()
 }
 
-/// What register `number` holds at the write of `out_known`, whose stack pointer was `sp`.
+/// The value of register `number` at the write of `out_known`, whose stack pointer was `sp`.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         SP => Known::Is(sp),
@@ -57,7 +57,7 @@ pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     at_write(place, sp)
 }
 
-/// What register `number` holds in the kernel.
+/// The value of register `number` in the kernel.
 pub(crate) fn in_kernel(number: usize) -> Known {
     match number {
         CS => Known::Is(0x10),
@@ -79,7 +79,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
     segments.chain(others).collect()
 }
 
-/// What user register `number` holds in the system call of `mark_known`.
+/// The value of user register `number` in the system call of `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         IP | CX => Known::Is(mark_known_ip()),
