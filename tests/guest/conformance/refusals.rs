@@ -122,7 +122,7 @@ fn listed() -> Found {
 
 /// The first bit of the attr's flags that kernels leave reserved.
 const FIRST_FLAG: u32 = 48;
-/// The same of `sample_type` and `read_format`.
+/// The first bit of `sample_type` that is refused.
 const FIRST_FIELD: u32 = 26;
 /// The first bit of `read_format` that is refused.
 const FIRST_FORMAT: u32 = 6;
