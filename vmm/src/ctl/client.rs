@@ -78,10 +78,11 @@ pub enum CtlCommand {
 
 const SNAPSHOT_HELP: &str = "\
 The guest stands still while its memory is written, and then goes on; with --then-exit the run ends
-instead, with status 6. What fails leaves no files in DIR, and the machine running.
+instead, with status 6. If the snapshot fails, DIR has no files and the machine goes on; but with --then-exit
+the run has ended before the small state file is written, so leave room for it.
 
 DIR holds all that the guest has in memory, secrets included: it is for its owner alone. Keep its files as
-they are while machines run from it, as those read their memory from there. 'vmm run --restore DIR' goes on
+they are while machines run from it: those read their memory from there. 'vmm run --restore DIR' goes on
 from it any number of times; the copies have the same random numbers, keys and addresses.";
 
 const HELP: &str = "\
@@ -92,18 +93,18 @@ Examples:
   vmm ctl --socket vm.sock list --json | jq .events
   vmm ctl --socket vm.sock snapshot here && vmm run --restore here
 
-The socket belongs to whoever started the machine; root may use it too.
+The VM's owner and root may use the socket.
 
 Exit status:
-  0  it is done
-  1  the machine refuses, or there is none; what it says is printed
+  0  done
+  1  the machine refused, for the reason printed; or no machine answered
   2  wrong usage";
 
 /// Errors of `vmm ctl`.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// The socket does not exist.
-    #[error("there is no control socket {0}: 'vmm run --ctl {0}' makes one")]
+    #[error("no control socket at {0}: start the machine with 'vmm run --ctl {0}'")]
     Missing(PathBuf),
     /// No process listens.
     #[error("nobody listens on {0}: the machine that made it has ended")]
