@@ -385,8 +385,9 @@ fn failed(path: &Path, source: io::Error) -> AptError {
 mod tests {
     use std::slice::from_ref;
 
-    use super::archive::{Archive, Deb, chain};
+    use super::archive::{Archive, Deb};
     use super::*;
+    use crate::error::chain;
     use crate::packages::{self, PackageError};
 
     const NAME: &str = "linux-kbuild-6.1";

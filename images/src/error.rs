@@ -1,9 +1,8 @@
 //! The errors of running a command in a guest, and the one that many of its steps share.
 
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
-
-use thiserror::Error;
 
 use crate::arch::Arch;
 use crate::cache::CacheError;
@@ -16,8 +15,17 @@ use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
+/// `error` and its causes on one line, as the program prints them.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {}", chain(cause)),
+        None => error.to_string(),
+    }
+}
+
 /// Errors of running a command in a guest.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel.
     #[error(transparent)]
@@ -78,7 +86,7 @@ pub enum BootError {
 }
 
 /// A file or a directory that could not be read or written.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("cannot use {path}")]
 pub struct FileError {
     path: PathBuf,

@@ -333,7 +333,8 @@ fn is_static(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apt::archive::{Archive, Deb, chain};
+    use crate::apt::archive::{Archive, Deb};
+    use crate::error::chain;
 
     #[test]
     fn installation_of_package_replaced_in_archive_refreshes_lists_once() {

@@ -297,7 +297,8 @@ fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apt::archive::{Archive, Deb, chain};
+    use crate::apt::archive::{Archive, Deb};
+    use crate::error::chain;
     use crate::vmlinux::tests::image;
 
     /// The packages of a kernel, like Debian's.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use cli::{Action, ArchKernelArgs, BootArgs, Cli};
 use images::cache::Cache;
+use images::error::chain;
 use images::kernel::Kernel;
 use images::programs::Programs;
 use images::{Arch, Boot, Outcome, dkms, initramfs, module, style};
@@ -105,15 +106,4 @@ fn boot(
     Ok(ExitCode::from(
         u8::try_from(outcome.status).unwrap_or(u8::MAX),
     ))
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

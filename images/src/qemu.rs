@@ -257,7 +257,8 @@ fn failed(path: &Path, source: io::Error) -> QemuError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apt::archive::{Archive, Deb, Source, chain};
+    use crate::apt::archive::{Archive, Deb, Source};
+    use crate::error::chain;
 
     const FIRST: &str = "1:7.2+dfsg.1";
     const SECOND: &str = "1:7.2+dfsg.2";

@@ -2,7 +2,6 @@
 //! other. Like a mirror, it drops the files of a version when it publishes the next.
 
 use std::collections::BTreeMap;
-use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write as _};
@@ -300,14 +299,6 @@ impl Archive {
     /// The root directory of its apt; tests may put more there.
     pub(crate) fn root(&self) -> &Path {
         self.directory.path()
-    }
-}
-
-/// An error with its causes, as the program prints it.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", chain(cause)),
-        None => error.to_string(),
     }
 }
 
