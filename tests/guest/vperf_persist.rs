@@ -286,7 +286,7 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
     said(&["persist", "rm", "flight-0"])?;
     fails(
         &["persist", "new", "-e", "task-clock", "--name", "flight"],
-        "another has this name",
+        "another event has this name",
     )?;
     ensure_eq!(list()?.len(), cpus - 1, "what was there before");
     Ok(())

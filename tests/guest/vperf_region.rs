@@ -292,7 +292,7 @@ fn people_are_told_of_regions() -> Outcome {
     ensure!(said.contains("from mark 1 to mark 2:"), "{said}");
     ensure!(said.contains("region entered once, left once"), "{said}");
     let said = measured("77", "78")?;
-    ensure!(said.contains("placed mark 77"), "{said}");
+    ensure!(said.contains("did not place mark 77"), "{said}");
     for wrong in ["begin", "4294967296", "-1"] {
         let output = vperf(&["stat", &format!("--from={wrong}"), "--", "true"])?;
         let said = text(&output.stderr);
