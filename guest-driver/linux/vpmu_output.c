@@ -28,7 +28,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	lockdep_assert_held(&file->dev->output_lock);
 	spin_lock_irq(&file->dev->lookup.lock);
 	list_del_init(&file->output.entry);
-	/* Pollers of the old ring look at the new one, or find that there is none. */
+	/* Wake pollers: the old ring is gone, or another has replaced it. */
 	if (file->output.ring)
 		wake_up_all(&file->waiters.queue);
 	file->output.ring = ring;

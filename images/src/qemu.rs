@@ -48,7 +48,7 @@ struct Machine {
     devices: &'static str,
     /// A patch of its source.
     fix: &'static str,
-    /// What the patch mends.
+    /// Name of the fix, for outputs.
     fix_name: &'static str,
 }
 

@@ -59,7 +59,7 @@ impl Place {
         self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
     }
 
-    /// Status of an existing file; `None` if there is none. Follows symbolic links if `follow`.
+    /// Status of a file; `None` if the file does not exist. Follows symbolic links if `follow`.
     ///
     /// # Errors
     /// The host's error.

@@ -99,7 +99,7 @@ impl Machine {
     }
 }
 
-/// What `vmm run --restore` says when it must not start anything.
+/// Checks that `vmm run --restore` starts nothing, and its exit code and words.
 fn refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
     let mut command = vmm(["run", "--restore"]);
     let output = command.arg(directory).args(args).output();

@@ -51,12 +51,12 @@ impl Notices {
         state.interrupt = interrupt;
     }
 
-    /// How far the event queue is; `None` without a driver.
+    /// The device's position in the event queue; `None` without a driver.
     pub(crate) fn save_queue(&self) -> Option<SavedQueue> {
         self.state.lock().queue.save()
     }
 
-    /// The event queue is so far.
+    /// Continues the event queue where it was saved.
     pub(crate) fn restore_queue(&self, saved: &SavedQueue) {
         self.state.lock().queue.restore(saved);
     }
@@ -257,7 +257,7 @@ impl Due {
     /// Makes a notice due that was before a restore; its event has been checked.
     ///
     /// # Errors
-    /// No equal notice is due.
+    /// The saved notice is not valid, or is due already.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
@@ -278,7 +278,7 @@ impl Due {
         if !fresh {
             return Err("it is due already");
         }
-        // What is counted is put in when it is delivered; the rest is a byte.
+        // A notice that counts gets its count at delivery; other values fit a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
         Ok(())
     }

@@ -195,7 +195,7 @@ impl DeviceQueue {
             .map_or_else(QueueState::default, |active| active.queue)
     }
 
-    /// How far the device has come; `None` without a queue.
+    /// The device's position; `None` without a queue.
     pub(crate) fn save(&self) -> Option<SavedQueue> {
         let active = self.0.as_ref()?;
         Some(SavedQueue {
@@ -205,7 +205,7 @@ impl DeviceQueue {
         })
     }
 
-    /// The device has come so far, before it looks at the queue.
+    /// Continues where the queue was saved. Called before the device looks at the queue.
     pub(crate) fn restore(&mut self, saved: &SavedQueue) {
         if let Some(active) = &mut self.0 {
             active.queue.next_avail = saved.next_available;

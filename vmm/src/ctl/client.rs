@@ -162,16 +162,16 @@ pub enum CtlError {
     /// The directory of a snapshot.
     #[error("cannot make the snapshot {directory}{remedy}")]
     Directory {
-        /// Which.
+        /// The directory.
         directory: PathBuf,
-        /// What to do.
+        /// The remedy, or nothing.
         remedy: &'static str,
         /// The host's reason.
         #[source]
         source: io::Error,
     },
-    /// The answer is one to another question.
-    #[error("what answers on {0} is no machine of this version")]
+    /// The answer does not fit the request.
+    #[error("unexpected answer on {0}: use the vmm of the machine's version")]
     Other(PathBuf),
     /// The machine's own words.
     #[error("{0}")]
@@ -294,10 +294,10 @@ fn snapshot(
     ))
 }
 
-/// How often a person sees how far it is.
+/// Time between two updates of the progress bar.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Asks; whoever waits at a terminal sees how `file` grows.
+/// Sends `request`; a terminal shows how `file` grows meanwhile.
 fn ask_with_progress(socket: &Path, request: &Request, file: &File) -> Result<Answer, CtlError> {
     if !io::stderr().is_terminal() {
         return ask(socket, request, Some(file));

@@ -36,7 +36,7 @@ impl Gate {
         self.closed.store(true, Ordering::SeqCst);
         let closed = Closed(self);
         for vcpu in 0..u32::from(vcpus) {
-            // One that has no thread yet looks at the gate before it enters.
+            // A vCPU without a thread yet looks at the gate before it enters.
             if let Err(error) = threads.kick(vcpu) {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }

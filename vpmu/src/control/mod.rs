@@ -1123,7 +1123,7 @@ impl Control {
         released.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// The resource that it gave up.
+    /// Counts `bytes` that a producer could not write as lost.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
