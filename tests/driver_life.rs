@@ -20,7 +20,7 @@ mod kexec {
     //! aarch64 do not have.
 
     tests::guest_tests! {
-        "kexec" on x86_64 with images::foreign::kernel:
+        "kexec" on x86_64 with its kernel:
         second_kernel_has_its_memory_and_the_persistent_events,
     }
 }

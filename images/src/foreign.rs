@@ -13,7 +13,7 @@ use crate::arch::Arch;
 use crate::cache::Cache;
 pub use crate::host::Need;
 use crate::host::{self, HostError};
-use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
+use crate::kernel::{Kernel, KernelError, Sources};
 use crate::process::{self, ProcessError};
 use crate::toolchain::{Toolchain, ToolchainError};
 use crate::unpacked::{self, UnpackedError};
@@ -115,13 +115,12 @@ fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError
     Ok(unpacked::program(&Cache::project(), arch, package, name)?)
 }
 
-/// Debian's kernel for `arch` as `boot/kernel`, for a guest that starts another kernel by itself.
+/// The kernel of `sources` as `boot/kernel`, for a guest that starts another kernel by itself.
 ///
 /// # Errors
 /// [`ForeignError`].
-pub fn kernel(arch: Arch) -> Result<Files, ForeignError> {
-    let kernel = Kernel::stock_of(&Cache::project(), arch, DEFAULT_SERIES);
-    let kernel = kernel.map_err(ForeignError::Kernel)?;
+pub fn kernel(sources: &Sources) -> Result<Files, ForeignError> {
+    let kernel = Kernel::get(&Cache::project(), sources).map_err(ForeignError::Kernel)?;
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 

@@ -7,7 +7,7 @@ use std::io::{Write, stderr};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use images::foreign::{Files, ForeignError};
+use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 use vpmu_client::error::chain;
@@ -46,6 +46,8 @@ struct Booted {
 pub struct Group {
     name: &'static str,
     files: fn(Arch) -> Result<Files, ForeignError>,
+    /// Whether the guest has its kernel's image as a file.
+    with_kernel: bool,
     vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
     append: &'static str,
@@ -113,6 +115,13 @@ impl Group {
         self
     }
 
+    /// The same with the image of the guest's kernel as `/boot/kernel`.
+    #[must_use]
+    pub const fn with_its_kernel(mut self) -> Self {
+        self.with_kernel = true;
+        self
+    }
+
     /// The same on both series of stock kernels: what the tests show holds on each.
     #[must_use]
     pub const fn on_both_kernels(mut self) -> Self {
@@ -126,6 +135,7 @@ impl Group {
         Self {
             name,
             files,
+            with_kernel: false,
             vmm: None,
             vmm_args: UNTHROTTLED,
             append: "",
@@ -245,7 +255,16 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
 fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let (series, debug) = named(kernel)?;
     let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
-    let files = (group.files)(arch).map_err(|error| chain(&error))?;
+    let sources = Sources {
+        arch,
+        version: Some(series),
+        debug,
+        ..Sources::default()
+    };
+    let mut files = (group.files)(arch).map_err(|error| chain(&error))?;
+    if group.with_kernel {
+        files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
+    }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest also holds them packed, beside its root file system, which takes at most half of
     // the rest.
@@ -268,12 +287,7 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         append: group.append.into(),
         place: group.place,
         timeout: debug.map_or(LIMIT, |_| LIMIT_WITH_CHECKER),
-        sources: Sources {
-            arch,
-            version: Some(series),
-            debug,
-            ..Sources::default()
-        },
+        sources,
         ..usual
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
@@ -299,7 +313,7 @@ fn say(line: &str) {
 }
 
 /// A host test for each test of a guest group, one for the guest kernel's log, and one that compares
-/// the lists. `with` names what brings more files for the guest; `on both kernels` has each test pass
+/// the lists. `with` names the function that adds files for the guest; `on both kernels` has each test pass
 /// on both series.
 #[macro_export]
 macro_rules! guest_tests {
@@ -319,9 +333,9 @@ macro_rules! guest_tests {
             @of $crate::guest::Group::with($group, $files).on_both_kernels(); $($test),+
         }
     };
-    ($group:literal on x86_64 with $files:path: $($test:ident),+ $(,)?) => {
+    ($group:literal on x86_64 with its kernel: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {
-            @of $crate::guest::Group::with($group, $files).on_x86_64(); $($test),+
+            @of $crate::guest::Group::new($group).with_its_kernel().on_x86_64(); $($test),+
         }
     };
     ($group:literal on aarch64 with $files:path: $($test:ident),+ $(,)?) => {
