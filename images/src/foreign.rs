@@ -110,7 +110,23 @@ pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
     Ok(files.into_iter().collect())
 }
 
-/// A program of a package of another architecture's Debian.
+/// Debian's QEMU for x86 and the firmware of its microvm, in /firmware: a VMM to compare ours with, on
+/// the lab's KVM host.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn microvm() -> Result<Files, ForeignError> {
+    let arch = Arch::X86_64;
+    let mut files = unpacked("qemu-system-x86", "qemu-system-x86_64", arch)?;
+    host::ensure(&[Need::Firmware])?;
+    for name in ["bios-microvm.bin", "qboot.rom"] {
+        let path = Path::new("/usr/share/qemu").join(name);
+        files.push((format!("firmware/{name}"), read(&path)?));
+    }
+    Ok(files)
+}
+
+/// A program of a package of that architecture's Debian, not installed.
 fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError> {
     Ok(unpacked::program(&Cache::project(), arch, package, name)?)
 }

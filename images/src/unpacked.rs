@@ -90,15 +90,16 @@ pub fn program(
     let mut files = BTreeMap::from([(format!("bin/{name}"), read(&program)?)]);
     let (mut wanted, mut seen) = (vec![program], BTreeSet::new());
     while let Some(path) = wanted.pop() {
-        for needed in needed(&path, &read(&path)?)? {
-            if !seen.insert(needed.clone()) {
+        for place in needed(&path, &read(&path)?)? {
+            if !seen.insert(place.clone()) {
                 continue;
             }
-            let found = library(&needed).ok_or_else(|| UnpackedError::Library {
+            let needed = place.rsplit('/').next().unwrap_or(&place);
+            let found = library(needed).ok_or_else(|| UnpackedError::Library {
                 program: name.to_owned(),
-                library: needed.clone(),
+                library: needed.to_owned(),
             })?;
-            files.insert(format!("lib/{needed}"), read(&found)?);
+            files.insert(place, read(&found)?);
             wanted.push(found);
         }
     }
@@ -134,7 +135,7 @@ fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
     Ok(fs::read(path).map_err(FileError::at(path))?)
 }
 
-/// The names of the libraries that an ELF file loads, and of its loader.
+/// Where an ELF file looks for the libraries that it loads, and for its loader, without the leading slash.
 fn needed(path: &Path, bytes: &[u8]) -> Result<Vec<String>, UnpackedError> {
     let wrong = |source| UnpackedError::NotProgram {
         path: path.to_owned(),
@@ -146,21 +147,21 @@ fn needed(path: &Path, bytes: &[u8]) -> Result<Vec<String>, UnpackedError> {
 fn parse(bytes: &[u8]) -> Result<Vec<String>, object::Error> {
     let file = ElfFile64::<Endianness>::parse(bytes)?;
     let endian = file.endian();
-    let mut names = Vec::new();
+    let mut paths = Vec::new();
     for header in file.elf_program_headers() {
         if let Some(interpreter) = header.interpreter(endian, bytes)? {
-            let path = String::from_utf8_lossy(interpreter).into_owned();
-            names.extend(path.rsplit('/').next().map(str::to_owned));
+            let path = String::from_utf8_lossy(interpreter);
+            paths.push(path.trim_start_matches('/').to_owned());
         }
     }
     if let Some((entries, link)) = file.elf_section_table().dynamic(endian, bytes)? {
         let strings = file.elf_section_table().strings(endian, bytes, link)?;
         for entry in entries.iter().filter(|e| e.d_tag(endian) == elf::DT_NEEDED) {
             let name = entry.string(endian, strings)?;
-            names.push(String::from_utf8_lossy(name).into_owned());
+            paths.push(format!("lib/{}", String::from_utf8_lossy(name)));
         }
     }
-    Ok(names)
+    Ok(paths)
 }
 
 #[cfg(test)]
@@ -170,11 +171,16 @@ mod tests {
     #[test]
     fn program_names_its_loader_and_its_libraries() {
         let shell = fs::canonicalize("/bin/sh").unwrap();
-        let names = parse(&fs::read(shell).unwrap()).unwrap();
-        assert!(names.iter().any(|name| name == "libc.so.6"), "{names:?}");
+        let paths = parse(&fs::read(shell).unwrap()).unwrap();
         assert!(
-            names.iter().any(|name| name.starts_with("ld-linux")),
-            "{names:?}"
+            paths.iter().any(|path| path == "lib/libc.so.6"),
+            "{paths:?}"
+        );
+        assert!(
+            paths
+                .iter()
+                .any(|path| path.starts_with("lib") && path.contains("/ld-linux")),
+            "{paths:?}"
         );
     }
 

@@ -21,6 +21,7 @@ mod aux_vperf;
 mod aux_wakeup;
 mod aux_writer;
 mod baseline;
+mod boots;
 mod conformance;
 mod counting;
 mod cpu;
@@ -235,6 +236,7 @@ fn main() -> ExitCode {
         }
         ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
+        ["boots", rounds] => boots::measure(rounds),
         ["act"] => acts::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
@@ -260,7 +262,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

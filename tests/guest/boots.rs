@@ -1,0 +1,245 @@
+//! `guest-tests boots`, on the lab's KVM host: machines with one kernel and one init, started in
+//! turns by this project's VMM with and without its device, and by QEMU. Outputs the time to the
+//! init's first line, the exits up to it, and the memory of the VMM besides the guest's.
+
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use tests::figures;
+
+use crate::Outcome;
+use crate::ensure::{ensure, ensure_eq};
+
+/// The init's only line.
+const MARK: &str = "@init";
+const INITRAMFS: &str = "/tmp/small-initramfs";
+const MEMORY_MIB: u64 = 256;
+const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
+    random.trust_cpu=on cryptomgr.notests";
+/// All exits of all guests of this host.
+const EXITS: &str = "/sys/kernel/debug/kvm/exits";
+/// A VMM by the subject of its figures, and the arguments between its name and the kernel's.
+struct Vmm {
+    subject: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    append: &'static str,
+}
+
+const VMMS: [Vmm; 3] = [
+    Vmm {
+        subject: "vmm",
+        program: "vmm",
+        arguments: &[
+            "run",
+            "--vcpus",
+            "1",
+            "--memory",
+            "256",
+            "--initramfs",
+            INITRAMFS,
+        ],
+        append: "--cmdline",
+    },
+    Vmm {
+        subject: "vmm-without",
+        program: "vmm",
+        arguments: &[
+            "run",
+            "--vcpus",
+            "1",
+            "--memory",
+            "256",
+            "--initramfs",
+            INITRAMFS,
+            "--no-vpmu",
+        ],
+        append: "--cmdline",
+    },
+    // As QEMU's manual has it for the fastest boot: the timer and the clock are KVM's.
+    Vmm {
+        subject: "qemu-microvm",
+        program: "qemu-system-x86_64",
+        arguments: &[
+            "-L",
+            "/firmware",
+            "-M",
+            "microvm,accel=kvm,x-option-roms=off,pit=off,pic=off,rtc=off,isa-serial=on",
+            "-cpu",
+            "host",
+            "-smp",
+            "1",
+            "-m",
+            "256",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-serial",
+            "stdio",
+            "-no-reboot",
+            "-initrd",
+            INITRAMFS,
+        ],
+        append: "-append",
+    },
+];
+
+impl Vmm {
+    fn start(&self) -> Result<Child, Box<dyn Error>> {
+        let kernel = if self.append.starts_with("--") {
+            "--kernel"
+        } else {
+            "-kernel"
+        };
+        let child = Command::new(self.program)
+            .args(self.arguments)
+            .args([kernel, "/guest/kernel", self.append, CMDLINE])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        child.map_err(|error| format!("{}: {error}", self.program).into())
+    }
+
+    /// Boots a guest up to its init's line.
+    fn boot(&self) -> Result<Boot, Box<dyn Error>> {
+        let (before, began) = (exits()?, Instant::now());
+        let mut child = self.start()?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let booted = until_init(output).and_then(|_console| {
+            let time = u64::try_from(began.elapsed().as_nanos())?;
+            let exits = exits()? - before;
+            let memory = memory_besides_guest(child.id())?;
+            Ok(Boot {
+                time,
+                exits,
+                memory,
+            })
+        });
+        child.kill()?;
+        child.wait()?;
+        booted.map_err(|error| format!("{}: {error}", self.subject).into())
+    }
+}
+
+/// A boot up to the init's line.
+struct Boot {
+    /// In nanoseconds.
+    time: u64,
+    /// Of the guest.
+    exits: u64,
+    /// In bytes, without the guest's.
+    memory: u64,
+}
+
+/// Reads the console up to the init's line. The console stays open while the result lives.
+fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Error>> {
+    let mut console = BufReader::new(console);
+    let mut output = Vec::new();
+    loop {
+        let begin = output.len();
+        if console.read_until(b'\n', &mut output)? == 0 {
+            return Err(format!("no init:\n{}", String::from_utf8_lossy(&output)).into());
+        }
+        if String::from_utf8_lossy(&output[begin..]).contains(MARK) {
+            return Ok(console);
+        }
+    }
+}
+
+fn exits() -> Result<u64, Box<dyn Error>> {
+    let text = fs::read_to_string(EXITS).map_err(|error| format!("{EXITS}: {error}"))?;
+    Ok(text.trim().parse()?)
+}
+
+/// The process's resident memory besides the mapping of the guest's, which has just that size.
+fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
+    let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;
+    let (mut all, mut guests, mut is_guests) = (0, 0, false);
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match (
+            words.next(),
+            words.next().and_then(|kib| kib.parse::<u64>().ok()),
+        ) {
+            (Some("Size:"), Some(kib)) => {
+                is_guests = kib == MEMORY_MIB << 10;
+                guests += u32::from(is_guests);
+            }
+            (Some("Rss:"), Some(kib)) if !is_guests => all += kib << 10,
+            _ => {}
+        }
+    }
+    ensure_eq!(guests, 1, "mappings of {MEMORY_MIB} MiB");
+    Ok(all)
+}
+
+/// An initramfs of a shell and nothing else.
+fn pack() -> Result<(), Box<dyn Error>> {
+    const SCRIPT: &str = "set -e
+mkdir -p /tmp/small/bin
+cp /bin/busybox /tmp/small/bin/
+printf '#!/bin/busybox sh\\n/bin/busybox echo @init\\n/bin/busybox sleep 1000\\n' > /tmp/small/init
+chmod 755 /tmp/small/init
+cd /tmp/small
+find . | cpio -o -H newc > /tmp/small-initramfs
+mount -t debugfs debugfs /sys/kernel/debug";
+    let status = Command::new("sh").args(["-c", SCRIPT]).status()?;
+    ensure!(status.success(), "no initramfs: {status}");
+    Ok(())
+}
+
+/// The middle one of an odd number of values, the least and the greatest.
+fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
+    values.sort_unstable();
+    Some([
+        *values.get(values.len() / 2)?,
+        *values.first()?,
+        *values.last()?,
+    ])
+}
+
+fn measure_all(rounds: usize) -> Outcome {
+    pack()?;
+    let mut boots: [Vec<Boot>; 3] = [const { Vec::new() }; 3];
+    // The first boot of each reads its files from the archive.
+    for round in 0..=rounds {
+        for (vmm, boots) in VMMS.iter().zip(&mut boots) {
+            let boot = vmm.boot()?;
+            if round > 0 {
+                boots.push(boot);
+            }
+        }
+    }
+    for (vmm, boots) in VMMS.iter().zip(&boots) {
+        let mut figures = Vec::new();
+        let quantities: [(_, fn(&Boot) -> u64); 3] = [
+            (["time", "time-least", "time-most"], |boot| boot.time),
+            (["exits", "exits-least", "exits-most"], |boot| boot.exits),
+            (["memory", "memory-least", "memory-most"], |boot| {
+                boot.memory
+            }),
+        ];
+        for (names, of) in quantities {
+            let values = spread(boots.iter().map(of).collect()).ok_or("no rounds")?;
+            figures.extend(names.into_iter().zip(values));
+        }
+        println!("{}", figures::line(vmm.subject, &figures));
+    }
+    Ok(())
+}
+
+/// `guest-tests boots ROUNDS`.
+pub(crate) fn measure(rounds: &str) -> ExitCode {
+    let measured = rounds.parse().map_err(Into::into).and_then(measure_all);
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
