@@ -75,6 +75,17 @@ fn device_depends_on_neither_kvm_nor_event_loop_nor_cli() {
 }
 
 #[test]
+fn kvm_half_of_the_device_depends_on_neither_vmm_nor_event_loop_nor_cli() {
+    let found = dependencies("vpmu-kvm");
+    for forbidden in ["event-manager", "clap", "vmm", "images", "seccompiler"] {
+        assert!(
+            !found.contains(forbidden),
+            "vpmu-kvm depends on {forbidden}"
+        );
+    }
+}
+
+#[test]
 fn client_depends_on_no_host_crate() {
     let found = dependencies("vpmu-client");
     for forbidden in ["vpmu", "vmm", "images", "kvm-ioctls"] {
@@ -121,9 +132,56 @@ fn only_the_host_module_of_the_device_calls_perf() {
     }
 }
 
+/// Run pages, requests that kvm-ioctls does not wrap, signals, and the events of probes.
+#[test]
+fn only_edges_of_the_kvm_half_are_unsafe() {
+    let src = root().join("vpmu/kvm/src");
+    let files = sources(&src);
+    assert!(files.len() > 10, "its sources moved");
+    let edges = [
+        "arch",
+        "drain.rs",
+        "kick.rs",
+        "micro/machine.rs",
+        "micro/watch.rs",
+        "probe/events.rs",
+        "run_page.rs",
+        "stats.rs",
+        "vcpu.rs",
+    ]
+    .map(|edge| src.join(edge));
+    for file in files {
+        let code = code(&file);
+        let edge = edges.iter().any(|edge| file.starts_with(edge));
+        if !edge {
+            assert!(!code.contains("unsafe {"), "{} is unsafe", file.display());
+        }
+        if file != src.join("probe/events.rs") {
+            let opens = code.contains("perf_event_open(");
+            assert!(!opens, "{} opens events", file.display());
+        }
+    }
+}
+
+/// A VMM that embeds the device has all of them from `vpmu-kvm`.
+#[test]
+fn vmm_has_no_run_page_and_no_kick_of_its_own() {
+    for file in sources(&root().join("vmm/src")) {
+        let code = code(&file);
+        for word in [
+            ".immediate_exit",
+            "get_kvm_run(",
+            "<kvm_run>",
+            "KVM_GET_STATS_FD()",
+        ] {
+            assert!(!code.contains(word), "{} has {word}", file.display());
+        }
+    }
+}
+
 #[test]
 fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
-    for crate_root in ["vmm/src", "vpmu/src"] {
+    for crate_root in ["vmm/src", "vpmu/src", "vpmu/kvm/src"] {
         let src = root().join(crate_root);
         for file in sources(&src) {
             if !file.starts_with(src.join("arch")) {

@@ -45,7 +45,6 @@ pub mod recording;
 pub mod report;
 pub mod signal;
 pub mod snapshot;
-pub mod stats;
 pub mod terminal;
 pub mod vcpu;
 pub mod vm;

@@ -4,9 +4,9 @@
 //! nor judges: `verdict` describes the consequences.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 
 use serde::Serialize;
+use vpmu_kvm::probe::Samples;
 
 use super::events::Offered;
 use crate::arch::check::Guest;
@@ -186,51 +186,4 @@ pub struct Event {
     pub error: Option<String>,
     /// The errno, for programs.
     pub errno: Option<i32>,
-}
-
-/// Places of the samples of a guest loop.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Samples {
-    /// All samples.
-    pub total: u32,
-    /// Labelled guest kernel or guest user by the host.
-    pub guest: u32,
-    /// Labelled guest, with the instruction pointer inside the guest's loop.
-    pub in_loop: u32,
-    /// Labelled guest user.
-    pub labelled_user: u32,
-}
-
-impl AddAssign for Samples {
-    fn add_assign(&mut self, more: Self) {
-        self.total += more.total;
-        self.guest += more.guest;
-        self.in_loop += more.in_loop;
-        self.labelled_user += more.labelled_user;
-    }
-}
-
-impl Samples {
-    /// Fewer samples than this are inconclusive.
-    const ENOUGH: u32 = 20;
-
-    /// Whether more samples would not change the result: enough are of the guest, or so many are of
-    /// the host that guest samples are not to be expected.
-    pub(super) fn are_enough(&self) -> bool {
-        self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
-    }
-
-    /// Whether host samples have guest instruction pointers; `None` if samples are too few.
-    pub fn carry_guest_ips(&self) -> Option<bool> {
-        (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
-    }
-
-    /// Whether the samples are usable for a guest: nearly all samples of the guest have an address
-    /// in its loop. Samples of the host do not count against it: an emulated KVM does much host
-    /// work.
-    pub(super) fn name_places(&self) -> bool {
-        self.guest >= Self::ENOUGH
-            && self.guest >= self.total / 4
-            && self.in_loop >= self.guest - self.guest / 10
-    }
 }

@@ -7,34 +7,21 @@
 mod events;
 mod facts;
 mod kvm;
-mod machine;
 mod perf;
 pub(crate) mod probes;
 mod table;
 #[cfg(test)]
 mod tests;
 mod verdict;
-mod watch;
 
 use std::io::{self, Write};
-use std::thread::{self, JoinHandle};
 
 pub use events::Offered;
-pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Samples, Survey};
-
-pub(crate) use machine::{Exit, Machine, MachineError};
-use watch::{Watch, watched};
+pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Survey};
 
 use crate::arch::check as guest;
 use crate::host_kernel;
 use crate::policy::{Decision, PolicyArgs, PolicyError};
-
-/// The mode that a small guest starts in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ring {
-    Kernel,
-    User,
-}
 
 /// Arguments of `vmm check`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -101,39 +88,6 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
         (Some(guest), _) if guest.runs() => Ok(()),
         (Some(guest), _) => Err(CheckError::NoGuest(guest.failure().to_owned())),
         (None, error) => Err(CheckError::NoGuest(error.unwrap_or_default())),
-    }
-}
-
-/// Whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and
-/// user mode: small guests are sampled to find out. Takes tens of milliseconds and, like the
-/// survey, the signal `SIGRTMIN + 9`.
-pub fn host_knows_guest_ips() -> bool {
-    let knows = perf::knows_guest_ips();
-    log::info!("host samples name guest addresses: {knows}");
-    knows
-}
-
-/// [`host_knows_guest_ips`] on its own thread, concurrent with other preparations of a guest.
-#[derive(Debug)]
-pub struct GuestIps(JoinHandle<bool>);
-
-impl GuestIps {
-    /// Starts the probe.
-    ///
-    /// # Errors
-    /// The host cannot start another thread.
-    pub fn begin() -> io::Result<Self> {
-        let thread = thread::Builder::new().name("guest-ips".to_owned());
-        Ok(Self(thread.spawn(host_knows_guest_ips)?))
-    }
-
-    /// Waits for the result and joins the thread.
-    #[must_use]
-    pub fn answer(self) -> bool {
-        self.0.join().unwrap_or_else(|_| {
-            log::error!("the probe of host samples panicked");
-            false
-        })
     }
 }
 

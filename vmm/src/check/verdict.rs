@@ -1,6 +1,8 @@
 //! Consequences of the survey's facts as text, without probing or printing.
 
-use super::facts::{AutoEngine, Check, Event, HostTrace, Kvm, Perf, Samples};
+use vpmu_kvm::probe::Samples;
+
+use super::facts::{AutoEngine, Check, Event, HostTrace, Kvm, Perf};
 use super::perf;
 use crate::arch::check::Guest;
 

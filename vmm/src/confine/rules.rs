@@ -101,7 +101,7 @@ pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let mut rules = match kind {
         ThreadKind::Main => main(plan),
         ThreadKind::Vcpu => vcpu(plan),
-        ThreadKind::Drain => machine(plan),
+        ThreadKind::Drain => drain(plan),
         ThreadKind::Ctl => ctl(plan),
         ThreadKind::Closer => Vec::new(),
     };
@@ -125,6 +125,16 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
+fn drain(plan: &Plan) -> Vec<Rule> {
+    let mut rules = machine(plan);
+    let why = "the timer of drains";
+    rules.extend([
+        rule(calls::POLL, [], why),
+        rule(call!(SYS_read, read), [], why),
+    ]);
+    rules
+}
+
 /// Calls of the machine's devices on any thread.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = [
@@ -142,6 +152,11 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             call!(SYS_pread64, pread64),
             [],
             "KVM's statistics of a vCPU",
+        ),
+        rule(
+            call!(SYS_timerfd_settime, timerfd_settime),
+            [],
+            "the timer of drains",
         ),
     ]
 }

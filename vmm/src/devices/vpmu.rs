@@ -1,94 +1,34 @@
-//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and its use of
-//! KVM.
+//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and the
+//! thread that drains it.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{Machine, QueueState, Turn, Vpmu, abi};
+use vpmu::{QueueState, Turn, Vpmu, abi};
+use vpmu_kvm::DrainTimer;
 
-use crate::arch::HALTS;
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
-use crate::signal::Threads;
-use crate::stats::Statistics;
 
 /// Most entries of each virtqueue.
 const QUEUE_SIZE: u16 = 256;
-
-/// The device's view of the machine.
-#[derive(Debug)]
-pub struct Carrier {
-    /// Each vCPU's statistics, where this kernel has them.
-    pub stats: Arc<Statistics>,
-    /// The vCPUs' threads.
-    pub threads: Arc<Threads>,
-    /// Whether the device needs draining.
-    pub drain: Arc<Drain>,
-    /// Whether the host's samples have guest addresses.
-    pub guest_ips: bool,
-}
-
-/// Time between two drains.
-const DRAIN_PERIOD: Duration = Duration::from_millis(10);
-
-/// Whether the device needs draining, for the draining thread.
-#[derive(Debug, Default)]
-pub struct Drain {
-    state: Mutex<DrainState>,
-    changed: Condvar,
-    /// Held during a drain, and by a thread that keeps drains from starting.
-    turn: Mutex<()>,
-}
 
 /// While it lives, the device is not drained.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
 
-#[derive(Debug, Default)]
-struct DrainState {
-    wanted: bool,
-    over: bool,
-}
-
-impl Drain {
-    fn change(&self, change: impl FnOnce(&mut DrainState)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-
-    /// Waits until the next drain is due; `false` once the machine is gone.
-    fn wait(&self) -> bool {
-        let idle = |state: &mut DrainState| !state.wanted && !state.over;
-        let state = self.changed.wait_while(self.lock(), idle);
-        let state = state.unwrap_or_else(PoisonError::into_inner);
-        let going = |state: &mut DrainState| !state.over;
-        let state = self.changed.wait_timeout_while(state, DRAIN_PERIOD, going);
-        let (state, _) = state.unwrap_or_else(PoisonError::into_inner);
-        !state.over
-    }
-
-    fn hold(&self) -> Held<'_> {
-        // It guards nothing that a panic could spoil.
-        Held(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, DrainState> {
-        // Two flags: a panic elsewhere does not invalidate them.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The thread that drains the device, until dropped.
 #[derive(Debug)]
 pub struct DrainThread {
-    drain: Arc<Drain>,
+    timer: Arc<DrainTimer>,
+    /// Held during a drain, and by a thread that keeps drains from starting.
+    turn: Arc<Mutex<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -98,34 +38,41 @@ impl DrainThread {
     /// # Errors
     /// See [`Confinement::spawn`].
     pub fn start(
-        drain: Arc<Drain>,
+        timer: Arc<DrainTimer>,
         vpmu: Arc<Vpmu>,
         confinement: &Confinement,
     ) -> Result<Self, ConfineError> {
-        let waits = Arc::clone(&drain);
+        let turn = Arc::new(Mutex::new(()));
+        let (waits, turns) = (Arc::clone(&timer), Arc::clone(&turn));
         let name = "vpmu drain".to_owned();
         let thread = confinement.spawn(ThreadKind::Drain, name, move || {
             while waits.wait() {
-                let turn = waits.hold();
+                let turn = hold(&turns);
                 vpmu.drain();
                 drop(turn);
             }
         })?;
         Ok(Self {
-            drain,
+            timer,
+            turn,
             thread: Some(thread),
         })
     }
 
     /// Waits for a drain to end; until the value is dropped no other begins.
     pub(crate) fn hold(&self) -> Held<'_> {
-        self.drain.hold()
+        hold(&self.turn)
     }
+}
+
+fn hold(turn: &Mutex<()>) -> Held<'_> {
+    // It guards nothing that a panic could spoil.
+    Held(turn.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Drop for DrainThread {
     fn drop(&mut self) {
-        self.drain.change(|state| state.over = true);
+        self.timer.end();
         if self
             .thread
             .take()
@@ -140,28 +87,6 @@ impl vpmu::Interrupt for Interrupt {
     fn used(&self, _queues: &[u16]) -> io::Result<()> {
         // One line for all of them: the driver looks at each.
         self.used_buffer()
-    }
-}
-
-impl Machine for Carrier {
-    fn exits(&self, vcpu: u32) -> Option<u64> {
-        self.stats.read(vcpu, "exits")
-    }
-
-    fn halts(&self, vcpu: u32) -> Option<u64> {
-        self.stats.read(vcpu, HALTS)
-    }
-
-    fn reports_guest_ips(&self) -> bool {
-        self.guest_ips
-    }
-
-    fn kick(&self, vcpu: u32) -> io::Result<()> {
-        self.threads.kick(vcpu)
-    }
-
-    fn draining(&self, wanted: bool) {
-        self.drain.change(|state| state.wanted = wanted);
     }
 }
 

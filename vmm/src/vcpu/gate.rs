@@ -4,9 +4,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use vpmu_kvm::Threads;
+
 use crate::arch::state::{StateError, VcpuState};
 use crate::exit::End;
-use crate::signal::Threads;
 
 type Saved = Result<VcpuState, StateError>;
 
@@ -103,10 +104,11 @@ mod tests {
 
     use super::*;
     use crate::exit::Ending;
+    use crate::signal::kick_signal;
 
     #[test]
     fn run_that_ends_is_not_waited_for() {
-        let (gate, threads) = (Gate::default(), Threads::new(2));
+        let (gate, threads) = (Gate::default(), Threads::new(2, kick_signal()));
         let end = End::new().expect("event descriptors");
         thread::scope(|scope| {
             let closing = scope.spawn(|| gate.close(2, &threads, &end).is_none());
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn vcpus_wait_until_the_gate_opens() {
-        let (gate, threads) = (Gate::default(), Threads::new(1));
+        let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
         let end = End::new().expect("event descriptors");
         let (tell, passed) = sync_channel(1);
         thread::scope(|scope| {

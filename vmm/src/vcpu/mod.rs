@@ -1,26 +1,22 @@
 //! A vCPU's thread: enters the guest and dispatches its exits, until the run ends.
 
 mod gate;
-mod run_page;
 
 use std::io;
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
+use vpmu_kvm::{AtExit, Threads, VcpuThread, registers};
 
 use crate::arch::emulation::{Emulation, VcpuEmulation};
 use crate::arch::exits;
-use crate::arch::registers::{self, ExitRegisters};
 use crate::arch::state::{self, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
-use crate::signal::Threads;
 pub use gate::Gate;
-pub(crate) use run_page::Exit;
-pub use run_page::RunPage;
 
 /// Errors of a vCPU.
 #[derive(Debug, thiserror::Error)]
@@ -98,11 +94,9 @@ pub struct Shared {
 pub struct Vcpu {
     index: u32,
     fd: VcpuFd,
-    page: RunPage,
     /// The guest's time counter minus the host's.
     clock_offset: u64,
     can_sync: bool,
-    synced: bool,
     shared: Arc<Shared>,
 }
 
@@ -119,7 +113,6 @@ impl Vcpu {
     pub fn new(
         index: u32,
         fd: VcpuFd,
-        page: RunPage,
         clock_offset: u64,
         can_sync: bool,
         shared: Arc<Shared>,
@@ -127,10 +120,8 @@ impl Vcpu {
         Self {
             index,
             fd,
-            page,
             clock_offset,
             can_sync,
-            synced: false,
             shared,
         }
     }
@@ -147,79 +138,60 @@ impl Vcpu {
     }
 
     fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
-        let _kickable = self.page.kickable();
         let shared = Arc::clone(&self.shared);
-        let _joined = shared.threads.join(self.index);
-        let mut pmu = self.attach(shared.vpmu.as_deref())?;
         let vcpu = self.index;
+        let session = self.attach(shared.vpmu.as_deref())?;
+        let thread = VcpuThread::new(&self.fd, session).map_err(VcpuError::RunPage)?;
+        let mut thread = thread.syncing(self.can_sync);
+        let _joined = shared.threads.join(vcpu);
         let failed = |source| VcpuError::Emulation { vcpu, source };
         let emulation = shared.emulation.as_ref();
         let mut emulation = emulation
-            .map(|device| device.vcpu(self.index))
+            .map(|device| device.vcpu(vcpu))
             .transpose()
             .map_err(failed)?;
         shared.progress.started();
         while !shared.end.reached() {
-            self.choose_sync(pmu.as_ref());
             if shared.gate.is_closed() {
                 // KVM finishes the last access, and comes back at once.
-                self.page.set_immediate_exit();
+                thread.return_at_once();
             }
             if let Some(emulation) = &mut emulation {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
-            if let Some(pmu) = &mut pmu {
-                if pmu.resume() == Turn::Unfinished {
-                    // Checks first whether the run has ended.
-                    continue;
-                }
-                pmu.enter();
+            if thread.resume() == Turn::Unfinished {
+                // Checks first whether the run has ended.
+                continue;
             }
-            let exit = match self.fd.run().map(|_| ()) {
-                Ok(()) => self.page.exit(),
-                Err(error) => match error.errno() {
-                    libc::EINTR => {
-                        // Clear it before the device looks for overflows, so that none is missed in
-                        // between.
-                        self.page.clear_immediate_exit();
-                        Exit::Signal
+            let signalled = match thread.run(&mut self.fd) {
+                Ok((exit, at)) => {
+                    let signalled = at.exit.reason == ExitReason::Signal;
+                    let next = serve(exit, at, vcpu, emulation.as_mut(), &shared)?;
+                    if let Next::End(ending) = next {
+                        shared.end.announce(Ok(ending));
+                        shared.gate.left();
                     }
-                    libc::EAGAIN => Exit::Again,
+                    signalled
+                }
+                Err(error) => match error.errno() {
+                    libc::EINTR => true,
+                    libc::EAGAIN => false,
                     _ => {
-                        self.left(pmu.as_mut());
                         return Err(VcpuError::Run {
-                            vcpu: self.index,
+                            vcpu,
                             source: error,
                         });
                     }
                 },
             };
-            let interrupted = matches!(exit, Exit::Signal);
-            let mut registers = ExitRegisters::new(&self.fd, self.synced);
-            if let Some(pmu) = &mut pmu {
-                pmu.leave(&exit, &mut registers);
-            }
-            let mut caller = Caller {
-                vcpu: self.index,
-                registers: &mut registers,
-                pmu: pmu.as_mut(),
-            };
-            let emulation = emulation.as_mut();
-            match serve(exit, &mut self.page, &mut caller, emulation, &shared)? {
-                Next::Enter => {}
-                Next::End(ending) => {
-                    shared.end.announce(Ok(ending));
-                    shared.gate.left();
-                }
-            }
-            if interrupted && let Some(saver) = &shared.saver {
+            if signalled && let Some(saver) = &shared.saver {
                 self.pass(saver);
             }
         }
         if log::log_enabled!(log::Level::Debug)
-            && let Some(regs) = ExitRegisters::new(&self.fd, false).registers()
+            && let Some(regs) = registers(&self.fd).registers()
         {
-            log::debug!("vCPU {} stops at {:#x}", self.index, regs.ip);
+            log::debug!("vCPU {vcpu} stops at {:#x}", regs.ip);
         }
         Ok(())
     }
@@ -240,24 +212,6 @@ impl Vcpu {
             source,
         })
     }
-
-    /// KVM_RUN failed: report the exit anyway, or a flush would wait for it.
-    fn left(&self, pmu: Option<&mut VcpuSession>) {
-        if let Some(pmu) = pmu {
-            let mut registers = ExitRegisters::new(&self.fd, false);
-            pmu.leave(ExitReason::Other, &mut registers);
-        }
-    }
-
-    /// Makes KVM leave the registers in the run page while records need them at every exit.
-    fn choose_sync(&mut self, pmu: Option<&VcpuSession>) {
-        let wanted = self.can_sync && pmu.is_some_and(VcpuSession::wants_registers);
-        if wanted == self.synced {
-            return;
-        }
-        registers::sync(&mut self.fd, wanted);
-        self.synced = wanted;
-    }
 }
 
 /// Announces a panic: otherwise the run would wait for the thread for ever.
@@ -272,41 +226,60 @@ impl Drop for AnnouncePanic<'_> {
 }
 
 fn serve(
-    exit: Exit,
-    page: &mut RunPage,
-    caller: &mut Caller<'_>,
+    exit: VcpuExit<'_>,
+    mut at: AtExit<'_>,
+    vcpu: u32,
     emulation: Option<&mut VcpuEmulation>,
     shared: &Shared,
 ) -> Result<Next, VcpuError> {
-    match exit {
-        Exit::Arch(exit) => exits::serve(exit, page, caller, emulation, &shared.ports),
-        Exit::Memory(access) => {
-            if access.write {
-                shared.memory.write(access.address, access.bytes(), caller);
-            } else {
-                let mut data = [0; 8];
-                let data = data.get_mut(..access.len).unwrap_or_default();
-                shared.memory.read(access.address, data);
-                page.answer_memory(data);
-            }
+    let mut caller = Caller {
+        vcpu,
+        registers: &mut at.registers,
+        pmu: at.session,
+    };
+    let what = match exit {
+        VcpuExit::MmioWrite(address, data) => {
+            shared.memory.write(address, data, &mut caller);
+            return Ok(Next::Enter);
         }
-        Exit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
-        Exit::System(kind) => {
-            return match kind {
-                KVM_SYSTEM_EVENT_SHUTDOWN => Ok(Next::End(Ending::Poweroff)),
-                KVM_SYSTEM_EVENT_RESET => Ok(Next::End(Ending::Reset)),
-                KVM_SYSTEM_EVENT_CRASH => Ok(Next::End(Ending::GuestPanic)),
-                other => Err(stopped(caller, format!("system event {other}"))),
-            };
+        VcpuExit::MmioRead(address, data) => {
+            shared.memory.read(address, data);
+            return Ok(Next::Enter);
         }
-        Exit::Broken(what) => return Err(stopped(caller, what)),
-        Exit::Halt | Exit::Signal | Exit::Again => {}
-    }
-    Ok(Next::Enter)
+        VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Ok(Next::Enter),
+        VcpuExit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => {
+            return Ok(Next::End(Ending::Poweroff));
+        }
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => return Ok(Next::End(Ending::Reset)),
+        VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _) => {
+            return Ok(Next::End(Ending::GuestPanic));
+        }
+        VcpuExit::SystemEvent(other, _) => format!("system event {other}"),
+        VcpuExit::InternalError => internal_error(at.internal_error),
+        VcpuExit::FailEntry(reason, _) => {
+            format!("the processor refuses the guest ({reason:#x})")
+        }
+        other => match exits::serve(other, at.exit.access, &mut caller, emulation, &shared.ports) {
+            None => return Ok(Next::Enter),
+            Some(other) => format!("KVM came back for a reason unknown here ({other:?})"),
+        },
+    };
+    let ip = at.registers.registers().map_or(0, |regs| regs.ip);
+    Err(VcpuError::Stopped { vcpu, ip, what })
 }
 
-fn stopped(caller: &mut Caller<'_>, what: String) -> VcpuError {
-    let ip = caller.registers.registers().map_or(0, |regs| regs.ip);
-    let vcpu = caller.vcpu;
-    VcpuError::Stopped { vcpu, ip, what }
+/// In words, an error of KVM's own.
+fn internal_error(number: Option<u32>) -> String {
+    let why = match number {
+        Some(1) => "an instruction that it cannot emulate",
+        Some(2) => "an exception during an exception",
+        Some(3) => "an exit during event delivery",
+        Some(4) => "an exit reason unknown to it",
+        _ => "an unknown error",
+    };
+    format!(
+        "KVM met {why} (internal error {})",
+        number.unwrap_or_default()
+    )
 }

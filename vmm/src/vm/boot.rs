@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::Killable;
+use vpmu_kvm::{Stats, syncs_registers};
 
 use super::VmError;
 use crate::arch::clock::GuestClock;
@@ -18,8 +19,7 @@ use crate::machine::Machine;
 use crate::memory;
 use crate::signal;
 use crate::snapshot::{SnapshotError, State};
-use crate::stats::Stats;
-use crate::vcpu::{RunPage, Shared, Vcpu};
+use crate::vcpu::{Shared, Vcpu};
 
 /// A VM with vCPUs that have not run yet.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Boot {
             vcpus,
             vm,
             clock,
-            can_sync: platform::syncs_registers(kvm),
+            can_sync: syncs_registers(kvm),
         })
     }
 
@@ -97,11 +97,9 @@ impl Boot {
         shared: &Arc<Shared>,
         threads: &mut Threads,
     ) -> Result<(), VmError> {
-        let size = self.vm.run_size();
         for ((place, index), fd) in (0..).zip(0u32..).zip(self.vcpus.drain(..)) {
-            let page = RunPage::map(&fd, size)?;
             let offset = self.clock.offset(place);
-            let vcpu = Vcpu::new(index, fd, page, offset, self.can_sync, Arc::clone(shared));
+            let vcpu = Vcpu::new(index, fd, offset, self.can_sync, Arc::clone(shared));
             threads.run(vcpu)?;
         }
         Ok(())

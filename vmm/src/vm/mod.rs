@@ -17,6 +17,8 @@ use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::Vpmu;
+use vpmu_kvm::Statistics;
+use vpmu_kvm::probe::GuestIps;
 
 pub use self::error::VmError;
 
@@ -30,7 +32,6 @@ use crate::arch::layout;
 use crate::arch::state::Saver;
 use crate::board;
 use crate::bucket::Bucket;
-use crate::check::GuestIps;
 use crate::cli::{Engine, OnReset};
 use crate::config::Config;
 use crate::confine::{Confined, Confinement, Inherited, Needs};
@@ -48,7 +49,6 @@ use crate::operator::Occasion;
 use crate::signal::{self, EndingSignals};
 use crate::snapshot::desk::Desk;
 use crate::snapshot::{Facts, SnapshotError};
-use crate::stats::Statistics;
 use crate::terminal;
 use crate::vcpu::{Gate, Shared};
 
@@ -168,7 +168,7 @@ impl Vm {
             Some(restored) => boot.restore(&kvm, &restored.state)?,
             None => boot.enter_at(load(&mut images, &memory, emulation.as_ref())?)?,
         }
-        let stats = Arc::new(Statistics::new(config.vcpus));
+        let stats = Arc::new(Statistics::new(config.vcpus.into()));
         stats.begin(boot.stats());
         let mut settings = config
             .vpmu
@@ -197,7 +197,10 @@ impl Vm {
         };
         let console = board::plug_console(&mut buses, patience, config.limits.console)?;
         board::plug_power(&mut buses, &end, &progress)?;
-        let threads = Arc::new(signal::Threads::new(config.vcpus));
+        let threads = Arc::new(vpmu_kvm::Threads::new(
+            config.vcpus.into(),
+            signal::kick_signal(),
+        ));
         let pmu = match settings.zip(opened) {
             Some((settings, opened)) => {
                 let parts = Parts {

@@ -8,6 +8,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::{Engines, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
+use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Threads};
 
 use super::{VmError, event};
 use crate::arch::layout;
@@ -18,15 +19,14 @@ use crate::confine::{Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{
     Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
 };
-use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu, queue_state};
+use crate::devices::vpmu::{DrainThread, Held, VirtioPmu, queue_state};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
 use crate::operator::Operator;
 use crate::recording::Recorder;
-use crate::signal::{self, Threads};
+use crate::signal;
 use crate::snapshot::{SavedPmu, SnapshotError};
-use crate::stats::Statistics;
 
 /// The device, its transport and its lines.
 #[derive(Debug)]
@@ -116,8 +116,9 @@ impl Pmu {
         buses: &mut Buses,
     ) -> Result<Self, VmError> {
         let interrupt = Arc::new(Interrupt::new(event()?));
-        let drain = Arc::new(Drain::default());
-        let carrier = Carrier {
+        let drain = DrainTimer::new().map_err(|source| VmError::Host("timers", source))?;
+        let drain = Arc::new(drain);
+        let machine = KvmMachine {
             stats: Arc::clone(parts.stats),
             threads: Arc::clone(parts.threads),
             drain: Arc::clone(&drain),
@@ -128,7 +129,7 @@ impl Pmu {
         let begin = confinement.begin(ThreadKind::Closer);
         let begin = || begin().map_err(io::Error::other);
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
-        let mut vpmu = Vpmu::new(settings, Arc::new(carrier), Box::new(source))?;
+        let mut vpmu = Vpmu::new(settings, Arc::new(machine), Box::new(source))?;
         if let Some(window) = parts.window {
             vpmu = vpmu.with_window(window.clone())?;
         }

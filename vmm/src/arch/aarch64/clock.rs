@@ -1,16 +1,15 @@
 //! The guest's virtual counter: its frequency, and its offset from the host's.
 #![expect(
     unsafe_code,
-    reason = "two registers that programs may read, and a request that kvm-ioctls does not wrap"
+    reason = "a register that programs may read, and a request that kvm-ioctls does not wrap"
 )]
-
-use std::io;
 
 use kvm_bindings::{KVM_CAP_COUNTER_OFFSET, kvm_arm_counter_offset};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::ioctl::ioctl_with_ref;
+use vpmu_kvm::arch::{host_ticks, reg};
+use vpmu_kvm::clock_offset;
 
-use super::reg;
 use crate::kvm::KvmError;
 
 mod request {
@@ -21,9 +20,6 @@ mod request {
         kvm_bindings::kvm_arm_counter_offset
     );
 }
-
-/// Readings of the counter to measure its offset from the host's.
-const READINGS: usize = 16;
 
 /// The counter that a guest's time is read from; its vCPUs share one.
 #[derive(Debug, Clone)]
@@ -51,9 +47,7 @@ impl GuestClock {
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         if kvm.check_extension_raw(KVM_CAP_COUNTER_OFFSET.into()) > 0 {
-            set_offset(vm, self.offset)
-                .map_err(|error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::EIO)))
-                .map_err(KvmError::refused("place the guest's counter"))?;
+            set_offset(vm, self.offset).map_err(KvmError::refused("place the guest's counter"))?;
             return Ok(self.clone());
         }
         // Before Linux 6.4, KVM takes a value of the counter but no offset: set it, then measure the
@@ -64,7 +58,7 @@ impl GuestClock {
         let now = host_ticks().wrapping_add(self.offset);
         reg::set(first, reg::TIMER_COUNT, now)
             .map_err(KvmError::refused("set the guest's counter"))?;
-        let offset = measure(first).map_err(KvmError::refused("read the guest's counter"))?;
+        let offset = clock_offset(first).map_err(KvmError::refused("read the guest's counter"))?;
         Ok(Self { offset })
     }
 
@@ -86,18 +80,8 @@ impl GuestClock {
     }
 }
 
-/// The host's counter.
-fn host_ticks() -> u64 {
-    let ticks: u64;
-    // SAFETY: reads the virtual counter, which Linux leaves open to programs.
-    unsafe {
-        core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));
-    }
-    ticks
-}
-
 /// Makes the guest's counter minus the host's `offset`.
-fn set_offset(vm: &VmFd, offset: u64) -> io::Result<()> {
+fn set_offset(vm: &VmFd, offset: u64) -> Result<(), kvm_ioctls::Error> {
     let request = kvm_arm_counter_offset {
         // KVM subtracts it.
         counter_offset: offset.wrapping_neg(),
@@ -105,20 +89,7 @@ fn set_offset(vm: &VmFd, offset: u64) -> io::Result<()> {
     };
     // SAFETY: the kernel reads the structure, which outlives the call.
     if unsafe { ioctl_with_ref(vm, request::KVM_ARM_SET_COUNTER_OFFSET(), &request) } < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(kvm_ioctls::Error::last());
     }
     Ok(())
-}
-
-/// The guest's counter minus the host's, by the reading that took the least time.
-fn measure(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
-    let mut best = (u64::MAX, 0);
-    for _ in 0..READINGS {
-        let before = host_ticks();
-        let guest = reg::get(vcpu, reg::TIMER_COUNT)?;
-        let took = host_ticks().wrapping_sub(before);
-        let host = before.wrapping_add(took / 2);
-        best = best.min((took, guest.wrapping_sub(host)));
-    }
-    Ok(best.1)
 }

@@ -2,13 +2,13 @@
 
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
-    KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, kvm_device_attr,
-    kvm_vcpu_init,
+    KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, kvm_device_attr, kvm_vcpu_init,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use vpmu_kvm::arch::{preferred, reg};
 
 use super::emulation::Emulation;
-use super::{gic, layout, reg};
+use super::{gic, layout};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
@@ -49,7 +49,7 @@ pub fn create(
     if machine.pmu && !kvm.check_extension(Cap::ArmPmuV3) {
         return Err(CpuError::NoPmu);
     }
-    let target = preferred(vm)?;
+    let target = preferred(vm).map_err(KvmError::refused("tell what processors it offers"))?;
     let vcpus = (0..machine.vcpus).map(|index| create_one(vm, index, &target, machine.pmu));
     let vcpus: Vec<VcpuFd> = vcpus.collect::<Result<_, _>>()?;
     gic::create(vm)?;
@@ -57,15 +57,6 @@ pub fn create(
         vcpus.iter().try_for_each(connect_pmu)?;
     }
     Ok(vcpus)
-}
-
-/// The processor that KVM emulates best on this host.
-pub(super) fn preferred(vm: &VmFd) -> Result<kvm_vcpu_init, KvmError> {
-    let mut target = kvm_vcpu_init::default();
-    vm.get_preferred_target(&mut target)
-        .map_err(KvmError::refused("tell what processors it offers"))?;
-    target.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
-    Ok(target)
 }
 
 fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result<VcpuFd, CpuError> {
@@ -82,7 +73,7 @@ fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result
     }
     fd.vcpu_init(&target)
         .map_err(KvmError::refused("set a vCPU up"))?;
-    let expected = reg::mpidr(index);
+    let expected = mpidr(index);
     let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("tell a vCPU's affinity"))?;
     let is = is & AFFINITY;
     match is == expected {
@@ -128,4 +119,20 @@ pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
         reg::set(first, number, value).map_err(KvmError::refused("set the first vCPU's state"))?;
     }
     Ok(())
+}
+
+/// The affinity that KVM gives vCPU `index`: 16 in a group, as its interrupt controller can address.
+pub(super) fn mpidr(index: u8) -> u64 {
+    let index = u64::from(index);
+    index & 0xf | (index >> 4) << 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn affinities_are_of_groups_of_sixteen() {
+        assert_eq!([0, 15, 16, 253].map(mpidr), [0, 0xf, 0x100, 0xf0d]);
+    }
 }

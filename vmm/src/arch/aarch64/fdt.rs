@@ -2,8 +2,8 @@
 
 use vm_fdt::{Error, FdtWriter};
 
+use super::cpus::mpidr;
 use super::layout;
-use super::reg::mpidr;
 use crate::machine::Machine;
 
 /// The phandle of the interrupt controller, the only node that others refer to.

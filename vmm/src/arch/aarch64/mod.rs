@@ -13,12 +13,7 @@ mod gic;
 pub mod kernel;
 pub mod layout;
 pub mod platform;
-mod reg;
-pub(crate) mod registers;
 pub mod state;
-
-/// KVM's statistic of halts: of WFI. A WFE waits for another vCPU, and is not one.
-pub const HALTS: &str = "wfi_exit_stat";
 
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs; older ones leave the guest's EL0 out of it until the vCPU is loaded again. `None`: each does.

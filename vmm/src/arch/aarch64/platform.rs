@@ -20,25 +20,10 @@ pub const NEEDED: &[(Cap, &str)] = &[
     (Cap::ArmPsci02, "PSCI 0.2"),
 ];
 
-/// Bits of a guest-physical address that KVM gives a VM by default.
-const ADDRESS_BITS: u32 = 40;
-
 /// A VM; it has interrupt controllers once it has vCPUs.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
-    // Zero where KVM offers no choice.
-    let most = u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(0);
-    match most {
-        1..ADDRESS_BITS => kvm.create_vm_with_ipa_size(most),
-        _ => kvm.create_vm_with_type(0),
-    }
-    .map_err(KvmError::refused("create a VM"))
-}
-
-/// Whether KVM can leave registers in the run page: it cannot here.
-#[must_use]
-pub fn syncs_registers(_kvm: &Kvm) -> bool {
-    false
+    vpmu_kvm::arch::create_vm(kvm).map_err(KvmError::refused("create a VM"))
 }

@@ -1,32 +1,9 @@
 //! The guest's time stamp counter: its frequency, and its offset from the host's.
-#![expect(
-    unsafe_code,
-    reason = "two requests that kvm-ioctls does not wrap for a vCPU"
-)]
 
-use std::io;
-
-use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vmm_sys_util::ioctl::ioctl_with_ref;
+pub(super) use vpmu_kvm::arch::{clock_offset as offset, set_clock_offset as set_offset};
 
 use crate::kvm::KvmError;
-
-mod request {
-    const KVMIO: u32 = 0xae;
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_SET_DEVICE_ATTR,
-        KVMIO,
-        0xe1,
-        kvm_bindings::kvm_device_attr
-    );
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_GET_DEVICE_ATTR,
-        KVMIO,
-        0xe2,
-        kvm_bindings::kvm_device_attr
-    );
-}
 
 /// The counter that a guest's time is read from.
 #[derive(Debug, Clone)]
@@ -96,35 +73,4 @@ impl GuestClock {
 pub(super) fn khz(vcpu: &VcpuFd) -> Result<u32, KvmError> {
     vcpu.get_tsc_khz()
         .map_err(KvmError::refused("tell the TSC frequency"))
-}
-
-/// The attribute of a vCPU that is guest TSC minus host TSC, its value at `offset`.
-fn attribute(offset: *mut u64) -> kvm_device_attr {
-    kvm_device_attr {
-        group: KVM_VCPU_TSC_CTRL,
-        attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: offset as u64,
-        flags: 0,
-    }
-}
-
-/// Guest TSC minus host TSC.
-pub(super) fn offset(vcpu: &VcpuFd) -> io::Result<u64> {
-    let mut offset = 0u64;
-    let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
-    if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(offset)
-}
-
-/// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
-pub(super) fn set_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
-    let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
-    if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }

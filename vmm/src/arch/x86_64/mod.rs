@@ -15,12 +15,8 @@ pub mod layout;
 pub mod msrs;
 pub mod platform;
 pub mod power;
-pub(crate) mod registers;
 pub mod regs;
 pub mod state;
-
-/// KVM's statistic of halts.
-pub const HALTS: &str = "halt_exits";
 
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs. `None`: each does.

@@ -1,9 +1,6 @@
 //! KVM on x86-64: the VM of a PC, and its requirements.
 
-use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_CAP_SYNC_REGS, KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS,
-    KVM_SYNC_X86_SREGS, kvm_enable_cap,
-};
+use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::layout;
@@ -47,12 +44,4 @@ pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
             .map_err(KvmError::refused("switch its hardware PMU off"))?;
     }
     Ok(vm)
-}
-
-/// Whether KVM can leave registers in the run page.
-#[must_use]
-pub fn syncs_registers(kvm: &Kvm) -> bool {
-    let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
-    let needed = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
-    u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
 }

@@ -50,29 +50,6 @@ fn names_are_unique() {
 }
 
 #[test]
-fn shares_of_samples_decide() {
-    let of = |total, in_loop| Samples {
-        total,
-        in_loop,
-        ..Samples::default()
-    };
-    assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
-    assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
-    assert_eq!(of(3, 3).carry_guest_ips(), None);
-    let of_guest = |total, guest, in_loop| Samples {
-        guest,
-        ..of(total, in_loop)
-    };
-    assert!(of_guest(200, 190, 180).name_places());
-    assert!(of_guest(700, 190, 180).name_places(), "a busy host");
-    assert!(!of_guest(200, 190, 100).name_places());
-    assert!(!of_guest(200, 0, 0).name_places());
-    assert!(!of_guest(8, 8, 8).name_places());
-    assert!(of_guest(190, 190, 0).are_enough() && of(200, 0).are_enough());
-    assert!(!of(30, 0).are_enough());
-}
-
-#[test]
 fn refused_events_name_the_remedy() {
     let event = Event {
         errno: Some(libc::EACCES),

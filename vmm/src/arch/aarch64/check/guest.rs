@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::super::reg;
 use super::code;
 use super::facts::Guest;
-use crate::check::probes::{finding, in_loop};
-use crate::check::{Exit, Finding, Machine, MachineError, Ring};
+use crate::check::Finding;
+use crate::check::probes::finding;
+use vpmu_kvm::arch::reg;
+use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
 /// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);

@@ -1,9 +1,8 @@
 //! The small guests of `vmm check`: a few instructions at EL1 and EL0, addresses not translated.
 
-pub(crate) mod code;
+mod code;
 mod facts;
 mod guest;
-mod machine;
 
 use kvm_bindings::{
     KVM_CAP_ARM_PMU_V3, KVM_CAP_ARM_PSCI_0_2, KVM_CAP_BINARY_STATS_FD, KVM_CAP_COUNTER_OFFSET,
@@ -15,7 +14,6 @@ pub use facts::Guest;
 #[cfg(test)]
 pub(crate) use facts::tests::has_hardware_virtualisation;
 pub(crate) use guest::probe;
-pub(crate) use machine::{create_vcpu, create_vm};
 
 /// The capabilities to look up: name, number, and whether guests need it.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::code;
 use super::facts::{ExitRip, Guest, GuestTsc};
-use crate::check::probes::{finding, in_loop, on_machine};
-use crate::check::{Exit, Finding, Machine, MachineError, Ring};
+use crate::check::Finding;
+use crate::check::probes::{finding, on_machine};
+use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
 /// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);

@@ -1,9 +1,8 @@
 //! The small guests of `vmm check`: a few instructions in long mode, in ring 0 and ring 3.
 
-pub(crate) mod code;
+mod code;
 mod facts;
 mod guest;
-mod machine;
 mod verdict;
 
 use kvm_bindings::{
@@ -14,7 +13,6 @@ use kvm_bindings::{
 
 pub use facts::{ExitRip, Guest, GuestTsc};
 pub(crate) use guest::probe;
-pub(crate) use machine::{create_vcpu, create_vm};
 #[cfg(test)]
 pub(crate) use verdict::tests::has_hardware_virtualisation;
 

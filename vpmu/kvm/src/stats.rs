@@ -2,7 +2,7 @@
 //!
 //! The only exact number of exits that never reach this process.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap")]
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -135,7 +135,7 @@ pub struct Statistics(RwLock<Vec<Kept>>);
 impl Statistics {
     /// For `vcpus` vCPUs that have not run yet.
     #[must_use]
-    pub fn new(vcpus: u8) -> Self {
+    pub fn new(vcpus: u32) -> Self {
         Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
     }
 
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_layout_is_refused() {
+    fn unknown_layout_is_refused() {
         let mut bytes = file(&[("exits", 0, 1, 8)]);
         bytes[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(parse(&bytes).is_err());
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_goes_on_growing_over_boots() {
+    fn cumulative_counters_grow_over_boots() {
         let all = Statistics::new(2);
         assert_eq!(all.read(0, "exits"), None);
         all.begin(vec![stats(7, 1, 30), None]);
@@ -315,11 +315,11 @@ mod tests {
         all.end();
         assert_eq!(all.read(0, "exits"), Some(7), "between boots");
         all.begin(vec![stats(2, 0, 20), None]);
-        let told = ["exits", "blocking", "longest"].map(|name| all.read(0, name));
-        assert_eq!(told, [Some(9), Some(0), Some(30)]);
+        let read = ["exits", "blocking", "longest"].map(|name| all.read(0, name));
+        assert_eq!(read, [Some(9), Some(0), Some(30)]);
         all.end();
         let [first, second] = all.read_all().try_into().expect("two vCPUs");
-        assert_eq!(first.expect("told").get("exits"), Some(&9));
+        assert_eq!(first.expect("read").get("exits"), Some(&9));
         assert_eq!((second, all.read(1, "exits")), (None, None));
         assert_eq!(all.read(2, "exits"), None, "no such vCPU");
     }

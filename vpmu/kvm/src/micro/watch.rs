@@ -32,7 +32,7 @@ ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, kvm_bindings::KVMIO, 0x8b, u32);
 
 /// Errors of a probe.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WatchError {
+pub enum WatchError {
     /// The thread could not be started.
     #[error("cannot start a probe thread")]
     Spawn(#[source] io::Error),
@@ -46,19 +46,19 @@ pub(crate) enum WatchError {
 
 /// A probe's view of its time limit, which also applies it to KVM.
 #[derive(Debug, Clone)]
-pub(crate) struct Watch {
+pub struct Watch {
     over: Arc<AtomicBool>,
 }
 
 impl Watch {
     /// True once the probe must end.
-    pub(crate) fn over(&self) -> bool {
+    pub fn over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
     /// Consumes signals that ended a run call: a pending one would end the next call immediately.
     /// Callers check [`Watch::over`] afterwards.
-    pub(crate) fn take_signals(&self) {
+    pub fn take_signals(&self) {
         let Ok(set) = create_sigset(&[signal()]) else {
             return;
         };
@@ -74,7 +74,7 @@ impl Watch {
     ///
     /// The thread keeps the signal blocked and KVM unblocks it only within the run call: one that
     /// arrives just before the call stays pending and ends it immediately.
-    pub(crate) fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
+    pub fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
             length: u32,
@@ -95,7 +95,7 @@ impl Watch {
 }
 
 /// The signal that ends a probe's run call.
-pub(crate) fn signal() -> c_int {
+pub fn signal() -> c_int {
     SIGRTMIN() + 9
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn signal() -> c_int {
 ///
 /// A probe must check [`Watch::over`] before each run call and after each interruption; the time
 /// limit may be its normal end. One that ignores the signal for [`GRACE`] is abandoned.
-pub(crate) fn watched<T: Send + 'static>(
+pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {

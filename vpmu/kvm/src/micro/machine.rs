@@ -11,18 +11,14 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::{Ring, Watch};
-use crate::arch::check::{code, create_vcpu, create_vm};
-use crate::kvm::KvmError;
+use crate::arch::{code, create_vcpu, create_vm};
 
 /// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum MachineError {
+pub enum MachineError {
     /// KVM refused a step of building it.
     #[error("{0} failed")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// The same, for a step that `vmm run` also takes.
-    #[error(transparent)]
-    Platform(#[from] KvmError),
     /// Its memory could not be mapped.
     #[error("cannot map {} KiB of guest memory", code::RAM / 1024)]
     Map(#[source] vm_memory::mmap::FromRangesError),
@@ -36,14 +32,14 @@ pub(crate) enum MachineError {
 
 impl MachineError {
     /// For `map_err`: KVM refused `step`.
-    pub(crate) fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+    pub fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Kvm(step, source)
     }
 }
 
 /// The end of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// A write of these bytes to a port.
     Port(u16, Vec<u8>),
     /// A store into the device window: offset and value.
@@ -58,7 +54,7 @@ pub(crate) enum Exit {
 
 impl Exit {
     /// Text for a finding.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
             Exit::Store(code::EXCEPTION, exception) => code::describe_exception(*exception),
@@ -72,8 +68,9 @@ impl Exit {
 
 /// One vCPU with its VM. The fields drop in this order: KVM releases the memory first.
 #[derive(Debug)]
-pub(crate) struct Machine {
-    pub(crate) vcpu: VcpuFd,
+pub struct Machine {
+    /// Its vCPU.
+    pub vcpu: VcpuFd,
     _vm: VmFd,
     _memory: GuestMemoryMmap,
     watch: Watch,
@@ -81,7 +78,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// A machine about to execute `program` in `ring`, bounded by `watch`.
-    pub(crate) fn new(
+    pub fn new(
         kvm: &Kvm,
         watch: &Watch,
         ring: Ring,
@@ -95,7 +92,7 @@ impl Machine {
                 .write_slice(&bytes, GuestAddress(at))
                 .map_err(MachineError::Fill)?;
         }
-        let vm = create_vm(kvm)?;
+        let vm = create_vm(kvm).map_err(MachineError::kvm("KVM_CREATE_VM"))?;
         let host = memory
             .get_host_address(GuestAddress(0))
             .map_err(MachineError::Fill)?;
@@ -122,12 +119,12 @@ impl Machine {
     }
 
     /// Runs the guest to its next exit, or until its time is up.
-    pub(crate) fn run(&mut self) -> Exit {
+    pub fn run(&mut self) -> Exit {
         self.run_until(|| false)
     }
 
     /// The same, but at most until `done`, which is called at the start and after each signal.
-    pub(crate) fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
+    pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
         loop {
             if self.watch.over() || done() {
                 return Exit::Stopped;

@@ -7,7 +7,7 @@ use perf_event_open_sys::bindings::{
     PERF_RECORD_SAMPLE,
 };
 
-use crate::check::facts::Samples;
+use super::Samples;
 
 /// Bytes of a record's header: type, misc, size.
 const HEADER: usize = 8;
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_told_apart() {
+    fn samples_are_counted_by_their_mode() {
         let ring = [
             record(PERF_RECORD_SAMPLE, PERF_RECORD_MISC_GUEST_KERNEL, 5),
             record(PERF_RECORD_SAMPLE, PERF_RECORD_MISC_GUEST_USER, 5),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_the_walk() {
+    fn malformed_record_ends_the_walk() {
         let good = record(PERF_RECORD_SAMPLE, PERF_RECORD_MISC_GUEST_USER, 5);
         for size in [0_u16, 7, 17, u16::MAX] {
             let mut bad = good.clone();

@@ -5,24 +5,22 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 
-use super::super::{clock, layout};
-use super::code;
-use crate::check::{Machine, MachineError, Ring};
+use super::{clock, code};
+use crate::micro::{Machine, MachineError, Ring};
 
 const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
+/// Behind the guest's memory.
+const KVM_TSS: usize = 0xfeff_d000;
 /// Long mode, enabled and active, with `syscall`.
 const EFER: u64 = 1 | 1 << 8 | 1 << 10;
 
 /// A VM without a vCPU and without an interrupt controller: a halt is an exit.
-pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = kvm
-        .create_vm()
-        .map_err(MachineError::kvm("KVM_CREATE_VM"))?;
-    vm.set_tss_address(layout::KVM_TSS)
-        .map_err(MachineError::kvm("KVM_SET_TSS_ADDR"))?;
+pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
+    let vm = kvm.create_vm()?;
+    vm.set_tss_address(KVM_TSS)?;
     Ok(vm)
 }
 
@@ -60,10 +58,10 @@ impl Machine {
     }
 
     /// Changes general registers before the next run.
-    pub(super) fn set_regs(
-        &mut self,
-        change: impl FnOnce(&mut kvm_regs),
-    ) -> Result<(), MachineError> {
+    ///
+    /// # Errors
+    /// KVM refuses it.
+    pub fn set_regs(&mut self, change: impl FnOnce(&mut kvm_regs)) -> Result<(), MachineError> {
         let mut regs = self.regs()?;
         change(&mut regs);
         self.vcpu
@@ -72,14 +70,20 @@ impl Machine {
     }
 
     /// General registers, by system call.
-    pub(super) fn regs(&self) -> Result<kvm_regs, MachineError> {
+    ///
+    /// # Errors
+    /// KVM refuses it.
+    pub fn regs(&self) -> Result<kvm_regs, MachineError> {
         self.vcpu
             .get_regs()
             .map_err(MachineError::kvm("KVM_GET_REGS"))
     }
 
     /// The ring that the vCPU is in.
-    pub(super) fn cpl(&self) -> Result<u8, MachineError> {
+    ///
+    /// # Errors
+    /// KVM refuses it.
+    pub fn cpl(&self) -> Result<u8, MachineError> {
         Ok(self.sregs()?.ss.dpl)
     }
 
@@ -90,19 +94,21 @@ impl Machine {
     }
 
     /// Asks for the registers to come with every exit, for [`Machine::synced_rip`].
-    pub(super) fn sync_regs(&mut self) {
+    pub fn sync_regs(&mut self) {
         self.vcpu.set_sync_valid_reg(SyncReg::Register);
     }
 
     /// The instruction pointer as it came with the last exit.
-    pub(super) fn synced_rip(&self) -> u64 {
+    #[must_use]
+    pub fn synced_rip(&self) -> u64 {
         self.vcpu.sync_regs().regs.rip
     }
 
     /// The guest's offset from the host's time-stamp counter, as KVM reports it; `None` on kernels before
     /// 5.16.
-    pub(super) fn tsc_offset(&self) -> Option<u64> {
-        clock::offset(&self.vcpu).ok()
+    #[must_use]
+    pub fn tsc_offset(&self) -> Option<u64> {
+        clock::clock_offset(&self.vcpu).ok()
     }
 }
 

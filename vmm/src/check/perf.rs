@@ -3,9 +3,6 @@
 //! Opening shows which events exist; counting and sampling show what they measure. Everything runs
 //! on short-lived threads of this process and leaves no event open.
 
-mod samples;
-mod sys;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::hint::black_box;
@@ -16,8 +13,8 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
     PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS,
-    PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_HARDWARE,
-    PERF_TYPE_SOFTWARE, perf_event_attr,
+    PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
+    perf_event_attr,
 };
 
 use vpmu::Refusal;
@@ -25,42 +22,15 @@ use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use vpmu::host::{PerfSource, hardware_refusal, host_traces, traces_exits};
 use vpmu::source::{Counter, Request, Source};
 
-use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
-use super::{Ring, probes, watch};
+use vpmu_kvm::micro::{self, Ring};
+use vpmu_kvm::probe::events::Event as HostEvent;
+use vpmu_kvm::probe::{Samples, Sampling, sample_guest};
+
+use super::facts::{AutoEngine, Event, Finding, Perf};
 use crate::host_kernel;
+use crate::report;
 use crate::signal::kick_signal;
 
-/// Parameters of sampling a guest's loop.
-#[derive(Debug, Clone, Copy)]
-struct Sampling {
-    /// The first duration, doubled after each attempt with too few samples: on a loaded machine the
-    /// thread gets little of that time.
-    time: Duration,
-    /// Most attempts.
-    attempts: u32,
-    /// Nanoseconds of the clock between samples.
-    period: u64,
-    /// Whether enough samples end an attempt.
-    ends_early: bool,
-}
-
-/// For the survey: at 1 kHz.
-const THOROUGH: Sampling = Sampling {
-    time: Duration::from_millis(200),
-    attempts: 4,
-    period: 1_000_000,
-    ends_early: false,
-};
-/// For a machine that is about to boot: enough samples in little time, from one small guest,
-/// because creating and destroying guests takes longer.
-const QUICK: Sampling = Sampling {
-    time: Duration::from_secs(2),
-    attempts: 1,
-    period: 100_000,
-    ends_early: true,
-};
-/// Samples between checks whether there are enough.
-const BATCH: u32 = 10;
 /// Time that a thread spins to find out whether its own host work is counted.
 const SPUN: Duration = Duration::from_millis(5);
 
@@ -154,7 +124,9 @@ pub(super) fn probe(guests: bool) -> Perf {
     let cycles = opens("cycles");
     let sampled = |ring| {
         let clock = clock && guests;
-        clock.then(|| sample_guest(ring, THOROUGH).ok()).flatten()
+        clock
+            .then(|| sample_guest(ring, Sampling::THOROUGH).ok())
+            .flatten()
     };
     let (guest_kernel, guest_user) = (sampled(Ring::Kernel), sampled(Ring::User));
     let names = |samples: Option<Samples>| samples.is_some_and(|s| s.name_places());
@@ -204,12 +176,12 @@ fn try_open(kind: u32, config: u64) -> Event {
         ..Event::default()
     };
     let mut attr = attr(kind, config);
-    match sys::Event::open(attr) {
+    match HostEvent::open(attr) {
         Ok(_) => opened(false),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             attr.set_exclude_kernel(1);
             attr.set_exclude_hv(1);
-            match sys::Event::open(attr) {
+            match HostEvent::open(attr) {
                 Ok(_) => opened(true),
                 Err(_) => failed(error),
             }
@@ -235,10 +207,10 @@ fn tsc() -> Event {
 fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     let mut attr = attr(kind, config.into());
     attr.set_exclude_host(1);
-    let event = match sys::Event::open(attr) {
+    let event = match HostEvent::open(attr) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             attr.set_exclude_kernel(1);
-            sys::Event::open(attr)?
+            HostEvent::open(attr)?
         }
         other => other?,
     };
@@ -249,57 +221,6 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     }
     event.disable()?;
     Ok(event.count()? == 0)
-}
-
-/// Whether samples of a vCPU thread have the guest's addresses, in user and in kernel mode.
-pub(super) fn knows_guest_ips() -> bool {
-    // If only one mode has addresses, it is user mode, which a software KVM runs natively.
-    [Ring::Kernel, Ring::User]
-        .into_iter()
-        .all(|ring| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_places()))
-}
-
-/// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
-fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, String> {
-    let mut samples = Samples::default();
-    for attempt in 0..how.attempts {
-        samples += sample_once(ring, how.time * (1 << attempt), how)?;
-        if samples.are_enough() {
-            break;
-        }
-    }
-    Ok(samples)
-}
-
-fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, String> {
-    let text = |error: io::Error| error.to_string();
-    let start = move || {
-        let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
-        attr.__bindgen_anon_1.sample_period = how.period;
-        attr.sample_type = PERF_SAMPLE_IP.into();
-        attr.__bindgen_anon_2.wakeup_events = BATCH;
-        let event = sys::Event::open(attr).map_err(text)?;
-        if how.ends_early {
-            event.announce(watch::signal()).map_err(text)?;
-        }
-        let ring = event.ring().map_err(text)?;
-        event.enable().map_err(text)?;
-        Ok((event, ring))
-    };
-    let stopped = |(event, ring): &(sys::Event, sys::Ring)| {
-        event.disable()?;
-        Ok(samples::count(&ring.records(), probes::in_loop))
-    };
-    let done = move |observer: &(sys::Event, sys::Ring)| {
-        let enough = |observer| {
-            let enough = stopped(observer)?.are_enough();
-            observer.0.enable().map(|()| enough)
-        };
-        // An error here recurs at the end, which reports it.
-        how.ends_early && enough(observer).unwrap_or(true)
-    };
-    let finish = move |observer| stopped(&observer).map_err(text);
-    probes::spin(time, ring, start, done, finish)
 }
 
 /// Whether the host records the exits of a looping guest; the exit that stops it is one.
@@ -327,9 +248,8 @@ fn exits_of_a_guest() -> Result<u64, String> {
 }
 
 fn exits_of_one(time: Duration) -> Result<u64, String> {
-    let text = |error: io::Error| error.to_string();
     let start = move || {
-        let source = PerfSource::new(kick_signal()).map_err(|error| error.to_string())?;
+        let source = PerfSource::new(kick_signal()).map_err(io::Error::other)?;
         let request = Request {
             kind: KIND_EXIT_TRACE,
             config: EXIT_ALL,
@@ -339,13 +259,13 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
             exclude_host: false,
             pinned: false,
         };
-        let mut exits = source.open(&request, source.thread()).map_err(text)?;
-        exits.start().map_err(text)?;
+        let mut exits = source.open(&request, source.thread())?;
+        exits.start()?;
         Ok(exits)
     };
     let finish = move |mut exits: Box<dyn Counter>| {
-        exits.stop().map_err(text)?;
-        Ok(exits.read().map_err(text)?.value)
+        exits.stop()?;
+        Ok(exits.read()?.value)
     };
-    probes::spin(time, Ring::User, start, |_| false, finish)
+    micro::spin(time, Ring::User, start, |_| false, finish).map_err(|error| report::chain(&error))
 }

@@ -1,9 +1,12 @@
 //! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
 
-use kvm_ioctls::VcpuFd;
+use std::os::fd::BorrowedFd;
+
+use kvm_ioctls::{Kvm, VcpuFd};
 use vpmu::{CpuState, GENERAL_REGS, GuestRegs, Registers};
 
 use super::reg;
+use crate::run_page::{self, RunPage};
 
 /// PSTATE: the stack pointer is that of the exception level, not of EL0.
 const OWN_STACK: u64 = 1;
@@ -11,23 +14,35 @@ const OWN_STACK: u64 = 1;
 const SP: usize = 31;
 const PC: usize = 32;
 
+/// Whether KVM can leave registers in the run page: it cannot here.
+#[must_use]
+pub fn syncs_registers(_kvm: &Kvm) -> bool {
+    false
+}
+
 /// KVM leaves no registers in the run page here.
 pub(crate) fn sync(_vcpu: &mut VcpuFd, _wanted: bool) {}
 
+/// The registers of `vcpu`, which is not in its run call.
+#[must_use]
+pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
+    ExitRegisters::new(run_page::descriptor(vcpu), None)
+}
+
 /// The registers at one exit.
 #[derive(Debug)]
-pub(crate) struct ExitRegisters<'a> {
-    fd: &'a VcpuFd,
+pub struct ExitRegisters<'a> {
+    vcpu: BorrowedFd<'a>,
     known: Option<GuestRegs>,
 }
 
 impl<'a> ExitRegisters<'a> {
-    pub(crate) fn new(fd: &'a VcpuFd, _synced: bool) -> Self {
-        Self { fd, known: None }
+    pub(crate) fn new(vcpu: BorrowedFd<'a>, _synced: Option<&'a RunPage>) -> Self {
+        Self { vcpu, known: None }
     }
 
     fn get(&self, number: u64) -> Option<u64> {
-        reg::get(self.fd, number).ok()
+        reg::get(&self.vcpu, number).ok()
     }
 }
 

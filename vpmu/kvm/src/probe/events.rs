@@ -1,4 +1,4 @@
-//! `perf_event_open(2)` and its ring, without interpretation of either.
+//! `perf_event_open(2)` on the calling thread and its ring, without interpretation of either.
 
 #![expect(unsafe_code, reason = "system calls and a shared mapping")]
 
@@ -18,7 +18,7 @@ const DATA_PAGES: usize = 8;
 
 /// One event on the calling thread.
 #[derive(Debug)]
-pub(super) struct Event {
+pub struct Event {
     file: File,
 }
 
@@ -27,7 +27,7 @@ impl Event {
     ///
     /// # Errors
     /// The error of perf_event_open(2).
-    pub(super) fn open(mut attr: perf_event_attr) -> io::Result<Self> {
+    pub fn open(mut attr: perf_event_attr) -> io::Result<Self> {
         attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
         attr.set_disabled(1);
         let cloexec = perf_event_open_sys::bindings::PERF_FLAG_FD_CLOEXEC;
@@ -44,7 +44,7 @@ impl Event {
     }
 
     /// Starts counting.
-    pub(super) fn enable(&self) -> io::Result<()> {
+    pub fn enable(&self) -> io::Result<()> {
         // SAFETY: the descriptor is a perf event's as long as `file` lives.
         let answer = unsafe { ioctls::ENABLE(self.file.as_raw_fd(), 0) };
         if answer < 0 {
@@ -54,7 +54,7 @@ impl Event {
     }
 
     /// Makes it send `signal` to the calling thread whenever it wakes its readers.
-    pub(super) fn announce(&self, signal: c_int) -> io::Result<()> {
+    pub fn announce(&self, signal: c_int) -> io::Result<()> {
         /// `struct f_owner_ex`, and the kind of owner that is a thread.
         #[repr(C)]
         struct Owner {
@@ -81,7 +81,7 @@ impl Event {
     }
 
     /// Stops counting.
-    pub(super) fn disable(&self) -> io::Result<()> {
+    pub fn disable(&self) -> io::Result<()> {
         // SAFETY: see `enable`.
         let answer = unsafe { ioctls::DISABLE(self.file.as_raw_fd(), 0) };
         if answer < 0 {
@@ -91,14 +91,14 @@ impl Event {
     }
 
     /// Reads its count.
-    pub(super) fn count(&self) -> io::Result<u64> {
+    pub fn count(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.file).read_exact(&mut count)?;
         Ok(u64::from_ne_bytes(count))
     }
 
     /// Maps a ring for its samples.
-    pub(super) fn ring(&self) -> io::Result<Ring> {
+    pub fn ring(&self) -> io::Result<Ring> {
         let length = (1 + DATA_PAGES) * PAGE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let address = unsafe {
@@ -121,7 +121,7 @@ impl Event {
 
 /// The pages that the kernel writes samples to.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub struct Ring {
     base: NonNull<u8>,
     length: usize,
 }
@@ -129,7 +129,7 @@ pub(super) struct Ring {
 impl Ring {
     /// The bytes written since the ring was mapped; they are never consumed, so the kernel stops
     /// when the ring is full. The event must be disabled.
-    pub(super) fn records(&self) -> Vec<u8> {
+    pub fn records(&self) -> Vec<u8> {
         let page = self.base.cast::<perf_event_mmap_page>();
         // SAFETY: the first page of the mapping is a perf_event_mmap_page; no reference is made.
         let head = unsafe { &raw mut (*page.as_ptr()).data_head };

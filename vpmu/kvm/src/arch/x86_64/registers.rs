@@ -1,11 +1,43 @@
 //! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
+#![expect(
+    unsafe_code,
+    reason = "registers are read while kvm-ioctls lends the exit: by its descriptor, or in the run page"
+)]
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
-use kvm_ioctls::{SyncReg, VcpuFd};
+use std::os::fd::BorrowedFd;
+
+use kvm_bindings::{KVM_CAP_SYNC_REGS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_sregs};
+use kvm_ioctls::{Kvm, SyncReg, VcpuFd};
+use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 use vpmu::{CpuState, GuestRegs, Registers};
+
+use crate::run_page::{self, RunPage};
+
+mod request {
+    vmm_sys_util::ioctl_ior_nr!(
+        KVM_GET_REGS,
+        kvm_bindings::KVMIO,
+        0x81,
+        kvm_bindings::kvm_regs
+    );
+    vmm_sys_util::ioctl_ior_nr!(
+        KVM_GET_SREGS,
+        kvm_bindings::KVMIO,
+        0x83,
+        kvm_bindings::kvm_sregs
+    );
+}
 
 /// The privilege level of guest user mode.
 const USER_LEVEL: u8 = 3;
+
+/// Whether KVM can leave registers in the run page.
+#[must_use]
+pub fn syncs_registers(kvm: &Kvm) -> bool {
+    let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
+    let needed = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
+    u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
+}
 
 /// Makes KVM copy the registers to the run page at every exit, or stops that.
 pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
@@ -18,30 +50,45 @@ pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
     }
 }
 
+/// The registers of `vcpu`, which is not in its run call.
+#[must_use]
+pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
+    ExitRegisters::new(run_page::descriptor(vcpu), None)
+}
+
 /// The registers at one exit.
 #[derive(Debug)]
-pub(crate) struct ExitRegisters<'a> {
-    fd: &'a VcpuFd,
-    /// KVM has copied them to the run page.
-    synced: bool,
+pub struct ExitRegisters<'a> {
+    vcpu: BorrowedFd<'a>,
+    /// Where KVM has copied them to, if it has.
+    synced: Option<&'a RunPage>,
     known: Option<GuestRegs>,
 }
 
 impl<'a> ExitRegisters<'a> {
-    pub(crate) fn new(fd: &'a VcpuFd, synced: bool) -> Self {
+    pub(crate) fn new(vcpu: BorrowedFd<'a>, synced: Option<&'a RunPage>) -> Self {
         Self {
-            fd,
+            vcpu,
             synced,
             known: None,
         }
     }
 
     fn fetch(&self) -> Option<(kvm_regs, kvm_sregs)> {
-        if self.synced {
-            let both = self.fd.sync_regs();
+        if let Some(page) = self.synced {
+            let run = page.as_ptr();
+            // SAFETY: computes an address inside the mapping.
+            let both = unsafe { &raw const (*run).s.regs };
+            // SAFETY: KVM has copied the registers there.
+            let both = unsafe { both.read() };
             return Some((both.regs, both.sregs));
         }
-        Some((self.fd.get_regs().ok()?, self.fd.get_sregs().ok()?))
+        let (mut regs, mut sregs) = (kvm_regs::default(), kvm_sregs::default());
+        // SAFETY: the kernel writes the structure of the request, `regs`.
+        let got = unsafe { ioctl_with_mut_ref(&self.vcpu, request::KVM_GET_REGS(), &mut regs) };
+        // SAFETY: as above, `sregs`.
+        let more = unsafe { ioctl_with_mut_ref(&self.vcpu, request::KVM_GET_SREGS(), &mut sregs) };
+        (got == 0 && more == 0).then_some((regs, sregs))
     }
 }
 
@@ -111,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_linear_and_the_mode_is_the_stack_segments() {
+    fn exit_address_is_linear_and_its_mode_the_stack_segments() {
         let regs = kvm_regs {
             rip: 0x10,
             ..Default::default()
@@ -125,6 +172,7 @@ mod tests {
         let user = locate(&regs, &sregs);
         assert_eq!((user.ip, user.user), (0x10, true));
     }
+
     #[test]
     fn registers_are_indexed_by_perfs_numbers() {
         let regs = kvm_regs {

@@ -1,0 +1,186 @@
+//! The signal that makes a vCPU leave the guest: a kick. Overflows of host counters send it, too.
+//!
+//! A kick that arrives while its thread is outside the guest must not be lost: the handler sets
+//! `immediate_exit` in the vCPU's run page, so the next run call returns at once.
+
+#![expect(
+    unsafe_code,
+    reason = "a byte of the run page that a signal handler writes, and tgkill"
+)]
+
+use std::cell::Cell;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use libc::{c_int, c_void, siginfo_t};
+use vmm_sys_util::signal::register_signal_handler;
+
+thread_local! {
+    /// `immediate_exit` of the vCPU that runs on this thread.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: `Kickable` keeps the run page mapped while the pointer is set, and the kernel
+        // reads this byte only in a run call of this same thread.
+        unsafe { flag.write_volatile(1) };
+    }
+}
+
+/// Installs the handler of `signal`, a real-time signal, for every thread: the one that
+/// [`PerfSource`](vpmu::host::PerfSource) announces overflows with. `SIGIO` has the handler, too: the kernel
+/// sends it when the queue of real-time signals is full, and by default it ends the process.
+///
+/// # Errors
+/// The host's.
+pub fn install(signal: c_int) -> io::Result<()> {
+    for signal in [signal, libc::SIGIO] {
+        register_signal_handler(signal, on_kick)?;
+    }
+    Ok(())
+}
+
+/// The vCPUs' threads, for callers that must kick a vCPU out of the guest.
+#[derive(Debug)]
+pub struct Threads {
+    signal: c_int,
+    /// By vCPU: its thread; zero without one.
+    threads: Vec<AtomicI32>,
+}
+
+impl Threads {
+    /// For `vcpus` vCPUs, none of them running yet; `signal` kicks them.
+    #[must_use]
+    pub fn new(vcpus: u32, signal: c_int) -> Self {
+        Self {
+            signal,
+            threads: (0..vcpus).map(|_| AtomicI32::new(0)).collect(),
+        }
+    }
+
+    /// Registers this thread as `vcpu`'s, until the value is dropped.
+    #[must_use]
+    pub fn join(&self, vcpu: u32) -> Joined<'_> {
+        let slot = self.slot(vcpu);
+        if let Some(slot) = slot {
+            // SAFETY: asks for a number and touches no memory.
+            let thread = unsafe { libc::gettid() };
+            slot.store(thread, Ordering::SeqCst);
+        }
+        Joined(slot)
+    }
+
+    /// Makes `vcpu` leave the guest shortly, if it is there.
+    ///
+    /// # Errors
+    /// It has no thread, or the host's error.
+    pub fn kick(&self, vcpu: u32) -> io::Result<()> {
+        let slot = self.slot(vcpu);
+        let thread = slot.map_or(0, |slot| slot.load(Ordering::SeqCst));
+        if thread == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let process = std::process::id();
+        // SAFETY: touches no memory. If the thread has ended, another one of this process may get
+        // the signal, whose handler then has no effect.
+        let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, self.signal) };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn slot(&self, vcpu: u32) -> Option<&AtomicI32> {
+        self.threads.get(usize::try_from(vcpu).ok()?)
+    }
+}
+
+/// A vCPU's thread registered with [`Threads`].
+#[derive(Debug)]
+pub struct Joined<'a>(Option<&'a AtomicI32>);
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            slot.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// While it lives, kicks to this thread reach a vCPU.
+#[derive(Debug)]
+pub(crate) struct Kickable(*mut u8);
+
+impl Kickable {
+    /// Directs this thread's kicks to `immediate_exit`.
+    ///
+    /// # Safety
+    /// The byte stays mapped and writable until the value is dropped, which happens on this
+    /// thread.
+    pub(crate) unsafe fn new(immediate_exit: *mut u8) -> Self {
+        IMMEDIATE_EXIT.set(immediate_exit);
+        Self(immediate_exit)
+    }
+}
+
+impl Drop for Kickable {
+    fn drop(&mut self) {
+        // Unless they have been directed elsewhere since.
+        if IMMEDIATE_EXIT.get() == self.0 {
+            IMMEDIATE_EXIT.set(ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_sys_util::signal::{Killable, SIGRTMIN};
+
+    #[test]
+    fn kick_outside_the_guest_is_remembered() {
+        install(SIGRTMIN()).expect("a handler");
+        let (ready, wait) = std::sync::mpsc::channel();
+        let (kicked, resume) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let mut flag = 0u8;
+            // SAFETY: `flag` outlives the guard, on this thread.
+            let guard = unsafe { Kickable::new(&raw mut flag) };
+            ready.send(()).expect("the test waits");
+            resume.recv().expect("the test goes on");
+            drop(guard);
+            // SAFETY: `flag` is this thread's own.
+            unsafe { (&raw const flag).read_volatile() }
+        });
+        wait.recv().expect("the thread runs");
+        thread.kill(SIGRTMIN()).expect("a live thread");
+        kicked.send(()).expect("the thread waits");
+        assert_eq!(thread.join().expect("no panic"), 1);
+    }
+
+    #[test]
+    fn vcpu_is_kicked_by_its_number_while_it_runs() {
+        install(SIGRTMIN()).expect("a handler");
+        let threads = Threads::new(1, SIGRTMIN());
+        let mut flag = 0u8;
+        // SAFETY: `flag` outlives the guard, on this thread.
+        let guard = unsafe { Kickable::new(&raw mut flag) };
+        let kicked = || {
+            // SAFETY: `flag` is this thread's own; the handler runs on it too.
+            unsafe { IMMEDIATE_EXIT.get().replace(0) }
+        };
+        assert!(threads.kick(0).is_err(), "it has no thread yet");
+        let joined = threads.join(0);
+        assert!(threads.kick(1).is_err(), "no such vCPU");
+        assert_eq!(kicked(), 0);
+        threads.kick(0).expect("a thread");
+        assert_eq!(kicked(), 1);
+        drop(joined);
+        assert!(threads.kick(0).is_err(), "it has none any more");
+        assert_eq!(kicked(), 0);
+        drop(guard);
+    }
+}

@@ -1,0 +1,46 @@
+//! The services that the device asks of a machine, on KVM.
+
+use std::io;
+use std::sync::Arc;
+
+use vpmu::Machine;
+
+use crate::arch::HALTS;
+use crate::drain::DrainTimer;
+use crate::kick::Threads;
+use crate::stats::Statistics;
+
+/// The [`Machine`] of a VMM on KVM.
+#[derive(Debug)]
+pub struct KvmMachine {
+    /// Each vCPU's statistics, where this kernel has them.
+    pub stats: Arc<Statistics>,
+    /// The vCPUs' threads.
+    pub threads: Arc<Threads>,
+    /// When the device is to be drained.
+    pub drain: Arc<DrainTimer>,
+    /// Whether the host's samples have guest addresses: [`probe::guest_ips`](crate::probe::guest_ips).
+    pub guest_ips: bool,
+}
+
+impl Machine for KvmMachine {
+    fn exits(&self, vcpu: u32) -> Option<u64> {
+        self.stats.read(vcpu, "exits")
+    }
+
+    fn halts(&self, vcpu: u32) -> Option<u64> {
+        self.stats.read(vcpu, HALTS)
+    }
+
+    fn reports_guest_ips(&self) -> bool {
+        self.guest_ips
+    }
+
+    fn kick(&self, vcpu: u32) -> io::Result<()> {
+        self.threads.kick(vcpu)
+    }
+
+    fn draining(&self, wanted: bool) {
+        self.drain.run(wanted);
+    }
+}

@@ -1,0 +1,214 @@
+//! Whether the host's samples of a vCPU's thread have guest addresses: a guest of a few instructions is sampled
+//! to find out.
+
+pub mod events;
+mod samples;
+
+use std::io;
+use std::ops::AddAssign;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_SOFTWARE, perf_event_attr,
+};
+
+use crate::micro::{self, MicroError, Ring};
+
+/// How long a guest's loop is sampled, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling {
+    /// The first duration, doubled after each attempt with too few samples: on a loaded machine the
+    /// thread gets little of that time.
+    time: Duration,
+    /// Most attempts.
+    attempts: u32,
+    /// Nanoseconds of the clock between samples.
+    period: u64,
+    /// Whether enough samples end an attempt.
+    ends_early: bool,
+}
+
+impl Sampling {
+    /// For a survey: at 1 kHz.
+    pub const THOROUGH: Self = Self {
+        time: Duration::from_millis(200),
+        attempts: 4,
+        period: 1_000_000,
+        ends_early: false,
+    };
+    /// For a machine that is about to boot: enough samples in little time, from one small guest,
+    /// because creating and destroying guests takes longer.
+    pub const QUICK: Self = Self {
+        time: Duration::from_secs(2),
+        attempts: 1,
+        period: 100_000,
+        ends_early: true,
+    };
+}
+
+/// Samples between checks whether there are enough.
+const BATCH: u32 = 10;
+
+/// Places of the samples of a guest loop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Samples {
+    /// All samples.
+    pub total: u32,
+    /// Labelled guest kernel or guest user by the host.
+    pub guest: u32,
+    /// Labelled guest, with the instruction pointer inside the guest's loop.
+    pub in_loop: u32,
+    /// Labelled guest user.
+    pub labelled_user: u32,
+}
+
+impl AddAssign for Samples {
+    fn add_assign(&mut self, more: Self) {
+        self.total += more.total;
+        self.guest += more.guest;
+        self.in_loop += more.in_loop;
+        self.labelled_user += more.labelled_user;
+    }
+}
+
+impl Samples {
+    /// Fewer samples than this are inconclusive.
+    const ENOUGH: u32 = 20;
+
+    /// Whether more samples would not change the result: enough are of the guest, or so many are of
+    /// the host that guest samples are not to be expected.
+    fn are_enough(&self) -> bool {
+        self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
+    }
+
+    /// Whether host samples have guest instruction pointers; `None` if samples are too few.
+    #[must_use]
+    pub fn carry_guest_ips(&self) -> Option<bool> {
+        (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
+    }
+
+    /// Whether the samples are usable for a guest: nearly all samples of the guest have an address
+    /// in its loop. Samples of the host do not count against it: an emulated KVM does much host
+    /// work.
+    #[must_use]
+    pub fn name_places(&self) -> bool {
+        self.guest >= Self::ENOUGH
+            && self.guest >= self.total / 4
+            && self.in_loop >= self.guest - self.guest / 10
+    }
+}
+
+/// Whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and
+/// user mode: [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples small guests, which takes tens of
+/// milliseconds, two threads and the signal `SIGRTMIN + 9`.
+#[must_use]
+pub fn guest_ips() -> bool {
+    // If only one mode has addresses, it is user mode, which a software KVM runs natively.
+    let knows = [Ring::Kernel, Ring::User]
+        .into_iter()
+        .all(|ring| sample_guest(ring, Sampling::QUICK).is_ok_and(|samples| samples.name_places()));
+    log::info!("host samples name guest addresses: {knows}");
+    knows
+}
+
+/// [`guest_ips`] on its own thread, concurrent with other preparations of a guest.
+#[derive(Debug)]
+pub struct GuestIps(JoinHandle<bool>);
+
+impl GuestIps {
+    /// Starts the probe.
+    ///
+    /// # Errors
+    /// The host cannot start another thread.
+    pub fn begin() -> io::Result<Self> {
+        let thread = thread::Builder::new().name("guest-ips".to_owned());
+        Ok(Self(thread.spawn(guest_ips)?))
+    }
+
+    /// Waits for the result and joins the thread.
+    #[must_use]
+    pub fn answer(self) -> bool {
+        self.0.join().unwrap_or_else(|_| {
+            log::error!("the probe of host samples panicked");
+            false
+        })
+    }
+}
+
+/// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
+///
+/// # Errors
+/// [`MicroError`]: no guest runs here, or no clock can be sampled.
+pub fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, MicroError> {
+    let mut samples = Samples::default();
+    for attempt in 0..how.attempts {
+        samples += sample_once(ring, how.time * (1 << attempt), how)?;
+        if samples.are_enough() {
+            break;
+        }
+    }
+    Ok(samples)
+}
+
+fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, MicroError> {
+    let start = move || {
+        let mut attr = perf_event_attr {
+            type_: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_CPU_CLOCK.into(),
+            sample_type: PERF_SAMPLE_IP.into(),
+            ..Default::default()
+        };
+        attr.__bindgen_anon_1.sample_period = how.period;
+        attr.__bindgen_anon_2.wakeup_events = BATCH;
+        let event = events::Event::open(attr)?;
+        if how.ends_early {
+            event.announce(micro::signal())?;
+        }
+        let ring = event.ring()?;
+        event.enable()?;
+        Ok((event, ring))
+    };
+    let stopped = |(event, ring): &(events::Event, events::Ring)| {
+        event.disable()?;
+        Ok(samples::count(&ring.records(), micro::in_loop))
+    };
+    let done = move |observer: &(events::Event, events::Ring)| {
+        let enough = |observer| {
+            let enough = stopped(observer)?.are_enough();
+            observer.0.enable().map(|()| enough)
+        };
+        // An error here recurs at the end, which reports it.
+        how.ends_early && enough(observer).unwrap_or(true)
+    };
+    micro::spin(time, ring, start, done, move |observer| stopped(&observer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_ips_are_known_by_the_share_of_samples_in_the_loop() {
+        let of = |total, in_loop| Samples {
+            total,
+            in_loop,
+            ..Samples::default()
+        };
+        assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
+        assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
+        assert_eq!(of(3, 3).carry_guest_ips(), None);
+        let of_guest = |total, guest, in_loop| Samples {
+            guest,
+            ..of(total, in_loop)
+        };
+        assert!(of_guest(200, 190, 180).name_places());
+        assert!(of_guest(700, 190, 180).name_places(), "a busy host");
+        assert!(!of_guest(200, 190, 100).name_places());
+        assert!(!of_guest(200, 0, 0).name_places());
+        assert!(!of_guest(8, 8, 8).name_places());
+        assert!(of_guest(190, 190, 0).are_enough() && of(200, 0).are_enough());
+        assert!(!of(30, 0).are_enough());
+    }
+}
