@@ -194,6 +194,68 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
+/// Fields of perf core's own are in one place, which says why each use is safe.
+#[test]
+fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
+    const HEADER: &str = "perf_core_private.h";
+    const FIELDS: [&str; 33] = [
+        "event->attach_state",
+        "event->cgrp",
+        "event->child_count",
+        "event->child_list",
+        "event->child_mutex",
+        "event->child_total_time_enabled",
+        "event->child_total_time_running",
+        "event->clock",
+        "event->ctx",
+        "event->event_limit",
+        "event->fasync",
+        "event->lost_samples",
+        "event->nr_siblings",
+        "event->ns",
+        "event->oncpu",
+        "event->overflow_handler",
+        "event->overflow_handler_context",
+        "event->pending_disable",
+        "event->pending_disable_irq",
+        "event->pending_irq",
+        "event->pending_kill",
+        "event->pending_wakeup",
+        "event->pmu_ctx",
+        "event->prog",
+        "event->rb",
+        "event->total_time_enabled",
+        "event->total_time_running",
+        "event->tstamp",
+        "->event_list",
+        "->is_active",
+        "->perf_event_ctxp",
+        "->pin_count",
+        "&ctx->lock",
+    ];
+    // Names of these alone, whatever an event is called where they are used.
+    let only_perfs = |field: &str| field.trim_start_matches("event").to_owned();
+    let driver = root().join("guest-driver/linux");
+    let header = fs::read_to_string(driver.join(HEADER)).unwrap();
+    for field in FIELDS {
+        assert!(
+            header.contains(&only_perfs(field)),
+            "{HEADER} has no {field}"
+        );
+    }
+    for entry in fs::read_dir(driver).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name == HEADER || !(name.ends_with(".c") || name.ends_with(".h")) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for field in FIELDS {
+            assert!(!text.contains(field), "{name} has {field}");
+        }
+    }
+}
+
 /// Differences between kernels are in one place.
 #[test]
 fn only_the_drivers_compat_header_asks_for_a_kernel_version() {

@@ -50,6 +50,27 @@ fn driver_with_a_function_that_nothing_uses_does_not_build() {
 }
 
 #[test]
+fn sparse_has_no_complaint_about_the_driver() {
+    let cache = Cache::project();
+    for series in SERIES {
+        let kernel = Kernel::stock(&cache, series).unwrap();
+        let complaints = module::sparse(&kernel, &module::driver()).unwrap();
+        assert!(complaints.is_empty(), "{series}: {complaints:#?}");
+    }
+}
+
+#[test]
+fn sparse_complains_of_a_lock_that_stays_held() {
+    let held =
+        "void vpmu_held(spinlock_t *lock); void vpmu_held(spinlock_t *lock) { spin_lock(lock); }";
+    let driver = driver_with("vpmu_read.c", held);
+    let kernel = Kernel::stock(&Cache::project(), SERIES[0]).unwrap();
+    let complaints = module::sparse(&kernel, driver.path()).unwrap();
+    let about = |line: &String| line.contains("vpmu_held") && line.contains("context imbalance");
+    assert!(complaints.iter().any(about), "{complaints:#?}");
+}
+
+#[test]
 fn checkpatch_has_no_complaint_about_the_driver() {
     let complaints = style::check(&Cache::project(), &module::driver()).unwrap();
     assert!(complaints.is_empty(), "{complaints:#?}");

@@ -403,6 +403,19 @@ static inline bool perf_core_task_ended(const struct perf_event *event)
 }
 
 /**
+ * perf_core_is_of_task() - whether an event follows a task
+ * @event: the event
+ *
+ * Safe: perf_event_alloc() sets the bit before event_init() and nobody clears it.
+ *
+ * Return: true if it does, false if it belongs to a CPU.
+ */
+static inline bool perf_core_is_of_task(const struct perf_event *event)
+{
+	return event->attach_state & PERF_ATTACH_TASK;
+}
+
+/**
  * perf_core_is_alone() - whether an event is in no group
  * @event: the event
  *

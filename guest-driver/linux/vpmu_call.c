@@ -123,7 +123,7 @@ static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 	struct perf_event *event = call->event, *other;
 	struct vpmu_event *own = event->pmu_private;
 
-	perf_core_for_each_event(other, event->ctx) {
+	perf_core_for_each_event(other, perf_core_context(event)) {
 		if (other == event || !call_reaches(call, other))
 			continue;
 		own = other->pmu_private;
@@ -196,7 +196,7 @@ static int call_cpu(const struct event_call *call)
 		return perf_core_cpu(event);
 	if (!call->leader)
 		return -1;
-	perf_core_for_each_event(other, event->ctx) {
+	perf_core_for_each_event(other, perf_core_context(event)) {
 		if (other->state != PERF_EVENT_STATE_ACTIVE)
 			continue;
 		if (call->op == VPMU_COMMAND_FLUSH ? other->pmu == event->pmu :
@@ -216,7 +216,7 @@ static bool call_must_wait(const struct event_call *call)
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	perf_core_for_each_event(other, event->ctx) {
+	perf_core_for_each_event(other, perf_core_context(event)) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
@@ -232,7 +232,7 @@ static void event_call_here(void *info)
 	struct event_call *call = info;
 	struct perf_event *event = call->event;
 	struct vpmu_event *own = event->pmu_private;
-	struct perf_event_context *ctx = event->ctx;
+	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_vcpu *vcpu;
 
 	/* While it is held, no event of the context is scheduled in or out. */

@@ -46,7 +46,7 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	perf_core_for_each_event(other, event->ctx)
+	perf_core_for_each_event(other, perf_core_context(event))
 		if (context_expects(event, other))
 			vpmu_event_start(vcpu, other);
 }
@@ -54,7 +54,8 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 /* Whether @other, which is active, goes within the same hold of the context's lock. */
 static bool context_loses(const struct perf_event *event, const struct perf_event *other)
 {
-	return vpmu_switch_is_from(event->ctx) || perf_core_class_leaves(event, other);
+	return vpmu_switch_is_from(perf_core_context(event)) ||
+	       perf_core_class_leaves(event, other);
 }
 
 /**
@@ -66,7 +67,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	perf_core_for_each_event(other, event->ctx) {
+	perf_core_for_each_event(other, perf_core_context(event)) {
 		struct vpmu_event *own = other->pmu_private;
 
 		if (other->pmu != event->pmu || other == event || !own->started)

@@ -295,7 +295,7 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 		return NULL;
 	own->dev = dev;
 	own->event = event;
-	own->task = event->attach_state & PERF_ATTACH_TASK;
+	own->task = perf_core_is_of_task(event);
 	own->unprivileged = event_is_unprivileged(event);
 	if (event->pmu == &dev->tracing.pmu) {
 		own->trace = vpmu_trace_alloc(own);

@@ -65,11 +65,11 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	struct vpmu_event *own = event->pmu_private;
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	perf_core_lock_irq(event->ctx);
+	perf_core_lock_irq(perf_core_context(event));
 	own->id = 0;
 	own->started = false;
 	own->limit_hit = true;
-	perf_core_unlock_irq(event->ctx);
+	perf_core_unlock_irq(perf_core_context(event));
 
 	WRITE_ONCE(file->backend, &vpmu_direct_backend);
 	file->spec.inherit = false;

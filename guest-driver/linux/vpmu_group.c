@@ -166,7 +166,7 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	perf_core_for_each_event(other, event->ctx) {
+	perf_core_for_each_event(other, perf_core_context(event)) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;

@@ -9,6 +9,7 @@
 #include <linux/perf_event.h>
 #include <linux/sysfs.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_file.h"
@@ -156,7 +157,7 @@ static int view_event_init(struct perf_event *event)
 	err = vpmu_attr_check_replay(event);
 	if (err)
 		return err;
-	if (event->cpu < 0 || event->attach_state & PERF_ATTACH_TASK)
+	if (event->cpu < 0 || perf_core_is_of_task(event))
 		return -EINVAL;
 	if (attr->config1 || attr->config2 || attr->exclude_user || attr->exclude_kernel ||
 	    attr->exclude_host || attr->exclude_idle)

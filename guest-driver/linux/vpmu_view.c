@@ -233,7 +233,7 @@ static void view_take(void *info)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	perf_core_lock(event->ctx);
+	perf_core_lock(perf_core_context(event));
 	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;
 	own->started = false;
@@ -244,7 +244,7 @@ static void view_take(void *info)
 	if (vcpu && event->state == PERF_EVENT_STATE_ACTIVE &&
 	    !(event->hw.state & PERF_HES_STOPPED))
 		vpmu_view_start(vcpu, view);
-	perf_core_unlock(event->ctx);
+	perf_core_unlock(perf_core_context(event));
 }
 
 /**

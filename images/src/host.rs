@@ -85,6 +85,8 @@ pub enum Need {
     Bc,
     /// Runs the kernel's script that checks the driver's style.
     Perl,
+    /// Checks the driver's annotations.
+    Sparse,
     /// Lists modules by the names of their devices.
     Depmod,
     /// The shell and tools of guests; linked statically.
@@ -131,6 +133,7 @@ impl Need {
             Self::Bison => "bison",
             Self::Bc => "bc",
             Self::Perl => "perl",
+            Self::Sparse => "sparse",
             Self::Depmod => "depmod",
             Self::Busybox => "a static busybox",
             Self::Apt => "apt-get",
@@ -165,6 +168,7 @@ impl Need {
             Self::Bison => "bison",
             Self::Bc => "bc",
             Self::Perl => "perl",
+            Self::Sparse => "sparse",
             Self::Depmod => "kmod",
             Self::Busybox => "busybox-static",
             Self::Apt => "apt",

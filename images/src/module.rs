@@ -89,23 +89,12 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
             // kbuild writes its products beside the sources, so it gets a copy.
             fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
-        let mut make = Command::new("make");
-        make.arg("-C")
-            .arg(&kernel.headers)
-            .arg(format!("M={}", dir.display()));
-        // Kernels with BTF would run pahole on the module, but nothing here reads its BTF.
-        make.args(["modules", "W=1", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
-        make.arg("KCFLAGS=-Werror");
-        let mut strip = Command::new("strip");
-        if let Some(toolchain) = &toolchain {
-            make.arg(format!("ARCH={}", kernel.arch.kernel()));
-            make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
-            toolchain.lead(&mut make);
-            strip = Command::new(toolchain.gnu("strip"));
-        }
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
-            make.env_remove(variable);
-        }
+        let mut make = make(kernel, dir, toolchain.as_ref());
+        make.args(["W=1", "KCFLAGS=-Werror"]);
+        let mut strip = match &toolchain {
+            Some(toolchain) => Command::new(toolchain.gnu("strip")),
+            None => Command::new("strip"),
+        };
         if let Err(source) = process::output(&mut make) {
             drop(step);
             if let ProcessError::Failed(failure) = &source {
@@ -125,6 +114,55 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
         Ok(())
     })?;
     Ok(place.join(NAME))
+}
+
+/// The complaints of sparse about the driver's sources in `driver`, one a line: address spaces, byte orders,
+/// and locks that a function leaves held.
+///
+/// # Errors
+/// [`ModuleError`].
+pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError> {
+    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf, Need::Sparse])?;
+    let work = tempfile::tempdir().map_err(FileError::at(driver))?;
+    for source in sources(driver)? {
+        let copy = work.path().join(file_name(&source));
+        fs::copy(&source, copy).map_err(FileError::at(&source))?;
+    }
+    let mut make = make(kernel, work.path(), None);
+    // It checks each file again that is compiled, and fails where it complains.
+    make.args(["C=1", "CF=-Wsparse-error"]);
+    match process::output(&mut make) {
+        Ok(_) => Ok(Vec::new()),
+        Err(ProcessError::Failed(failure)) if failure.everything.contains("vpmu") => {
+            let lines = failure.everything.lines();
+            let complaints =
+                lines.filter(|line| line.contains(": error: ") || line.contains(": warning: "));
+            Ok(complaints.map(str::to_owned).collect())
+        }
+        Err(source) => Err(ModuleError::Build {
+            headers: kernel.headers.clone(),
+            source,
+        }),
+    }
+}
+
+/// The build of the module in `dir` for `kernel`.
+fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
+    let mut make = Command::new("make");
+    make.arg("-C")
+        .arg(&kernel.headers)
+        .arg(format!("M={}", dir.display()));
+    // Kernels with BTF would run pahole on the module, but nothing here reads its BTF.
+    make.args(["modules", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+    if let Some(toolchain) = toolchain {
+        make.arg(format!("ARCH={}", kernel.arch.kernel()));
+        make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
+        toolchain.lead(&mut make);
+    }
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
+        make.env_remove(variable);
+    }
+    make
 }
 
 /// The driver's sources, without the products of a build by hand.
