@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
+use vpmu::PersistSpec;
 
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::kernel;
@@ -12,7 +13,6 @@ use crate::check::CheckArgs;
 use crate::confine::User;
 use crate::ctl::CtlArgs;
 use crate::limits::LimitArgs;
-use crate::persistent::Spec;
 use crate::policy::PolicyArgs;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
@@ -109,7 +109,7 @@ pub struct RunArgs {
 
     /// Start a persistent event before the guest's first instruction; may be given again. See below
     #[arg(long, value_name = "EVENT[,OPTION...]")]
-    pub persistent: Vec<Spec>,
+    pub persistent: Vec<PersistSpec>,
 
     /// Write the records of persistent events to this file, for 'perf script', whenever the guest
     /// ends or resets; an older one is kept as FILE.old. The guest's own events are recorded only

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use vpmu::Hardware;
+use vpmu::{Hardware, PersistSpec};
 
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::{PAGE, WINDOW_MAX};
@@ -15,7 +15,6 @@ use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
-use crate::persistent::Spec;
 use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
 use crate::snapshot::{self, Facts, SnapshotError};
@@ -56,7 +55,7 @@ pub struct Config {
     /// Bytes of the window, in whole pages; zero without one.
     pub window: u64,
     /// Persistent events started before the guest.
-    pub persistent: Vec<Spec>,
+    pub persistent: Vec<PersistSpec>,
     /// The file of recordings, if given.
     pub recording: Option<PathBuf>,
     /// Names of the guest kernel's functions.
@@ -186,7 +185,7 @@ struct Document {
     pin_hardware: Option<bool>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
-    persistent: Vec<Spec>,
+    persistent: Vec<PersistSpec>,
     recording: Option<PathBuf>,
     symbols: Option<PathBuf>,
     limits: LimitArgs,
@@ -266,7 +265,7 @@ impl TryFrom<&RunArgs> for Config {
             raw_events: file.raw_events,
             hardware_events: file.hardware_events,
         };
-        let own = persistent.iter().map(Spec::event_name);
+        let own = persistent.iter().map(PersistSpec::event_name);
         let (flag, given) = match (args.policy.pmu.or(file.pmu), args.no_vpmu, file.vpmu) {
             (_, true, _) => ("--no-vpmu", Some(false)),
             (Some(tier), ..) => ("--pmu", Some(tier != Tier::Off)),

@@ -7,8 +7,8 @@
 //!
 //! [`arch::emulation`] is for embedders that emulate registers in KVM's place.
 //!
-//! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
-//! how a running machine is, [`recording`] what they hold.
+//! [`operator`] is the hand on persistent events: [`ctl`] is how a running machine is asked about them,
+//! [`recording`] what they hold.
 //! [`snapshot`] is the machine in a directory, to go on from there.
 //! [`confine`] is what the process gives up before the guest's first instruction.
 //! [`check`] tells what this machine could run.
@@ -37,7 +37,6 @@ pub mod logger;
 pub mod machine;
 pub mod memory;
 pub mod operator;
-pub mod persistent;
 mod place;
 pub mod policy;
 pub mod raw_events;

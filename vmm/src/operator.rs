@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use vpmu::{FlushError, PersistError, PersistentStatus, Vpmu};
+use vpmu::{FlushError, PersistError, PersistSpec, PersistSpecError, PersistentStatus, Vpmu};
 
 use crate::bucket::Bucket;
 use crate::config::Config;
 use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
-use crate::persistent::{Spec, SpecError};
 use crate::policy;
 use crate::recording::{Recorder, RecordingError};
 use crate::report;
@@ -50,7 +49,7 @@ pub enum OperatorError {
         spec: String,
         /// The cause.
         #[source]
-        source: SpecError,
+        source: PersistSpecError,
     },
     /// An unknown name or id.
     #[error("there is no persistent event `{0}`: 'vmm ctl list' shows all")]
@@ -234,7 +233,7 @@ impl Operator {
     }
 
     /// Starts the events of `spec`, all or none; returns their ids.
-    fn start(&self, spec: &Spec) -> Result<Vec<u64>, OperatorError> {
+    fn start(&self, spec: &PersistSpec) -> Result<Vec<u64>, OperatorError> {
         let mut started = Vec::new();
         for persist in spec.events(self.vcpus) {
             match self.vpmu.persist(&persist) {

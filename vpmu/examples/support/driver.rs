@@ -16,7 +16,7 @@ pub(crate) use self::common::Silent;
 use self::common::{Control, DriverQueue, check, commands};
 
 /// perf's `PERF_SAMPLE_*`.
-pub(crate) const IP_TID_TIME: u64 = 0b111;
+const IP_TID_TIME: u64 = 0b111;
 const QUEUES: u64 = 0x1_0000;
 const RING: u64 = 0x10_0000;
 const RING_PAGES: u64 = 16;
@@ -178,4 +178,10 @@ pub(crate) fn ip(record: &[u8]) -> Option<u64> {
     let kind = u32::from_le_bytes(record.get(..4)?.try_into().ok()?);
     let ip = u64::from_le_bytes(record.get(HEADER..2 * HEADER)?.try_into().ok()?);
     (kind == SAMPLE).then_some(ip)
+}
+
+/// The address in a sample that begins with the event's id; `None` of another record.
+pub(crate) fn identified_ip(record: &[u8]) -> Option<u64> {
+    let (kind, body) = record.split_at_checked(HEADER)?;
+    ip(&[kind, body.get(HEADER..)?].concat())
 }

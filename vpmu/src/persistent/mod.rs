@@ -4,10 +4,12 @@
 mod history;
 mod name;
 mod request;
+mod spec;
 
 pub(crate) use self::history::whole;
 pub(crate) use self::name::Name;
 pub(crate) use self::request::{open_request, spelled};
+pub use self::spec::{PersistSpec, PersistSpecError};
 use crate::source::Rate;
 
 /// Properties of an event that outlives its handles.

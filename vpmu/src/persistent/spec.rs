@@ -1,13 +1,10 @@
-//! Persistent events in the operator's syntax; see `vmm run --help`. Fills in defaults; the device
-//! knows the countable events.
+//! Persistent events in the operator's syntax. Fills in defaults; the catalogue knows the countable events.
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-use vpmu::source::Rate;
-use vpmu::{Persist, abi};
-
-use crate::cli;
+use super::Persist;
+use crate::abi;
+use crate::source::Rate;
 
 /// perf's `PERF_SAMPLE_*`: identifier, address of the instruction, task, time, address (of a mark:
 /// its value), CPU, period. A record of these is 64 bytes long.
@@ -27,9 +24,21 @@ const COUNTED: [&str; 7] = [
     "cpu-migrations",
 ];
 
-/// One persistent event, or one for each vCPU.
+/// One persistent event, or one for each vCPU, in an operator's words: a catalogue name, then options.
+///
+/// ```
+/// let each: vpmu::PersistSpec = "cpu-clock,freq=100,size=64K,name=flight".parse()?;
+/// assert_eq!(each.events(2)[1].name.as_deref(), Some("flight-1"));
+/// let first: vpmu::Persist = "mark=7,cpu=0".parse()?;
+/// assert_eq!(first.name.as_deref(), Some("mark-7"));
+/// # Ok::<(), vpmu::PersistPersistSpecError>(())
+/// ```
+///
+/// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the bytes of its ring, with K or M;
+/// `name`. Without them each overflow of a mark or an exit is a sample, clocks and hardware events are sampled
+/// 1000 times a second, and events without samples only count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
+pub struct PersistSpec {
     event: String,
     rate: Option<Rate>,
     /// `None`: all vCPUs.
@@ -41,7 +50,7 @@ pub struct Spec {
 
 /// Errors of a description.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum SpecError {
+pub enum PersistSpecError {
     /// The event's name is missing.
     #[error("no event: begin with its name, as in marks,size=1M")]
     NoEvent,
@@ -72,17 +81,17 @@ pub enum SpecError {
     NoRoom,
 }
 
-impl FromStr for Spec {
-    type Err = SpecError;
+impl FromStr for PersistSpec {
+    type Err = PersistSpecError;
 
-    fn from_str(text: &str) -> Result<Self, SpecError> {
+    fn from_str(text: &str) -> Result<Self, PersistSpecError> {
         let (event, options) = text.split_once(',').unwrap_or((text, ""));
         if event.is_empty() {
-            return Err(SpecError::NoEvent);
+            return Err(PersistSpecError::NoEvent);
         }
         let (mut period, mut freq, mut cpu, mut size, mut name) = (None, None, None, None, None);
         for option in options.split(',').filter(|option| !option.is_empty()) {
-            let unknown = || SpecError::Option(option.to_owned());
+            let unknown = || PersistSpecError::Option(option.to_owned());
             let (key, value) = option.split_once('=').ok_or_else(unknown)?;
             match key {
                 "period" => once("period", &mut period, positive("period", value)?)?,
@@ -94,20 +103,20 @@ impl FromStr for Spec {
             }
         }
         let given = match (period, freq) {
-            (Some(_), Some(_)) => return Err(SpecError::TwoRates),
+            (Some(_), Some(_)) => return Err(PersistSpecError::TwoRates),
             (Some(period), None) => Some(Rate::Period(period)),
             (None, Some(freq)) => Some(Rate::Frequency(freq)),
             (None, None) => None,
         };
         let rate = match size {
-            Some(0) if given.is_some() => return Err(SpecError::NoRoom),
+            Some(0) if given.is_some() => return Err(PersistSpecError::NoRoom),
             Some(0) => None,
             _ => given.or_else(|| usual_rate(event)),
         };
         let pages = match (rate, size) {
             (Some(_), size) => size.unwrap_or(DEFAULT_PAGES),
             (None, None | Some(0)) => 0,
-            (None, Some(_)) => return Err(SpecError::OnlyCounts(event.to_owned())),
+            (None, Some(_)) => return Err(PersistSpecError::OnlyCounts(event.to_owned())),
         };
         Ok(Self {
             event: event.to_owned(),
@@ -119,7 +128,7 @@ impl FromStr for Spec {
     }
 }
 
-impl Spec {
+impl PersistSpec {
     /// Catalogue name of the counted event.
     #[must_use]
     pub fn event_name(&self) -> &str {
@@ -130,29 +139,42 @@ impl Spec {
     /// The requests to the device of a machine with `vcpus` vCPUs.
     #[must_use]
     pub fn events(&self, vcpus: u32) -> Vec<Persist> {
-        let on: Vec<u32> = match self.cpu {
-            Some(vcpu) => vec![vcpu],
-            None => (0..vcpus).collect(),
-        };
-        let several = on.len() > 1;
+        match self.cpu {
+            Some(vcpu) => vec![self.on(vcpu, false)],
+            None => (0..vcpus).map(|vcpu| self.on(vcpu, vcpus > 1)).collect(),
+        }
+    }
+
+    /// The request for `vcpu`; `several`: others of the same name are on other vCPUs.
+    fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
-        let one = |vcpu| Persist {
+        Persist {
             name: Some(match several {
                 true => format!("{name}-{vcpu}"),
-                false => name.clone(),
+                false => name,
             }),
             event: self.event.clone(),
             vcpu,
             rate: self.rate,
             sample_type: SAMPLE_TYPE,
             pages: self.pages,
-        };
-        on.into_iter().map(one).collect()
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for Spec {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+/// One event: as [`PersistSpec::events`] of a machine of one vCPU, unless `cpu` names another.
+impl FromStr for Persist {
+    type Err = PersistSpecError;
+
+    fn from_str(text: &str) -> Result<Self, PersistSpecError> {
+        let spec: PersistSpec = text.parse()?;
+        Ok(spec.on(spec.cpu.unwrap_or(0), false))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for PersistSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         text.parse().map_err(serde::de::Error::custom)
     }
@@ -176,27 +198,27 @@ fn usual_rate(event: &str) -> Option<Rate> {
     }
 }
 
-fn once<T>(option: &'static str, place: &mut Option<T>, value: T) -> Result<(), SpecError> {
+fn once<T>(option: &'static str, place: &mut Option<T>, value: T) -> Result<(), PersistSpecError> {
     match place.replace(value) {
         None => Ok(()),
-        Some(_) => Err(SpecError::Twice(option)),
+        Some(_) => Err(PersistSpecError::Twice(option)),
     }
 }
 
-fn wrong(option: &'static str, value: &str, wanted: &'static str) -> SpecError {
-    SpecError::Value {
+fn wrong(option: &'static str, value: &str, wanted: &'static str) -> PersistSpecError {
+    PersistSpecError::Value {
         option,
         value: value.to_owned(),
         wanted,
     }
 }
 
-fn positive(option: &'static str, value: &str) -> Result<u64, SpecError> {
+fn positive(option: &'static str, value: &str) -> Result<u64, PersistSpecError> {
     let number = value.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| wrong(option, value, "a number of 1 or more"))
 }
 
-fn vcpu(value: &str) -> Result<Option<u32>, SpecError> {
+fn vcpu(value: &str) -> Result<Option<u32>, PersistSpecError> {
     match value {
         "all" => Ok(None),
         number => number
@@ -206,13 +228,25 @@ fn vcpu(value: &str) -> Result<Option<u32>, SpecError> {
     }
 }
 
-fn pages(value: &str) -> Result<u32, SpecError> {
-    let bytes = cli::parse_bytes(value).ok();
+fn pages(value: &str) -> Result<u32, PersistSpecError> {
+    let bytes = bytes(value);
     let whole = bytes.filter(|bytes| bytes.is_multiple_of(PAGE));
     whole
         .and_then(|bytes| u32::try_from(bytes / PAGE).ok())
         .filter(|&pages| pages == 0 || pages.is_power_of_two())
         .ok_or_else(|| wrong("size", value, "4K, 8K, 16K and so on, or 0"))
+}
+
+/// `65536`, `64K` or `16M` in bytes.
+fn bytes(text: &str) -> Option<u64> {
+    let (number, factor) = match text.strip_suffix(['M', 'm']) {
+        Some(number) => (number, 1 << 20),
+        None => match text.strip_suffix(['K', 'k']) {
+            Some(number) => (number, 1 << 10),
+            None => (text, 1),
+        },
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 #[cfg(test)]
@@ -222,7 +256,7 @@ mod tests {
     use super::*;
 
     fn events(text: &str) -> Vec<(String, u32, Option<Rate>, u32)> {
-        let spec: Spec = text.parse().unwrap();
+        let spec: PersistSpec = text.parse().unwrap();
         spec.events(2)
             .into_iter()
             .map(|event| (event.name.unwrap(), event.vcpu, event.rate, event.pages))
@@ -230,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_chosen_by_the_event() {
+    fn omitted_option_is_chosen_by_the_event() {
         let each = Some(Rate::Period(1));
         let clock = Some(Rate::Frequency(1000));
         for (text, name, rate, pages) in [
@@ -250,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_done() {
+    fn given_option_is_taken() {
         let expected = [("io".to_owned(), 1, Some(Rate::Period(10)), 256)];
         assert_eq!(events("exits-io,cpu=1,period=10,size=1M,name=io"), expected);
         let expected = [("cycles".to_owned(), 0, Some(Rate::Frequency(99)), 1)];
         assert_eq!(events("cycles,freq=99,size=4096,cpu=0"), expected);
         assert_eq!(events("marks,cpu=all,name=m")[1].0, "m-1");
-        let event = |text: &str| text.parse::<Spec>().unwrap().events(1)[0].clone();
+        let event = |text: &str| text.parse::<PersistSpec>().unwrap().events(1)[0].clone();
         assert_eq!(event("mark=7:u").event, "mark=7:u");
         assert_eq!(event("marks").name.as_deref(), Some("marks"));
         assert_eq!(event("marks").sample_type, 0x1_018f);
@@ -265,7 +299,17 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_to_write() {
+    fn one_event_is_the_first_vcpus_unless_it_names_another() {
+        let one = |text: &str| text.parse::<Persist>().unwrap();
+        let event = one("cpu-clock,freq=100");
+        assert_eq!((event.vcpu, event.name.as_deref()), (0, Some("cpu-clock")));
+        assert_eq!((one("marks,cpu=3").vcpu, one("marks,cpu=all").vcpu), (3, 0));
+        assert_eq!(one("marks,size=2m").pages, 512);
+        assert!("marks,cpu=first".parse::<Persist>().is_err());
+    }
+
+    #[test]
+    fn mistake_is_reported_with_the_right_form() {
         for (text, words) in [
             ("", "begin with its name"),
             (",size=4K", "begin with its name"),
@@ -285,7 +329,7 @@ mod tests {
             ("marks,period=2,size=0", "size=0"),
             ("tsc,size=4K", "only counts"),
         ] {
-            let error = text.parse::<Spec>().unwrap_err().to_string();
+            let error = text.parse::<PersistSpec>().unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
     }
