@@ -6,12 +6,17 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::{Bench, kill, messages, out, read_report, run, vmm};
+use rustix::cmsg_space;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// A guest that says `!`, then at each byte of input a letter twice, from memory and from a register: `a`,
 /// then `b` and so on.
@@ -93,6 +98,37 @@ impl Machine {
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
 
+    /// The connection of a client that asked for a snapshot, and to end the machine with it, and has the reply.
+    fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
+        let stream = UnixStream::connect(&self.socket).expect("the machine listens");
+        let memory = File::create(bench.path("memory")).expect("made");
+        let files = [memory.as_fd()];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let line = b"{\"do\":\"snapshot\",\"id\":\"one\",\"then_exit\":true}\n";
+        let slices = [IoSlice::new(line)];
+        let sent = rustix::net::sendmsg(&stream, &slices, &mut ancillary, SendFlags::empty());
+        assert_eq!(sent.expect("sent"), line.len());
+        let mut client = BufReader::new(stream);
+        let mut reply = String::new();
+        client.read_line(&mut reply).expect("a reply");
+        assert!(reply.starts_with("{\"ok\":{\"snapshot\":"), "{reply:.100}");
+        client
+    }
+
+    /// What the machine printed until it ended, and its messages.
+    fn rest(mut self) -> (i32, String, String) {
+        let mut text = [String::new(), String::new()];
+        let output = self.child.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut text[0]).expect("text");
+        let log = self.child.stderr.as_mut().expect("piped");
+        log.read_to_string(&mut text[1]).expect("text");
+        let status = self.child.wait().expect("a child").code();
+        let [text, log] = text;
+        (status.expect("no signal"), text, log)
+    }
+
     fn end(mut self) {
         kill("-TERM", &self.child);
         assert_eq!(self.child.wait().expect("a child").code(), Some(6));
@@ -149,6 +185,90 @@ fn machine_ends_with_its_snapshot_when_asked() {
     assert_eq!(machine.child.wait().expect("a child").code(), Some(6));
     let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
     assert_eq!(other.next(), "bb");
+    other.end();
+}
+
+#[test]
+fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    let mut client = machine.asked(&bench);
+    let input = machine.child.stdin.as_mut().expect("piped");
+    input.write_all(b"x").expect("room");
+    let line = b"{\"do\":\"finish\",\"id\":\"one\"}\n";
+    client.get_mut().write_all(line).expect("sent");
+    let mut reply = String::new();
+    client.read_line(&mut reply).expect("a reply");
+    assert_eq!(reply, "{\"ok\":\"done\"}\n");
+    let (code, text, log) = machine.rest();
+    assert_eq!((code, text.as_str()), (6, ""), "{log}");
+}
+
+#[test]
+fn machine_goes_on_if_the_client_of_its_snapshot_is_gone() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    drop(machine.asked(&bench));
+    assert_eq!(machine.next(), "aa");
+    // It can be saved again.
+    let directory = bench.path("here");
+    let output = machine.snapshot(&directory, &["--then-exit"]);
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    let (code, _, log) = machine.rest();
+    assert_eq!(code, 6, "{log}");
+    assert!(log.contains("goes on"), "{log}");
+}
+
+#[test]
+fn machine_goes_on_if_its_state_cannot_be_written() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    assert_eq!(machine.next(), "aa");
+    let directory = bench.path("here");
+    // The machine writes the memory; the program that is limited here writes the state.
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_vmm"), "ctl"]);
+    command.arg("--socket").arg(&machine.socket);
+    command.arg("snapshot").arg(&directory).arg("--then-exit");
+    let output = command.output().expect("sh starts");
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("the machine goes on"), "{text}");
+    assert!(!directory.exists());
+    assert_eq!(machine.next(), "bb");
+    kill("-TERM", &machine.child);
+    let (code, _, log) = machine.rest();
+    assert_eq!(code, 6, "{log}");
+    assert!(
+        log.contains("the machine goes on") && log.contains("too large"),
+        "{log}"
+    );
+}
+
+#[test]
+fn signal_ends_a_machine_whose_snapshot_is_not_finished() {
+    let bench = Bench::new();
+    let machine = Machine::boot(&bench, &[]);
+    let client = machine.asked(&bench);
+    machine.end();
+    drop(client);
+}
+
+#[test]
+fn files_of_a_snapshot_that_was_broken_off_give_way_to_the_next() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    let directory = bench.path("here");
+    fs::create_dir(&directory).expect("made");
+    for name in ["memory", "state.unfinished"] {
+        fs::write(directory.join(name), "part").expect("written");
+    }
+    machine.saved(&directory);
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
+    assert_eq!([machine.next(), other.next()], ["aa", "aa"]);
+    machine.end();
     other.end();
 }
 

@@ -43,8 +43,17 @@ pub enum Request {
     Snapshot {
         /// The snapshot's name.
         id: String,
-        /// The run ends when it is taken.
+        /// The machine stands still until the snapshot is finished, and ends if it is whole.
         then_exit: bool,
+    },
+    /// The snapshot's files are whole, or not. Closing the connection that asked for the snapshot without
+    /// this request means that they are not.
+    Finish {
+        /// The snapshot's name.
+        id: String,
+        /// Why they are not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
     },
 }
 

@@ -18,6 +18,7 @@ use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
 use crate::signal::Threads;
+pub(crate) use gate::Closed;
 pub use gate::Gate;
 pub(crate) use run_page::Exit;
 pub use run_page::RunPage;

@@ -1,6 +1,8 @@
 //! Saving the machine while it runs: everything stands still, is read, and goes on.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,12 +13,15 @@ use super::{Vm, reached};
 use crate::arch::state::{StateError, VmState};
 use crate::confine::Confinement;
 use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket, Taken};
+use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
 use crate::report;
 use crate::snapshot::desk::{Desk, Wanted};
 use crate::snapshot::memory::WriteError;
 use crate::snapshot::{self, Facts, State};
+use crate::terminal;
+use crate::vcpu::Closed;
 
 /// Why the machine is not saved. It goes on.
 #[derive(Debug, thiserror::Error)]
@@ -44,16 +49,71 @@ enum TakeError {
 impl Vm {
     /// Answers a request to save the machine, whose VM is `vm`.
     pub(super) fn answer_desk(&self, vm: &VmFd) {
-        let Some(asked) = self.control.desk.take() else {
+        let desk = &self.control.desk;
+        if let Some(Err(why)) = desk.take_finished() {
+            log::warn!("a snapshot of the machine is not whole: {why}");
+        }
+        let Some(asked) = desk.take() else {
             return;
         };
-        let taken = self.take(vm, &asked.wanted, &asked.file);
-        asked.answer(taken.map_err(|error| report::chain(&error)));
+        match self.take(vm, &asked.wanted, &asked.file) {
+            Ok((taken, still)) if asked.wanted.then_exit => {
+                desk.answer(asked, Ok(taken));
+                self.end_with_snapshot(still);
+            }
+            Ok((taken, still)) => {
+                drop(still);
+                desk.answer(asked, Ok(taken));
+            }
+            Err(error) => desk.answer(asked, Err(report::chain(&error))),
+        }
     }
 
-    /// Saves the machine, its memory to `file`. The vCPUs stand still meanwhile, and so do the threads that
-    /// look into guest memory: this one, the drain's, and that of the control socket, which waits for this.
-    fn take(&self, vm: &VmFd, wanted: &Wanted, file: &File) -> Result<Taken, TakeError> {
+    /// The machine stands still until its client has the whole snapshot, and ends then. It goes on if the
+    /// snapshot fails.
+    fn end_with_snapshot(&self, still: Still<'_>) {
+        let (desk, end) = (&self.control.desk, &self.shared.end);
+        loop {
+            match desk.take_finished() {
+                Some(Ok(())) => {
+                    // Before a vCPU can pass the gate.
+                    end.announce(Ok(Ending::ByHand));
+                    break;
+                }
+                Some(Err(why)) => {
+                    log::warn!("the machine goes on: its snapshot is not whole: {why}");
+                    break;
+                }
+                None => {}
+            }
+            if let Some(signal) = self.signals.read() {
+                end.announce(Ok(Ending::Signal(signal)));
+                break;
+            }
+            let others = [self.signals.as_raw_fd(), end.event().as_raw_fd()];
+            match terminal::wait_readable(desk.as_raw_fd(), others) {
+                Ok(true) => desk.heard(),
+                Ok(false) if end.reached() => break,
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    log::warn!("the machine goes on: it cannot wait for its snapshot: {error}");
+                    break;
+                }
+            }
+        }
+        drop(still);
+    }
+
+    /// Saves the machine, its memory to `file`. The vCPUs stand still until the value is dropped, and so do the
+    /// threads that look into guest memory: this one, the drain's, and that of the control socket, which waits
+    /// for this.
+    fn take(
+        &self,
+        vm: &VmFd,
+        wanted: &Wanted,
+        file: &File,
+    ) -> Result<(Taken, Still<'_>), TakeError> {
         let shared = &self.shared;
         if shared.emulation.is_some() {
             return Err(TakeError::Emulated);
@@ -85,19 +145,25 @@ impl Vm {
             .iter()
             .map(|memory| snapshot::memory::length(memory))
             .sum();
-        if wanted.then_exit {
-            // Before a vCPU can pass the gate.
-            shared.end.announce(Ok(Ending::ByHand));
-        }
-        drop(quiet);
-        drop(closed);
-        Ok(Taken {
+        let taken = Taken {
             state: text,
             memory,
             written,
             paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        })
+        };
+        let still = Still {
+            _quiet: quiet,
+            _closed: closed,
+        };
+        Ok((taken, still))
     }
+}
+
+/// While it lives, the machine stands still.
+#[derive(Debug)]
+struct Still<'a> {
+    _quiet: Option<Held<'a>>,
+    _closed: Closed<'a>,
 }
 
 /// The control socket's side of a machine, until it is dropped.
@@ -156,6 +222,10 @@ fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Optio
                 Err(error) => Reply::Error(error),
             }
         }
+        (Request::Finish { id, error }, _) => match desk.finish(&id, error.map_or(Ok(()), Err)) {
+            Ok(()) => Reply::Ok(Answer::Done),
+            Err(error) => Reply::Error(error),
+        },
         (request, Some(operator)) => operator.serve(request, file),
         (_, None) => Reply::Error("this machine has no PMU, and no events".to_owned()),
     }
