@@ -8,6 +8,8 @@ use tests::host::SharedSession;
 
 /// Lines of the guest, as its program numbers them.
 const LINES: u32 = 150;
+/// Programs that place a mark at each line while a tool measures them.
+const PROGRAMS: usize = 4;
 
 const SCRIPT: &str = r#"
 until_line() {
@@ -37,6 +39,24 @@ restore() {
 	put "$name.console" "/tmp/$name.console"
 	put "$name.log" "/tmp/$name.log"
 }
+# Tools measure programs while the machine is saved twice. Its host's own event goes on, too.
+ACT=tools
+boot measured --ctl /tmp/ctl --persistent marks,name=flight > /tmp/measured.said &
+until_line measured 40
+snapshot measured /tmp/measured.1 --then-exit
+wait
+cat /tmp/measured.said
+put measured.console /tmp/measured.console
+restore later /tmp/measured.1 --ctl /tmp/ctl > /tmp/later.said &
+until_line later 80
+snapshot later /tmp/measured.2 --then-exit
+wait
+cat /tmp/later.said
+rm -r /tmp/measured.1
+restore last /tmp/measured.2 --recording /tmp/last.data
+rm -r /tmp/measured.2
+perf script -i /tmp/last.data -F cpu,time,event,addr > /tmp/last.marks
+put last.marks /tmp/last.marks
 ACT=lines
 # A machine without a device.
 boot live --no-vpmu --ctl /tmp/ctl > /tmp/live.said &
@@ -64,7 +84,7 @@ cat /tmp/early.said /tmp/one.said /tmp/two.said
 true
 "#;
 
-static SESSION: SharedSession = SharedSession::new(SCRIPT);
+static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
 /// Checks that a console has every line up to the last once, in order, its times never going back, and then
 /// the end; the first line that it has.
@@ -138,4 +158,35 @@ fn events_go_on_in_each_copy() {
     // Those before are the machine's that went on.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");
+}
+
+#[test]
+fn tools_measure_on_over_two_saves() {
+    let session = SESSION.get();
+    let mut consoles = Vec::new();
+    for (machine, code) in [("measured", 6), ("later", 6), ("last", 0)] {
+        let log = session.text(&format!("{machine}.log"));
+        assert_eq!(session.exit(machine), code, "{log}");
+        consoles.push(session.file(&format!("{machine}.console")));
+    }
+    whole(&consoles.concat());
+}
+
+#[test]
+fn operators_recording_after_two_saves_has_every_mark_once() {
+    let text = SESSION.get().text("last.marks");
+    let mut times = [Vec::new(), Vec::new()];
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let ["[000]" | "[001]", time, _, "3"] = words.as_slice() else {
+            panic!("no mark of the programs: {line:?}");
+        };
+        let time: f64 = time.trim_end_matches(':').parse().expect("seconds");
+        times[usize::from(words[0] == "[001]")].push(time);
+    }
+    let [one, other] = &times;
+    assert_eq!(one.len() + other.len(), PROGRAMS * LINES as usize, "{text}");
+    for times in &times {
+        assert!(times.is_sorted(), "{times:?}");
+    }
 }
