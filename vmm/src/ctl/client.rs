@@ -18,6 +18,7 @@ use super::protocol::{Answer, Reply, Request, Taken};
 use super::table;
 use crate::place::Place;
 use crate::snapshot::directory::Directory;
+use crate::snapshot::{Base, SnapshotError};
 
 /// Longer than any reply, to limit what a foreign server can send.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -70,6 +71,9 @@ pub enum CtlCommand {
         /// Where to: a directory that is empty, or is made now
         #[arg(value_name = "DIR")]
         directory: PathBuf,
+        /// Save only the pages written since BASE, the last snapshot, which --restore DIR then needs, too
+        #[arg(long, value_name = "BASE")]
+        diff: Option<PathBuf>,
         /// End the run when the snapshot is whole
         #[arg(long)]
         then_exit: bool,
@@ -81,6 +85,11 @@ The guest stands still while its memory is written, and then goes on. With --the
 DIR is whole and on the disk, and then the run ends, with status 6. If the snapshot fails, DIR has no files and
 the machine goes on. If this command is killed, the machine goes on, too; the next snapshot into DIR
 removes the files that were left there.
+
+With --diff BASE the snapshot is small, and the guest stands still for a short time: DIR has the pages that were
+written since BASE, and names BASE. 'vmm run --restore DIR' reads both, and what BASE was made from. Keep BASE as it
+is, at its path or, if it lies beside DIR, beside it. The machine must run with --track-dirty, and BASE must be
+its last snapshot, or the one that it was restored from.
 
 DIR holds all that the guest has in memory, secrets included: it is for its owner alone. Keep its files as
 they are while machines run from it: those read their memory from there. 'vmm run --restore DIR' goes on
@@ -160,6 +169,15 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
+    /// The base of a diff.
+    #[error("cannot make a diff from {base}")]
+    Base {
+        /// The directory of the base.
+        base: PathBuf,
+        /// Why it is not a base.
+        #[source]
+        source: SnapshotError,
+    },
     /// The directory of a snapshot.
     #[error("cannot make the snapshot {directory}{remedy}")]
     Directory {
@@ -203,7 +221,7 @@ pub enum CtlError {
 pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     let request = request(&args.command)?;
     let answer = match (&request, &args.command) {
-        (Request::Snapshot { id, then_exit }, CtlCommand::Snapshot { directory, .. }) => {
+        (Request::Snapshot { id, then_exit, .. }, CtlCommand::Snapshot { directory, .. }) => {
             let asked = (id.as_str(), *then_exit);
             return snapshot(&args.socket, &request, asked, directory, args.json);
         }
@@ -236,11 +254,20 @@ fn request(command: &CtlCommand) -> Result<Request, CtlError> {
         CtlCommand::Flush { event } => Request::Flush { event },
         CtlCommand::Start { spec } => Request::Start { spec },
         CtlCommand::End { event } => Request::End { event },
-        CtlCommand::Snapshot { then_exit, .. } => Request::Snapshot {
+        CtlCommand::Snapshot {
+            directory,
+            diff,
+            then_exit,
+        } => Request::Snapshot {
             id: new_id(),
             then_exit,
+            base: diff.map(|base| read_base(base, &directory)).transpose()?,
         },
     })
+}
+
+fn read_base(base: PathBuf, directory: &Path) -> Result<Base, CtlError> {
+    Base::read(&base, directory).map_err(|source| CtlError::Base { base, source })
 }
 
 fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {

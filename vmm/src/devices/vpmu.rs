@@ -7,9 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{Machine, QueueState, Turn, Vpmu, abi};
+use vpmu::{Machine, Memory, QueueState, Turn, Vpmu, abi};
 
 use crate::arch::HALTS;
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
@@ -206,7 +205,7 @@ impl Backend for VirtioPmu {
 
     fn activate(
         &self,
-        memory: GuestMemoryMmap,
+        memory: Memory,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::Base;
 use crate::ctl::Taken;
 
 /// A request for a snapshot.
@@ -17,6 +18,8 @@ pub(crate) struct Wanted {
     pub(crate) id: String,
     /// The run ends when it is taken.
     pub(crate) then_exit: bool,
+    /// Of a diff.
+    pub(crate) base: Option<Base>,
 }
 
 /// A request, and where its answer goes.
@@ -181,6 +184,7 @@ mod tests {
         Wanted {
             id: "one".to_owned(),
             then_exit: false,
+            base: None,
         }
     }
 

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, VmFd};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, GuestRegionCollection};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
+use vpmu::{Engines, Memory, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
@@ -22,9 +22,11 @@ use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu, queue_s
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
+use crate::memory::MemoryError;
 use crate::operator::Operator;
 use crate::recording::Recorder;
 use crate::signal::{self, Threads};
+use crate::snapshot::dirty::{Tracker, Watched};
 use crate::snapshot::{SavedPmu, SnapshotError};
 use crate::stats::Statistics;
 
@@ -51,6 +53,8 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
+    /// Where the device's writes are marked, if they are.
+    pub(super) tracker: Option<&'a Tracker>,
     /// The saved state, if the machine was restored.
     pub(super) saved: Option<&'a SavedPmu>,
 }
@@ -130,8 +134,15 @@ impl Pmu {
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
         let mut vpmu = Vpmu::new(settings, Arc::new(carrier), Box::new(source))?;
         if let Some(window) = parts.window {
-            vpmu = vpmu.with_window(window.clone())?;
+            vpmu = match parts.tracker {
+                Some(tracker) => vpmu.with_window(watched(tracker, window)?)?,
+                None => vpmu.with_window(window.clone())?,
+            };
         }
+        let memory = match parts.tracker {
+            Some(tracker) => Memory::from(watched(tracker, parts.memory)?),
+            None => Memory::from(parts.memory.clone()),
+        };
         let vpmu = Arc::new(vpmu);
         // Query it now: the report at the end of the run comes after KVM's statistics are gone.
         let events = vpmu.guest_events();
@@ -155,7 +166,7 @@ impl Pmu {
                 0
             },
         };
-        let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
+        let transport = board::plug_vpmu(buses, backend, memory, Arc::clone(&interrupt))?;
         if let Some(saved) = parts.saved {
             restore(saved, &transport, &queues, &interrupt)?;
         }
@@ -202,6 +213,15 @@ impl Pmu {
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
+}
+
+/// `memory` with marks for what is written to it.
+fn watched(
+    tracker: &Tracker,
+    memory: &GuestMemoryMmap,
+) -> Result<GuestRegionCollection<Watched>, VmError> {
+    let watched = tracker.watched(memory);
+    Ok(watched.map_err(MemoryError::Place)?)
 }
 
 /// Why a device cannot take the place of a saved one.

@@ -17,7 +17,8 @@ use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
 use crate::report;
-use crate::snapshot::desk::{Desk, Wanted};
+use crate::snapshot::desk::{Desk, Wanted, Whole};
+use crate::snapshot::dirty::DiffError;
 use crate::snapshot::memory::WriteError;
 use crate::snapshot::{self, Facts, State};
 use crate::terminal;
@@ -41,6 +42,9 @@ enum TakeError {
     /// Its memory.
     #[error(transparent)]
     Memory(#[from] WriteError),
+    /// Pages that are not known to have changed.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
     /// The state cannot be written as JSON.
     #[error("cannot be written as JSON")]
     Json(#[from] serde_json::Error),
@@ -50,8 +54,11 @@ impl Vm {
     /// Answers a request to save the machine, whose VM is `vm`.
     pub(super) fn answer_desk(&self, vm: &VmFd) {
         let desk = &self.control.desk;
-        if let Some(Err(why)) = desk.take_finished() {
-            log::warn!("a snapshot of the machine is not whole: {why}");
+        if let Some(whole) = desk.take_finished() {
+            self.settle(&whole);
+            if let Err(why) = whole {
+                log::warn!("a snapshot of the machine is not whole: {why}");
+            }
         }
         let Some(asked) = desk.take() else {
             return;
@@ -74,7 +81,11 @@ impl Vm {
     fn end_with_snapshot(&self, still: Still<'_>) {
         let (desk, end) = (&self.control.desk, &self.shared.end);
         loop {
-            match desk.take_finished() {
+            let finished = desk.take_finished();
+            if let Some(whole) = &finished {
+                self.settle(whole);
+            }
+            match finished {
                 Some(Ok(())) => {
                     // Before a vCPU can pass the gate.
                     end.announce(Ok(Ending::ByHand));
@@ -105,6 +116,13 @@ impl Vm {
         drop(still);
     }
 
+    /// The last snapshot is whole, and the base of the next diff, or is not.
+    fn settle(&self, whole: &Whole) {
+        if let Some(tracker) = &self.tracker {
+            tracker.finish(whole.is_ok());
+        }
+    }
+
     /// Saves the machine, its memory to `file`. The vCPUs stand still until the value is dropped, and so do the
     /// threads that look into guest memory: this one, the drain's, and that of the control socket, which waits
     /// for this.
@@ -118,6 +136,11 @@ impl Vm {
         if shared.emulation.is_some() {
             return Err(TakeError::Emulated);
         }
+        match (&wanted.base, &self.tracker) {
+            (Some(base), Some(tracker)) => tracker.check(&base.id)?,
+            (Some(_), None) => return Err(DiffError::Untracked.into()),
+            (None, _) => {}
+        }
         let start = Instant::now();
         let vcpus = self.config.vcpus;
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
@@ -125,14 +148,18 @@ impl Vm {
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
         // First: the device writes to memory all that it holds, and may interrupt the guest.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
+        // The guest's own writes are in KVM's log; the device has just made its last.
+        let tracker = self.tracker.as_ref();
+        let changed = tracker.map(|tracker| tracker.changed(vm)).transpose()?;
         let state = State {
+            changed: changed.filter(|_| wanted.base.is_some()),
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
             vm: VmState::save(vm)?,
             console: self.console.serial.save(),
             pmu,
         };
         let facts = Facts::from(&self.config);
-        let text = snapshot::text(&wanted.id, facts, &state)?;
+        let text = snapshot::text(&wanted.id, facts, wanted.base.clone(), &state)?;
         let memories = reached(&self.memory, self.window.as_ref());
         let goes_on = || {
             if let Some(signal) = self.signals.read() {
@@ -140,7 +167,11 @@ impl Vm {
             }
             !shared.end.reached()
         };
-        let written = snapshot::memory::write(&memories, file, &wanted.id, goes_on)?;
+        let changed = state.changed.as_deref();
+        let written = snapshot::memory::write(&memories, file, &wanted.id, changed, goes_on)?;
+        if let Some(tracker) = tracker {
+            tracker.taken(&wanted.id);
+        }
         let memory = memories
             .iter()
             .map(|memory| snapshot::memory::length(memory))
@@ -212,12 +243,24 @@ impl Drop for Control {
 
 fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
     match (request, operator) {
-        (Request::Snapshot { id, then_exit }, _) => {
+        (
+            Request::Snapshot {
+                id,
+                then_exit,
+                base,
+            },
+            _,
+        ) => {
             let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
             let Some(file) = file.filter(is_file) else {
                 return Reply::Error(OperatorError::NoFile.to_string());
             };
-            match desk.ask(Wanted { id, then_exit }, file) {
+            let wanted = Wanted {
+                id,
+                then_exit,
+                base,
+            };
+            match desk.ask(wanted, file) {
                 Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
                 Err(error) => Reply::Error(error),
             }
