@@ -680,6 +680,16 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
         &|it| fs::write(it.join("state"), "dear diary\n").expect("written"),
         &["not the state"],
     );
+    let fifo = |name: &'static str| {
+        move |directory: &Path| {
+            let path = directory.join(name);
+            fs::remove_file(&path).expect("there");
+            let made = Command::new("mkfifo").arg(&path).status();
+            assert!(made.expect("mkfifo starts").success());
+        }
+    };
+    no(&fifo("state"), &["not the state"]);
+    no(&fifo("memory"), &["memory"]);
 }
 
 /// Writes the state of the snapshot in `directory` as `forge` changes it, with the digest that it has then.

@@ -13,8 +13,9 @@ pub(crate) mod dirty;
 pub(crate) mod memory;
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -402,6 +403,12 @@ fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Belo
     Ok((memory, file.header.base.zip(state.changed)))
 }
 
+/// Opens a file that somebody else may have put there: a FIFO is not waited for.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// A state file.
 #[derive(Debug)]
 struct StateFile {
@@ -420,7 +427,10 @@ impl StateFile {
             path: path.clone(),
             source,
         };
-        let file = File::open(&path).map_err(failed)?;
+        let file = open_file(&path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(SnapshotError::Foreign(path));
+        }
         let mut text = Vec::new();
         let read = file.take(MAX_STATE).read_to_end(&mut text);
         let length = read.map_err(failed)? as u64;
@@ -494,7 +504,7 @@ impl StateFile {
             path: path.clone(),
             source,
         };
-        let memory = File::open(&path).map_err(failed)?;
+        let memory = open_file(&path).map_err(failed)?;
         let found = memory.metadata().map_err(failed)?;
         if !found.is_file() || found.len() != expected {
             return Err(SnapshotError::Length {
