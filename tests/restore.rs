@@ -66,16 +66,19 @@ wait
 cat /tmp/live.said
 rm -r /tmp/here
 
-# One whose device is in use: it goes on after its first snapshot and ends with its second. Two copies at once.
+# One whose device is in use: it goes on after its first snapshot and ends with its second, which has only what
+# was written since the first. Two copies at once.
 ACT=events
-boot used --ctl /tmp/ctl > /tmp/used.said &
+boot used --ctl /tmp/ctl --track-dirty > /tmp/used.said &
 until_line used 20
 snapshot used /tmp/first
 until_line used 60
-snapshot ended /tmp/second --then-exit
+snapshot ended /tmp/second --diff /tmp/first --then-exit
 wait
 cat /tmp/used.said
 put used.console /tmp/used.console
+du -k /tmp/first/memory /tmp/second/memory > /tmp/sizes
+put sizes /tmp/sizes
 restore early /tmp/first > /tmp/early.said &
 restore one /tmp/second > /tmp/one.said &
 restore two /tmp/second > /tmp/two.said &
@@ -138,6 +141,7 @@ fn each_copy_says_the_rest_of_the_lines_once() {
         let log = session.text(&format!("{snapshot}-snapshot"));
         assert_eq!(session.exit(&format!("{snapshot}-snapshot")), 0, "{log}");
     }
+    println!("{}", session.text("ended-snapshot"));
     assert_eq!(session.exit("used"), 6, "{}", session.text("used.log"));
     let before = session.file("used.console");
     assert!(!before.windows(5).any(|bytes| bytes == b"whole"));
@@ -147,6 +151,20 @@ fn each_copy_says_the_rest_of_the_lines_once() {
         println!("{log}");
         whole(&[before, session.file(&format!("{copy}.console"))].concat());
     }
+}
+
+#[test]
+fn diff_is_smaller_than_its_base() {
+    let text = SESSION.get().text("sizes");
+    let sizes = text.lines().map(|line| line.split('\t').next());
+    let sizes: Vec<u64> = sizes
+        .map(|size| size.and_then(|size| size.parse().ok()).expect("a size"))
+        .collect();
+    println!("{text}");
+    let [whole, diff] = sizes[..] else {
+        panic!("two files, not {text}");
+    };
+    assert!(0 < diff && diff < whole / 2, "{text}");
 }
 
 #[test]

@@ -211,16 +211,15 @@ pub(crate) fn tools() -> Outcome {
 /// Checks that `perf record` has each mark once, in order: times, periods and values, as perf prints them.
 fn whole_recording(samples: &[String]) -> Outcome {
     ensure_eq!(samples.len(), LINES as usize, "samples of perf record");
-    let mut last = 0.0;
+    let mut times = Vec::new();
     for sample in samples {
         let words: Vec<&str> = sample.split_ascii_whitespace().collect();
         let [time, "1", "3"] = words.as_slice() else {
             return Err(format!("not a mark of the program: {sample}").into());
         };
-        let time: f64 = time.trim_end_matches(':').parse()?;
-        ensure!(last < time, "{time} after {last}");
-        last = time;
+        times.push(time.trim_end_matches(':').parse::<f64>()?);
     }
+    ensure!(times.is_sorted_by(|one, next| one < next), "{times:?}");
     Ok(())
 }
 
