@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+use tests::micro::attack::for_ever;
 use tests::micro::{Code, single, vmm_binary};
 
 const DOORBELL: u32 = 0xd000_1000;
@@ -485,6 +486,85 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert_eq!(report["confinement"]["chroot"], path, "{report:#}");
     assert!(report["vmm_overhead_bytes"].is_u64(), "{report:#}");
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
+}
+
+/// Runs `vmm` with the snapshot in `directory`, as `before` has it.
+fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
+    let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
+    let (program, first) = whole.split_first().expect("a program");
+    let mut command = Command::new(program);
+    command
+        .args(first)
+        .args(["run", "--restore"])
+        .arg(directory);
+    let command = command.args(arguments).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    child.spawn().expect("the VMM starts")
+}
+
+#[test]
+fn snapshot_of_one_user_goes_on_as_another_in_another_root() {
+    let user = format!("{NOBODY}:{NOBODY}");
+    if refused_unless_root(&["--user", &user]) {
+        return;
+    }
+    let guest = for_ever(
+        marking(),
+        &Code::new().store(DOORBELL, 7).out8(SERIAL, b'.'),
+    );
+    let mut machine = Machine::start(&guest, &[], &["--track-dirty"]);
+    let [here, root] = ["here", "root"].map(|name| machine.path(name));
+    machine.done(&["snapshot", here.to_str().expect("a plain path")]);
+    let (status, errors) = machine.end();
+    assert_eq!(status, Some(6), "{errors}");
+    // Somebody else's, whom root stands above.
+    for file in ["memory", "state", "."] {
+        std::os::unix::fs::chown(here.join(file), Some(7), Some(7)).expect("root gives it away");
+    }
+    fs::create_dir(&root).expect("a directory");
+    let directory = std::mem::replace(&mut machine.directory, tempfile::tempdir().expect("one"));
+    let out = directory.path().join("out");
+    std::os::unix::fs::chown(&out, Some(NOBODY), Some(NOBODY)).expect("root gives it away");
+    let [recording, socket] = ["out/perf.data", "vm.sock"].map(|name| directory.path().join(name));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let (root_text, recording_text, socket_text) = (text(&root), text(&recording), text(&socket));
+    let mut arguments = vec!["--user", &user, "--chroot", &root_text, "--track-dirty"];
+    arguments.extend(["--recording", &recording_text, "--ctl", &socket_text]);
+    let child = restored(&[], &here, &arguments);
+    let mut machine = Machine { child, directory };
+    machine.await_bytes(3);
+    for (id, status) in machine.threads() {
+        let numbers: Vec<&str> = status["Uid"].split_whitespace().collect();
+        assert_eq!(numbers, ["65534"; 4]);
+        assert_eq!(status["Seccomp"], "2");
+        let thread = machine.process().join("task").join(id);
+        assert_eq!(fs::read_link(thread.join("root")).expect("a thread"), root);
+    }
+    // It can be saved in turn, whole and in part, by root.
+    let [whole, part] = ["whole", "part"].map(|name| text(&machine.path(name)));
+    machine.done(&["snapshot", &whole]);
+    machine.await_bytes(3);
+    machine.done(&["snapshot", &part, "--diff", &whole]);
+    machine.done(&["dump"]);
+    assert_eq!(fs::metadata(&recording).expect("a recording").uid(), NOBODY);
+    let (status, errors) = machine.end();
+    assert_eq!((status, errors.as_str()), (Some(6), ""));
+    // A user that may not read it is refused.
+    let as_nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
+    let child = restored(&as_nobody, Path::new(&part), &[]);
+    let output = child.wait_with_output().expect("a child");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("part/state") && errors.contains("ermission denied"),
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use tests::host::SharedSession;
 
 /// Lines of the guest, as its program numbers them.
 const LINES: u32 = 150;
+/// Programs that place a mark at each line while a tool measures them.
+const PROGRAMS: usize = 4;
 
 const SCRIPT: &str = r#"
 until_line() {
@@ -37,6 +39,24 @@ restore() {
 	put "$name.console" "/tmp/$name.console"
 	put "$name.log" "/tmp/$name.log"
 }
+# Tools measure programs while the machine is saved twice. Its host's own event goes on, too.
+ACT=tools
+boot measured --ctl /tmp/ctl --persistent marks,name=flight > /tmp/measured.said &
+until_line measured 40
+snapshot measured /tmp/measured.1 --then-exit
+wait
+cat /tmp/measured.said
+put measured.console /tmp/measured.console
+restore later /tmp/measured.1 --ctl /tmp/ctl > /tmp/later.said &
+until_line later 80
+snapshot later /tmp/measured.2 --then-exit
+wait
+cat /tmp/later.said
+rm -r /tmp/measured.1
+restore last /tmp/measured.2 --recording /tmp/last.data
+rm -r /tmp/measured.2
+perf script -i /tmp/last.data -F cpu,time,event,addr > /tmp/last.marks
+put last.marks /tmp/last.marks
 ACT=lines
 # A machine without a device.
 boot live --no-vpmu --ctl /tmp/ctl > /tmp/live.said &
@@ -46,16 +66,19 @@ wait
 cat /tmp/live.said
 rm -r /tmp/here
 
-# One whose device is in use: it goes on after its first snapshot and ends with its second. Two copies at once.
+# One whose device is in use: it goes on after its first snapshot and ends with its second, which has only what
+# was written since the first. Two copies at once.
 ACT=events
-boot used --ctl /tmp/ctl > /tmp/used.said &
+boot used --ctl /tmp/ctl --track-dirty > /tmp/used.said &
 until_line used 20
 snapshot used /tmp/first
 until_line used 60
-snapshot ended /tmp/second --then-exit
+snapshot ended /tmp/second --diff /tmp/first --then-exit
 wait
 cat /tmp/used.said
 put used.console /tmp/used.console
+du -k /tmp/first/memory /tmp/second/memory > /tmp/sizes
+put sizes /tmp/sizes
 restore early /tmp/first > /tmp/early.said &
 restore one /tmp/second > /tmp/one.said &
 restore two /tmp/second > /tmp/two.said &
@@ -64,7 +87,7 @@ cat /tmp/early.said /tmp/one.said /tmp/two.said
 true
 "#;
 
-static SESSION: SharedSession = SharedSession::new(SCRIPT);
+static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
 /// Checks that a console has every line up to the last once, in order, its times never going back, and then
 /// the end; the first line that it has.
@@ -118,6 +141,7 @@ fn each_copy_says_the_rest_of_the_lines_once() {
         let log = session.text(&format!("{snapshot}-snapshot"));
         assert_eq!(session.exit(&format!("{snapshot}-snapshot")), 0, "{log}");
     }
+    println!("{}", session.text("ended-snapshot"));
     assert_eq!(session.exit("used"), 6, "{}", session.text("used.log"));
     let before = session.file("used.console");
     assert!(!before.windows(5).any(|bytes| bytes == b"whole"));
@@ -130,6 +154,20 @@ fn each_copy_says_the_rest_of_the_lines_once() {
 }
 
 #[test]
+fn diff_is_smaller_than_its_base() {
+    let text = SESSION.get().text("sizes");
+    let sizes = text.lines().map(|line| line.split('\t').next());
+    let sizes: Vec<u64> = sizes
+        .map(|size| size.and_then(|size| size.parse().ok()).expect("a size"))
+        .collect();
+    println!("{text}");
+    let [whole, diff] = sizes[..] else {
+        panic!("two files, not {text}");
+    };
+    assert!(0 < diff && diff < whole / 2, "{text}");
+}
+
+#[test]
 fn events_go_on_in_each_copy() {
     let session = SESSION.get();
     let log = session.text("early.log");
@@ -138,4 +176,35 @@ fn events_go_on_in_each_copy() {
     // Those before are the machine's that went on.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");
+}
+
+#[test]
+fn tools_measure_on_over_two_saves() {
+    let session = SESSION.get();
+    let mut consoles = Vec::new();
+    for (machine, code) in [("measured", 6), ("later", 6), ("last", 0)] {
+        let log = session.text(&format!("{machine}.log"));
+        assert_eq!(session.exit(machine), code, "{log}");
+        consoles.push(session.file(&format!("{machine}.console")));
+    }
+    whole(&consoles.concat());
+}
+
+#[test]
+fn operators_recording_after_two_saves_has_every_mark_once() {
+    let text = SESSION.get().text("last.marks");
+    let mut times = [Vec::new(), Vec::new()];
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let ["[000]" | "[001]", time, _, "3"] = words.as_slice() else {
+            panic!("no mark of the programs: {line:?}");
+        };
+        let time: f64 = time.trim_end_matches(':').parse().expect("seconds");
+        times[usize::from(words[0] == "[001]")].push(time);
+    }
+    let [one, other] = &times;
+    assert_eq!(one.len() + other.len(), PROGRAMS * LINES as usize, "{text}");
+    for times in &times {
+        assert!(times.is_sorted(), "{times:?}");
+    }
 }

@@ -68,6 +68,7 @@ fn perform() -> Outcome {
         "profiled" => crate::profiled::rounds(),
         "lines" => crate::restore::lines(),
         "events" => crate::restore::events(),
+        "tools" => crate::restore::tools(),
         "counts" => crate::conformance::counts(),
         other => match other.strip_prefix("close-") {
             Some(count) => close(count.parse()?),

@@ -1,16 +1,21 @@
 //! A guest that its host saves: numbered lines, by both vCPUs in turn, and events that see each.
 
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::acts::say;
 use crate::ensure::{ensure, ensure_eq};
-use crate::fields::{ADDR, TIME};
+use crate::fields::{ADDR, CPU, ID, IDENTIFIER, IP, PERIOD, STREAM_ID, TID, TIME};
 use crate::kernel_log::ensure_none_of;
 use crate::packets::USER;
-use crate::pages::{Pages, READ_WRITE};
+use crate::pages::{Pages, READ_WRITE, Record};
+use crate::perf_record::{Fallible, MARK_3, script};
 use crate::persisting::{self, values};
+use crate::programs::{count, json, text, vperf};
 use crate::raw::{
     Device, Doorbell, EXIT_MMIO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
     KIND_MARK, KIND_SOFTWARE, MARK_ANY, SW_CPU_CLOCK, sampling, silent,
@@ -70,16 +75,14 @@ pub(crate) fn events() -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
     let bell = Doorbell::map(&device)?;
-    let start = Instant::now();
-    for number in 1..=LINES {
-        let place = (number % 2) as usize;
-        cpu::pin(place)?;
-        let watch = watches.get_mut(place).ok_or("a vCPU")?;
-        let seen = watch.line(&device, &bell, FIRST + u64::from(number));
-        seen.map_err(|error| format!("line {number}: {error}"))?;
-        say(&format!("line {number} {}", start.elapsed().as_nanos()));
-        thread::sleep(PAUSE);
-    }
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let flushing = scope.spawn(|| flushes(&over).map_err(|error| error.to_string()));
+        let seen = events_of_lines(&device, &bell, &mut watches);
+        over.store(true, Ordering::Relaxed);
+        flushing.join().map_err(|_| "a thread panicked")??;
+        seen
+    })?;
     for watch in &mut watches {
         let whole = watch.whole(&device);
         whole.map_err(|error| format!("vCPU {}: {error}", watch.cpu))?;
@@ -96,6 +99,163 @@ pub(crate) fn events() -> Outcome {
     Ok(())
 }
 
+fn events_of_lines(device: &Device, bell: &Doorbell, watches: &mut [Watch]) -> Outcome {
+    let start = Instant::now();
+    for number in 1..=LINES {
+        let place = (number % 2) as usize;
+        cpu::pin(place)?;
+        let watch = watches.get_mut(place).ok_or("a vCPU")?;
+        let seen = watch.line(device, bell, FIRST + u64::from(number));
+        seen.map_err(|error| format!("line {number}: {error}"))?;
+        say(&format!("line {number} {}", start.elapsed().as_nanos()));
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Between two flushes, for others to use the vCPU.
+const BETWEEN_FLUSHES: Duration = Duration::from_millis(5);
+
+/// Flushes of a clock, one after the other: the machine is saved during some of them. Each returns, with the
+/// ticks before it in the ring, in order.
+fn flushes(over: &AtomicBool) -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let attr = clock(&device);
+    let event = device.start(&attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&event, 64, READ_WRITE)?;
+    let mut last = 0;
+    while !over.load(Ordering::Relaxed) {
+        ensure_eq!(event.flush(0)?, 0, "what the flush returns");
+        for tick in ticks(ring.take()?, &attr)? {
+            ensure!(last <= tick, "a tick at {tick} after one at {last}");
+            last = tick;
+        }
+        thread::sleep(BETWEEN_FLUSHES);
+    }
+    ensure!(last > 0, "not one tick");
+    Ok(())
+}
+
+fn clock(device: &Device) -> perf_event_attr {
+    let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+    silent(sampling(clock, TICK, TIME))
+}
+
+/// The times of a clock's records.
+fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
+    let storms = [fields::THROTTLE, fields::UNTHROTTLE];
+    records.retain(|record| !storms.contains(&record.kind));
+    let (ticks, _) = fields::samples(&records, attr)?;
+    Ok(ticks.iter().filter_map(|tick| tick.time).collect())
+}
+
+/// The same lines, each a mark in four programs that tools measure meanwhile.
+pub(crate) fn tools() -> Outcome {
+    let record = [
+        "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",
+    ];
+    let own_record = [
+        "vperf",
+        "record",
+        "-o",
+        "lines.vperf",
+        "-e",
+        "mark=3",
+        "-c",
+        "1",
+    ];
+    let commands = [
+        &["perf", "stat", "-x,", "-e", MARK_3][..],
+        &record,
+        &["vperf", "stat", "--json", "-e", "mark=3"],
+        &own_record,
+    ];
+    let tools = commands.into_iter().map(Tool::start);
+    let mut tools = tools.collect::<Fallible<Vec<Tool>>>()?;
+    let start = Instant::now();
+    for number in 1..=LINES {
+        for tool in &mut tools {
+            tool.turn()?;
+        }
+        say(&format!("line {number} {}", start.elapsed().as_nanos()));
+        thread::sleep(PAUSE);
+    }
+    let outputs = tools.into_iter().map(Tool::finish);
+    let outputs = outputs.collect::<Fallible<Vec<Output>>>()?;
+    let [counted, _, own_counted, _] = outputs.as_slice() else {
+        return Err("not four tools".into());
+    };
+    let counted = text(&counted.stderr);
+    let line = counted.lines().find(|line| line.contains(MARK_3));
+    let line = line.ok_or_else(|| format!("no count in {counted}"))?;
+    ensure!(
+        line.starts_with(&format!("{LINES},")) && line.contains(",100.00,"),
+        "perf stat: {line}"
+    );
+    whole_recording(&script("lines", "time,addr,period")?)?;
+    let own_counted = json(&own_counted.stdout)?;
+    let value = count(&own_counted, "mark=3");
+    ensure_eq!(value, Some(LINES.into()), "vperf stat: {own_counted}");
+    let report = vperf(&["report", "-i", "lines.vperf", "--json"])?;
+    let report = &json(&report.stdout)?["events"][0];
+    ensure!(
+        report["samples"] == LINES && report["lost"] == 0,
+        "vperf record: {report}"
+    );
+    ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
+    say("whole");
+    Ok(())
+}
+
+/// Checks that `perf record` has each mark once, in order: times, periods and values, as perf prints them.
+fn whole_recording(samples: &[String]) -> Outcome {
+    ensure_eq!(samples.len(), LINES as usize, "samples of perf record");
+    let mut times = Vec::new();
+    for sample in samples {
+        let words: Vec<&str> = sample.split_ascii_whitespace().collect();
+        let [time, "1", "3"] = words.as_slice() else {
+            return Err(format!("not a mark of the program: {sample}").into());
+        };
+        times.push(time.trim_end_matches(':').parse::<f64>()?);
+    }
+    ensure!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+    Ok(())
+}
+
+/// A tool, and the program that it measures, which places a mark at each of its turns.
+struct Tool(Child);
+
+impl Tool {
+    fn start(command: &[&str]) -> Fallible<Self> {
+        let (program, arguments) = command.split_first().ok_or("no program")?;
+        let lines = LINES.to_string();
+        let child = Command::new(program)
+            .args(arguments)
+            .args(["--", "guest-tests", "mark", "3", &lines, "in-turn"])
+            .current_dir("/tmp")
+            .env("HOME", "/tmp")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        Ok(Self(child))
+    }
+
+    fn turn(&mut self) -> Outcome {
+        let mut turn = [b'x'];
+        self.0.stdin.as_mut().ok_or("no input")?.write_all(&turn)?;
+        let output = self.0.stdout.as_mut().ok_or("no output")?;
+        Ok(output.read_exact(&mut turn)?)
+    }
+
+    fn finish(self) -> Fallible<Output> {
+        let output = self.0.wait_with_output()?;
+        ensure!(output.status.success(), "{}", text(&output.stderr));
+        Ok(output)
+    }
+}
+
 /// One of everything on a vCPU.
 struct Watch {
     cpu: i32,
@@ -107,6 +267,9 @@ struct Watch {
     /// Its records are read at each line, from a ring that they go round in.
     followed: (Event, Pages),
     read: Vec<u64>,
+    /// Its ring is full before the last save.
+    narrow: (Event, Pages),
+    narrow_attr: perf_event_attr,
     /// Every second mark alone.
     second: (Event, Pages),
     attr: perf_event_attr,
@@ -137,11 +300,11 @@ impl Watch {
         let trace = silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO));
         let traced = Traced::open(device, trace, how, 32, READ_WRITE)?;
         traced.event.enable(0)?;
-        let clock_attr = silent(sampling(
-            device.attr(KIND_SOFTWARE, SW_CPU_CLOCK),
-            TICK,
-            TIME,
-        ));
+        let clock_attr = clock(device);
+        let narrow_attr = perf_event_attr {
+            sample_type: TIME | ADDR | TID | CPU | ID | STREAM_ID | IDENTIFIER | PERIOD | IP,
+            ..attr
+        };
         let (kept, id) = persisting::persistent(device, &attr, cpu, &format!("kept-{cpu}"))?;
         drop(Pages::map(&kept, 8, READ_WRITE)?);
         drop(kept);
@@ -153,6 +316,8 @@ impl Watch {
             sampled: ring(&attr, 8)?,
             followed: ring(&attr, 1)?,
             read: Vec::new(),
+            narrow: ring(&narrow_attr, 1)?,
+            narrow_attr,
             second: ring(&silent(device.any_marks(2, TIME | ADDR)), 8)?,
             attr,
             region: Region::of(device, &inside, how)?,
@@ -210,14 +375,7 @@ impl Watch {
         let (count, lost) = self.traced.read()?;
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
-        let clock = self.clock.1.take()?;
-        let storms = [fields::THROTTLE, fields::UNTHROTTLE];
-        let clock: Vec<_> = clock
-            .into_iter()
-            .filter(|record| !storms.contains(&record.kind))
-            .collect();
-        let (ticks, _) = fields::samples(&clock, &self.clock_attr)?;
-        let times: Vec<_> = ticks.iter().filter_map(|tick| tick.time).collect();
+        let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
         // Ticks that one exit takes have its time.
         ensure!(times.is_sorted(), "ticks not in order: {times:?}");
         let listed = device
@@ -241,6 +399,28 @@ impl Watch {
         ] {
             self.newest = self.newest.max(event.id()?);
         }
+        self.lost(device)
+    }
+
+    /// The ring that was full has the first marks; the rest were lost, as the next record reports.
+    fn lost(&mut self, device: &Device) -> Outcome {
+        let marks = |narrow: &mut (Event, Pages), attr| -> Fallible<(Vec<u64>, u64)> {
+            let (samples, lost) = fields::samples(&narrow.1.take()?, attr)?;
+            Ok((samples.iter().filter_map(|it| it.addr).collect(), lost))
+        };
+        let (first, none) = marks(&mut self.narrow, &self.narrow_attr)?;
+        ensure_eq!(none, 0, "losses reported in a full ring");
+        ensure!(
+            first.len() < self.made.len() && self.made.starts_with(&first),
+            "{first:?} of {:?}",
+            self.made
+        );
+        Doorbell::map(device)?.mark(START);
+        self.made.push(START.into());
+        let (next, lost) = marks(&mut self.narrow, &self.narrow_attr)?;
+        ensure_eq!(next, [u64::from(START)], "marks after the loss");
+        let reported = first.len() as u64 + lost + 1;
+        ensure_eq!(reported, self.made.len() as u64, "marks and losses");
         Ok(())
     }
 }

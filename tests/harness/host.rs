@@ -60,7 +60,8 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            memory_mib: 512,
+            // Snapshots lie in it.
+            memory_mib: 1024,
             place: match arch {
                 Arch::X86_64 => PlaceChoice::Lab,
                 // Its counters are exact there.

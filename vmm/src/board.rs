@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
+use vpmu::Memory;
 
 use crate::arch::{board, layout};
 use crate::bus::{Bus, Overlap};
@@ -82,11 +82,11 @@ pub fn plug_power(
 pub fn plug_vpmu(
     buses: &mut Buses,
     pmu: VirtioPmu,
-    memory: &GuestMemoryMmap,
+    memory: Memory,
     interrupt: Arc<Interrupt>,
 ) -> Result<Arc<VirtioMmio>, PlugError> {
     let doorbell = Arc::new(Doorbell);
-    let transport = VirtioMmio::new(Arc::new(pmu), memory.clone(), interrupt)?;
+    let transport = VirtioMmio::new(Arc::new(pmu), memory, interrupt)?;
     let transport = Arc::new(transport);
     buses
         .memory

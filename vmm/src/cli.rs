@@ -131,6 +131,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "SOCKET")]
     pub ctl: Option<PathBuf>,
 
+    /// Track which pages are written, for 'vmm ctl snapshot --diff'. See below
+    #[arg(long)]
+    pub track_dirty: bool,
+
     /// Engine for the guest's samples of host events: batched (the host samples, without an exit
     /// per sample), exit (one exit per sample), or auto (batched if the host's samples have guest
     /// addresses, else exit) [default: auto]
@@ -226,7 +230,7 @@ A configuration file has the flags by their long names, \"memory\" in MiB:
    \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
    \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
-   \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
+   \"track-dirty\": true, \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
    \"report\": \"report.json\", \"summary\": true}
 
@@ -247,6 +251,10 @@ restart, --kernel says what boots after a reset. The guest's events go on with t
 does not count, or --pmu and --deny-event deny, is in error. The operator's persistent events go on, too;
 --persistent starts others beside them, under other names. A snapshot that is damaged, or that this host cannot go on
 with, starts nothing: status 1, and a message that says why.
+
+Diffs: with --track-dirty KVM and the PMU note which pages are written, so that 'vmm ctl snapshot DIR --diff BASE'
+saves those alone that were written since BASE. The guest's first write to a page after each snapshot costs a fault
+that KVM serves. --restore DIR of a diff reads BASE, too.
 
 Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
 it can stop. EVENT is a name of 'vmm check --pmu full'; marks is every mark, mark=7 those of the

@@ -66,6 +66,8 @@ pub struct Config {
     pub on_reset: OnReset,
     /// Path of the control socket.
     pub ctl: Option<PathBuf>,
+    /// Whether to track the pages that are written, for snapshots of those alone.
+    pub track_dirty: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
     /// The user to run as, if changed.
@@ -192,6 +194,8 @@ struct Document {
     #[serde(rename = "on-reset")]
     on_reset: Option<OnReset>,
     ctl: Option<PathBuf>,
+    #[serde(rename = "track-dirty")]
+    track_dirty: Option<bool>,
     engine: Option<Engine>,
     user: Option<User>,
     chroot: Option<PathBuf>,
@@ -317,6 +321,7 @@ impl TryFrom<&RunArgs> for Config {
             limits,
             on_reset,
             ctl,
+            track_dirty: args.track_dirty || file.track_dirty.unwrap_or(false),
             engine: args.engine.or(file.engine).unwrap_or_default(),
             user: args.user.or(file.user),
             chroot: args.chroot.or(file.chroot),

@@ -97,12 +97,12 @@ pub struct EventLoop {
 pub(crate) enum Stopped {
     /// The end is announced.
     Ended,
-    /// Somebody wants the machine saved.
+    /// Somebody wants the machine saved, or has finished its snapshot.
     Asked,
 }
 
 impl EventLoop {
-    /// A loop that ends when `end` is signalled, and stops for requests at `desk`.
+    /// A loop that ends when `end` is signalled, and stops for news at `desk`.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -134,14 +134,14 @@ impl EventLoop {
         })
     }
 
-    /// Serves until the end is announced, or somebody wants the machine saved.
+    /// Serves until the end is announced, or the desk has news.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.
     pub(crate) fn run(&mut self) -> Result<Stopped, LoopError> {
         let mut stopped = Stopped::Ended;
         while !self.end.reached() {
-            if self.desk.is_asked() {
+            if self.desk.has_news() {
                 stopped = Stopped::Asked;
                 break;
             }

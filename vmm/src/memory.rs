@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use kvm_bindings::kvm_userspace_memory_region;
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use libc::c_int;
 use vm_memory::mmap::MmapRegionError;
@@ -187,17 +187,22 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers each of `memories` with KVM.
+/// Registers each of `memories` with KVM, which logs the guest's writes if they are `tracked`.
 ///
 /// # Errors
 /// [`MemoryError::Register`].
-pub fn register(vm: &VmFd, memories: &[&GuestMemoryMmap]) -> Result<(), MemoryError> {
+pub fn register(
+    vm: &VmFd,
+    memories: &[&GuestMemoryMmap],
+    tracked: bool,
+) -> Result<(), MemoryError> {
+    let flags = if tracked { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
     let regions = memories.iter().flat_map(|memory| memory.iter());
     for (slot, region) in (0u32..).zip(regions) {
         let address = region.start_addr().raw_value();
         let registration = kvm_userspace_memory_region {
             slot,
-            flags: 0,
+            flags,
             guest_phys_addr: address,
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,

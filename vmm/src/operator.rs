@@ -206,7 +206,7 @@ impl Operator {
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
             // The whole machine's, not the PMU's.
-            Request::Snapshot { .. } => Err(OperatorError::Machine),
+            Request::Snapshot { .. } | Request::Finish { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
                 self.vpmu.end(id).map_err(OperatorError::End)?;

@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, termios};
+use libc::{c_int, c_short, termios};
 
 /// The terminal's state before [`Raw`]; null while nothing is to be restored.
 static BEFORE: AtomicPtr<termios> = AtomicPtr::new(ptr::null_mut());
@@ -110,17 +110,34 @@ fn install() {
 /// # Errors
 /// The kernel's error.
 pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
-    let wait = |fd, events| libc::pollfd {
+    let [first, second] = unless;
+    wait([
+        (output, libc::POLLOUT),
+        (first, libc::POLLIN),
+        (second, libc::POLLIN),
+    ])
+}
+
+/// Waits until `input` is readable (true) or one of `unless` is (false).
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn wait_readable(input: c_int, unless: [c_int; 2]) -> io::Result<bool> {
+    let [first, second] = unless;
+    wait([input, first, second].map(|fd| (fd, libc::POLLIN)))
+}
+
+/// Waits for one of three descriptors; whether the first is ready.
+fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
+    let mut all = all.map(|(fd, events)| libc::pollfd {
         fd,
         events,
         revents: 0,
-    };
-    let [first, second] = unless.map(|fd| wait(fd, libc::POLLIN));
-    let mut all = [wait(output, libc::POLLOUT), first, second];
+    });
     // SAFETY: three valid structures, for the length of the call.
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // An error on the output counts as ready: the write will report it.
+    // An error on it counts as ready: its use will report it.
     Ok(all[0].revents != 0)
 }

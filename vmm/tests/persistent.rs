@@ -6,12 +6,11 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use common::{
     Bench, HALT, SPIN, TRIPLE_FAULT, kill, mark, messages, out, power_off, read_report, run,
-    running,
+    running, values,
 };
 
 /// `vmm run` of `code` with an event of every mark, its recording and its report in `bench`.
@@ -28,26 +27,6 @@ fn recorded(bench: &Bench, code: &[u8]) -> Command {
 /// Marks 1 to `count`.
 fn marks(count: u32) -> Vec<u8> {
     (1..=count).flat_map(mark).collect()
-}
-
-/// The values of the marks in the recording at `path`: the address of each sample.
-fn values(path: &Path) -> Vec<u64> {
-    use linux_perf_data::{PerfFileReader, PerfFileRecord};
-    let file = fs::File::open(path).expect("a recording");
-    let PerfFileReader {
-        mut record_iter,
-        mut perf_file,
-    } = PerfFileReader::parse_file(file).expect("a perf.data");
-    let mut values = Vec::new();
-    while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
-        if let PerfFileRecord::EventRecord { record, .. } = record
-            && let linux_perf_data::linux_perf_event_reader::EventRecord::Sample(sample) =
-                record.parse().expect("whole")
-        {
-            values.push(sample.addr.expect("an address"));
-        }
-    }
-    values
 }
 
 #[test]

@@ -6,12 +6,19 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use common::{Bench, kill, messages, out, read_report, run, vmm};
+use common::{Bench, kill, messages, out, read_report, run, values, vmm};
+use rustix::cmsg_space;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 /// A guest that says `!`, then at each byte of input a letter twice, from memory and from a register: `a`,
 /// then `b` and so on.
@@ -28,6 +35,44 @@ fn spelling() -> Vec<u8> {
     // inc bl; inc byte [rcx]; jmp again
     code.extend([0xfe, 0xc3, 0xfe, 0x01, 0xeb, 0xe6]);
     code
+}
+
+/// A guest that says `!`, then spells in the same way; before a letter it writes one page of memory and places a
+/// mark, and nothing after it.
+fn marking() -> Vec<u8> {
+    // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
+    let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
+    // mov edi, the doorbell; mov dword [rdi], 1
+    code.extend([0xbf, 0x00, 0x10, 0x00, 0xd0, 0xc7, 0x07, 1, 0, 0, 0]);
+    code.extend(out(0x3f8, b'!'));
+    // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx
+    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]);
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0xec]);
+    // inc bl; inc byte [rcx]; mov dword [rdi], 7
+    code.extend([0xfe, 0xc3, 0xfe, 0x01, 0xc7, 0x07, 7, 0, 0, 0]);
+    // mov al, [rcx]; out dx, al; mov al, bl; out dx, al; jmp again
+    code.extend([0x8a, 0x01, 0xee, 0x88, 0xd8, 0xee, 0xeb, 0xe0]);
+    code
+}
+
+/// The page that the guests write.
+const WRITTEN: u64 = (3 << 20) / 4096;
+/// The first page of the operator's rings in the file: the last quarter of the window, behind 16 MiB of memory.
+const RING: u64 = (28 << 20) / 4096;
+
+/// The pages that the diff in `directory` has.
+fn pages(directory: &Path) -> Value {
+    let state = fs::read_to_string(directory.join("state")).expect("text");
+    let line = state.lines().nth(1).expect("a second line");
+    let state: Value = serde_json::from_str(line).expect("JSON");
+    state["changed"].clone()
+}
+
+/// The memory of the snapshot in `directory`, without its name.
+fn memory(directory: &Path) -> Vec<u8> {
+    let mut memory = fs::read(directory.join("memory")).expect("readable");
+    memory.truncate(memory.len() - 4096);
+    memory
 }
 
 /// A machine with a guest that spells.
@@ -50,7 +95,11 @@ impl Machine {
     }
 
     fn boot(bench: &Bench, args: &[&str]) -> Self {
-        let mut command = run(&bench.kernel(&spelling()));
+        Self::boot_of(bench, &spelling(), args)
+    }
+
+    fn boot_of(bench: &Bench, code: &[u8], args: &[&str]) -> Self {
+        let mut command = run(&bench.kernel(code));
         command.args(args);
         let mut machine = Self::start(command, bench.path("vm.sock"));
         assert_eq!(machine.said(1), "!");
@@ -88,9 +137,67 @@ impl Machine {
         command.args(args).output().expect("vmm starts")
     }
 
+    /// The machine writes the memory; the program that is limited here writes the state.
+    fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
+        let mut command = Command::new("sh");
+        let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_vmm"), "ctl"]);
+        command.arg("--socket").arg(&self.socket);
+        command.arg("snapshot").arg(directory).args(args);
+        command.output().expect("sh starts")
+    }
+
+    /// Waits until the machine answers.
+    fn listens(&mut self) {
+        while UnixStream::connect(&self.socket).is_err() {
+            assert_eq!(self.child.try_wait().expect("a child"), None);
+            std::thread::yield_now();
+        }
+    }
+
+    fn saved_diff(&self, directory: &Path, base: &Path) {
+        let output = self.diff(directory, base);
+        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    }
+
+    fn diff(&self, directory: &Path, base: &Path) -> Output {
+        self.snapshot(directory, &["--diff", base.to_str().expect("text")])
+    }
+
     fn saved(&self, directory: &Path) {
         let output = self.snapshot(directory, &[]);
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    }
+
+    /// The connection of a client that asked for a snapshot, and to end the machine with it, and has the reply.
+    fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
+        let stream = UnixStream::connect(&self.socket).expect("the machine listens");
+        let memory = File::create(bench.path("memory")).expect("made");
+        let files = [memory.as_fd()];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let line = b"{\"do\":\"snapshot\",\"id\":\"one\",\"then_exit\":true}\n";
+        let slices = [IoSlice::new(line)];
+        let sent = rustix::net::sendmsg(&stream, &slices, &mut ancillary, SendFlags::empty());
+        assert_eq!(sent.expect("sent"), line.len());
+        let mut client = BufReader::new(stream);
+        let mut reply = String::new();
+        client.read_line(&mut reply).expect("a reply");
+        assert!(reply.starts_with("{\"ok\":{\"snapshot\":"), "{reply:.100}");
+        client
+    }
+
+    /// What the machine printed until it ended, and its messages.
+    fn rest(mut self) -> (i32, String, String) {
+        let mut text = [String::new(), String::new()];
+        let output = self.child.stdout.as_mut().expect("piped");
+        output.read_to_string(&mut text[0]).expect("text");
+        let log = self.child.stderr.as_mut().expect("piped");
+        log.read_to_string(&mut text[1]).expect("text");
+        let status = self.child.wait().expect("a child").code();
+        let [text, log] = text;
+        (status.expect("no signal"), text, log)
     }
 
     fn end(mut self) {
@@ -149,6 +256,96 @@ fn machine_ends_with_its_snapshot_when_asked() {
     assert_eq!(machine.child.wait().expect("a child").code(), Some(6));
     let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
     assert_eq!(other.next(), "bb");
+    other.end();
+}
+
+#[test]
+fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
+    let bench = Bench::new();
+    let event = ["--persistent", "cpu-clock,freq=1000,name=clock"];
+    let mut machine = Machine::boot(&bench, &event);
+    let mut client = machine.asked(&bench);
+    let input = machine.child.stdin.as_mut().expect("piped");
+    input.write_all(b"x").expect("room");
+    // Others are served meanwhile.
+    for command in ["list", "flush"] {
+        let mut ctl = vmm(["ctl", "--socket"]);
+        let output = ctl.arg(&machine.socket).arg(command).output();
+        let output = output.expect("vmm starts");
+        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    }
+    let output = machine.snapshot(&bench.path("here"), &[]);
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("another client"), "{text}");
+    let line = b"{\"do\":\"finish\",\"id\":\"one\"}\n";
+    client.get_mut().write_all(line).expect("sent");
+    let mut reply = String::new();
+    client.read_line(&mut reply).expect("a reply");
+    assert_eq!(reply, "{\"ok\":\"done\"}\n");
+    let (code, text, log) = machine.rest();
+    assert_eq!((code, text.as_str()), (6, ""), "{log}");
+}
+
+#[test]
+fn machine_goes_on_if_the_client_of_its_snapshot_is_gone() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    drop(machine.asked(&bench));
+    assert_eq!(machine.next(), "aa");
+    // It can be saved again.
+    let directory = bench.path("here");
+    let output = machine.snapshot(&directory, &["--then-exit"]);
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    let (code, _, log) = machine.rest();
+    assert_eq!(code, 6, "{log}");
+    assert!(log.contains("goes on"), "{log}");
+}
+
+#[test]
+fn machine_goes_on_if_its_state_cannot_be_written() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    assert_eq!(machine.next(), "aa");
+    let directory = bench.path("here");
+    let output = machine.snapshot_without_room(&directory, &["--then-exit"]);
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("the machine goes on"), "{text}");
+    assert!(!directory.exists());
+    assert_eq!(machine.next(), "bb");
+    kill("-TERM", &machine.child);
+    let (code, _, log) = machine.rest();
+    assert_eq!(code, 6, "{log}");
+    assert!(
+        log.contains("the machine goes on") && log.contains("too large"),
+        "{log}"
+    );
+}
+
+#[test]
+fn signal_ends_a_machine_whose_snapshot_is_not_finished() {
+    let bench = Bench::new();
+    let machine = Machine::boot(&bench, &[]);
+    let client = machine.asked(&bench);
+    machine.end();
+    drop(client);
+}
+
+#[test]
+fn files_of_a_snapshot_that_was_broken_off_give_way_to_the_next() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    let directory = bench.path("here");
+    fs::create_dir(&directory).expect("made");
+    for name in ["memory", "state.unfinished"] {
+        fs::write(directory.join(name), "part").expect("written");
+    }
+    machine.saved(&directory);
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
+    assert_eq!([machine.next(), other.next()], ["aa", "aa"]);
+    machine.end();
     other.end();
 }
 
@@ -226,6 +423,169 @@ fn resetting() -> Vec<u8> {
     code
 }
 
+#[test]
+fn diff_has_the_pages_written_since_its_base_and_no_others() {
+    let bench = Bench::new();
+    let ring = ["--persistent", "marks,name=flight,size=4K"];
+    let args = [&["--track-dirty"], &ring[..]].concat();
+    let mut machine = Machine::boot_of(&bench, &marking(), &args);
+    assert_eq!(machine.next(), "aa");
+    let [base, one, two] = ["base", "one", "two"].map(|name| bench.path(name));
+    machine.saved(&base);
+    assert_eq!(pages(&base), Value::Null);
+    assert_eq!(machine.next(), "bb");
+    machine.saved_diff(&one, &base);
+    // The guest's page; the metadata and the records of the ring.
+    let written = json!([[WRITTEN, 1], [RING, 2]]);
+    assert_eq!(pages(&one), written);
+    machine.saved_diff(&two, &one);
+    // The times of the event alone.
+    assert_eq!(pages(&two), json!([[RING, 1]]));
+    machine.end();
+    let recording = bench.path("perf.data");
+    let path = recording.to_str().expect("text");
+    let args = ["--track-dirty", "--recording", path];
+    let mut machine = Machine::restore(&two, bench.path("other.sock"), &args);
+    assert_eq!(machine.next(), "cc");
+    // What it was restored from is a base, too.
+    let three = bench.path("three");
+    machine.saved_diff(&three, &two);
+    assert_eq!(pages(&three), written);
+    machine.end();
+    assert_eq!(values(&recording), [1, 7, 7, 7]);
+    let mut machine = Machine::restore(&three, bench.path("third.sock"), &[]);
+    assert_eq!(machine.next(), "dd");
+    machine.end();
+}
+
+#[test]
+fn diff_on_its_base_is_the_memory_of_a_whole_snapshot() {
+    for args in [&["--track-dirty", "--no-vpmu"][..], &["--track-dirty"]] {
+        let bench = Bench::new();
+        let mut machine = Machine::boot(&bench, args);
+        let [base, one, two, whole] = ["base", "one", "two", "whole"].map(|name| bench.path(name));
+        assert_eq!(machine.next(), "aa");
+        machine.saved(&base);
+        assert_eq!(machine.next(), "bb");
+        machine.saved_diff(&one, &base);
+        assert_eq!([machine.next(), machine.next()], ["cc", "dd"]);
+        machine.saved_diff(&two, &one);
+        machine.saved(&whole);
+        machine.end();
+        // Both go on from another place than they were saved at.
+        let moved = bench.path("moved");
+        fs::create_dir(&moved).expect("made");
+        let place = |path: &Path| moved.join(path.file_name().expect("a name"));
+        for path in [&base, &one, &two, &whole] {
+            fs::rename(path, place(path)).expect("ours");
+        }
+        let [by_diff, by_whole] = [(&two, "by-diff"), (&whole, "by-whole")].map(|(from, name)| {
+            let mut machine = Machine::restore(&place(from), bench.path("other.sock"), &[]);
+            let again = bench.path(name);
+            machine.listens();
+            machine.saved(&again);
+            machine.end();
+            memory(&again)
+        });
+        assert!(by_diff == by_whole, "memory differs");
+        assert!(by_whole == memory(&place(&whole)), "memory has changed");
+    }
+}
+
+#[test]
+fn diff_without_its_base_is_refused() {
+    let bench = Bench::new();
+    let [base, other, diff, one] = ["base", "other", "diff", "one"].map(|name| bench.path(name));
+    let said = |output: &Output, words: &str| {
+        let text = messages(output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains(words), "no {words:?} in: {text}");
+        assert!(!diff.exists());
+    };
+    let machine = Machine::boot(&bench, &[]);
+    machine.saved(&base);
+    said(&machine.diff(&diff, &base), "--track-dirty");
+    machine.end();
+    fs::remove_dir_all(&base).expect("ours");
+    let machine = Machine::boot(&bench, &["--track-dirty"]);
+    said(&machine.diff(&diff, &base), "base/state");
+    machine.saved(&base);
+    machine.saved(&other);
+    said(&machine.diff(&diff, &base), "the last one");
+    machine.saved_diff(&one, &other);
+    machine.end();
+    refused(&one, &["--memory", "64"], 2, &["--memory"]);
+    fs::rename(&other, bench.path("away")).expect("ours");
+    refused(&one, &[], 1, &["needs its base", "other/state"]);
+    fs::rename(&base, &other).expect("ours");
+    refused(&one, &[], 1, &["other is not the snapshot"]);
+}
+
+#[test]
+fn pages_of_a_snapshot_that_failed_are_in_the_next_diff() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot_of(&bench, &marking(), &["--track-dirty"]);
+    let [base, failed, diff] = ["base", "failed", "diff"].map(|name| bench.path(name));
+    machine.saved(&base);
+    assert_eq!(machine.next(), "aa");
+    let output = machine.snapshot_without_room(&failed, &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", messages(&output));
+    machine.saved_diff(&diff, &base);
+    assert_eq!(pages(&diff), json!([[WRITTEN, 1]]));
+    machine.end();
+}
+
+#[test]
+fn machine_that_was_reset_has_no_base() {
+    let bench = Bench::new();
+    let mut command = run(&bench.kernel(&resetting()));
+    command.args(["--track-dirty", "--on-reset", "restart"]);
+    let mut machine = Machine::start(command, bench.path("vm.sock"));
+    assert_eq!(machine.said(1), "!");
+    let base = bench.path("base");
+    machine.saved(&base);
+    let input = machine.child.stdin.as_mut().expect("piped");
+    input.write_all(b"x").expect("the machine reads");
+    assert_eq!(machine.said(1), "!");
+    let output = machine.diff(&bench.path("diff"), &base);
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("reset"), "{text}");
+    machine.end();
+}
+
+#[test]
+fn events_go_on_over_twenty_saves_and_restores() {
+    let bench = Bench::new();
+    let event = ["--persistent", "marks,name=flight"];
+    let mut machine = Machine::boot_of(&bench, &marking(), &event);
+    let recording = bench.path("perf.data");
+    let path = recording.to_str().expect("text");
+    for (cycle, letter) in ('a'..='t').enumerate() {
+        assert_eq!(machine.next(), format!("{letter}{letter}"));
+        let directory = bench.path(&format!("{cycle}"));
+        let output = machine.snapshot(&directory, &["--then-exit"]);
+        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+        assert_eq!(machine.child.wait().expect("a child").code(), Some(6));
+        let socket = bench.path(&format!("{cycle}.sock"));
+        machine = Machine::restore(&directory, socket, &["--recording", path]);
+        if let Some(before) = cycle.checked_sub(1) {
+            fs::remove_dir_all(bench.path(&format!("{before}"))).expect("ours");
+        }
+    }
+    assert_eq!(machine.next(), "uu");
+    let mut command = vmm(["ctl", "--json", "--socket"]);
+    let output = command.arg(&machine.socket).arg("list").output();
+    let output = output.expect("vmm starts");
+    let listed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let event = &listed["events"][0];
+    assert_eq!((&event["count"], &event["lost"]), (&22.into(), &0.into()));
+    machine.end();
+    let marks = [&[1], &[7; 21][..]].concat();
+    assert_eq!(values(&recording), marks);
+}
+
 /// A copy of the snapshot in `from` that `change` has changed.
 fn changed(bench: &Bench, from: &Path, change: impl FnOnce(&Path)) -> PathBuf {
     let directory = bench.path("changed");
@@ -301,7 +661,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     };
     no(&flipped, &["state", "damaged"]);
     no(
-        &|it| replaced(it, "\"version\":1", "\"version\":9"),
+        &|it| replaced(it, "\"version\":2", "\"version\":9"),
         &["version 9"],
     );
     no(
@@ -320,6 +680,67 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
         &|it| fs::write(it.join("state"), "dear diary\n").expect("written"),
         &["not the state"],
     );
+    let fifo = |name: &'static str| {
+        move |directory: &Path| {
+            let path = directory.join(name);
+            fs::remove_file(&path).expect("there");
+            let made = Command::new("mkfifo").arg(&path).status();
+            assert!(made.expect("mkfifo starts").success());
+        }
+    };
+    no(&fifo("state"), &["not the state"]);
+    no(&fifo("memory"), &["memory"]);
+}
+
+/// Writes the state of the snapshot in `directory` as `forge` changes it, with the digest that it has then.
+fn reseal(directory: &Path, forge: impl FnOnce(&mut Value)) {
+    let path = directory.join("state");
+    let text = fs::read_to_string(&path).expect("text");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let [mut header, mut state]: [Value; 2] = lines.try_into().expect("two lines");
+    forge(&mut state);
+    let state = state.to_string();
+    let digits = Sha256::digest(&state);
+    let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+    header["digest"] = digits.into();
+    fs::write(&path, format!("{header}\n{state}\n")).expect("written");
+}
+
+#[test]
+fn forged_state_with_a_digest_of_its_own_starts_nothing() {
+    let bench = Bench::new();
+    let event = ["--track-dirty", "--persistent", "marks,name=flight"];
+    let mut machine = Machine::boot_of(&bench, &marking(), &event);
+    let (base, diff) = (bench.path("base"), bench.path("diff"));
+    machine.saved(&base);
+    assert_eq!(machine.next(), "aa");
+    machine.saved_diff(&diff, &base);
+    machine.end();
+    let forged = |pointer: &str, value: Value, words: &[&str]| {
+        let forge = |state: &mut Value| *state.pointer_mut(pointer).expect("there") = value;
+        let forged = changed(&bench, &diff, |directory| reseal(directory, forge));
+        refused(&forged, &[], 1, words);
+    };
+    forged("/pmu/device/format", json!(99), &["format 99"]);
+    forged("/pmu/device/vcpus", json!([]), &["vCPUs"]);
+    forged("/pmu/device/next_id", json!(0), &["next id"]);
+    let page = "/pmu/device/sinks/0/ring/pages/0";
+    forged(page, json!(1u64 << 62), &["ring"]);
+    forged("/pmu/transport/queues", json!([]), &["queues"]);
+    forged("/vm/irqchips", json!([]), &["interrupt controllers"]);
+    forged("/vcpus/0/msrs/0/0", json!(0xdead_0001_u32), &["0xdead0001"]);
+    for pages in [
+        json!([[1, 0]]),
+        json!([[1u64 << 40, 1]]),
+        json!([[7, 1], [7, 1]]),
+        json!([[1, u64::MAX]]),
+    ] {
+        forged("/changed", pages, &["cannot be"]);
+    }
+    forged("/changed", json!(null), &["cannot be"]);
 }
 
 #[test]
@@ -337,5 +758,5 @@ fn report_of_a_restored_machine_is_that_of_its_own_run() {
     let report = read_report(&report);
     assert_eq!(report["boots"], 1);
     assert_eq!(report["confinement"]["seccomp"], true);
-    assert_eq!(report["boot_to_init_ns"], serde_json::Value::Null);
+    assert_eq!(report["boot_to_init_ns"], Value::Null);
 }

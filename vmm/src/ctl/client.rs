@@ -18,6 +18,7 @@ use super::protocol::{Answer, Reply, Request, Taken};
 use super::table;
 use crate::place::Place;
 use crate::snapshot::directory::Directory;
+use crate::snapshot::{Base, SnapshotError};
 
 /// Longer than any reply, to limit what a foreign server can send.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -70,16 +71,25 @@ pub enum CtlCommand {
         /// Where to: a directory that is empty, or is made now
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// End the run when its state is taken
+        /// Save only the pages written since BASE, the last snapshot, which --restore DIR then needs, too
+        #[arg(long, value_name = "BASE")]
+        diff: Option<PathBuf>,
+        /// End the run when the snapshot is whole
         #[arg(long)]
         then_exit: bool,
     },
 }
 
 const SNAPSHOT_HELP: &str = "\
-The guest stands still while its memory is written, and then goes on; with --then-exit the run ends
-instead, with status 6. If the snapshot fails, DIR has no files and the machine goes on; but with --then-exit
-the run has ended before the small state file is written, so leave room for it.
+The guest stands still while its memory is written, and then goes on. With --then-exit it stands still until
+DIR is whole and on the disk, and then the run ends, with status 6. If the snapshot fails, DIR has no files and
+the machine goes on. If this command is killed, the machine goes on, too; the next snapshot into DIR
+removes the files that were left there.
+
+With --diff BASE the snapshot is small, and the guest stands still for a short time: DIR has the pages that were
+written since BASE, and names BASE. 'vmm run --restore DIR' reads both, and what BASE was made from. Keep BASE as it
+is, at its path or, if it lies beside DIR, beside it. The machine must run with --track-dirty, and BASE must be
+its last snapshot, or the one that it was restored from.
 
 DIR holds all that the guest has in memory, secrets included: it is for its owner alone. Keep its files as
 they are while machines run from it: those read their memory from there. 'vmm run --restore DIR' goes on
@@ -159,6 +169,15 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
+    /// The base of a diff.
+    #[error("cannot make a diff from {base}")]
+    Base {
+        /// The directory of the base.
+        base: PathBuf,
+        /// Why it is not a base.
+        #[source]
+        source: SnapshotError,
+    },
     /// The directory of a snapshot.
     #[error("cannot make the snapshot {directory}{remedy}")]
     Directory {
@@ -169,6 +188,17 @@ pub enum CtlError {
         /// The host's reason.
         #[source]
         source: io::Error,
+    },
+    /// The machine may go on.
+    #[error(
+        "the snapshot {directory} is whole, but the machine did not confirm that it ends: see whether it runs"
+    )]
+    Unconfirmed {
+        /// The directory.
+        directory: PathBuf,
+        /// Why there is no confirmation.
+        #[source]
+        source: Box<CtlError>,
     },
     /// The answer does not fit the request.
     #[error("unexpected answer on {0}: use the vmm of the machine's version")]
@@ -191,8 +221,9 @@ pub enum CtlError {
 pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     let request = request(&args.command)?;
     let answer = match (&request, &args.command) {
-        (_, CtlCommand::Snapshot { directory, .. }) => {
-            return snapshot(&args.socket, &request, directory, args.json);
+        (Request::Snapshot { id, then_exit, .. }, CtlCommand::Snapshot { directory, .. }) => {
+            let asked = (id.as_str(), *then_exit);
+            return snapshot(&args.socket, &request, asked, directory, args.json);
         }
         (Request::Dump { file: Some(path) }, _) => dump(&args.socket, &request, path)?,
         _ => ask(&args.socket, &request, None)?,
@@ -223,11 +254,20 @@ fn request(command: &CtlCommand) -> Result<Request, CtlError> {
         CtlCommand::Flush { event } => Request::Flush { event },
         CtlCommand::Start { spec } => Request::Start { spec },
         CtlCommand::End { event } => Request::End { event },
-        CtlCommand::Snapshot { then_exit, .. } => Request::Snapshot {
+        CtlCommand::Snapshot {
+            directory,
+            diff,
+            then_exit,
+        } => Request::Snapshot {
             id: new_id(),
             then_exit,
+            base: diff.map(|base| read_base(base, &directory)).transpose()?,
         },
     })
+}
+
+fn read_base(base: PathBuf, directory: &Path) -> Result<Base, CtlError> {
+    Base::read(&base, directory).map_err(|source| CtlError::Base { base, source })
 }
 
 fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
@@ -252,27 +292,49 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
     Ok(answer)
 }
 
-/// The machine writes its memory to a file that is opened here; its state comes with the answer.
+/// The machine writes its memory to a file that is opened here; its state comes with the answer. It hears
+/// whether both are whole.
 fn snapshot(
     socket: &Path,
     request: &Request,
+    (id, then_exit): (&str, bool),
     directory: &Path,
     json: bool,
 ) -> Result<(), CtlError> {
-    let failed = |source: io::Error| CtlError::Directory {
-        directory: directory.to_owned(),
-        remedy: match source.kind() {
-            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty, or not there",
-            _ => "",
-        },
-        source,
+    let failed = |remedy| {
+        move |source: io::Error| CtlError::Directory {
+            directory: directory.to_owned(),
+            remedy,
+            source,
+        }
     };
-    let place = Directory::make(directory).map_err(failed)?;
-    let taken = match ask_with_progress(socket, request, place.memory())? {
+    let place = Directory::make(directory).map_err(|source| {
+        let remedy = match source.kind() {
+            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty, or not there",
+            io::ErrorKind::WouldBlock => ": another snapshot is written there",
+            _ => "",
+        };
+        failed(remedy)(source)
+    })?;
+    let mut machine = Connection::open(socket)?;
+    let taken = match ask_with_progress(&mut machine, request, place.memory())? {
         Answer::Snapshot(taken) => taken,
         _ => return Err(CtlError::Other(socket.to_owned())),
     };
-    place.finish(&taken.state).map_err(failed)?;
+    let finished = place.finish(&taken.state);
+    let finish = Request::Finish {
+        id: id.to_owned(),
+        error: finished.as_ref().err().map(ToString::to_string),
+    };
+    let confirmed = machine.ask(&finish, None);
+    finished.map_err(failed("; the machine goes on"))?;
+    // A machine that was to go on may have ended by itself: its snapshot is whole.
+    if let (true, Err(source)) = (then_exit, confirmed) {
+        return Err(CtlError::Unconfirmed {
+            directory: directory.to_owned(),
+            source: source.into(),
+        });
+    }
     let Taken {
         memory,
         written,
@@ -298,15 +360,20 @@ fn snapshot(
 const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Sends `request`; a terminal shows how `file` grows meanwhile.
-fn ask_with_progress(socket: &Path, request: &Request, file: &File) -> Result<Answer, CtlError> {
+fn ask_with_progress(
+    machine: &mut Connection<'_>,
+    request: &Request,
+    file: &File,
+) -> Result<Answer, CtlError> {
     if !io::stderr().is_terminal() {
-        return ask(socket, request, Some(file));
+        return machine.ask(request, Some(file));
     }
+    let socket = machine.socket;
     thread::scope(|scope| {
         let (tell, answered) = sync_channel(1);
         scope.spawn(move || {
             // Whoever asks waits for it.
-            let _ = tell.send(ask(socket, request, Some(file)));
+            let _ = tell.send(machine.ask(request, Some(file)));
         });
         loop {
             match answered.recv_timeout(PROGRESS) {
@@ -333,39 +400,63 @@ fn new_id() -> String {
 }
 
 fn ask(socket: &Path, request: &Request, file: Option<&File>) -> Result<Answer, CtlError> {
-    let path = || socket.to_owned();
-    let failed = |source| CtlError::Socket {
-        path: path(),
-        source,
-    };
-    let stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => CtlError::Missing(path()),
-        io::ErrorKind::ConnectionRefused => match is_socket(socket) {
-            true => CtlError::Dead(path()),
-            false => CtlError::NoSocket(path()),
-        },
-        io::ErrorKind::PermissionDenied => CtlError::Permission(path()),
-        _ => failed(error),
-    })?;
-    let mut line = serde_json::to_vec(request).map_err(CtlError::Json)?;
-    line.push(b'\n');
-    let mut answer = Vec::new();
-    let sent = descriptor::send(&stream, &line, file.map(AsFd::as_fd));
-    // Whoever refuses to read may have said why.
-    let read = BufReader::new(stream.take(MAX_ANSWER)).read_until(b'\n', &mut answer);
-    if answer.is_empty() {
-        return match sent.and_then(|()| read.map(|_| ())) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
-            _ => Err(CtlError::Closed(path())),
-        };
+    Connection::open(socket)?.ask(request, file)
+}
+
+/// A connection to a machine.
+struct Connection<'a> {
+    socket: &'a Path,
+    stream: BufReader<UnixStream>,
+}
+
+impl<'a> Connection<'a> {
+    fn open(socket: &'a Path) -> Result<Self, CtlError> {
+        let path = || socket.to_owned();
+        let stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CtlError::Missing(path()),
+            io::ErrorKind::ConnectionRefused => match is_socket(socket) {
+                true => CtlError::Dead(path()),
+                false => CtlError::NoSocket(path()),
+            },
+            io::ErrorKind::PermissionDenied => CtlError::Permission(path()),
+            _ => CtlError::Socket {
+                path: path(),
+                source: error,
+            },
+        })?;
+        let stream = BufReader::new(stream);
+        Ok(Self { socket, stream })
     }
-    match serde_json::from_slice(&answer) {
-        Ok(Reply::Ok(answer)) => Ok(answer),
-        Ok(Reply::Error(why)) => Err(CtlError::Refused(why)),
-        Err(source) => Err(CtlError::Stranger {
-            path: path(),
-            source,
-        }),
+
+    fn ask(&mut self, request: &Request, file: Option<&File>) -> Result<Answer, CtlError> {
+        let path = || self.socket.to_owned();
+        let mut line = serde_json::to_vec(request).map_err(CtlError::Json)?;
+        line.push(b'\n');
+        let mut answer = Vec::new();
+        let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
+        // Whoever refuses to read may have said why.
+        let read = (&mut self.stream)
+            .take(MAX_ANSWER)
+            .read_until(b'\n', &mut answer);
+        if answer.is_empty() {
+            return match sent.and_then(|()| read.map(|_| ())) {
+                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
+                    Err(CtlError::Socket {
+                        path: path(),
+                        source,
+                    })
+                }
+                _ => Err(CtlError::Closed(path())),
+            };
+        }
+        match serde_json::from_slice(&answer) {
+            Ok(Reply::Ok(answer)) => Ok(answer),
+            Ok(Reply::Error(why)) => Err(CtlError::Refused(why)),
+            Err(source) => Err(CtlError::Stranger {
+                path: path(),
+                source,
+            }),
+        }
     }
 }
 

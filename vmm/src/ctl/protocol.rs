@@ -9,6 +9,8 @@ use vpmu::PersistentStatus;
 use vpmu::abi::{STATE_ACTIVE, STATE_INACTIVE, STATE_OFF};
 use vpmu::source::Rate;
 
+use crate::snapshot::Base;
+
 /// Most bytes of a request, its newline included: a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
 
@@ -43,8 +45,20 @@ pub enum Request {
     Snapshot {
         /// The snapshot's name.
         id: String,
-        /// The run ends when it is taken.
+        /// The machine stands still until the snapshot is finished, and ends if it is whole.
         then_exit: bool,
+        /// Only the pages that were written since this snapshot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base: Option<Base>,
+    },
+    /// The snapshot's files are whole, or not. Closing the connection that asked for the snapshot without
+    /// this request means that they are not.
+    Finish {
+        /// The snapshot's name.
+        id: String,
+        /// Why they are not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
     },
 }
 

@@ -16,9 +16,10 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use vmm_sys_util::eventfd::EventFd;
 
 use super::descriptor::Peer;
-use super::protocol::{MAX_REQUEST, Reply, Request};
+use super::protocol::{Answer, MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
+use crate::snapshot::desk::GONE;
 
 /// Most simultaneous clients; a further one evicts the oldest.
 const MAX_CLIENTS: usize = 16;
@@ -165,8 +166,9 @@ impl Clients {
     }
 
     fn drop_first(&mut self, ops: &mut EventOps<'_>) {
-        if let Some((id, client)) = self.clients.pop_first() {
+        if let Some((id, mut client)) = self.clients.pop_first() {
             client.unwatch(id, ops);
+            client.leave(&mut *self.serve);
         }
     }
 
@@ -183,8 +185,17 @@ impl Clients {
                 .is_ok(),
             stays => stays,
         };
-        if !watched && let Some(client) = self.clients.remove(&id) {
+        if !watched && let Some(mut client) = self.clients.remove(&id) {
             client.unwatch(id, ops);
+            client.leave(&mut *self.serve);
+        }
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        for client in self.clients.values_mut() {
+            client.leave(&mut *self.serve);
         }
     }
 }
@@ -223,6 +234,8 @@ struct Client<S = UnixStream> {
     output: Vec<u8>,
     /// The client sends nothing more, or is to be closed.
     last: bool,
+    /// The snapshot that it has to finish.
+    snapshot: Option<String>,
 }
 
 impl<S: Peer> Client<S> {
@@ -233,6 +246,34 @@ impl<S: Peer> Client<S> {
             file: None,
             output: Vec::new(),
             last: false,
+            snapshot: None,
+        }
+    }
+
+    /// Serves a request, and keeps in mind which snapshot the client has to finish.
+    fn serve(&mut self, request: Request, file: Option<File>, serve: &mut Serve) -> Reply {
+        let snapshot = match &request {
+            Request::Snapshot { id, .. } => Some(id.clone()),
+            Request::Finish { id, .. } => {
+                self.snapshot.take_if(|unfinished| unfinished == id);
+                None
+            }
+            _ => None,
+        };
+        let reply = serve(request, file);
+        if matches!(reply, Reply::Ok(Answer::Snapshot(_))) {
+            self.snapshot = snapshot;
+        }
+        reply
+    }
+
+    /// The connection is closed: a snapshot that it has not finished is not whole.
+    fn leave(&mut self, serve: &mut Serve) {
+        if let Some(id) = self.snapshot.take() {
+            let error = Some(GONE.to_owned());
+            if let Reply::Error(error) = serve(Request::Finish { id, error }, None) {
+                log::debug!("a client leaves: {error}");
+            }
         }
     }
 
@@ -261,10 +302,11 @@ impl<S: Peer> Client<S> {
         if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
             let file = self.file.take();
-            self.answer(&match serde_json::from_slice(&line) {
-                Ok(request) => serve(request, file),
+            let reply = match serde_json::from_slice(&line) {
+                Ok(request) => self.serve(request, file, serve),
                 Err(error) => Reply::Error(format!("no request: {error}")),
-            });
+            };
+            self.answer(&reply);
         } else if self.input.len() >= MAX_REQUEST {
             self.last = true;
             self.input = Vec::new();
@@ -345,6 +387,7 @@ impl<S: Read + Write> Peer for Plain<S> {
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));
     while client.turn(serve) {}
+    client.leave(serve);
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_F_VERSION_1,
 };
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestMemoryMmap;
+use vpmu::Memory;
 
 use self::interrupt::CONFIG_CHANGE;
 use crate::bus::{Caller, Device};
@@ -95,7 +95,7 @@ pub trait Backend: Send + Sync + Debug {
     /// The error; the driver is asked to reset the device.
     fn activate(
         &self,
-        memory: GuestMemoryMmap,
+        memory: Memory,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -120,7 +120,7 @@ struct State {
 #[derive(Debug)]
 pub struct VirtioMmio {
     backend: Arc<dyn Backend>,
-    memory: GuestMemoryMmap,
+    memory: Memory,
     interrupt: Arc<Interrupt>,
     /// Whether notifications reach the backend; read on every kick without the lock.
     live: AtomicBool,
@@ -144,7 +144,7 @@ impl VirtioMmio {
     /// A queue size that virtio does not allow.
     pub fn new(
         backend: Arc<dyn Backend>,
-        memory: GuestMemoryMmap,
+        memory: Memory,
         interrupt: Arc<Interrupt>,
     ) -> Result<Self, virtio_queue::Error> {
         let queues = fresh_queues(&*backend)?;

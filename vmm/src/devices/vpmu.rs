@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{QueueState, Turn, Vpmu, abi};
+use vpmu::{Memory, QueueState, Turn, Vpmu, abi};
 use vpmu_kvm::DrainTimer;
 
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
@@ -131,7 +130,7 @@ impl Backend for VirtioPmu {
 
     fn activate(
         &self,
-        memory: GuestMemoryMmap,
+        memory: Memory,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::Base;
 use crate::ctl::Taken;
 
 /// A request for a snapshot.
@@ -17,6 +18,8 @@ pub(crate) struct Wanted {
     pub(crate) id: String,
     /// The run ends when it is taken.
     pub(crate) then_exit: bool,
+    /// Of a diff.
+    pub(crate) base: Option<Base>,
 }
 
 /// A request, and where its answer goes.
@@ -28,23 +31,20 @@ pub(crate) struct Asked {
     answer: SyncSender<Result<Taken, String>>,
 }
 
-impl Asked {
-    /// Answers.
-    pub(crate) fn answer(self, taken: Result<Taken, String>) {
-        if self.answer.send(taken).is_err() {
-            log::warn!("nobody waits for the snapshot any more");
-        }
-    }
-}
+/// Whether the files of a snapshot are whole, or why they are not.
+pub(crate) type Whole = Result<(), String>;
 
 #[derive(Debug, Default)]
 struct Slot {
     asked: Option<Asked>,
+    /// The snapshot that was answered with, until its client has finished it.
+    unfinished: Option<String>,
+    finished: Option<Whole>,
     /// Nobody looks here any more.
     closed: bool,
 }
 
-/// The place for one request.
+/// The place for one snapshot at a time.
 #[derive(Debug)]
 pub(crate) struct Desk {
     slot: Mutex<Slot>,
@@ -52,6 +52,9 @@ pub(crate) struct Desk {
 }
 
 const ENDS: &str = "the machine ends";
+/// Why a snapshot is not whole whose client has closed its connection.
+pub(crate) const GONE: &str = "its client is gone";
+const BUSY: &str = "another client writes a snapshot of this machine";
 
 impl Desk {
     /// An empty one, which signals `event`.
@@ -73,6 +76,9 @@ impl Desk {
             if slot.closed {
                 return Err(ENDS.to_owned());
             }
+            if slot.unfinished.is_some() || slot.finished.is_some() {
+                return Err(BUSY.to_owned());
+            }
             slot.asked = Some(Asked {
                 wanted,
                 file,
@@ -86,9 +92,51 @@ impl Desk {
         answered.recv().unwrap_or_else(|_| Err(ENDS.to_owned()))
     }
 
-    /// Whether somebody asks.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.slot().asked.is_some()
+    /// Answers a request. A snapshot is its client's to finish from here on.
+    pub(crate) fn answer(&self, asked: Asked, taken: Result<Taken, String>) {
+        let Asked { wanted, answer, .. } = asked;
+        if taken.is_ok() {
+            self.slot().unfinished = Some(wanted.id);
+        }
+        if answer.send(taken).is_err() {
+            log::warn!("nobody waits for the snapshot any more");
+            let mut slot = self.slot();
+            if slot.unfinished.take().is_some() {
+                slot.finished = Some(Err(GONE.to_owned()));
+            }
+        }
+    }
+
+    /// The client of the snapshot `id` has finished it, or failed to.
+    ///
+    /// # Errors
+    /// There is no such snapshot.
+    pub(crate) fn finish(&self, id: &str, whole: Whole) -> Result<(), String> {
+        {
+            let mut slot = self.slot();
+            if slot.unfinished.as_deref() != Some(id) {
+                return match slot.closed {
+                    // As its client asked, or against its will: it has its snapshot all the same.
+                    true => Ok(()),
+                    false => Err("this machine writes no such snapshot".to_owned()),
+                };
+            }
+            slot.unfinished = None;
+            slot.finished = Some(whole);
+        }
+        let told = self.event.write(1);
+        told.map_err(|error| format!("the machine cannot be told: {error}"))
+    }
+
+    /// Whether there is a request, or a snapshot was finished.
+    pub(crate) fn has_news(&self) -> bool {
+        let slot = self.slot();
+        slot.asked.is_some() || slot.finished.is_some()
+    }
+
+    /// Takes what the client of the last snapshot reported of it.
+    pub(crate) fn take_finished(&self) -> Option<Whole> {
+        self.slot().finished.take()
     }
 
     /// The event is no news any more.
@@ -107,6 +155,7 @@ impl Desk {
         let mut slot = self.slot();
         slot.closed = true;
         slot.asked = None;
+        slot.unfinished = None;
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {
@@ -135,6 +184,7 @@ mod tests {
         Wanted {
             id: "one".to_owned(),
             then_exit: false,
+            base: None,
         }
     }
 
@@ -144,15 +194,47 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         thread::scope(|scope| {
             let asking = scope.spawn(|| desk.ask(wanted(), file));
-            while !desk.is_asked() {
+            while !desk.has_news() {
                 thread::yield_now();
             }
             let asked = desk.take().expect("asked");
             assert_eq!(asked.wanted, wanted());
-            asked.answer(Err("no".to_owned()));
+            desk.answer(asked, Err("no".to_owned()));
             let answer = asking.join().expect("no panic");
             assert_eq!(answer.expect_err("refused"), "no");
         });
+    }
+
+    #[test]
+    fn snapshot_is_its_clients_to_finish_before_the_next() {
+        let desk = desk();
+        let file = || tempfile::tempfile().expect("a file");
+        let taken = Taken {
+            state: String::new(),
+            memory: 1,
+            written: 1,
+            paused_ns: 1,
+        };
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| desk.ask(wanted(), file()));
+            while !desk.has_news() {
+                thread::yield_now();
+            }
+            let asked = desk.take().expect("asked");
+            desk.answer(asked, Ok(taken.clone()));
+            let answer = asking.join().expect("no panic");
+            assert_eq!(answer.expect("taken"), taken);
+        });
+        assert!(!desk.has_news());
+        assert_eq!(desk.ask(wanted(), file()).expect_err("refused"), BUSY);
+        assert!(desk.finish("other", Ok(())).is_err());
+        let whole = Err("no room".to_owned());
+        desk.finish("one", whole.clone()).expect("that one");
+        assert!(desk.has_news());
+        assert_eq!(desk.ask(wanted(), file()).expect_err("refused"), BUSY);
+        assert_eq!(desk.take_finished(), Some(whole));
+        assert!(desk.finish("one", Ok(())).is_err(), "once");
+        assert!(!desk.has_news() && desk.take_finished().is_none());
     }
 
     #[test]
@@ -161,7 +243,7 @@ mod tests {
         let file = || tempfile::tempfile().expect("a file");
         thread::scope(|scope| {
             let asking = scope.spawn(|| desk.ask(wanted(), file()));
-            while !desk.is_asked() {
+            while !desk.has_news() {
                 thread::yield_now();
             }
             desk.close();

@@ -1,9 +1,13 @@
 //! The directory of a snapshot while it is made, by 'vmm ctl': whole under its names, or not at all.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use super::{MEMORY, STATE};
 
@@ -14,6 +18,8 @@ const UNFINISHED: &str = ".unfinished";
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
+    /// Locked while the snapshot is made.
+    _lock: File,
     /// It was made for the snapshot.
     made: bool,
     memory: File,
@@ -21,22 +27,25 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Makes `path`, or takes it if it is empty; only its owner may look into it.
+    /// Makes `path`, or takes it if it is empty or has only files of a snapshot that was broken off, which
+    /// it removes. Only its owner may look into it.
     ///
     /// # Errors
-    /// The host's; [`io::ErrorKind::DirectoryNotEmpty`].
+    /// The host's; [`io::ErrorKind::DirectoryNotEmpty`]; [`io::ErrorKind::WouldBlock`]: another snapshot is
+    /// made there.
     pub(crate) fn make(path: &Path) -> io::Result<Self> {
         let made = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if fs::read_dir(path)?.next().is_some() {
-                    return Err(io::ErrorKind::DirectoryNotEmpty.into());
-                }
-                fs::set_permissions(path, Permissions::from_mode(0o700))?;
-                false
-            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error),
         };
+        let lock = lock(path)?;
+        if !made {
+            for leftover in leftovers(path)? {
+                fs::remove_file(leftover)?;
+            }
+            lock.set_permissions(Permissions::from_mode(0o700))?;
+        }
         let memory = create(&unfinished(path, MEMORY));
         if made && memory.is_err() {
             // The reason is in the result.
@@ -44,6 +53,7 @@ impl Directory {
         }
         Ok(Self {
             path: path.to_owned(),
+            _lock: lock,
             made,
             memory: memory?,
             finished: false,
@@ -80,6 +90,32 @@ impl Directory {
             _ => Ok(()),
         }
     }
+}
+
+/// Opens the directory `path`, and locks it where its file system can.
+fn lock(path: &Path) -> io::Result<File> {
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)?;
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        _ => Ok(directory),
+    }
+}
+
+/// The files of a snapshot that was broken off. The state has its name last: files without that name are
+/// not a snapshot.
+fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
+    let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
+    let of_two = [MEMORY, STATE].map(|name| OsString::from(format!("{name}{UNFINISHED}")));
+    let broken_off = names.iter().any(|name| of_two.contains(name));
+    let ours = |name: &OsString| of_two.contains(name) || name == MEMORY;
+    if names.is_empty() || broken_off && names.iter().all(ours) {
+        return Ok(names.iter().map(|name| path.join(name)).collect());
+    }
+    Err(io::ErrorKind::DirectoryNotEmpty.into())
 }
 
 fn unfinished(directory: &Path, name: &str) -> PathBuf {
@@ -163,5 +199,50 @@ mod tests {
         let refused = Directory::make(bench.path()).expect_err("not empty");
         assert_eq!(refused.kind(), io::ErrorKind::DirectoryNotEmpty);
         assert_eq!(names(bench.path()), ["notes"]);
+    }
+
+    #[test]
+    fn files_of_a_snapshot_that_was_broken_off_are_replaced_and_no_others() {
+        let make = |files: &[&str]| {
+            let bench = tempfile::tempdir().expect("a directory");
+            for name in files {
+                fs::write(bench.path().join(name), "part").expect("written");
+            }
+            let made = Directory::make(bench.path()).map(|_| ());
+            (made.map_err(|error| error.kind()), names(bench.path()))
+        };
+        let broken_off: [&[&str]; 3] = [
+            &["memory.unfinished"],
+            &["memory.unfinished", "state.unfinished"],
+            // Between one name and the other.
+            &["memory", "state.unfinished"],
+        ];
+        for files in broken_off {
+            assert_eq!(make(files), (Ok(()), Vec::new()), "{files:?}");
+        }
+        let others: [&[&str]; 4] = [
+            &["memory"],
+            &["memory", "state"],
+            &["memory.unfinished", "notes"],
+            &["memory.unfinished", "state"],
+        ];
+        for files in others {
+            let (made, left) = make(files);
+            assert_eq!(made, Err(io::ErrorKind::DirectoryNotEmpty), "{files:?}");
+            assert_eq!(left, files);
+        }
+    }
+
+    #[test]
+    fn directory_in_which_a_snapshot_is_made_is_refused() {
+        let bench = tempfile::tempdir().expect("a directory");
+        let path = bench.path().join("snapshot");
+        let directory = Directory::make(&path).expect("made");
+        let refused = Directory::make(&path).expect_err("in use");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        directory.finish("state").expect("room");
+        assert_eq!(names(&path), [MEMORY, STATE]);
+        let refused = Directory::make(&path).expect_err("finished");
+        assert_eq!(refused.kind(), io::ErrorKind::DirectoryNotEmpty);
     }
 }

@@ -1,19 +1,57 @@
 //! Memory on its way to a file, and back: what the guest reaches, one region after the other, then a page
-//! with the snapshot's name. Pages of zeros are holes.
+//! with the snapshot's name. Pages of zeros are holes, and so are those that a diff does not have.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use serde::{Deserialize, Serialize};
+use vm_memory::{
+    Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress,
+};
 
 /// Bytes of the last page.
 pub(crate) const TRAILER: u64 = PAGE as u64;
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 /// Bytes that are looked at before somebody may end it.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 const MAGIC: &str = "vpmu machine memory ";
+
+/// Pages of the file: the first, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run(pub(crate) u64, pub(crate) u64);
+
+/// Whether `runs` are ascending, apart from each other, and among so many pages.
+pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
+    let mut end = 0;
+    runs.iter().all(|&Run(first, count)| {
+        let valid = first >= end && count > 0;
+        match first.checked_add(count).filter(|&end| end <= pages) {
+            Some(next) => {
+                end = next;
+                valid
+            }
+            None => false,
+        }
+    })
+}
+
+/// The parts of a region that `runs` has, or all of it: the first byte and the one after the last. The region
+/// begins at `offset` in the file.
+fn parts(runs: Option<&[Run]>, offset: u64, length: u64) -> Vec<(u64, u64)> {
+    let Some(runs) = runs else {
+        return vec![(0, length)];
+    };
+    let page = PAGE as u64;
+    let end = offset.saturating_add(length);
+    let parts = runs.iter().filter_map(|&Run(first, count)| {
+        let from = first.saturating_mul(page).max(offset);
+        let to = first.saturating_add(count).saturating_mul(page).min(end);
+        (from < to).then_some((from.saturating_sub(offset), to.saturating_sub(offset)))
+    });
+    parts.collect()
+}
 
 /// Why memory is not in the file.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +67,8 @@ pub(crate) enum WriteError {
     Ends,
 }
 
-/// Writes `memories` to `file`, which is empty, while `goes_on` returns true. Returns how many bytes there
-/// are besides zeros.
+/// Writes `memories` to `file`, which is empty, while `goes_on` returns true: all of them, or the pages of
+/// `runs`. Returns how many bytes there are besides zeros.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -38,24 +76,25 @@ pub(crate) fn write(
     memories: &[&GuestMemoryMmap],
     file: &File,
     id: &str,
+    runs: Option<&[Run]>,
     mut goes_on: impl FnMut() -> bool,
 ) -> Result<u64, WriteError> {
     let mut offset = 0u64;
     let mut written = 0u64;
     let mut buffer = vec![0; STEP];
     for region in memories.iter().flat_map(|memory| memory.iter()) {
-        let mut done = 0;
-        while done < region.len() {
-            if !goes_on() {
-                return Err(WriteError::Ends);
+        for (mut done, end) in parts(runs, offset, region.len()) {
+            while done < end {
+                if !goes_on() {
+                    return Err(WriteError::Ends);
+                }
+                let bytes = step(&mut buffer, end - done);
+                region
+                    .read_slice(bytes, MemoryRegionAddress(done))
+                    .map_err(WriteError::Memory)?;
+                written += write_data(file, offset + done, bytes).map_err(WriteError::File)?;
+                done += bytes.len() as u64;
             }
-            let len = usize::try_from(region.len() - done).map_or(STEP, |left| left.min(STEP));
-            let bytes = buffer.get_mut(..len).unwrap_or_default();
-            region
-                .read_slice(bytes, vm_memory::MemoryRegionAddress(done))
-                .map_err(WriteError::Memory)?;
-            written += write_data(file, offset + done, bytes).map_err(WriteError::File)?;
-            done += len as u64;
         }
         offset += region.len();
     }
@@ -67,6 +106,34 @@ pub(crate) fn write(
     file.write_all_at(&trailer, offset)
         .map_err(WriteError::File)?;
     Ok(written)
+}
+
+/// As much of `buffer` as is `left`.
+fn step(buffer: &mut [u8], left: u64) -> &mut [u8] {
+    let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+    buffer.get_mut(..len).unwrap_or_default()
+}
+
+/// Gives the pages of `runs` in `memories` the contents that they have in `file`.
+///
+/// # Errors
+/// The host's.
+pub(crate) fn apply(memories: &[&GuestMemoryMmap], file: &File, runs: &[Run]) -> io::Result<()> {
+    let mut offset = 0;
+    let mut buffer = vec![0; STEP];
+    for region in memories.iter().flat_map(|memory| memory.iter()) {
+        for (mut done, end) in parts(Some(runs), offset, region.len()) {
+            while done < end {
+                let bytes = step(&mut buffer, end - done);
+                file.read_exact_at(bytes, offset + done)?;
+                let written = region.write_slice(bytes, MemoryRegionAddress(done));
+                written.map_err(io::Error::other)?;
+                done += bytes.len() as u64;
+            }
+        }
+        offset += region.len();
+    }
+    Ok(())
 }
 
 /// Writes the pages of `bytes` that are not all zeros, neighbours at once.
@@ -143,7 +210,7 @@ mod tests {
                 .expect("in range");
         }
         let file = tempfile::tempfile().expect("a file");
-        let written = write(&[&memory], &file, "one", || true).expect("room");
+        let written = write(&[&memory], &file, "one", None, || true).expect("room");
         assert_eq!(written, 2 * PAGE as u64);
         let length = file.metadata().expect("a file").len();
         assert_eq!(length, (4 << 20) + TRAILER);
@@ -162,11 +229,50 @@ mod tests {
     fn run_that_ends_stops_the_writing() {
         let file = tempfile::tempfile().expect("a file");
         let mut steps = 0;
-        let ended = write(&[&memory()], &file, "one", || {
+        let ended = write(&[&memory()], &file, "one", None, || {
             steps += 1;
             steps < 3
         });
         assert!(matches!(ended, Err(WriteError::Ends)));
         assert_eq!(steps, 3);
+    }
+
+    #[test]
+    fn diff_has_its_pages_and_gives_them_to_other_memory() {
+        let place = |page: u64| match page {
+            page if page < 768 => GuestAddress(page << 12),
+            page => GuestAddress((1 << 32) + ((page - 768) << 12)),
+        };
+        let (one, other) = (memory(), memory());
+        for page in [1, 2, 5, 300, 767, 768] {
+            one.write_obj(page, place(page)).expect("in range");
+            other.write_obj(!page, place(page)).expect("in range");
+        }
+        // A page of zeros, too.
+        one.write_obj(0u64, place(5)).expect("in range");
+        let runs = [Run(1, 1), Run(5, 1), Run(767, 2)];
+        let file = tempfile::tempfile().expect("a file");
+        let written = write(&[&one], &file, "two", Some(&runs), || true).expect("room");
+        assert_eq!(written, 3 * PAGE as u64);
+        apply(&[&other], &file, &runs).expect("in the file");
+        let read = |page: u64| other.read_obj::<u64>(place(page)).expect("in range");
+        assert_eq!([1, 5, 767, 768].map(read), [1, 0, 767, 768]);
+        assert_eq!([2, 300].map(read), [!2, !300]);
+    }
+
+    #[test]
+    fn runs_that_no_diff_has_are_not_valid() {
+        assert!(are_valid(&[], 0));
+        assert!(are_valid(&[Run(0, 2), Run(2, 1), Run(9, 1)], 10));
+        let invalid: [&[Run]; 5] = [
+            &[Run(0, 0)],
+            &[Run(0, 11)],
+            &[Run(0, 2), Run(1, 1)],
+            &[Run(3, 1), Run(1, 1)],
+            &[Run(1, u64::MAX)],
+        ];
+        for runs in invalid {
+            assert!(!are_valid(runs, 10), "{runs:?}");
+        }
     }
 }

@@ -4,18 +4,25 @@
 //! The directory has two files. `memory` is what the guest reaches, byte by byte, with holes for zeros, and
 //! a last page that names the snapshot. `state` has a line of facts and a line with everything else, both
 //! JSON; it comes last, so that a directory without it is no snapshot.
+//!
+//! A diff has the pages that were written since another snapshot, its base, which may be a diff, too.
 
 pub(crate) mod desk;
 pub(crate) mod directory;
+pub(crate) mod dirty;
 pub(crate) mod memory;
 
-use std::fs::File;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use vm_memory::GuestMemoryMmap;
 
+use self::memory::Run;
 use crate::arch::state::{StateError, VcpuState, VmState};
 use crate::config::Config;
 use crate::devices::serial::SavedSerial;
@@ -27,9 +34,11 @@ pub(crate) const STATE: &str = "state";
 pub(crate) const MEMORY: &str = "memory";
 
 const FORMAT: &str = "vpmu machine snapshot";
-const VERSION: u32 = 1;
-/// More than the facts ever take.
-const MAX_HEADER: u64 = 4096;
+const VERSION: u32 = 2;
+/// More than the facts and a path ever take.
+const MAX_HEADER: u64 = 16 << 10;
+/// Most diffs from a snapshot with all of memory on.
+const MAX_DIFFS: u32 = 64;
 /// More than the largest machine's state, and a bound on the bytes that are read of a foreign file.
 const MAX_STATE: u64 = 64 << 20;
 
@@ -89,6 +98,21 @@ pub enum SnapshotError {
     /// Memory of another snapshot.
     #[error("{0} belongs to another snapshot than the state beside it")]
     OtherMemory(PathBuf),
+    /// A base cannot be read.
+    #[error("the snapshot needs its base {path}")]
+    Base {
+        /// The directory of the base.
+        path: PathBuf,
+        /// Why it cannot be read.
+        #[source]
+        source: Box<SnapshotError>,
+    },
+    /// Another snapshot has the place of a base.
+    #[error("{0} is not the snapshot that the diff was made from, or has changed since")]
+    OtherBase(PathBuf),
+    /// A base has too many below it.
+    #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
+    TooManyDiffs(PathBuf),
     /// Facts that no machine has.
     #[error("{0} describes a machine that cannot be")]
     Facts(PathBuf),
@@ -158,6 +182,66 @@ struct Format {
     version: u32,
 }
 
+/// The snapshot that a diff is made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    pub(crate) id: String,
+    /// Its directory: absolute, or its name beside the diff's.
+    directory: PathBuf,
+    /// SHA-256 of its state file.
+    digest: String,
+    /// Diffs from the snapshot with all of memory on, the one with this base included.
+    diffs: u32,
+}
+
+impl Base {
+    /// The snapshot in `directory` as the base of a diff in `diff`, which may not exist yet.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub(crate) fn read(directory: &Path, diff: &Path) -> Result<Self, SnapshotError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| SnapshotError::Read { path, source }
+        };
+        let file = StateFile::read(directory)?;
+        let diffs = file.header.base.as_ref().map_or(0, |base| base.diffs);
+        if diffs >= MAX_DIFFS {
+            return Err(SnapshotError::TooManyDiffs(directory.to_owned()));
+        }
+        let directory = fs::canonicalize(directory).map_err(failed(directory))?;
+        let diff = std::path::absolute(diff).map_err(failed(diff))?;
+        let beside = diff
+            .parent()
+            .and_then(|parent| fs::canonicalize(parent).ok());
+        let directory = match directory.file_name().map(OsStr::to_owned) {
+            Some(name) if beside.is_some() && directory.parent() == beside.as_deref() => {
+                PathBuf::from(name)
+            }
+            _ => directory,
+        };
+        Ok(Self {
+            id: file.header.id,
+            directory,
+            digest: file.digest,
+            diffs: diffs + 1,
+        })
+    }
+
+    /// Its directory, for a diff in `diff`.
+    fn place(&self, diff: &Path) -> PathBuf {
+        if self.directory.is_absolute() {
+            return self.directory.clone();
+        }
+        let diff = fs::canonicalize(diff).unwrap_or_else(|_| diff.to_owned());
+        match diff.parent() {
+            Some(parent) => parent.join(&self.directory),
+            None => self.directory.clone(),
+        }
+    }
+}
+
 /// The first line of the state file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -167,6 +251,8 @@ struct Header {
     arch: String,
     id: String,
     machine: Facts,
+    /// Of a diff.
+    base: Option<Base>,
     /// SHA-256 of the second line.
     digest: String,
 }
@@ -179,6 +265,8 @@ pub(crate) struct State {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) console: SavedSerial,
     pub(crate) pmu: Option<SavedPmu>,
+    /// Of a diff, the pages that it has.
+    pub(crate) changed: Option<Vec<Run>>,
 }
 
 /// The PMU device and its transport.
@@ -192,16 +280,47 @@ pub(crate) struct SavedPmu {
 /// A snapshot that is open, checked as far as that can be without KVM.
 #[derive(Debug)]
 pub(crate) struct Opened {
+    pub(crate) id: String,
     pub(crate) facts: Facts,
     pub(crate) state: State,
+    /// All of the memory, as it was before the diffs.
     pub(crate) memory: File,
+    /// Oldest first.
+    pub(crate) diffs: Vec<Diff>,
+}
+
+/// The memory of a diff.
+#[derive(Debug)]
+pub(crate) struct Diff {
+    path: PathBuf,
+    file: File,
+    changed: Vec<Run>,
+}
+
+impl Diff {
+    /// Gives `memories` its pages.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Read`].
+    pub(crate) fn apply(&self, memories: &[&GuestMemoryMmap]) -> Result<(), SnapshotError> {
+        let applied = memory::apply(memories, &self.file, &self.changed);
+        applied.map_err(|source| SnapshotError::Read {
+            path: self.path.clone(),
+            source,
+        })
+    }
 }
 
 /// The text of a state file.
 ///
 /// # Errors
 /// The state cannot be written as JSON.
-pub(crate) fn text(id: &str, facts: Facts, state: &State) -> Result<String, serde_json::Error> {
+pub(crate) fn text(
+    id: &str,
+    facts: Facts,
+    base: Option<Base>,
+    state: &State,
+) -> Result<String, serde_json::Error> {
     let body = serde_json::to_string(state)?;
     let header = Header {
         format: FORMAT.to_owned(),
@@ -209,6 +328,7 @@ pub(crate) fn text(id: &str, facts: Facts, state: &State) -> Result<String, serd
         arch: std::env::consts::ARCH.to_owned(),
         id: id.to_owned(),
         machine: facts,
+        base,
         digest: digest(body.as_bytes()),
     };
     Ok(format!("{}\n{body}\n", serde_json::to_string(&header)?))
@@ -224,87 +344,178 @@ fn digest(bytes: &[u8]) -> String {
 /// # Errors
 /// [`SnapshotError`].
 pub(crate) fn facts(directory: &Path) -> Result<Facts, SnapshotError> {
-    let (_, header, _) = read_header(directory)?;
-    Ok(header.machine)
+    Ok(StateFile::read(directory)?.header.machine)
 }
 
-/// Opens the snapshot in `directory`.
+/// Opens the snapshot in `directory`, and those that it is made from.
 ///
 /// # Errors
 /// [`SnapshotError`].
 pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
-    let (path, header, body) = read_header(directory)?;
-    let body = body.strip_suffix(b"\n").unwrap_or(&body);
-    if digest(body) != header.digest {
-        return Err(SnapshotError::Damaged(path));
-    }
-    let state: State = serde_json::from_slice(body).map_err(|source| SnapshotError::Parse {
-        path: path.clone(),
-        source,
-    })?;
-    let facts = header.machine;
-    if state.vcpus.len() != usize::from(facts.vcpus) || state.pmu.is_some() != facts.vpmu {
-        return Err(SnapshotError::Facts(path));
-    }
-    let expected = facts.memory_bytes().ok_or(SnapshotError::Facts(path))?;
-    let path = directory.join(MEMORY);
-    let failed = |source| SnapshotError::Read {
-        path: path.clone(),
-        source,
-    };
-    let memory = File::open(&path).map_err(failed)?;
-    let found = memory.metadata().map_err(failed)?;
-    if !found.is_file() || found.len() != expected {
-        return Err(SnapshotError::Length {
-            path,
-            found: found.len(),
-            expected,
+    let top = StateFile::read(directory)?;
+    let mut state = top.state()?;
+    let mut memory = top.memory(directory)?;
+    let StateFile { header, .. } = top;
+    let (id, facts) = (header.id, header.machine);
+    let mut diffs = Vec::new();
+    let mut below = header.base.zip(state.changed.take());
+    let mut directory = directory.to_owned();
+    while let Some((base, changed)) = below {
+        if diffs.len() as u64 >= MAX_DIFFS.into() {
+            return Err(SnapshotError::TooManyDiffs(directory));
+        }
+        let place = base.place(&directory);
+        diffs.push(Diff {
+            path: directory.join(MEMORY),
+            file: memory,
+            changed,
         });
+        let opened = open_base(&place, &base, &facts);
+        (memory, below) = opened.map_err(|source| match source {
+            SnapshotError::OtherBase(_) => source,
+            source => SnapshotError::Base {
+                path: place.clone(),
+                source: source.into(),
+            },
+        })?;
+        directory = place;
     }
-    if memory::read_id(&memory, expected).map_err(failed)? != header.id {
-        return Err(SnapshotError::OtherMemory(path));
-    }
+    diffs.reverse();
     Ok(Opened {
+        id,
         facts,
         state,
         memory,
+        diffs,
     })
 }
 
-/// The state file: its path, its first line, and the rest of it.
-fn read_header(directory: &Path) -> Result<(PathBuf, Header, Vec<u8>), SnapshotError> {
-    let path = directory.join(STATE);
-    let failed = |source| SnapshotError::Read {
-        path: path.clone(),
-        source,
-    };
-    let file = File::open(&path).map_err(failed)?;
-    let mut text = Vec::new();
-    let read = file.take(MAX_STATE).read_to_end(&mut text);
-    let length = read.map_err(failed)? as u64;
-    let end = text.iter().position(|byte| *byte == b'\n');
-    let Some(end) = end.filter(|end| *end as u64 <= MAX_HEADER && length < MAX_STATE) else {
-        return Err(SnapshotError::Foreign(path));
-    };
-    let mut body = text.split_off(end + 1);
-    let line = text.as_slice();
-    match serde_json::from_slice(line) {
-        Ok(Format { format, version }) if format == FORMAT => match version {
-            VERSION => {}
-            found => return Err(SnapshotError::Version { path, found }),
-        },
-        _ => return Err(SnapshotError::Foreign(path)),
+type Below = Option<(Base, Vec<Run>)>;
+
+/// The memory of the base in `directory`, and of a diff what is below it and which pages it has.
+fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
+    let file = StateFile::read(directory)?;
+    if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {
+        return Err(SnapshotError::OtherBase(directory.to_owned()));
     }
-    let header: Header = serde_json::from_slice(line).map_err(|source| SnapshotError::Parse {
-        path: path.clone(),
-        source,
-    })?;
-    if header.arch != std::env::consts::ARCH {
-        return Err(SnapshotError::Arch {
+    let state = file.state()?;
+    let memory = file.memory(directory)?;
+    Ok((memory, file.header.base.zip(state.changed)))
+}
+
+/// Opens a file that somebody else may have put there: a FIFO is not waited for.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+/// A state file.
+#[derive(Debug)]
+struct StateFile {
+    path: PathBuf,
+    header: Header,
+    /// The rest of it.
+    body: Vec<u8>,
+    /// SHA-256 of all of it.
+    digest: String,
+}
+
+impl StateFile {
+    fn read(directory: &Path) -> Result<Self, SnapshotError> {
+        let path = directory.join(STATE);
+        let failed = |source| SnapshotError::Read {
+            path: path.clone(),
+            source,
+        };
+        let file = open_file(&path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(SnapshotError::Foreign(path));
+        }
+        let mut text = Vec::new();
+        let read = file.take(MAX_STATE).read_to_end(&mut text);
+        let length = read.map_err(failed)? as u64;
+        let digest = digest(&text);
+        let end = text.iter().position(|byte| *byte == b'\n');
+        let Some(end) = end.filter(|end| *end as u64 <= MAX_HEADER && length < MAX_STATE) else {
+            return Err(SnapshotError::Foreign(path));
+        };
+        let mut body = text.split_off(end + 1);
+        let line = text.as_slice();
+        match serde_json::from_slice(line) {
+            Ok(Format { format, version }) if format == FORMAT => match version {
+                VERSION => {}
+                found => return Err(SnapshotError::Version { path, found }),
+            },
+            _ => return Err(SnapshotError::Foreign(path)),
+        }
+        let header: Header =
+            serde_json::from_slice(line).map_err(|source| SnapshotError::Parse {
+                path: path.clone(),
+                source,
+            })?;
+        if header.arch != std::env::consts::ARCH {
+            return Err(SnapshotError::Arch {
+                path,
+                saved: header.arch,
+            });
+        }
+        body.shrink_to_fit();
+        Ok(Self {
             path,
-            saved: header.arch,
-        });
+            header,
+            body,
+            digest,
+        })
     }
-    body.shrink_to_fit();
-    Ok((path, header, body))
+
+    /// The second line.
+    fn state(&self) -> Result<State, SnapshotError> {
+        let body = self.body.strip_suffix(b"\n").unwrap_or(&self.body);
+        if digest(body) != self.header.digest {
+            return Err(SnapshotError::Damaged(self.path.clone()));
+        }
+        let state: State = serde_json::from_slice(body).map_err(|source| SnapshotError::Parse {
+            path: self.path.clone(),
+            source,
+        })?;
+        let facts = &self.header.machine;
+        let pages = self.memory_bytes()?.saturating_sub(memory::TRAILER) / memory::PAGE as u64;
+        let changed = state.changed.as_deref().unwrap_or_default();
+        if state.vcpus.len() != usize::from(facts.vcpus)
+            || state.pmu.is_some() != facts.vpmu
+            || state.changed.is_some() != self.header.base.is_some()
+            || !memory::are_valid(changed, pages)
+        {
+            return Err(SnapshotError::Facts(self.path.clone()));
+        }
+        Ok(state)
+    }
+
+    fn memory_bytes(&self) -> Result<u64, SnapshotError> {
+        let bytes = self.header.machine.memory_bytes();
+        bytes.ok_or_else(|| SnapshotError::Facts(self.path.clone()))
+    }
+
+    /// The memory beside it.
+    fn memory(&self, directory: &Path) -> Result<File, SnapshotError> {
+        let expected = self.memory_bytes()?;
+        let path = directory.join(MEMORY);
+        let failed = |source| SnapshotError::Read {
+            path: path.clone(),
+            source,
+        };
+        let memory = open_file(&path).map_err(failed)?;
+        let found = memory.metadata().map_err(failed)?;
+        if !found.is_file() || found.len() != expected {
+            return Err(SnapshotError::Length {
+                path,
+                found: found.len(),
+                expected,
+            });
+        }
+        if memory::read_id(&memory, expected).map_err(failed)? != self.header.id {
+            return Err(SnapshotError::OtherMemory(path));
+        }
+        Ok(memory)
+    }
 }

@@ -16,6 +16,7 @@ use crate::arch::state::{self, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
+pub(crate) use gate::Closed;
 pub use gate::Gate;
 
 /// Errors of a vCPU.

@@ -32,7 +32,7 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// A VM with `memories` and the vCPUs of `machine`. The embedder emulates the registers in
+    /// A VM with `memories`, whose pages KVM logs if they are `tracked`, and the vCPUs of `machine`. The embedder emulates the registers in
     /// `emulation`; time continues from `clock`, if present.
     ///
     /// # Errors
@@ -40,12 +40,12 @@ impl Boot {
     pub(super) fn new(
         kvm: &Kvm,
         machine: &Machine,
-        memories: &[&GuestMemoryMmap],
+        (memories, tracked): (&[&GuestMemoryMmap], bool),
         emulation: Option<&Emulation>,
         clock: Option<&GuestClock>,
     ) -> Result<Self, VmError> {
         let vm = platform::create_vm(kvm)?;
-        memory::register(&vm, memories)?;
+        memory::register(&vm, memories, tracked)?;
         let vcpus = cpus::create(kvm, &vm, machine, emulation)?;
         let clock = match clock {
             Some(clock) => clock.go_on(kvm, &vm, &vcpus)?,

@@ -48,6 +48,7 @@ use crate::memory;
 use crate::operator::Occasion;
 use crate::signal::{self, EndingSignals};
 use crate::snapshot::desk::Desk;
+use crate::snapshot::dirty::Tracker;
 use crate::snapshot::{Facts, SnapshotError};
 use crate::terminal;
 use crate::vcpu::{Gate, Shared};
@@ -71,6 +72,8 @@ pub struct Vm {
     clock: GuestClock,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
+    /// The pages written since the last snapshot, if somebody wants to know.
+    tracker: Option<Tracker>,
     recorded: Option<Recorded>,
     resets_delayed: u64,
     confinement: Confinement,
@@ -163,7 +166,19 @@ impl Vm {
         let (memory, window) = memories(&config, file)?;
         let machine = Machine::from(&config);
         let reaches = reached(&memory, window.as_ref());
-        let mut boot = Boot::new(&kvm, &machine, &reaches, emulation.as_ref(), None)?;
+        let track = config.track_dirty;
+        let base = restored.as_ref().map(|it| it.id.clone());
+        let tracker = track.then(|| Tracker::new(&reaches, base));
+        for diff in restored.iter().flat_map(|it| &it.diffs) {
+            diff.apply(&reaches)?;
+        }
+        let mut boot = Boot::new(
+            &kvm,
+            &machine,
+            (reaches.as_slice(), track),
+            emulation.as_ref(),
+            None,
+        )?;
         match &restored {
             Some(restored) => boot.restore(&kvm, &restored.state)?,
             None => boot.enter_at(load(&mut images, &memory, emulation.as_ref())?)?,
@@ -211,6 +226,7 @@ impl Vm {
                     confinement: &confinement,
                     opened,
                     guest_ips,
+                    tracker: tracker.as_ref(),
                     saved: restored.as_ref().and_then(|it| it.state.pmu.as_ref()),
                 };
                 Some(Pmu::new(&config, settings, parts, &mut buses)?)
@@ -245,6 +261,7 @@ impl Vm {
             stats,
             memory,
             window,
+            tracker,
             recorded: None,
             resets_delayed: 0,
             confinement,
@@ -375,7 +392,11 @@ impl Vm {
         let entry = load(&mut self.images, &self.memory, emulation)?;
         let machine = Machine::from(&self.config);
         let reaches = reached(&self.memory, self.window.as_ref());
-        let boot = Boot::new(&self.kvm, &machine, &reaches, emulation, Some(&self.clock))?;
+        let reaches = (reaches.as_slice(), self.tracker.is_some());
+        let boot = Boot::new(&self.kvm, &machine, reaches, emulation, Some(&self.clock))?;
+        if let Some(tracker) = &self.tracker {
+            tracker.forget();
+        }
         boot.enter_at(entry)?;
         self.stats.begin(boot.stats());
         self.console.serial.reset();

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, VmFd};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, GuestRegionCollection};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
+use vpmu::{Engines, Memory, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
 use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Threads};
 
 use super::{VmError, event};
@@ -23,9 +23,11 @@ use crate::devices::vpmu::{DrainThread, Held, VirtioPmu, queue_state};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
+use crate::memory::MemoryError;
 use crate::operator::Operator;
 use crate::recording::Recorder;
 use crate::signal;
+use crate::snapshot::dirty::{Tracker, Watched};
 use crate::snapshot::{SavedPmu, SnapshotError};
 
 /// The device, its transport and its lines.
@@ -51,6 +53,8 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
+    /// Where the device's writes are marked, if they are.
+    pub(super) tracker: Option<&'a Tracker>,
     /// The saved state, if the machine was restored.
     pub(super) saved: Option<&'a SavedPmu>,
 }
@@ -131,8 +135,15 @@ impl Pmu {
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
         let mut vpmu = Vpmu::new(settings, Arc::new(machine), Box::new(source))?;
         if let Some(window) = parts.window {
-            vpmu = vpmu.with_window(window.clone())?;
+            vpmu = match parts.tracker {
+                Some(tracker) => vpmu.with_window(watched(tracker, window)?)?,
+                None => vpmu.with_window(window.clone())?,
+            };
         }
+        let memory = match parts.tracker {
+            Some(tracker) => Memory::from(watched(tracker, parts.memory)?),
+            None => Memory::from(parts.memory.clone()),
+        };
         let vpmu = Arc::new(vpmu);
         // Query it now: the report at the end of the run comes after KVM's statistics are gone.
         let events = vpmu.guest_events();
@@ -156,7 +167,7 @@ impl Pmu {
                 0
             },
         };
-        let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
+        let transport = board::plug_vpmu(buses, backend, memory, Arc::clone(&interrupt))?;
         if let Some(saved) = parts.saved {
             restore(saved, &transport, &queues, &interrupt)?;
         }
@@ -203,6 +214,15 @@ impl Pmu {
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
+}
+
+/// `memory` with marks for what is written to it.
+fn watched(
+    tracker: &Tracker,
+    memory: &GuestMemoryMmap,
+) -> Result<GuestRegionCollection<Watched>, VmError> {
+    let watched = tracker.watched(memory);
+    Ok(watched.map_err(MemoryError::Place)?)
 }
 
 /// Why a device cannot take the place of a saved one.

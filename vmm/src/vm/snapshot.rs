@@ -1,6 +1,8 @@
 //! Saving the machine while it runs: everything stands still, is read, and goes on.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,12 +13,16 @@ use super::{Vm, reached};
 use crate::arch::state::{StateError, VmState};
 use crate::confine::Confinement;
 use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket, Taken};
+use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
 use crate::report;
-use crate::snapshot::desk::{Desk, Wanted};
+use crate::snapshot::desk::{Desk, Wanted, Whole};
+use crate::snapshot::dirty::DiffError;
 use crate::snapshot::memory::WriteError;
 use crate::snapshot::{self, Facts, State};
+use crate::terminal;
+use crate::vcpu::Closed;
 
 /// Why the machine is not saved. It goes on.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +42,9 @@ enum TakeError {
     /// Its memory.
     #[error(transparent)]
     Memory(#[from] WriteError),
+    /// Pages that are not known to have changed.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
     /// The state cannot be written as JSON.
     #[error("cannot be written as JSON")]
     Json(#[from] serde_json::Error),
@@ -44,19 +53,93 @@ enum TakeError {
 impl Vm {
     /// Answers a request to save the machine, whose VM is `vm`.
     pub(super) fn answer_desk(&self, vm: &VmFd) {
-        let Some(asked) = self.control.desk.take() else {
+        let desk = &self.control.desk;
+        if let Some(whole) = desk.take_finished() {
+            self.settle(&whole);
+            if let Err(why) = whole {
+                log::warn!("a snapshot of the machine is not whole: {why}");
+            }
+        }
+        let Some(asked) = desk.take() else {
             return;
         };
-        let taken = self.take(vm, &asked.wanted, &asked.file);
-        asked.answer(taken.map_err(|error| report::chain(&error)));
+        match self.take(vm, &asked.wanted, &asked.file) {
+            Ok((taken, still)) if asked.wanted.then_exit => {
+                desk.answer(asked, Ok(taken));
+                self.end_with_snapshot(still);
+            }
+            Ok((taken, still)) => {
+                drop(still);
+                desk.answer(asked, Ok(taken));
+            }
+            Err(error) => desk.answer(asked, Err(report::chain(&error))),
+        }
     }
 
-    /// Saves the machine, its memory to `file`. The vCPUs stand still meanwhile, and so do the threads that
-    /// look into guest memory: this one, the drain's, and that of the control socket, which waits for this.
-    fn take(&self, vm: &VmFd, wanted: &Wanted, file: &File) -> Result<Taken, TakeError> {
+    /// The machine stands still until its client has the whole snapshot, and ends then. It goes on if the
+    /// snapshot fails.
+    fn end_with_snapshot(&self, still: Still<'_>) {
+        let (desk, end) = (&self.control.desk, &self.shared.end);
+        loop {
+            let finished = desk.take_finished();
+            if let Some(whole) = &finished {
+                self.settle(whole);
+            }
+            match finished {
+                Some(Ok(())) => {
+                    // Before a vCPU can pass the gate.
+                    end.announce(Ok(Ending::ByHand));
+                    break;
+                }
+                Some(Err(why)) => {
+                    log::warn!("the machine goes on: its snapshot is not whole: {why}");
+                    break;
+                }
+                None => {}
+            }
+            if let Some(signal) = self.signals.read() {
+                end.announce(Ok(Ending::Signal(signal)));
+                break;
+            }
+            let others = [self.signals.as_raw_fd(), end.event().as_raw_fd()];
+            match terminal::wait_readable(desk.as_raw_fd(), others) {
+                Ok(true) => desk.heard(),
+                Ok(false) if end.reached() => break,
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    log::warn!("the machine goes on: it cannot wait for its snapshot: {error}");
+                    break;
+                }
+            }
+        }
+        drop(still);
+    }
+
+    /// The last snapshot is whole, and the base of the next diff, or is not.
+    fn settle(&self, whole: &Whole) {
+        if let Some(tracker) = &self.tracker {
+            tracker.finish(whole.is_ok());
+        }
+    }
+
+    /// Saves the machine, its memory to `file`. The vCPUs stand still until the value is dropped, and so do the
+    /// threads that look into guest memory: this one, the drain's, and that of the control socket, which waits
+    /// for this.
+    fn take(
+        &self,
+        vm: &VmFd,
+        wanted: &Wanted,
+        file: &File,
+    ) -> Result<(Taken, Still<'_>), TakeError> {
         let shared = &self.shared;
         if shared.emulation.is_some() {
             return Err(TakeError::Emulated);
+        }
+        match (&wanted.base, &self.tracker) {
+            (Some(base), Some(tracker)) => tracker.check(&base.id)?,
+            (Some(_), None) => return Err(DiffError::Untracked.into()),
+            (None, _) => {}
         }
         let start = Instant::now();
         let vcpus = self.config.vcpus;
@@ -65,14 +148,18 @@ impl Vm {
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
         // First: the device writes to memory all that it holds, and may interrupt the guest.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
+        // The guest's own writes are in KVM's log; the device has just made its last.
+        let tracker = self.tracker.as_ref();
+        let changed = tracker.map(|tracker| tracker.changed(vm)).transpose()?;
         let state = State {
+            changed: changed.filter(|_| wanted.base.is_some()),
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
             vm: VmState::save(vm)?,
             console: self.console.serial.save(),
             pmu,
         };
         let facts = Facts::from(&self.config);
-        let text = snapshot::text(&wanted.id, facts, &state)?;
+        let text = snapshot::text(&wanted.id, facts, wanted.base.clone(), &state)?;
         let memories = reached(&self.memory, self.window.as_ref());
         let goes_on = || {
             if let Some(signal) = self.signals.read() {
@@ -80,24 +167,34 @@ impl Vm {
             }
             !shared.end.reached()
         };
-        let written = snapshot::memory::write(&memories, file, &wanted.id, goes_on)?;
+        let changed = state.changed.as_deref();
+        let written = snapshot::memory::write(&memories, file, &wanted.id, changed, goes_on)?;
+        if let Some(tracker) = tracker {
+            tracker.taken(&wanted.id);
+        }
         let memory = memories
             .iter()
             .map(|memory| snapshot::memory::length(memory))
             .sum();
-        if wanted.then_exit {
-            // Before a vCPU can pass the gate.
-            shared.end.announce(Ok(Ending::ByHand));
-        }
-        drop(quiet);
-        drop(closed);
-        Ok(Taken {
+        let taken = Taken {
             state: text,
             memory,
             written,
             paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        })
+        };
+        let still = Still {
+            _quiet: quiet,
+            _closed: closed,
+        };
+        Ok((taken, still))
     }
+}
+
+/// While it lives, the machine stands still.
+#[derive(Debug)]
+struct Still<'a> {
+    _quiet: Option<Held<'a>>,
+    _closed: Closed<'a>,
 }
 
 /// The control socket's side of a machine, until it is dropped.
@@ -146,16 +243,32 @@ impl Drop for Control {
 
 fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
     match (request, operator) {
-        (Request::Snapshot { id, then_exit }, _) => {
+        (
+            Request::Snapshot {
+                id,
+                then_exit,
+                base,
+            },
+            _,
+        ) => {
             let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
             let Some(file) = file.filter(is_file) else {
                 return Reply::Error(OperatorError::NoFile.to_string());
             };
-            match desk.ask(Wanted { id, then_exit }, file) {
+            let wanted = Wanted {
+                id,
+                then_exit,
+                base,
+            };
+            match desk.ask(wanted, file) {
                 Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
                 Err(error) => Reply::Error(error),
             }
         }
+        (Request::Finish { id, error }, _) => match desk.finish(&id, error.map_or(Ok(()), Err)) {
+            Ok(()) => Reply::Ok(Answer::Done),
+            Err(error) => Reply::Error(error),
+        },
         (request, Some(operator)) => operator.serve(request, file),
         (_, None) => Reply::Error("this machine has no PMU, and no events".to_owned()),
     }

@@ -140,3 +140,23 @@ pub(crate) fn running(command: &mut Command) -> std::process::Child {
     std::io::Read::read_exact(output, &mut [0]).expect("the guest runs");
     child
 }
+
+/// The values of the marks in the recording at `path`: the address of each sample.
+pub(crate) fn values(path: &Path) -> Vec<u64> {
+    use linux_perf_data::{PerfFileReader, PerfFileRecord};
+    let file = fs::File::open(path).expect("a recording");
+    let PerfFileReader {
+        mut record_iter,
+        mut perf_file,
+    } = PerfFileReader::parse_file(file).expect("a perf.data");
+    let mut values = Vec::new();
+    while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
+        if let PerfFileRecord::EventRecord { record, .. } = record
+            && let linux_perf_data::linux_perf_event_reader::EventRecord::Sample(sample) =
+                record.parse().expect("whole")
+        {
+            values.push(sample.addr.expect("an address"));
+        }
+    }
+    values
+}

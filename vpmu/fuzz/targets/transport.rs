@@ -64,7 +64,7 @@ impl Transport {
             window: WINDOW_PAGES * PAGE_SIZE as u64,
             control: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor")),
         };
-        let memory = stage.rig.memory.clone();
+        let memory = stage.rig.memory.clone().into();
         let mmio = VirtioMmio::new(Arc::new(device), memory, interrupt);
         Ok(Self {
             stage,

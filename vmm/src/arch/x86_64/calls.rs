@@ -130,7 +130,11 @@ pub const SAVE_VCPU: [(u32, &str); 11] = [
 ];
 
 /// Requests with which the main thread saves the rest of the VM.
-pub const SAVE_VM: [(u32, &str); 2] = [
+pub const SAVE_VM: [(u32, &str); 3] = [
+    (
+        kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
+        "KVM_GET_DIRTY_LOG: a snapshot of the pages that were written",
+    ),
     (
         kvm(READ, 0x7c, size_of::<kvm_bindings::kvm_clock_data>()),
         "KVM_GET_CLOCK: a snapshot",
@@ -202,6 +206,6 @@ mod tests {
             ]
         );
         let save = SAVE_VM.map(|(number, _)| number);
-        assert_eq!(save, [0x8030_ae7c, 0xc208_ae62]);
+        assert_eq!(save, [0x4010_ae42, 0x8030_ae7c, 0xc208_ae62]);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState};
-use vm_memory::GuestMemoryMmap;
+use vpmu::Memory;
 
 use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
 
@@ -58,7 +58,7 @@ struct SavedQueue {
 /// The driver's part of a transport: memory, features, queues.
 #[derive(Debug, Default)]
 pub(crate) struct SavedDriver {
-    pub(crate) memory: GuestMemoryMmap,
+    pub(crate) memory: Memory,
     pub(crate) features: u64,
     pub(crate) queues: Vec<Queue>,
 }

@@ -1,6 +1,6 @@
 //! A driver's steps through the transport, in order and out of order.
 
-use vm_memory::GuestAddress;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::interrupt::USED_BUFFER;
@@ -51,7 +51,7 @@ impl Backend for Recorder {
     }
     fn activate(
         &self,
-        _memory: GuestMemoryMmap,
+        _memory: Memory,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -80,11 +80,12 @@ struct Driver {
 impl Driver {
     fn new(device: Recorder) -> Self {
         let device = Arc::new(device);
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
+        let memory =
+            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
         let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
         let interrupt = Arc::new(Interrupt::new(line.try_clone().expect("a clone")));
         let transport =
-            VirtioMmio::new(device.clone(), memory, interrupt).expect("sizes are right");
+            VirtioMmio::new(device.clone(), memory.into(), interrupt).expect("sizes are right");
         Self {
             device,
             transport,
