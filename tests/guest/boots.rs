@@ -215,18 +215,22 @@ fn measure_all(rounds: usize) -> Outcome {
         }
     }
     for (vmm, boots) in VMMS.iter().zip(&boots) {
+        let of = |quantity: fn(&Boot) -> u64| {
+            spread(boots.iter().map(quantity).collect()).ok_or("no rounds")
+        };
+        let (time, exits, memory) = (of(|it| it.time)?, of(|it| it.exits)?, of(|it| it.memory)?);
         let mut figures = Vec::new();
-        let quantities: [(_, fn(&Boot) -> u64); 3] = [
-            (["time", "time-least", "time-most"], |boot| boot.time),
-            (["exits", "exits-least", "exits-most"], |boot| boot.exits),
-            (["memory", "memory-least", "memory-most"], |boot| {
-                boot.memory
-            }),
-        ];
-        for (names, of) in quantities {
-            let values = spread(boots.iter().map(of).collect()).ok_or("no rounds")?;
-            figures.extend(names.into_iter().zip(values));
-        }
+        figures.extend(["time", "time-least", "time-most"].into_iter().zip(time));
+        figures.extend(
+            ["exits", "exits-least", "exits-most"]
+                .into_iter()
+                .zip(exits),
+        );
+        figures.extend(
+            ["memory", "memory-least", "memory-most"]
+                .into_iter()
+                .zip(memory),
+        );
         println!("{}", figures::line(vmm.subject, &figures));
     }
     Ok(())
