@@ -240,6 +240,12 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: say a series, like 6.12 or 6.1-kasan"))
 }
 
+/// The series that a lab's host and its guests run on. A checker is for guests of groups alone.
+pub(crate) fn series() -> Result<String, String> {
+    let kernel = env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned());
+    named(&kernel).map(|(series, _)| series)
+}
+
 /// The architecture of that name, or else the group's own; `bound`: its own in any case.
 fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
     let known = [("x86_64", Arch::X86_64), ("aarch64", Arch::Aarch64)];

@@ -9,6 +9,8 @@ use images::foreign::Files;
 use images::{Arch, Boot, PlaceChoice, Sources};
 use vpmu_client::error::chain;
 
+use crate::guest;
+
 /// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
@@ -70,6 +72,7 @@ impl Session {
             timeout: LIMIT,
             sources: Sources {
                 arch,
+                version: Some(guest::series()?),
                 ..Sources::default()
             },
             ..Boot::default()
