@@ -31,7 +31,7 @@ const COUNTED: [&str; 7] = [
 /// assert_eq!(each.events(2)[1].name.as_deref(), Some("flight-1"));
 /// let first: vpmu::Persist = "mark=7,cpu=0".parse()?;
 /// assert_eq!(first.name.as_deref(), Some("mark-7"));
-/// # Ok::<(), vpmu::PersistPersistSpecError>(())
+/// # Ok::<(), vpmu::PersistSpecError>(())
 /// ```
 ///
 /// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the bytes of its ring, with K or M;

@@ -102,7 +102,7 @@ pub fn signal() -> c_int {
 /// Runs `probe` for at most `budget`, then signals it; returns its result.
 ///
 /// A probe must check [`Watch::over`] before each run call and after each interruption; the time
-/// limit may be its normal end. One that ignores the signal for [`GRACE`] is abandoned.
+/// limit may be its normal end. One that ignores the signal for a second is abandoned.
 pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
