@@ -71,9 +71,22 @@ fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
         .ok_or_else(|| format!("{end:#x} bytes of memory, {taken:#x} taken").into())
 }
 
+/// Bytes that programs can still have.
+fn available_memory() -> Result<usize, Box<dyn Error>> {
+    let lines = fs::read_to_string("/proc/meminfo")?;
+    let line = lines
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kib.ok_or("no MemAvailable")?.parse::<usize>()? << 10)
+}
+
 /// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
+    // For the kernels that are loaded meanwhile.
+    const LEFT: usize = 16;
+    let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
     attr.set_write_backward(1);
     // Rings too high are kept, and memory is taken, so that the next ring lies elsewhere.
@@ -91,7 +104,7 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
         high.push((clock, ring));
         taken.push(vec![1; STEP]);
         ensure!(
-            taken.len() < 64,
+            taken.len() < steps,
             "all rings lie above {limit:#x}, the last at {pages:#x?}"
         );
     }
