@@ -72,7 +72,7 @@ pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
 pub use queues::QueueState;
 pub use refusal::Refusal;
 pub use save::{RestoreError, SaveError, SavedState};
-pub use session::VcpuSession;
+pub use session::{Paused, VcpuSession};
 pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
 pub use source::Source;
 /// The traits of [`Memory`] are of this version.

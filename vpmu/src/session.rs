@@ -1,6 +1,7 @@
 //! A vCPU's thread as the device knows it: its entries and exits, its marks, its queue.
 
 use std::cell::Cell;
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use crate::machine::{Exit, Registers};
 use crate::metrics::ExitCounts;
 use crate::shard::{Answer, CommandBuffer, ExitView, Shard, State};
 use crate::shared::Shared;
+use crate::source::Source;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::work::{Turn, Work};
 
@@ -207,6 +209,22 @@ impl VcpuSession {
         }
     }
 
+    /// Until the value is dropped, the vCPU is paused: clocks that sample, whose overflows would signal its thread,
+    /// stand still. It does not enter the guest meanwhile.
+    pub fn pause(&mut self) -> Paused<'_> {
+        self.settle_pause("paused", |source, thread| source.pause(thread));
+        Paused(self)
+    }
+
+    fn settle_pause(&self, what: &str, act: impl FnOnce(&dyn Source, i32) -> io::Result<()>) {
+        let source = &*self.shared.backend.source;
+        let thread = self.shard().and_then(|shard| shard.vcpu.thread());
+        if let Some(Err(error)) = thread.map(|thread| act(source, thread)) {
+            // Its overflows come all the same, or late.
+            log::debug!("clocks of vCPU {} are not {what}: {error}", self.index);
+        }
+    }
+
     /// Whether an active event may ask for registers at the next exit.
     #[must_use]
     pub fn wants_registers(&self) -> bool {
@@ -223,6 +241,18 @@ impl VcpuSession {
 
     fn shard(&self) -> Option<&Shard> {
         self.shared.shard(self.index)
+    }
+}
+
+/// A paused vCPU, by [`VcpuSession::pause`].
+#[derive(Debug)]
+#[must_use = "the vCPU goes on when it is dropped"]
+pub struct Paused<'a>(&'a mut VcpuSession);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0
+            .settle_pause("started again", |source, thread| source.go_on(thread));
     }
 }
 

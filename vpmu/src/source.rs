@@ -44,6 +44,25 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
+    /// Clocks of `thread` that sample stand still until [`Source::go_on`], those that are opened or started
+    /// meanwhile too: its vCPU is paused, and no overflow shall signal it.
+    ///
+    /// By default they go on.
+    ///
+    /// # Errors
+    /// The host's error.
+    fn pause(&self, thread: i32) -> io::Result<()> {
+        let _ = thread;
+        Ok(())
+    }
+    /// Ends a [`Source::pause`].
+    ///
+    /// # Errors
+    /// The host's error.
+    fn go_on(&self, thread: i32) -> io::Result<()> {
+        let _ = thread;
+        Ok(())
+    }
     /// A new, empty set of counting counters of `thread`.
     fn counters(&self, thread: i32) -> Box<dyn CounterSet>;
 }

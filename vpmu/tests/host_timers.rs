@@ -18,6 +18,23 @@ const TASK_CLOCK: u64 = 1;
 /// No clock stands still for that long, however busy the machine is.
 const LONG: Duration = Duration::from_secs(60);
 
+fn open(source: &PerfSource, config: u64) -> Box<dyn Counter> {
+    let request = Request {
+        kind: KIND_SOFTWARE,
+        config,
+        sampling: Some(Sampling {
+            rate: Rate::Period(1_000_000),
+            engine: Engine::Batched,
+        }),
+        exclude_user: false,
+        exclude_kernel: false,
+        exclude_host: false,
+        pinned: false,
+    };
+    let opened = source.open(&request, source.thread());
+    opened.expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+}
+
 struct Clocks {
     source: PerfSource,
     clocks: Vec<Box<dyn Counter>>,
@@ -27,25 +44,8 @@ impl Clocks {
     /// Clocks of this thread that sample every millisecond.
     fn open(configs: &[u64]) -> Self {
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
-        let clocks = configs
-            .iter()
-            .map(|&config| {
-                let request = Request {
-                    kind: KIND_SOFTWARE,
-                    config,
-                    sampling: Some(Sampling {
-                        rate: Rate::Period(1_000_000),
-                        engine: Engine::Batched,
-                    }),
-                    exclude_user: false,
-                    exclude_kernel: false,
-                    exclude_host: false,
-                    pinned: false,
-                };
-                let opened = source.open(&request, source.thread());
-                opened.expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
-            })
-            .collect();
+        let clocks = configs.iter().map(|&config| open(&source, config));
+        let clocks = clocks.collect();
         Self { source, clocks }
     }
 
@@ -127,6 +127,42 @@ fn clocks_started_and_stopped_beside_running_ones_leave_those_running() {
     clocks.assert_run(&[0, 2, 3]);
     clocks.stop(&[0, 3]);
     clocks.assert_run(&[2]);
+}
+
+#[test]
+fn clocks_of_a_paused_thread_stand_still() {
+    let mut clocks = Clocks::open(&[CPU_CLOCK, TASK_CLOCK, CPU_CLOCK]);
+    // Its timers are its own.
+    let mut other = Clocks::open(&[CPU_CLOCK]);
+    let thread = clocks.source.thread();
+    other.start(&[0]);
+    clocks.start(&[0, 1]);
+    clocks.assert_run(&[0, 1]);
+    clocks.source.pause(thread).expect("the host goes on");
+    clocks.samples();
+    other.assert_run(&[0]);
+    assert_eq!(clocks.samples(), [0, 0, 0]);
+    clocks.start(&[2]);
+    clocks.stop(&[1]);
+    other.assert_run(&[0]);
+    assert_eq!(clocks.samples(), [0, 0, 0], "started in the pause");
+    clocks.source.go_on(thread).expect("the host goes on");
+    clocks.assert_run(&[0, 2]);
+}
+
+#[test]
+fn clock_opened_in_a_pause_waits_for_its_end() {
+    let mut clocks = Clocks::open(&[]);
+    let mut other = Clocks::open(&[CPU_CLOCK]);
+    let thread = clocks.source.thread();
+    other.start(&[0]);
+    clocks.source.pause(thread).expect("the host goes on");
+    clocks.clocks.push(open(&clocks.source, CPU_CLOCK));
+    clocks.start(&[0]);
+    other.assert_run(&[0]);
+    assert_eq!(clocks.samples(), [0]);
+    clocks.source.go_on(thread).expect("the host goes on");
+    clocks.assert_run(&[0]);
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl Vcpu {
                 },
             };
             if signalled && let Some(saver) = &shared.saver {
-                self.pass(saver);
+                self.pass(saver, &mut thread);
             }
         }
         if log::log_enabled!(log::Level::Debug)
@@ -198,8 +198,10 @@ impl Vcpu {
     }
 
     /// Waits while the machine is saved. KVM has nothing left to finish.
-    fn pass(&self, saver: &Saver) {
+    fn pass(&self, saver: &Saver, thread: &mut VcpuThread) {
         let gate = &self.shared.gate;
+        let closed = gate.is_closed();
+        let _paused = thread.session().filter(|_| closed).map(VcpuSession::pause);
         if gate.pass(self.index, || saver.vcpu(&self.fd)) {
             state::paused(&self.fd);
         }

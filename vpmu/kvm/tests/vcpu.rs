@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_ioctls::VcpuExit;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
-use vpmu::{Access, Exit, ExitReason, Persist, Registers, Settings, Vpmu};
+use vpmu::{Access, Exit, ExitReason, Persist, Registers, Settings, Source, Vpmu};
 use vpmu_kvm::micro::{self, Machine, Ring, code, in_loop};
 use vpmu_kvm::{
     DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, here,
@@ -51,8 +52,11 @@ impl Host {
             Arc::new(machine),
             Box::new(source),
         );
+        let window = [(GuestAddress(1 << 32), 64 * vpmu::abi::PAGE_SIZE)];
+        let window = GuestMemoryMmap::<()>::from_ranges(&window).expect("memory");
+        let vpmu = vpmu.expect("a device").with_window(window);
         Self {
-            vpmu: Arc::new(vpmu.expect("a device")),
+            vpmu: Arc::new(vpmu.expect("a window")),
             stats,
             threads,
         }
@@ -152,6 +156,60 @@ fn kicked_vcpu_returns_once() {
         host.threads.kick(0).expect("a signal without effect");
         let mut thread = VcpuThread::new(&machine.vcpu, None).expect("a run page");
         thread.run(&mut machine.vcpu).expect("no kick is left");
+    });
+}
+
+/// Makes the operator's clock of `host` overflow every 20 ms of the thread's time.
+fn record(host: &Host) -> u64 {
+    let clock: Persist = "cpu-clock,period=20000000".parse().expect("its syntax");
+    host.vpmu.persist(&clock).expect("a window and a clock")
+}
+
+/// Works until another clock of this thread has overflowed `times`.
+fn work(times: u64) {
+    let source = PerfSource::new(SIGRTMIN()).expect("a host");
+    let request = vpmu::source::Request {
+        kind: vpmu::abi::KIND_SOFTWARE,
+        config: 0,
+        sampling: None,
+        exclude_user: false,
+        exclude_kernel: false,
+        exclude_host: false,
+        pinned: false,
+    };
+    let mut clock = source.open(&request, source.thread()).expect("a clock");
+    clock.start().expect("started");
+    while clock.read().expect("a count").value < times * 20_000_000 {
+        std::hint::black_box(0);
+    }
+}
+
+#[test]
+fn clock_that_overflows_outside_the_guest_makes_the_run_call_return() {
+    storing(|machine| {
+        let host = Host::new();
+        let id = record(&host);
+        let mut thread = host.thread(machine);
+        work(3);
+        assert!(is_interrupted(&thread.run(&mut machine.vcpu).map(|_| ())));
+        assert!(host.vpmu.history(id).expect("a ring").iter().count() > 0);
+    });
+}
+
+#[test]
+fn clock_of_a_paused_vcpu_does_not_overflow() {
+    storing(|machine| {
+        let host = Host::new();
+        let id = record(&host);
+        let mut thread = host.thread(machine);
+        let paused = thread.session().map(vpmu::VcpuSession::pause);
+        work(10);
+        drop(paused);
+        thread.run(&mut machine.vcpu).expect("no overflow came");
+        assert_eq!(host.vpmu.history(id).expect("a ring").iter().count(), 0);
+        work(3);
+        assert!(is_interrupted(&thread.run(&mut machine.vcpu).map(|_| ())));
+        assert!(host.vpmu.history(id).expect("a ring").iter().count() > 0);
     });
 }
 

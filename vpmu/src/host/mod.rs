@@ -267,6 +267,14 @@ impl Source for PerfSource {
         self.timers.release(thread)
     }
 
+    fn pause(&self, thread: i32) -> io::Result<()> {
+        self.timers.pause(thread)
+    }
+
+    fn go_on(&self, thread: i32) -> io::Result<()> {
+        self.timers.go_on(thread)
+    }
+
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
         Box::new(PerfSet::new(thread, self.pmu))
     }

@@ -20,9 +20,17 @@ const MOST_MEMBERS: usize = 64;
 /// Most changes that wait for the next start: a guest can make any number of them.
 const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 
-/// The group of each thread that has one.
+/// The groups of threads.
 #[derive(Debug, Default)]
-pub(super) struct Timers(Mutex<Vec<(i32, Weak<TimerGroup>)>>);
+pub(super) struct Timers(Mutex<Groups>);
+
+#[derive(Debug, Default)]
+struct Groups {
+    /// The group of each thread that has one.
+    of: Vec<(i32, Weak<TimerGroup>)>,
+    /// The threads whose members stand still.
+    paused: Vec<i32>,
+}
 
 impl Timers {
     /// The group of `thread`, created with its first member; `None` if it is full.
@@ -36,8 +44,9 @@ impl Timers {
         }
         let group = Arc::new(TimerGroup::open(thread)?);
         let mut groups = locked(&self.0);
-        groups.retain(|(_, group)| group.strong_count() > 0);
-        groups.push((thread, Arc::downgrade(&group)));
+        locked(&group.state).paused = groups.paused.contains(&thread);
+        groups.of.retain(|(_, group)| group.strong_count() > 0);
+        groups.of.push((thread, Arc::downgrade(&group)));
         Ok(Some(group))
     }
 
@@ -62,9 +71,40 @@ impl Timers {
         group.settle(&mut state)
     }
 
+    /// Makes members of the group of `thread` stand still until [`Timers::go_on`].
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(super) fn pause(&self, thread: i32) -> io::Result<()> {
+        locked(&self.0).paused.push(thread);
+        let Some(group) = self.find(thread) else {
+            return Ok(());
+        };
+        let mut state = locked(&group.state);
+        state.paused = true;
+        group.switch(&mut state, false)
+    }
+
+    /// Ends a pause.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(super) fn go_on(&self, thread: i32) -> io::Result<()> {
+        locked(&self.0).paused.retain(|&paused| paused != thread);
+        let Some(group) = self.find(thread) else {
+            return Ok(());
+        };
+        let mut state = locked(&group.state);
+        state.paused = false;
+        match state.held {
+            true => Ok(()),
+            false => group.settle(&mut state),
+        }
+    }
+
     fn find(&self, thread: i32) -> Option<Arc<TimerGroup>> {
         let groups = locked(&self.0);
-        let mut of = groups.iter().filter(|&&(on, _)| on == thread);
+        let mut of = groups.of.iter().filter(|&&(on, _)| on == thread);
         of.find_map(|(_, group)| group.upgrade())
     }
 }
@@ -80,6 +120,8 @@ pub(super) struct TimerGroup {
 #[derive(Debug)]
 struct State {
     held: bool,
+    /// The vCPU of the thread is paused.
+    paused: bool,
     /// The leader is enabled.
     on: bool,
     /// Number of members that should count.
@@ -207,6 +249,7 @@ impl TimerGroup {
             members: AtomicUsize::new(0),
             state: Mutex::new(State {
                 held: false,
+                paused: false,
                 on: false,
                 running: 0,
                 changed: Vec::new(),
@@ -233,6 +276,7 @@ impl TimerGroup {
     }
 
     fn switch(&self, state: &mut State, on: bool) -> io::Result<()> {
+        let on = on && !state.paused;
         if state.on == on {
             return Ok(());
         }
@@ -289,7 +333,7 @@ mod tests {
         all[0].start().unwrap();
         drop(all);
         let groups = locked(&timers.0);
-        assert!(groups.iter().all(|(_, group)| group.strong_count() == 0));
+        assert!(groups.of.iter().all(|(_, group)| group.strong_count() == 0));
         drop(groups);
         let again = timer(&timers);
         assert_eq!(locked(&again.group.state).running, 0);
