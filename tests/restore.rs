@@ -52,6 +52,8 @@ until_line later 80
 snapshot later /tmp/measured.2 --then-exit
 wait
 cat /tmp/later.said
+put measured.state /tmp/measured.1/state
+put later.state /tmp/measured.2/state
 rm -r /tmp/measured.1
 restore last /tmp/measured.2 --recording /tmp/last.data
 rm -r /tmp/measured.2
@@ -188,6 +190,23 @@ fn tools_measure_on_over_two_saves() {
         consoles.push(session.file(&format!("{machine}.console")));
     }
     whole(&consoles.concat());
+}
+
+/// How far the TSC of the second vCPU is ahead of that of the first, in a state file.
+fn tsc_distance(file: &str) -> u64 {
+    let text = SESSION.get().text(file);
+    let line = text.lines().nth(1).expect("a second line");
+    let state: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    let [one, other] = [0, 1].map(|vcpu| {
+        let offset = state["vcpus"][vcpu]["tsc_offset"].as_u64();
+        offset.expect("the lab's KVM reports offsets")
+    });
+    other.wrapping_sub(one)
+}
+
+#[test]
+fn tscs_of_vcpus_keep_their_distance_over_a_restore() {
+    assert_eq!(tsc_distance("later.state"), tsc_distance("measured.state"));
 }
 
 #[test]

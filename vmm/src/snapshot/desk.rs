@@ -76,7 +76,8 @@ impl Desk {
             if slot.closed {
                 return Err(ENDS.to_owned());
             }
-            if slot.unfinished.is_some() || slot.finished.is_some() {
+            // One that is finished is taken note of before the next.
+            if slot.unfinished.is_some() {
                 return Err(BUSY.to_owned());
             }
             slot.asked = Some(Asked {
@@ -231,7 +232,6 @@ mod tests {
         let whole = Err("no room".to_owned());
         desk.finish("one", whole.clone()).expect("that one");
         assert!(desk.has_news());
-        assert_eq!(desk.ask(wanted(), file()).expect_err("refused"), BUSY);
         assert_eq!(desk.take_finished(), Some(whole));
         assert!(desk.finish("one", Ok(())).is_err(), "once");
         assert!(!desk.has_news() && desk.take_finished().is_none());

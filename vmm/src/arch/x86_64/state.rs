@@ -227,8 +227,9 @@ pub(crate) fn paused(fd: &VcpuFd) {
 }
 
 impl VcpuState {
-    /// Puts this state into `fd`, which has not run yet and has this machine's own CPUID.
-    fn restore(&self, fd: &VcpuFd, host_tsc_then: u64) -> Result<(), StateError> {
+    /// Puts this state into `fd`, which has not run yet and has this machine's own CPUID. The host's TSC is
+    /// `since` ahead of that of the save.
+    fn restore(&self, fd: &VcpuFd, since: u64) -> Result<(), StateError> {
         let own = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
             .map_err(restore("CPUID"))?;
@@ -242,10 +243,7 @@ impl VcpuState {
         )?;
         let keeps_offset = match self.tsc_offset {
             // The guest's counter goes on from where it was, the same distance to those of other vCPUs.
-            Some(offset) => {
-                let since = host_tsc().wrapping_sub(host_tsc_then);
-                clock::set_offset(fd, offset.wrapping_sub(since)).is_ok()
-            }
+            Some(offset) => clock::set_offset(fd, offset.wrapping_sub(since)).is_ok(),
             None => false,
         };
         fd.set_mp_state(self.mp).map_err(restore("the run state"))?;
@@ -405,8 +403,10 @@ impl VmState {
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
+        // Once, and at once: a guest compares this clock with the TSC of each vCPU.
+        let since = host_tsc().wrapping_sub(self.host_tsc);
         for (fd, state) in fds.iter().zip(vcpus) {
-            state.restore(fd, self.host_tsc)?;
+            state.restore(fd, since)?;
         }
         Ok(())
     }
