@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of perf core's rings: which pages the device may write to, and until when.
+ * AUX areas of perf core's rings: the pages that the device may write to, and for how long.
  *
- * perf core makes the area and frees it. Between the two the device knows its pages by
- * the event that it was mapped with, which can be closed before it; when a trace writes
- * there is for vpmu_trace.c to say. The areas of /dev/vpmu are in vpmu_aux.c.
+ * perf core allocates and frees the area. In between, the device knows its pages by the event
+ * that the area was mapped with, which may be closed first; vpmu_trace.c decides when a trace
+ * writes to the area. The areas of /dev/vpmu are in vpmu_aux.c.
  */
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -17,13 +17,13 @@
 #include "vpmu_trace.h"
 
 /**
- * vpmu_area_setup() - struct pmu::setup_aux: give an area's pages to the device
- * @event: that it is mapped with
- * @pages: addresses of its pages, which perf core keeps until vpmu_area_free()
- * @count: how many
- * @overwrite: nobody moves the tail
+ * vpmu_area_setup() - struct pmu::setup_aux: pass an area's pages to the device
+ * @event: the event that the area is mapped with
+ * @pages: addresses of the pages, which perf core keeps until vpmu_area_free()
+ * @count: number of pages
+ * @overwrite: the reader does not move the tail
  *
- * Sleeps, as all of mmap(2) may.
+ * Sleeps, like any mmap(2).
  *
  * Return: the area, or NULL.
  */
@@ -57,7 +57,7 @@ void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool ov
 		.count = count,
 		.overwrite = overwrite,
 	};
-	/* The pages can outlive their event, by a map through another that shares the ring. */
+	/* The pages can outlive their event if another event that shares the ring maps them. */
 	__module_get(THIS_MODULE);
 	vpmu_device_get(dev);
 	mutex_lock(&dev->output_lock);
@@ -73,7 +73,7 @@ free:
 
 /**
  * vpmu_area_free() - struct pmu::free_aux: take the pages back from the device
- * @aux: from vpmu_area_setup(); the last turn there has ended, and none begins
+ * @aux: from vpmu_area_setup(); traces do not write there any more
  */
 void vpmu_area_free(void *aux)
 {
@@ -102,8 +102,8 @@ void vpmu_area_free(void *aux)
 }
 
 /**
- * vpmu_area_close() - close an event that perf core has taken off its CPU for good
- * @own: the event; the device forgets its area with it
+ * vpmu_area_close() - close an event that perf core has taken off its CPU for the last time
+ * @own: the event; its area on the device ends with it
  */
 void vpmu_area_close(struct vpmu_event *own)
 {

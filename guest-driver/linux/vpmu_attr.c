@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Attributes: a perf_event_attr becomes a request to the device, and a request an attr.
+ * Attributes: translation between perf_event_attr and requests to the device.
  *
- * Both doors are here. A program that opens /dev/vpmu gives its attr to this driver, which
- * checks all of it. An attr of perf_event_open(2) has been checked by perf core; what is
- * checked of it here is what a replay of samples cannot do.
+ * This serves both interfaces. An attr for /dev/vpmu comes from a program, and all of it is
+ * checked here. An attr of perf_event_open(2) was checked by perf core; only fields that a
+ * replay of samples cannot support are checked here.
  *
  * perf_event_open(2) refuses invalid attributes with EINVAL, and larger ones than it knows
  * with E2BIG; so does this driver. An attribute that is valid but not supported by this
@@ -30,7 +30,7 @@
 #define SAMPLE_REPORTED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
 			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
 
-/* Fields that perf core reads from the current task or CPU, which need not be the sample's. */
+/* Fields that perf core reads from the current task or CPU, which may differ from the sample's */
 #define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
 			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
 			 PERF_SAMPLE_BRANCH_STACK)
@@ -41,7 +41,7 @@
 
 #define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
 
-/* Reads an attr of any version that asks for nothing unknown. */
+/* Copies an attr of any version, if its unknown fields are zero. */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
 	u32 size;
@@ -56,7 +56,7 @@ static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user
 		memset(attr, 0, sizeof(*attr));
 		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
 	}
-	/* A failure of this write changes nothing: E2BIG is returned either way. */
+	/* The result of this write does not matter: the function returns E2BIG either way. */
 	if (err == -E2BIG)
 		put_user((u32)sizeof(*attr), &user->size);
 	return err;
@@ -72,7 +72,7 @@ static bool regs_valid(u64 mask)
  * @attr: filled in
  * @user: the program's attr
  *
- * Return: 0, or the errno that perf_event_open(2) has for an attr that no event can have.
+ * Return: 0, or the errno of perf_event_open(2) for an invalid attr.
  */
 int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
@@ -105,8 +105,8 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr asks for something that is not supported: clears each field that is, or
- * that has no effect without a bit that is refused, and looks for a rest.
+ * Whether an attr asks for an unsupported feature. Clears each field that is supported, or that
+ * has no effect without a refused bit, and checks whether the rest is zero.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -125,7 +125,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* The work of nested guests is this guest's. */
+	/* Work of nested guests counts as this guest's. */
 	rest.exclude_hv = 0;
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;
@@ -176,7 +176,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
-	/* A sample would have the count of one task's event, not of the family. */
+	/* A sample would have the count of one task's event and not the family's. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EINVAL;
 	if (attr->sample_type & PERF_SAMPLE_CALLCHAIN && attr->sample_max_stack > VPMU_MAX_STACK)
@@ -195,7 +195,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 }
 
 /**
- * vpmu_attr_check_replay() - refuse samples of perf core that a replay cannot make
+ * vpmu_attr_check_replay() - refuse samples that a replay to perf core cannot make
  * @event: a sampling event that is being opened
  *
  * Return: 0 or -EOPNOTSUPP.
@@ -206,7 +206,7 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 
 	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
 		return -EOPNOTSUPP;
-	/* The device has no such samples of events that have a parent. */
+	/* The device does not offer such samples for events with a parent. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EOPNOTSUPP;
 	/* The signal must come before the program's next instruction. */
@@ -235,7 +235,7 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
 }
 
 /**
- * vpmu_attr_is_trace() - whether an attr of /dev/vpmu is one of a trace
+ * vpmu_attr_is_trace() - whether an attr of /dev/vpmu is for a trace
  * @dev: the device
  * @attr: the attr
  *
@@ -248,7 +248,7 @@ bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_a
 	       vpmu_config_is_trace(attr->config);
 }
 
-/* Kinds that perf has a type of its own for. */
+/* Kinds with a perf type of their own */
 static const struct {
 	u32 type;
 	u32 kind;
@@ -309,7 +309,7 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
 }
 
 /**
- * vpmu_attr_request() - request the output that an attr of /dev/vpmu asks for
+ * vpmu_attr_request() - request the output for an attr of /dev/vpmu
  * @attr: from vpmu_attr_check()
  * @trace: the event writes packets, not samples
  * @request: the fields of samples and packets are filled in
@@ -320,7 +320,7 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 	u64 sample_type = attr->sample_type;
 	u32 flags = 0;
 
-	/* An event without samples has other records, with the fields of sample_id_all. */
+	/* An event without samples has other records, with the sample_id_all fields. */
 	if (!attr->sample_period || trace)
 		sample_type &= SAMPLE_ID;
 	request->period = cpu_to_le64(attr->sample_period);
@@ -364,10 +364,10 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 }
 
 /**
- * vpmu_attr_replayed() - fields of samples that a replay needs for perf core's event
- * @attr: the event's
+ * vpmu_attr_replayed() - sample fields that a replay needs for perf core's event
+ * @attr: the event's attr
  *
- * Return: PERF_SAMPLE_* that the device is asked for.
+ * Return: PERF_SAMPLE_* fields for the request.
  */
 u64 vpmu_attr_replayed(const struct perf_event_attr *attr)
 {
@@ -381,8 +381,8 @@ u64 vpmu_attr_replayed(const struct perf_event_attr *attr)
 
 /**
  * vpmu_attr_request_replay() - request the samples of perf core's event
- * @attr: the event's
- * @request: the fields of samples are filled in, but for the period and the wakeup
+ * @attr: the event's attr
+ * @request: its sample fields are filled in, except for the period and the wakeup
  */
 void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 			      struct vpmu_open_request *request)
@@ -407,8 +407,8 @@ void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 
 /**
  * vpmu_attr_request_trace() - request the packets of perf core's event
- * @attr: the event's
- * @request: the fields of packets are filled in
+ * @attr: the event's attr
+ * @request: its packet fields are filled in
  */
 void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 			     struct vpmu_open_request *request)
@@ -417,7 +417,7 @@ void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 }
 
-/* Whether the catalogue has an event that can exclude the kernel or the user. */
+/* Whether the catalogue has an event that can exclude kernel or user mode. */
 static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 {
 	const struct vpmu_catalogue_entry *entry;
@@ -434,7 +434,7 @@ static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 	return false;
 }
 
-/* Whether an event counts time: a clock, or its like. */
+/* Whether an event counts time, such as a clock. */
 static bool attr_counts_time(u64 config)
 {
 	switch (config) {
@@ -449,15 +449,15 @@ static bool attr_counts_time(u64 config)
 }
 
 /**
- * vpmu_attr_request_exclude() - request that a mode, or the host's work, is not counted
- * @own: the event, by either door
+ * vpmu_attr_request_exclude() - request to exclude a mode, or the host's work
+ * @own: the event, from either interface
  * @request: its flags are filled in
  *
- * A clock of perf core's door cannot exclude a mode, as the kernel's own clocks cannot: it
- * counts both, and samples of the other mode are dropped.
+ * A clock opened with perf_event_open(2) cannot exclude a mode, like the kernel's own clocks:
+ * it counts both modes, and samples of the other mode are dropped.
  *
- * Return: 0; or -EACCES for an event that would count the kernel for a program that may
- * not; perf explains this errno to its user.
+ * Return: 0; or -EACCES if the event would count the kernel for a program without permission.
+ * perf explains this errno to its user.
  */
 int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
@@ -465,7 +465,7 @@ int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_req
 	u64 config = own->event->hw.config;
 	u32 flags = 0;
 
-	/* A device that counts the guest alone may be older than the flag. */
+	/* A device that counts only the guest may predate the flag. */
 	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
 		flags |= VPMU_OPEN_EXCLUDE_HOST;
 	if ((attr->exclude_user || attr->exclude_kernel) && !own->file &&
@@ -485,11 +485,11 @@ out:
 }
 
 /**
- * vpmu_attr_needs_task() - whether the device must know the current task for an event
+ * vpmu_attr_needs_task() - whether an event needs the current task on the device
  * @request: the request for the event
  * @trace: the event writes packets
  *
- * Return: true if records or packets name the task or hold its user registers.
+ * Return: true if records or packets contain the task or its user registers.
  */
 bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace)
 {
@@ -501,7 +501,7 @@ bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace)
 }
 
 /**
- * vpmu_attr_opens_registers() - vpmu_attr_has_registers() of an event that is open
+ * vpmu_attr_opens_registers() - vpmu_attr_has_registers() for an open event
  * @request: the request that opened it
  * @config: the config of the vpmu PMU
  *
@@ -559,6 +559,6 @@ void vpmu_attr_from_request(const struct vpmu_device *dev,
 		.sample_max_stack = le32_to_cpu(request->max_stack),
 		.vpmu_aux_action = attr_aux_action(flags),
 	};
-	/* The configs of perf's own types do not hold the kind. */
+	/* The configs of perf's own types do not contain the kind. */
 	attr->config = attr->type == dev->counting.pmu.type ? config : le64_to_cpu(request->config);
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of /dev/vpmu: pages beside a ring that the host writes traces to.
+ * AUX areas of /dev/vpmu: pages beside a ring for traces that the host writes.
  *
- * A program announces the place of the area in the ring's first page and maps it
- * there, as of a perf event; each such map is one of the ring, too, so an area goes
- * before its ring does. Between the first map and the last unmap this driver takes no
- * part. The areas of perf core's rings are perf core's; see vpmu_area.c.
+ * A program writes the area's offset and size to the ring's first page and maps it there, as
+ * for a perf event. Each such map is also a map of the ring, so an area ends before its ring.
+ * Between the first map and the last unmap this driver is not involved. The areas of perf
+ * core's rings belong to perf core; see vpmu_area.c.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -17,7 +17,7 @@
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
-/* The longest run of pages tried for: the host copies by runs, and 2 MiB are long. */
+/* The longest run of pages to allocate: the host copies by runs, and 2 MiB are enough. */
 #define AUX_ORDER_MAX	9
 
 static void aux_free(struct vpmu_aux *aux)
@@ -30,7 +30,7 @@ static void aux_free(struct vpmu_aux *aux)
 	kvfree(aux);
 }
 
-/* Zeroed pages in as long runs as come cheaply. */
+/* Allocates zeroed pages in runs as long as they are cheap. */
 static int aux_fill(struct vpmu_aux *aux)
 {
 	const gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_ZERO;
@@ -55,9 +55,9 @@ static int aux_fill(struct vpmu_aux *aux)
 }
 
 /**
- * vpmu_aux_destroy() - take the pages back from the device, or leak those it may write to
+ * vpmu_aux_destroy() - take the pages back from the device, or leak pages it may still write to
  * @dev: the device; its output_lock is held
- * @ring: that they lie beside
+ * @ring: the ring beside the area
  */
 void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
@@ -95,7 +95,7 @@ static void aux_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* An area is mapped as a whole. */
+/* An area is always mapped whole. */
 static int aux_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
@@ -108,8 +108,8 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a map is the one that the program has announced, and equals an existing one. The
- * program can write to the first page of the ring at any time: it is read once.
+ * Whether a map is at the announced offset and size, and equal to an existing map. The program
+ * can write to the ring's first page at any time, so read it once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)
 {
@@ -168,7 +168,7 @@ static int aux_insert(const struct vpmu_aux *aux, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, (struct page **)aux->pages, &left);
 }
 
-/* The first map of an area. */
+/* Makes the first map of an area. */
 static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 {
 	struct vpmu_ring *ring = file->output.ring;
@@ -182,7 +182,7 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 				   vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
 		aux_free(aux);
-		/* The trace that the ring was mapped with is closed. */
+		/* The trace that the ring was mapped with was closed. */
 		return err == -ENOENT ? -EOPNOTSUPP : err;
 	}
 	ring->aux = aux;
@@ -193,10 +193,10 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 }
 
 /**
- * vpmu_aux_mmap() - map the AUX area of an event's ring, as mmap(2) of a perf event does
- * @file: of an event that writes to a ring
- * @vma: shared, where and as long as the ring's first page says; if the first is
- *       writable, the reader moves aux_tail, else the area overwrites
+ * vpmu_aux_mmap() - map the AUX area of an event's ring, like mmap(2) of a perf event
+ * @file: an event that writes to a ring
+ * @vma: a shared map at the offset and of the size in the ring's first page; if the first map
+ *       is writable, the reader moves aux_tail, else the device overwrites old data
  *
  * Return: 0 or a negative errno.
  */

@@ -2,9 +2,9 @@
 /*
  * Commands for events from outside perf core's scheduling.
  *
- * A call goes to the CPU where an event is and holds its context's lock there. The
- * events of a group are in one context for each task, so a call to a group reaches
- * all of them at once, with one kick.
+ * A call runs on the CPU where an event is active, and holds its context's lock there. For each
+ * task, the events of a group are in one context, so a call to a group reaches all of them at
+ * once, with one kick.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -18,16 +18,16 @@
 #include "vpmu_ring.h"
 
 /**
- * struct event_call - commands on their way to the CPU where an event is
- * @event: which one
- * @leader: of the group called; NULL for @event alone
- * @only: of the group, the one meant; NULL for all
- * @call_seq: the number of the call
- * @op: VPMU_COMMAND_*; zero starts and stops what runs as the files say
- * @value: of the command, for @event alone
- * @cpu: where it must go, -1 for any
- * @flushed: the first error of those that were flushed
- * @ret: 0, a negative errno, or -EAGAIN when the event was elsewhere by then
+ * struct event_call - commands for the CPU where an event is active
+ * @event: the event
+ * @leader: leader of the called group; NULL for @event alone
+ * @only: the only event of the group to call; NULL for all
+ * @call_seq: number of the call
+ * @op: VPMU_COMMAND_*; zero starts or stops events according to their files
+ * @value: the command's value, for @event alone
+ * @cpu: the CPU to run on, -1 for any
+ * @flushed: the first error of a flushed event
+ * @ret: 0, a negative errno, or -EAGAIN if the event has moved
  */
 struct event_call {
 	struct perf_event *event;
@@ -64,7 +64,7 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		call_switch(vcpu, event);
 		break;
 	case VPMU_COMMAND_READ:
-		/* A read reports, at the latest, the records that found no room in the ring. */
+		/* A read reports records that did not fit in the ring, unless reported before. */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
 		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
@@ -74,7 +74,7 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 	}
 }
 
-/* Adds to its file's totals what an event has counted. */
+/* Adds an event's counts to its file's totals. */
 static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -86,13 +86,13 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	if (perf_core_is_scheduled(event) &&
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
-	/* Those are of the whole family; with its last event they fit the counts best. */
+	/* The tally is of the whole family; added with its last event, it fits the counts best. */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
 	totals->lost = atomic64_read(&file->tally.lost);
 }
 
-/* Whether @event is one of those that the call is for. */
+/* Whether the call is for @event. */
 static bool call_reaches(const struct event_call *call, const struct perf_event *event)
 {
 	const struct vpmu_event *own;
@@ -105,7 +105,7 @@ static bool call_reaches(const struct event_call *call, const struct perf_event 
 	return !call->only || call->only == own->file;
 }
 
-/* How it went, of an event that was flushed. */
+/* The result of a flush of an event. */
 static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 			 struct perf_event *event)
 {
@@ -115,7 +115,7 @@ static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 		call->flushed = call->flushed ?: own->flushed;
 }
 
-/* Visits each event of the call in its context, and the one that may have left it. */
+/* Visits the call's events in the context, and its own event, which may have left it. */
 static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 		      void (*visit)(struct event_call *call, struct vpmu_vcpu *vcpu,
 				    struct perf_event *event))
@@ -140,7 +140,7 @@ static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	bool sum = call->op == VPMU_COMMAND_READ;
 
 	if (vcpu) {
-		/* Interrupts are off: nothing else gathers on this queue meanwhile. */
+		/* Interrupts are off: the queue gets no other commands meanwhile. */
 		vcpu->reading = true;
 		call_each(call, vcpu, call_append);
 		vcpu->reading = false;
@@ -176,7 +176,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	own->limit_hit = false;
 	if (own->task)
 		return 0;
-	/* The device has it on now; it stays so only if it would be started. */
+	/* The device has enabled it; it may stay enabled only if it would be started now. */
 	own->started = true;
 	if (event->state != PERF_EVENT_STATE_ACTIVE || !vpmu_group_allows(event))
 		vpmu_event_stop(vcpu, event);
@@ -184,9 +184,9 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * The CPU of the call's events that are active; -1 if none is. An event of a group that perf
- * core has off does not show where the others are. An event that is flushed may have been started
- * early, on the CPU where any event of its context is active.
+ * The CPU where events of the call are active; -1 if they are not. If perf core has stopped one
+ * event of a group, the others may still be active. An event being flushed may have been
+ * started early, on the CPU where other events of its context are active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -207,8 +207,8 @@ static int call_cpu(const struct event_call *call)
 }
 
 /*
- * Whether events of the call's context are about to be added on another CPU: the device has
- * the commands already, and perf core sets the CPU in a moment. See vpmu_switch.c.
+ * Whether events of the call's context are about to be added on another CPU: the device already
+ * has the commands, and perf core is about to set the CPU. See vpmu_switch.c.
  */
 static bool call_must_wait(const struct event_call *call)
 {
@@ -226,7 +226,7 @@ static bool call_must_wait(const struct event_call *call)
 	return false;
 }
 
-/* Runs with interrupts off, so this CPU's queue has no gathered commands. */
+/* Interrupts are off, so this CPU's queue holds no commands yet. */
 static void event_call_here(void *info)
 {
 	struct event_call *call = info;
@@ -235,7 +235,7 @@ static void event_call_here(void *info)
 	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_vcpu *vcpu;
 
-	/* While it is held, no event of the context is scheduled in or out. */
+	/* With the lock held, events of the context are not scheduled. */
 	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
@@ -260,7 +260,7 @@ static int event_call(struct event_call *call)
 		call->cpu = perf_core_cpu(event);
 	else
 		call->cpu = -1;
-	/* Each turn more means that it turned out where to go, or that the task has moved. */
+	/* Each retry means that the CPU became known, or that the task moved. */
 	do {
 		cpu = get_cpu();
 		if (call->cpu >= 0)
@@ -272,7 +272,7 @@ static int event_call(struct event_call *call)
 	return err ? -ENODEV : call->ret;
 }
 
-/* One family of the group: a call for each context that the calls before have not reached. */
+/* Calls one family of the group, once for each context that was not reached yet. */
 static int call_family(struct event_call *call, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -293,7 +293,7 @@ static int call_family(struct event_call *call, struct perf_event *event)
 	return err;
 }
 
-/* Adds up what events that have ended left to theirs. */
+/* Adds the counts of closed inherited events to their file's totals. */
 static void call_sum_dead(struct vpmu_file *file)
 {
 	struct perf_event *event = file->event;
@@ -302,7 +302,7 @@ static void call_sum_dead(struct vpmu_file *file)
 	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
-/* Visits the contexts of all events of the group, or of one of its files. */
+/* Visits the contexts of all events of the group, or of one file of it. */
 static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {
 	struct event_call call = { .leader = leader, .only = only, .op = op };
@@ -311,8 +311,8 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 
 	call.call_seq = atomic64_inc_return(&call_count);
 	/*
-	 * With these held no inherited event comes or goes. Nobody else holds more than
-	 * one of a group's.
+	 * With these mutexes held, inherited events are neither added nor removed. Only this
+	 * takes several of them for one group.
 	 */
 	vpmu_group_for_each(file, leader) {
 		perf_core_lock_family_of(file->event, &leader->group.lock);
@@ -332,10 +332,10 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 }
 
 /**
- * vpmu_call_event() - a command for one event
+ * vpmu_call_event() - send a command for one event
  * @event: the event
- * @op: VPMU_COMMAND_PERIOD, VPMU_COMMAND_REFRESH or VPMU_COMMAND_ENABLE, the latter
- *      two to let one go on that has used up its refreshes
+ * @op: VPMU_COMMAND_PERIOD; or VPMU_COMMAND_REFRESH or VPMU_COMMAND_ENABLE, to continue an
+ *      event that has used up its refreshes
  * @value: of the command
  *
  * Return: 0 or a negative errno, the device's own included.
@@ -348,7 +348,7 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 }
 
 /**
- * vpmu_call_switch() - start or stop one active event, as its file and the device allow
+ * vpmu_call_switch() - start or stop one active event according to its file and the device
  * @event: the event
  *
  * Return: 0 or a negative errno.
@@ -384,7 +384,7 @@ static bool call_has_error(const struct vpmu_file *file)
 
 static void call_close(struct vpmu_file *file)
 {
-	/* Before the event goes, so that notices no longer find it by its ring. */
+	/* Do this before the event is freed, so that notices do not find it by its ring. */
 	vpmu_ring_close(file);
 	perf_event_release_kernel(file->event);
 }

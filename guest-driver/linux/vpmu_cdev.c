@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /dev/vpmu: what the device is, what it can count, marks, and opening events.
+ * /dev/vpmu: information about the device, its catalogue, marks, and opening events.
  */
 #include <linux/capability.h>
 #include <linux/fs.h>
@@ -22,7 +22,7 @@ static struct vpmu_device *to_vpmu(struct file *filp)
 
 static int cdev_open(struct inode *inode, struct file *filp)
 {
-	/* The misc core keeps the device from being unregistered meanwhile. */
+	/* The misc core keeps the device registered meanwhile. */
 	vpmu_device_get(to_vpmu(filp));
 	return nonseekable_open(inode, filp);
 }
@@ -94,13 +94,13 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 }
 
 /*
- * The doorbell, for marks without a system call. The map holds the file, and the file
- * the device. A store in the map of a device that was reset is no mark.
+ * The doorbell, for marks without a system call. The map holds the file, and the file the
+ * device. After a reset of the device, a store in the map has no effect.
  *
- * The hypervisor emulates each access, and ends the machine at an instruction that it
- * cannot emulate. A program can have the kernel execute one there, such as the FXSAVE
- * or XSAVE of a signal frame. So the map takes the capability of those who can end the
- * machine anyhow; VPMU_IOC_MARK is for everybody.
+ * The hypervisor emulates each access, and stops the machine at an instruction that it cannot
+ * emulate. A program can make the kernel execute such an instruction there, for example the
+ * FXSAVE or XSAVE of a signal frame. So the map needs a capability whose holder can stop the
+ * machine anyway; VPMU_IOC_MARK needs none.
  */
 static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {
@@ -131,12 +131,12 @@ static const struct file_operations cdev_fops = {
 };
 
 /**
- * vpmu_cdev_register() - make /dev/vpmu
+ * vpmu_cdev_register() - create /dev/vpmu
  * @dev: the device
  *
- * The node is for everybody, as the system call perf_event_open(2) is: a mark is exact
- * for any program, and reveals nothing but what the program itself writes. What
- * may be opened is up to vpmu_permission_open(), what else takes a capability to the calls.
+ * Every program may open the node, as it may call perf_event_open(2): a mark is exact for any
+ * program, and reveals only data of that program. vpmu_permission_open() decides which events a
+ * program may open; other calls check for capabilities themselves.
  *
  * Return: 0 or a negative errno.
  */
@@ -153,7 +153,7 @@ int vpmu_cdev_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_cdev_unregister() - remove /dev/vpmu; files that are open stay
+ * vpmu_cdev_unregister() - remove /dev/vpmu; open files stay
  * @dev: the device
  */
 void vpmu_cdev_unregister(struct vpmu_device *dev)

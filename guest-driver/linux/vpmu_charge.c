@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * On whose account the pages are that programs map: as perf charges its own, to the
- * user as long as the allowance lasts, the rest to the address space.
+ * Accounting of mapped pages, as in perf: the user is charged up to the allowance, and the
+ * address space for the rest.
  */
 #include <linux/capability.h>
 #include <linux/cpumask.h>
@@ -15,7 +15,7 @@
 #include "vpmu.h"
 #include "vpmu_ring.h"
 
-/* perf's kernel.perf_event_mlock_kb is out of a module's reach; this is its default. */
+/* A module cannot read kernel.perf_event_mlock_kb; this is its default. */
 static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
 module_param(mlock_kb, uint, 0644);
 MODULE_PARM_DESC(mlock_kb,
@@ -24,7 +24,7 @@ MODULE_PARM_DESC(mlock_kb,
 /**
  * vpmu_charge() - charge pages to the caller
  * @charge: filled in, for vpmu_uncharge()
- * @count: how many
+ * @count: number of pages
  *
  * Return: 0, or -EPERM where perf refuses to lock this many pages.
  */
@@ -36,7 +36,7 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 	struct mm_struct *mm = current->mm;
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
-	/* The allowance may have been more when they were locked. */
+	/* The allowance may have been larger when the pages were locked. */
 	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
 	locked += count;
 	extra = locked > allowed ? locked - allowed : 0;

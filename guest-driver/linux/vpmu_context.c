@@ -2,19 +2,19 @@
 /*
  * One kick per direction when a context is scheduled.
  *
- * After pmu->del() perf core marks an event as off its CPU, and a reader on another CPU then
- * takes the count as it is, without the context's lock. So the device must have answered for
- * an event before del returns. All events that go out do so while the context stays locked: the
- * first takes the others along, which find their answers there.
+ * After pmu->del(), perf core marks an event as off its CPU, and a reader on another CPU then
+ * uses the count without the context's lock. So the device must answer for an event before del
+ * returns. The context stays locked while all its events are scheduled out: the first event
+ * sends the commands of the others, too, which then find their answers.
  *
- * Before 6.2 perf core disables the PMU for each event by itself, so nothing tells the first
- * event of a context that others follow: the first to come in starts those that are expected
- * to come.
+ * Before 6.2, perf core disables the PMU for each event separately, so the first event of a
+ * context does not know whether others follow. The first event scheduled in starts those that
+ * are expected to follow.
  *
- * The expectation can be wrong, as when perf core finds no place for an event. Such an
- * unexpected event counts on the device and must not count for perf: it is stopped with the
- * next event of the context that goes out, before the context can move to another CPU, and its
- * count of that time is dropped.
+ * The expectation can be wrong, for example if perf core finds no room for an event. Such an
+ * unexpected event counts on the device but must not count for perf. It is stopped with the
+ * context's next event that is scheduled out, before the context can move to another CPU, and
+ * its count of that time is dropped.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -38,9 +38,9 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 }
 
 /**
- * vpmu_context_enter() - an event comes in: start the events that are expected to follow
- * @vcpu: this CPU's queue, whose PMU is disabled for the event
- * @event: that comes; its context's lock is held
+ * vpmu_context_enter() - schedule an event in, and start events that are expected to follow
+ * @vcpu: this CPU's queue; its PMU is disabled for the event
+ * @event: the event; its context's lock is held
  */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -51,7 +51,7 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			vpmu_event_start(vcpu, other);
 }
 
-/* Whether @other, which is active, goes within the same hold of the context's lock. */
+/* Whether @other, which is active, is scheduled out before the context is unlocked. */
 static bool context_loses(const struct perf_event *event, const struct perf_event *other)
 {
 	return vpmu_switch_is_from(perf_core_context(event)) ||
@@ -59,9 +59,9 @@ static bool context_loses(const struct perf_event *event, const struct perf_even
 }
 
 /**
- * vpmu_context_leave() - an event goes out: stop those that go with it, and unexpected ones
- * @vcpu: this CPU's queue, whose PMU is disabled for the event
- * @event: that goes; its context's lock is held
+ * vpmu_context_leave() - schedule an event out, and stop events that follow and unexpected ones
+ * @vcpu: this CPU's queue; its PMU is disabled for the event
+ * @event: the event; its context's lock is held
  */
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -77,14 +77,14 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			own->coming = false;
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
-			/* Stopped already when its turn comes, it adds no kick. */
+			/* Already stopped when perf core takes it out, it adds no kick. */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
 		}
 	}
 }
 
-/* A leader that goes by itself may take its group along, or leave it. */
+/* A leader that is scheduled out alone may take its group along or not. */
 static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *sibling;
@@ -101,10 +101,10 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * Whether the answer for @event may wait until the PMU is enabled: for an event that was read
- * as its leader went out; and for an event of a CPU, where perf core takes events out and in again
- * with the PMU disabled all the time, also at switches to tasks with pinned events and between
- * cgroups. An answer before would cost an exit more.
+ * Whether the answer for @event may wait until the PMU is enabled. It may for an event that was
+ * read when its leader was scheduled out, and for a CPU event: perf core keeps the PMU disabled
+ * from taking those out until it adds them again, also at switches to tasks with pinned events
+ * and between cgroups. An earlier answer would cost another exit.
  */
 static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {
@@ -118,9 +118,9 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 }
 
 /**
- * vpmu_context_part() - an event has been stopped and goes out: get its count now
- * @vcpu: this CPU's queue, whose PMU is disabled
- * @event: that goes; its context's lock is held
+ * vpmu_context_part() - get the count of a stopped event that is scheduled out
+ * @vcpu: this CPU's queue; its PMU is disabled
+ * @event: the event; its context's lock is held
  */
 void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The control queue: requests whose senders sleep until they are answered, and those that
- * nobody waits for.
+ * The control queue: requests whose senders sleep until the answer, and requests without a
+ * waiting sender.
  */
 #include <linux/atomic.h>
 #include <linux/completion.h>
@@ -15,7 +15,7 @@
 
 #include "vpmu.h"
 
-/* Catalogue entries asked for in one request. */
+/* Catalogue entries per request */
 #define CATALOGUE_STEP	16
 
 static unsigned int answer_seconds = 30;
@@ -36,10 +36,10 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * @request: the request
  * @dev: the device
  * @answered: for the sender
- * @state: enum open_state; who moves it from OPEN_WAITS leaves the rest to the other
- * @asked: what it asks
+ * @state: enum open_state; the side that moves it from OPEN_WAITS leaves the rest to the other
+ * @asked: the request's bytes
  * @reply: the answer
- * @close: closes again what nobody waits for any more
+ * @close: closes the event if the sender no longer waits
  */
 struct control_open {
 	struct vpmu_control_request request;
@@ -61,7 +61,7 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 	return virtqueue_add_sgs(dev->control.vq, sgs, 1, 1, request, GFP_ATOMIC);
 }
 
-/* Adds those that wait for room to the queue; those that it refuses go to @refused. */
+/* Adds waiting requests to the queue as far as there is room; failed ones go to @refused. */
 static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 {
 	struct vpmu_control_request *request, *next;
@@ -78,7 +78,7 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 	virtqueue_kick(dev->control.vq);
 }
 
-/* Moves all that is not answered, and never will be, to @refused. */
+/* Moves all requests that will not be answered to @refused. */
 static void control_fail(struct vpmu_device *dev, struct list_head *refused, int err)
 {
 	struct vpmu_control_request *request;
@@ -94,7 +94,7 @@ static void control_answer(struct list_head *requests)
 {
 	struct vpmu_control_request *request, *next;
 
-	/* An answered request is its owner's: it may be gone. */
+	/* An answered request belongs to its sender, which may have freed it. */
 	list_for_each_entry_safe(request, next, requests, entry)
 		request->answered(request);
 }
@@ -132,9 +132,9 @@ unlock:
 /**
  * vpmu_control_post() - send a request without waiting for its answer
  * @dev: the device
- * @request: the request. It and its buffers are the device's until it is answered
+ * @request: the request; the device owns it and its buffers until it is answered
  *
- * Requests are carried out in the order in which they are posted.
+ * The device executes requests in the order in which they are posted.
  */
 void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request)
 {
@@ -165,9 +165,9 @@ void vpmu_control_open_queue(struct vpmu_device *dev)
 /**
  * vpmu_control_close_queue() - fail all requests, after the device was reset
  * @dev: the device
- * @err: how requests fail from now on, those that wait included: a negative errno
+ * @err: the error of waiting and later requests: a negative errno
  *
- * The queue is not touched any more when this returns.
+ * The queue is not accessed any more on return.
  */
 void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
@@ -186,9 +186,9 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
- * Waits for an answer. It comes at the latest when the device was given up, because it has
- * not answered in time: by its clock, of which a machine that was stopped meanwhile skips
- * one second and not all. Returns 0, or -EINTR if the sender was killed.
+ * Waits for an answer, at the latest until the device is given up because it has not answered
+ * in time. The time is by a clock that skips one second, and not all of it, if the machine was
+ * stopped meanwhile. Returns 0, or -EINTR if the sender was killed.
  */
 static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
 {
@@ -212,11 +212,11 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
  * vpmu_control_send() - send a request and wait for its answer
  * @dev: the device
  * @request: the request, from kmalloc
- * @request_len: bytes of it
+ * @request_len: length of the request in bytes
  * @reply: filled in, from kmalloc
- * @reply_len: room there
+ * @reply_len: length of @reply in bytes
  *
- * Return: bytes answered or a negative errno.
+ * Return: length of the answer in bytes, or a negative errno.
  */
 int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
 		      size_t reply_len)
@@ -234,18 +234,18 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 	init_completion(&wait.answered);
 	vpmu_control_post(dev, &wait.request);
 	/*
-	 * The buffers belong to the device until it has answered or was reset, so no
-	 * signal may end this wait.
+	 * The buffers belong to the device until its answer or its reset, so a signal must not
+	 * end this wait.
 	 */
 	control_await(dev, &wait.answered, false);
 	return wait.request.ret;
 }
 
 /**
- * vpmu_control_call() - send a request that a vpmu_control_reply answers
+ * vpmu_control_call() - send a request with a vpmu_control_reply as its answer
  * @dev: the device
  * @request: the request, from kmalloc
- * @len: bytes of it
+ * @len: length of the request in bytes
  * @value: filled in with the reply's value, on success; NULL if it has none
  *
  * Return: 0 or a negative errno, the device's own included.
@@ -268,12 +268,12 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
 }
 
 /**
- * vpmu_control_event() - send a request that consists of its header
+ * vpmu_control_event() - send a request that is only a header
  * @dev: the device
  * @op: VPMU_CONTROL_*
- * @id: the event's
+ * @id: the event's id
  *
- * A device that was reset has closed and unmapped everything.
+ * A reset device has already closed and unmapped everything.
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -332,8 +332,8 @@ static void open_answered(struct vpmu_control_request *request)
  * vpmu_control_open() - open an event
  * @dev: the device
  * @wanted: the request; its header is filled in here
- * @id: the event's, on success
- * @engine: who makes its samples, on success
+ * @id: filled in with the event's id, on success
+ * @engine: filled in with the engine of its samples, on success
  *
  * If the task is killed meanwhile, the event is closed as soon as the device has opened it.
  *
@@ -363,7 +363,7 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 	ret = control_await(dev, &open->answered, true);
 	if (ret && atomic_cmpxchg(&open->state, OPEN_WAITS, OPEN_LEFT) == OPEN_WAITS)
 		return ret;
-	/* An answer is on its way to somebody who was killed. */
+	/* The sender was killed, but the answer is already being handled. */
 	if (ret)
 		wait_for_completion(&open->answered);
 
@@ -381,7 +381,7 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 /**
  * vpmu_control_close() - close an event
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  *
  * Return: 0 or a negative errno.
  */
@@ -393,11 +393,11 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
 /**
  * vpmu_control_close_later() - close an event without waiting
  * @dev: the device
- * @close: whose @request.answered is set; see vpmu_control_post()
- * @id: the event's
+ * @close: the request, with @request.answered set; see vpmu_control_post()
+ * @id: the event's id
  *
- * A task that slept for each of its events would have the others switched out and in
- * each time. Later requests find the event closed.
+ * If a task slept for each of its events, its other events would be scheduled out and in each
+ * time. Later requests find the event closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {
@@ -422,7 +422,7 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	int ret;
 
 	len = sizeof(*request) + count * sizeof(*addresses);
-	/* One buffer for as many pages as the device may allow: too long is no bug. */
+	/* One buffer for as many pages as the device may allow: a failure is not a bug. */
 	request = kzalloc(len, GFP_KERNEL | __GFP_NOWARN);
 	if (!request)
 		return -ENOMEM;
@@ -439,15 +439,15 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 }
 
 /**
- * vpmu_control_map() - give an event its ring
+ * vpmu_control_map() - map an event's ring
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  * @pages: the metadata page, then the data pages
- * @count: of @pages
+ * @count: number of pages
  * @flags: VPMU_MAP_*
  *
- * Return: 0, then the device writes to the pages until vpmu_control_unmap(); or
- * a negative errno.
+ * Return: 0, and the device writes to the pages until vpmu_control_unmap(); or a negative
+ * errno.
  */
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags)
 {
@@ -455,15 +455,15 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - give a ring its AUX area, or a trace an area with VPMU_MAP_DRIVEN
+ * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with VPMU_MAP_DRIVEN
  * @dev: the device
- * @id: of the event that the ring was mapped with; with VPMU_MAP_DRIVEN of the trace
- * @pages: of the area
- * @count: of @pages
+ * @id: id of the event that the ring was mapped with; with VPMU_MAP_DRIVEN, of the trace
+ * @pages: the area's pages
+ * @count: number of pages
  * @flags: VPMU_MAP_*
  *
- * Return: 0, then the device writes to the pages until vpmu_control_unmap_aux(); or
- * a negative errno.
+ * Return: 0, and the device writes to the pages until vpmu_control_unmap_aux(); or a negative
+ * errno.
  */
 int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u32 count,
 			 u32 flags)
@@ -472,12 +472,11 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 }
 
 /**
- * vpmu_control_unmap_aux() - take an AUX area back
+ * vpmu_control_unmap_aux() - unmap an AUX area
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
- * Return: 0, then the device writes there no more; or a negative errno, then it
- * may.
+ * Return: 0, and the device does not write there any more; or a negative errno, and it may.
  */
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 {
@@ -485,12 +484,11 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_control_unmap() - take an event's ring back
+ * vpmu_control_unmap() - unmap an event's ring
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  *
- * Return: 0, then the device writes there no more; or a negative errno, then it
- * may.
+ * Return: 0, and the device does not write there any more; or a negative errno, and it may.
  */
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {
@@ -498,10 +496,10 @@ int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_control_redirect() - send an event's records to another's ring
+ * vpmu_control_redirect() - send an event's records to the ring of another event
  * @dev: the device
- * @id: the event's
- * @target: the event's that has the ring, zero for none but its own
+ * @id: the event's id
+ * @target: id of the event with the ring; zero for the event's own ring
  *
  * Return: 0 or a negative errno.
  */
@@ -522,10 +520,10 @@ int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target)
 }
 
 /**
- * vpmu_control_pause() - stop or resume writing to the ring that an event writes to
+ * vpmu_control_pause() - pause or resume writing to an event's ring
  * @dev: the device
- * @id: the event's
- * @paused: stop
+ * @id: the event's id
+ * @paused: true to pause
  *
  * Return: 0 or a negative errno.
  */
@@ -546,10 +544,10 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 }
 
 /**
- * vpmu_control_wakeup() - change how often records of an event and of those that inherit it wake
+ * vpmu_control_wakeup() - set the wakeup interval of an event and the events that inherit it
  * @dev: the device
- * @id: the event's
- * @wakeup: how often; the device checks it
+ * @id: the event's id
+ * @wakeup: the interval, which the device checks
  *
  * Return: 0 or a negative errno.
  */
@@ -572,10 +570,10 @@ int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeu
 }
 
 /**
- * vpmu_control_task_page() - give the device a vCPU's task page
+ * vpmu_control_task_page() - pass a vCPU's task page to the device
  * @dev: the device
- * @vcpu: whose
- * @address: the page's, zero for none
+ * @vcpu: the vCPU
+ * @address: the page's address, or zero to remove it
  *
  * Return: 0 or a negative errno.
  */
@@ -598,7 +596,7 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
 /**
  * vpmu_control_features() - accept features that the transport did not negotiate
  * @dev: the device
- * @features: their bits
+ * @features: the feature bits
  *
  * Return: 0 or a negative errno.
  */
@@ -617,7 +615,7 @@ int vpmu_control_features(struct vpmu_device *dev, u64 features)
 	return ret;
 }
 
-/* Reads entries from @first on; returns how many came, or a negative errno. */
+/* Reads catalogue entries from @first; returns their number or a negative errno. */
 static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 {
 	struct vpmu_catalogue_entry *entry, *from;

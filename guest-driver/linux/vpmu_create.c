@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * From a perf event to one of the device's, and its end; the same for both doors and
- * for what counts, samples and traces.
+ * Creation and end of the device's event for a perf event, for both interfaces and for
+ * counting, sampling and tracing events.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -16,7 +16,7 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Lets notices find an event by the device's id. */
+/* Lets notices find an event by its id on the device. */
 static int event_publish(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
@@ -31,7 +31,7 @@ static int event_publish(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpublish() - keep notices from finding an event by the device's id
+ * vpmu_event_unpublish() - keep notices from finding an event by its id on the device
  * @own: the event
  */
 void vpmu_event_unpublish(struct vpmu_event *own)
@@ -53,14 +53,14 @@ static void event_withdraw(struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 
 	vpmu_event_unpublish(own);
-	/* A notice that has found the event looks at it with this lock held. */
+	/* A notice that has found the event uses it with this lock held. */
 	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
 		list_del(&own->family);
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* An event is charged while the device has it. */
+/* An event is charged while it is open on the device. */
 static int event_charge(struct vpmu_event *own)
 {
 	int err;
@@ -90,7 +90,7 @@ static void event_closed(struct vpmu_control_request *request)
 	kfree(own);
 }
 
-/* Lets go of all that @own holds, and with @close of the device's event. */
+/* Releases the resources of @own; with @close, also closes the event on the device. */
 static void event_free(struct vpmu_event *own, bool close)
 {
 	struct vpmu_device *dev = own->dev;
@@ -103,7 +103,7 @@ static void event_free(struct vpmu_event *own, bool close)
 	if (own->switches)
 		vpmu_switch_put();
 	kfree(own->trace);
-	/* The parent's, which outlives it. */
+	/* The sampler belongs to the parent, which outlives it. */
 	if (own->event->parent)
 		own->sampler = NULL;
 	if (close) {
@@ -122,7 +122,7 @@ static void event_destroy(struct perf_event *event)
 
 	vpmu_life_remove(own);
 	event_withdraw(own);
-	/* Pages of an area are given back next. */
+	/* The caller frees the pages of an area next. */
 	if (own->trace)
 		vpmu_area_close(own);
 	if (own->view)
@@ -132,7 +132,7 @@ static void event_destroy(struct perf_event *event)
 	event_free(own, !own->trace && own->id);
 }
 
-/* What a file asks for beyond counting. */
+/* Fills in the request of a file, output included. */
 static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 			       struct vpmu_open_request *request)
 {
@@ -150,11 +150,11 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
 	request->period = cpu_to_le64(READ_ONCE(file->spec.period));
-	/* A family's samples come from one engine. */
+	/* One engine makes all samples of a family. */
 	request->engine = cpu_to_le32(file->spec.engine);
 }
 
-/* What perf core's attr asks for beyond counting. */
+/* Fills in the packet fields of perf core's attr. */
 static void event_request_trace(const struct perf_event *event, struct vpmu_open_request *request)
 {
 	struct vpmu_event *parent;
@@ -166,7 +166,7 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 	request->parent = cpu_to_le64(parent->id);
 }
 
-/* Asks for the samples of perf core's attr. */
+/* Fills in the sample fields of perf core's attr. */
 static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
 				   struct vpmu_open_request *request)
 {
@@ -181,7 +181,7 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 }
 
 /**
- * vpmu_event_request() - make the request that opens an event
+ * vpmu_event_request() - fill in the request that opens an event
  * @own: the event
  * @request: filled in
  *
@@ -218,7 +218,7 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 	return vpmu_attr_request_exclude(own, request);
 }
 
-/* Opens the device's event behind @event. */
+/* Opens the event on the device for @event. */
 static int event_open(struct perf_event *event, struct vpmu_event *own)
 {
 	struct vpmu_open_request request;
@@ -238,7 +238,10 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (own->file && !event->parent)
 		own->file->spec.engine = engine;
 	own->engine = engine;
-	/* Before the map: the device writes there at once, and its notices must find the event. */
+	/*
+	 * Before the map: the device writes there immediately, and its notices must find the
+	 * event.
+	 */
 	err = event_publish(own);
 	if (!err && own->sampler)
 		err = vpmu_sampling_map(own);
@@ -254,8 +257,8 @@ uncharge:
 }
 
 /**
- * vpmu_event_reopen() - open an event again that a reset has ended, with its count
- * @own: the event, which is stopped
+ * vpmu_event_reopen() - open an event again after a reset, with its count
+ * @own: the event, stopped
  *
  * Return: 0 or a negative errno.
  */
@@ -276,7 +279,7 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	return err;
 }
 
-/* An inherited event is as privileged as its parent: another task may have opened that. */
+/* An inherited event has the privileges of its parent, which another task may have opened. */
 static bool event_is_unprivileged(const struct perf_event *event)
 {
 	const struct vpmu_event *parent;
@@ -325,7 +328,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	smp_mb__after_atomic();
 	if (READ_ONCE(dev->life.lost))
 		return READ_ONCE(dev->life.lost);
-	/* An heir relies on its parent's references: the parent outlives it. */
+	/* An inherited event uses its parent's references: the parent outlives it. */
 	if (event->parent)
 		return 0;
 	if (own->task) {
@@ -337,7 +340,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 			return err;
 		own->switches = true;
 	}
-	/* Packets and samples name tasks where the device can learn of them. */
+	/* Packets and samples name tasks if the device can find out the current task. */
 	if (own->trace || own->sampler) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;
@@ -347,8 +350,8 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * A new task goes without an event that it inherits. Perf core takes its context for one
- * like those of the others, and would swap them at a switch.
+ * A new task does not get an event that it should inherit. perf core considers its context
+ * equal to the others, and would swap them at a switch.
  */
 static void event_miss(struct perf_event *parent)
 {
@@ -366,9 +369,9 @@ static void event_miss(struct perf_event *parent)
 }
 
 /**
- * vpmu_event_create() - make the device's part of a perf event
+ * vpmu_event_create() - create the device's part of a perf event
  * @dev: the device
- * @event: being opened or inherited; what only its PMU refuses has been refused
+ * @event: the event, opened or inherited; its PMU has made its own checks
  *
  * Return: 0 or a negative errno.
  */
@@ -380,7 +383,7 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
-	/* A trace of perf core's never pauses: it takes room in turns. */
+	/* A trace of perf core never pauses: it gets room in turns. */
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
 	if (attr->config1 && event->pmu != &dev->counting.pmu)
@@ -398,8 +401,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (err && !event->parent)
 		goto free;
 	/*
-	 * An error here would make the fork fail that inherits the event. It is
-	 * kept and never runs instead, which its times show.
+	 * An error here would make the fork fail that inherits the event. Instead, the event is
+	 * created but never runs, as its times show.
 	 */
 	if (err) {
 		event_miss(event->parent);

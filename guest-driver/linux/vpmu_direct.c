@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Direct events: the device has them on or off by itself, without a perf event.
+ * Direct events: events that are enabled on the device itself, without a perf event.
  *
- * perf core ends an event with the program that made it. So an event that is or was persistent
- * does not belong to perf core; commands for it go to the CPU that it counts on. It stays alone in
- * its group.
+ * perf core ends an event with the program that opened it. So an event that is or was
+ * persistent does not belong to perf core; its commands go to the CPU that it counts on. It is
+ * always alone in its group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -17,7 +17,7 @@
 
 /**
  * struct direct_call - a command on its way to the CPU of its event
- * @file: the event's
+ * @file: the event's file
  * @op: VPMU_COMMAND_*
  * @value: of the command
  * @reply: the answer, on success
@@ -52,19 +52,19 @@ static int direct_call(struct direct_call *call)
 
 /**
  * vpmu_direct_take() - take an event from perf core, with its count and state
- * @file: its file, whose group is held; it is of a CPU and alone
+ * @file: its file, with its group locked; a CPU event alone in its group
  *
- * The event continues on the device. What perf core still does to its own part does not reach the
- * device.
+ * The event continues on the device. Later changes by perf core to its own part do not reach
+ * the device.
  *
- * Return: that part, for perf_event_release_kernel().
+ * Return: perf core's part, for perf_event_release_kernel().
  */
 struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 {
 	struct perf_event *event = file->event;
 	struct vpmu_event *own = event->pmu_private;
 
-	/* While it is held, no event of the context is scheduled in or out. */
+	/* With the lock held, events of the context are not scheduled. */
 	perf_core_lock_irq(perf_core_context(event));
 	own->id = 0;
 	own->started = false;
@@ -80,9 +80,9 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 }
 
 /*
- * Ends an event, of which only the device's notices still find the file. A persistent event is
- * closed because the driver goes: it stays on the device if it can outlive a reset, and ends
- * here otherwise.
+ * Ends an event whose file only the device's notices can still find. A persistent event is
+ * closed because the driver is removed: it stays on the device if it can outlive a reset, and
+ * ends here otherwise.
  */
 static void direct_close(struct vpmu_file *file)
 {
@@ -95,11 +95,11 @@ static void direct_close(struct vpmu_file *file)
 		if (!file->ended)
 			vpmu_control_close(dev, file->id);
 	}
-	/* Once it has ended, its id may be that of another file. */
+	/* Once it has ended, another file may have its id. */
 	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* Any CPU's queue can read an event of a CPU that is offline. */
+/* Any CPU's queue can read an event whose CPU is offline. */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();
@@ -122,7 +122,7 @@ static int direct_read(struct vpmu_file *file)
 		err = call.err;
 	}
 	if (err) {
-		/* Without a queue of any CPU the last count stays. */
+		/* If all CPUs lack a queue, the last count stays. */
 		if (err != -ENODEV)
 			WRITE_ONCE(file->error, true);
 		return err;
@@ -138,7 +138,7 @@ static int direct_read(struct vpmu_file *file)
 	return 0;
 }
 
-/* Returns -ENODEV while the CPU of the event is away. */
+/* Returns -ENODEV while the CPU of the event is offline. */
 static int direct_command(struct vpmu_file *file, u32 op, u64 value)
 {
 	struct direct_call call = { .file = file, .op = op, .value = value };
@@ -146,7 +146,7 @@ static int direct_command(struct vpmu_file *file, u32 op, u64 value)
 	return direct_call(&call);
 }
 
-/* Such an event is alone in its group. */
+/* A direct event is alone in its group. */
 static int direct_group(struct vpmu_file *file, struct vpmu_file *only, u32 op)
 {
 	switch (op) {
@@ -175,7 +175,7 @@ static bool direct_has_error(const struct vpmu_file *file)
 	return false;
 }
 
-/* An event that the device has on or off by itself. */
+/* Operations of direct events */
 const struct vpmu_backend vpmu_direct_backend = {
 	.group		= direct_group,
 	.refresh	= direct_refresh,

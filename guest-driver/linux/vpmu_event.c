@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One event between perf core and the device: what goes out, and what comes back.
+ * One event between perf core and the device: commands out, answers in.
  *
- * The device keeps the count; the driver adds the growth to perf's.
+ * The device keeps the count; the driver adds each increase to perf's count.
  */
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
@@ -15,7 +15,7 @@
 #include "vpmu_replay.h"
 #include "vpmu_view.h"
 
-/* struct vpmu_event::unpaid_ns: all running time there is and will be. */
+/* Value of vpmu_event::unpaid_ns: all of the running time, past and future */
 #define OWED_ALL	U64_MAX
 
 /* PERF_EVENT_IOC_PERIOD stops and starts an event that is active. */
@@ -30,7 +30,7 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
 }
 
 /**
- * vpmu_event_start() - start counting an event, unless its file has it off
+ * vpmu_event_start() - start counting an event, unless its file has disabled it
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -40,7 +40,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	/* Stopped while the PMU is disabled: only the answer says whether it may be started. */
+	/* Stopped while the PMU is disabled: only the answer shows whether it may start again. */
 	if (own->stopping)
 		vpmu_vcpu_flush(vcpu);
 	if (own->started || own->limit_hit || !own->id || READ_ONCE(own->dev->life.asleep) ||
@@ -67,7 +67,7 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!own->started)
 		return false;
 	own->started = false;
-	/* The answer to OUT tells whether the limit is hit; that to DISABLE is "off" anyway. */
+	/* The answer to OUT shows whether the limit was hit; to DISABLE, it is always OFF. */
 	if (!own->task && own->file && own->file->control.limited) {
 		own->stopping = true;
 		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
@@ -82,12 +82,14 @@ static bool is_stop(u32 op)
 }
 
 /*
- * Takes time in which the host did not count off perf core's running time, so
- * that contention on the host shows as it would on hardware. What perf core has
- * not added up yet can only be taken where it would do so right afterwards, as
- * behind pmu->del(): it is added up here, because a reader elsewhere must not find
- * less than none. The rest waits for the next answer. Perf core's clock of an event
- * starts before the device's, so all is taken of one that @never ran.
+ * Subtracts time in which the host did not count from perf core's running time, so that
+ * contention on the host shows as it does on hardware.
+ *
+ * Running time that perf core has not added up yet may only be subtracted where perf core adds
+ * it up right afterwards, as after pmu->del(). It is added up here first, so that a reader on
+ * another CPU never finds a negative time. The rest is subtracted at the next answer. perf core
+ * starts an event's clock before the device does: if the event @never ran, all running time is
+ * subtracted.
  */
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 bool never)
@@ -103,18 +105,18 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 		own->unpaid_ns -= min(own->unpaid_ns, taken);
 }
 
-/* Of @time more the event did not count. */
+/* Adds @time to the running time to be subtracted. */
 static void event_owe(struct vpmu_event *own, u64 time)
 {
 	if (check_add_overflow(own->unpaid_ns, time, &own->unpaid_ns))
 		own->unpaid_ns = OWED_ALL;
 }
 
-/* Adds what is new in the device's answer to perf's event, or to the file's tally. */
+/* Adds the increase in the device's answer to perf's event or to the file's tally. */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
-	/* After a reset there is nothing that the device has and perf has not. */
+	/* A reset sets both counts to zero. */
 	if (op == VPMU_COMMAND_RESET)
 		local64_set(&event->count, 0);
 	else
@@ -133,12 +135,13 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 }
 
 /**
- * vpmu_event_idle() - take the running time off an event that the device does not have
+ * vpmu_event_idle() - subtract the running time of an event that is not open on the device
  * @event: the event; its context's lock is held
- * @stops: perf core takes it out now
+ * @stops: perf core is taking it out
  *
- * perf core tries no other event of the context behind one that cannot be added: so one
- * that the device has not is added like any, and its running time taken off.
+ * After an event that cannot be added, perf core tries no other event of the context. So an
+ * event that is not open on the device is added like any other, and its running time
+ * subtracted.
  */
 void vpmu_event_idle(struct perf_event *event, bool stops)
 {
@@ -151,14 +154,14 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 }
 
 /*
- * The device has lost the event, and nobody can tell since when the count falls
- * short. A file's reader gets the end of file. perf core has no such state
- * that could be set from here: there the event has never run, and perf shows it as
- * not counted, or its inherited part as missing, instead of a count too small.
+ * The device has lost the event, and the moment is unknown, so the count may be too small. A
+ * reader of a file gets end of file. perf core has no error state that can be set here: instead
+ * the event appears never to have run, and perf shows it as not counted, or its inherited part
+ * as missing.
  */
 static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
-	/* Nobody may be woken here: the scheduler's locks can be held. */
+	/* Do not wake up readers: the scheduler's locks may be held. */
 	if (own->file) {
 		WRITE_ONCE(own->file->error, true);
 		return;
@@ -169,9 +172,9 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 }
 
 /*
- * Whether an answer says that the device has the event off because it has used up
- * its refreshes: it is not us who have it off then. A task's event never is off
- * otherwise, for it is switched by IN and OUT.
+ * Whether an answer shows that the device disabled the event at the end of its refreshes, and
+ * not the driver by a command. The driver switches task events by IN and OUT, so only the limit
+ * turns them off.
  */
 static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 {
@@ -181,10 +184,10 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 }
 
 /*
- * Whether the device names a task in the event's output: the one that it came in
- * with, until it goes out. Between two tasks that inherited the same events perf
- * core swaps their contexts instead, by which nothing goes out or comes in. A
- * pinned context is not swapped.
+ * Whether the device names a task in the event's output: the task for which the event was
+ * scheduled in, until it is scheduled out. When two tasks inherited the same events, perf core
+ * swaps their contexts at a switch instead, without scheduling events in or out. It does not
+ * swap a pinned context.
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
@@ -192,8 +195,9 @@ static bool event_names_task(const struct vpmu_event *own)
 }
 
 /*
- * Nor is one that is started and stopped: whether it is, is its task's alone. Nor one of
- * a family that the device has not all of: a task without would get one of a task with.
+ * Whether the event must not move to another task by a swap of contexts. The started or stopped
+ * state of a linked event belongs to one task. If not all events of a family are open on the
+ * device, a task whose event is not could get another task's.
  */
 static bool event_is_anchored(const struct vpmu_event *own)
 {
@@ -205,7 +209,7 @@ static bool event_is_anchored(const struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_pin() - pin the context of an event that comes in
+ * vpmu_event_pin() - pin the context of an event that is scheduled in
  * @event: the event; perf core holds the context's lock, which protects the count
  */
 void vpmu_event_pin(struct perf_event *event)
@@ -219,14 +223,14 @@ void vpmu_event_pin(struct perf_event *event)
 }
 
 /**
- * vpmu_event_anchor() - pin the context of an event that is anchored, if the event is in
- * @own: the event, which stays meanwhile; interrupts are off
+ * vpmu_event_anchor() - pin the context of an anchored event if it is scheduled in
+ * @own: the event, kept alive by the caller; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
 {
 	struct perf_event_context *ctx = perf_core_context(own->event);
 
-	/* One that is being made, or comes later, finds its file anchored. */
+	/* An event without a context, or scheduled in later, finds its file anchored. */
 	if (!ctx)
 		return;
 	perf_core_lock(ctx);
@@ -236,7 +240,7 @@ void vpmu_event_anchor(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpin() - unpin the context of an event that goes out
+ * vpmu_event_unpin() - unpin the context of an event that is scheduled out
  * @event: the event; its context is locked
  */
 void vpmu_event_unpin(struct perf_event *event)
@@ -256,15 +260,15 @@ static void event_forget(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_lose() - the device has lost an event, or was reset
- * @own: the event, which stays meanwhile
+ * vpmu_event_lose() - handle the loss of an event by the device, or by a reset
+ * @own: the event; the caller keeps it alive
  */
 void vpmu_event_lose(struct vpmu_event *own)
 {
 	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	vpmu_event_unpublish(own);
-	/* An event that is being made has no context yet, and nobody else looks at it. */
+	/* A new event has no context yet, and is not shared yet. */
 	if (!ctx) {
 		event_forget(own);
 		return;
@@ -283,7 +287,7 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu;
 
-	/* A queue's lock must not be taken from an NMI; the last count stays then. */
+	/* An NMI must not take a queue's lock; the last count is kept. */
 	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {
@@ -305,7 +309,7 @@ void vpmu_event_read(struct perf_event *event)
 		vpmu_sampling_read(own);
 }
 
-/* A flush that fails changes nothing, and a period that is refused leaves the one before. */
+/* A failed flush changes nothing, and after a refused period the old one stays. */
 static bool event_survives(u32 op)
 {
 	return op == VPMU_COMMAND_FLUSH || op == VPMU_COMMAND_PERIOD;
@@ -313,9 +317,9 @@ static bool event_survives(u32 op)
 
 /**
  * vpmu_event_answer() - handle the device's answer to a command
- * @event: for this event
- * @op: to this command
- * @reply: with this, or NULL when the queue failed
+ * @event: the event of the command
+ * @op: the command
+ * @reply: the answer, or NULL if the queue failed
  *
  * Called with interrupts off, on the CPU that sent the command, while perf core
  * keeps the event from being scheduled elsewhere.

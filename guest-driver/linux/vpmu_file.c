@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a file descriptor from VPMU_IOC_OPEN does: perf's interface, perf's numbers.
+ * File operations of descriptors from VPMU_IOC_OPEN: perf's interface with perf's numbers.
  */
 #include <linux/anon_inodes.h>
 #include <linux/bpf.h>
@@ -23,12 +23,12 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_file_overflow() - marks perf events that belong to a vpmu_file
- * @event: never called for one: perf core does not know that it samples
+ * vpmu_file_overflow() - mark perf events that belong to a vpmu_file
+ * @event: unused; perf core does not know that the event samples, and never calls this
  * @data: unused
  * @regs: unused
  *
- * perf core hands the handler and its context, the file, on to inherited events.
+ * perf core copies the handler and its context, the file, to inherited events.
  */
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs)
@@ -39,7 +39,7 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
  * vpmu_file_of() - the file of a perf event
  * @event: the event
  *
- * Return: the file that VPMU_IOC_OPEN made the event for, or NULL.
+ * Return: the file of an event opened with VPMU_IOC_OPEN, or NULL.
  */
 struct vpmu_file *vpmu_file_of(const struct perf_event *event)
 {
@@ -98,7 +98,7 @@ static void file_free(struct kref *ref)
 	irq_work_sync(&file->waiters.gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
-	/* This does not recurse further: a leader has no leader. */
+	/* This does not recurse further: a leader does not have a leader. */
 	if (file->group.leader)
 		vpmu_file_put(file->group.leader);
 	kfree_rcu(file, rcu);
@@ -115,11 +115,11 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_shares_context() - whether perf allows two open events one ring
- * @file: the one
- * @other: the other
+ * vpmu_file_shares_context() - whether perf allows two open events to share a ring
+ * @file: one event's file
+ * @other: the other event's file
  *
- * Return: true if they are of one CPU, or bound to none and of one task.
+ * Return: true if both are for the same CPU, or for the same task on all CPUs.
  */
 bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other)
 {
@@ -131,7 +131,7 @@ bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_fi
  * vpmu_file_fget() - find an open event by its descriptor
  * @fd: the descriptor
  *
- * Return: the file, for fput(); or an ERR_PTR of -EBADF if it is none of ours.
+ * Return: the file, for fput(); or an ERR_PTR of -EBADF for other files.
  */
 struct file *vpmu_file_fget(int fd)
 {
@@ -145,10 +145,10 @@ struct file *vpmu_file_fget(int fd)
 }
 
 /**
- * vpmu_file_open() - make the open file of a descriptor
- * @file: its file, with a handle that is this one's on success
+ * vpmu_file_open() - create the open file of a descriptor
+ * @file: its file; on success, the open file owns the caller's handle
  *
- * Return: it, or an ERR_PTR.
+ * Return: the open file, or an ERR_PTR.
  */
 struct file *vpmu_file_open(struct vpmu_file *file)
 {
@@ -156,9 +156,9 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 
 	if (IS_ERR(filp))
 		return filp;
-	/* read() has no position: f_pos is the wakeup that poll() has reported last. */
+	/* read() has no position, so f_pos holds the last wakeup that poll() has reported. */
 	stream_open(file_inode(filp), filp);
-	/* By which its maps are found, among those of all descriptors there are. */
+	/* The file's maps are found by this mapping, whichever descriptor made them. */
 	file->output.mapping.host = file_inode(filp);
 	filp->f_mapping = &file->output.mapping;
 	return filp;
@@ -166,7 +166,7 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 
 /**
  * vpmu_file_close() - end an event
- * @file: its file; the caller's reference goes, too
+ * @file: its file; drops the caller's reference
  */
 void vpmu_file_close(struct vpmu_file *file)
 {
@@ -187,7 +187,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	ssize_t size;
 	u64 *values;
 
-	/* End of file means an event in error, as for perf's own. */
+	/* End of file means an event in error, as in perf. */
 	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;
@@ -234,7 +234,7 @@ static long file_refresh(struct vpmu_file *file, int overflows)
 {
 	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
-	/* As in perf: up to the overflows that are left, and without a limit if none is. */
+	/* As in perf: up to the remaining overflows, or without a limit if none remain. */
 	if (!overflows)
 		return vpmu_group_switch(file, false, true);
 	return vpmu_group_refresh(file, overflows);
@@ -299,7 +299,7 @@ static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *a
 
 	if (err)
 		return err;
-	/* perf modifies breakpoints alone. */
+	/* perf modifies only breakpoints. */
 	return attr.type == file->spec.type ? -EOPNOTSUPP : -EINVAL;
 }
 
@@ -314,7 +314,7 @@ static long file_set_filter(const char __user *arg)
 	return -EINVAL;
 }
 
-/* Programs run where perf core sees an overflow; the host's overflows it does not see. */
+/* Programs run when perf core handles an overflow, and it does not handle the host's. */
 static long file_set_bpf(u32 fd)
 {
 	struct bpf_prog *prog = bpf_prog_get_type_dev(fd, BPF_PROG_TYPE_PERF_EVENT, false);
@@ -331,7 +331,7 @@ static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* The id does not change. Write it first, so that a fault changes nothing. */
+	/* The id does not change. Write it first, so that a fault leaves the event unchanged. */
 	if (put_user(file->id, &arg->id))
 		return -EFAULT;
 	return vpmu_persistent_detach(file, detach.name);
@@ -370,7 +370,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_SET_BPF:
 		return file_set_bpf(arg);
 	case PERF_EVENT_IOC_QUERY_BPF:
-		/* As in perf for an event other than a tracepoint. */
+		/* As in perf for events that are not tracepoints. */
 		return perfmon_capable() ? -EINVAL : -EPERM;
 	case VPMU_IOC_DETACH:
 		return file_detach(file, user);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Flush: make samples and packets visible to programs, and wake these.
+ * Flush: make samples and packets visible to programs, and wake them.
  *
- * The device writes them, and puts notices about them into the event queue, before it answers the
- * command. The queue's interrupt may come later, so the notices are taken here.
+ * The device writes them, and puts notices about them into the event queue, before it answers
+ * the command. The queue's interrupt may come later, so this handles the notices.
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
@@ -18,20 +18,20 @@ static void flush_wake(struct vpmu_device *dev)
 	u32 turns = dev->info.max_events;
 
 	/*
-	 * With room for more it tells more. That of a few things for each event comes within
-	 * fewer turns; what others make meanwhile may go on for ever.
+	 * With more room, the device sends more notices. Notices for this flush are few per
+	 * event and come within fewer rounds than this; later ones may never end.
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();
 }
 
 /**
- * vpmu_flush() - flush an event, with those that inherit it
- * @file: whose
- * @whole: with all of its group
+ * vpmu_flush() - flush an event and the events that inherit it
+ * @file: the event's file
+ * @whole: flush the whole group
  *
- * Return: 0; -EIO if one is in error, then what there was is shown; or another negative
- * errno. Those that can be are flushed whatever becomes of the others.
+ * Return: 0; -EIO if an event is in error, after showing its data; or another negative errno.
+ * An error of one event does not keep the others from being flushed.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)
 {
@@ -44,9 +44,9 @@ int vpmu_flush(struct vpmu_file *file, bool whole)
 }
 
 /**
- * struct flush_call - a flush of all on one CPU
+ * struct flush_call - a flush of all persistent events on one CPU
  * @dev: the device
- * @ret: how it went
+ * @ret: the result
  */
 struct flush_call {
 	struct vpmu_device *dev;
@@ -59,7 +59,7 @@ static void flush_here(void *info)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->dev);
 	struct vpmu_reply reply;
 
-	/* On a CPU without a queue there is nothing of the guest's. */
+	/* A CPU without a queue has no events of the guest. */
 	call->ret = vcpu ? vpmu_vcpu_command(vcpu, VPMU_COMMAND_FLUSH, 0, 0, &reply) : 0;
 }
 
@@ -67,7 +67,7 @@ static void flush_here(void *info)
  * vpmu_flush_all() - flush all persistent events
  * @dev: the device
  *
- * Return: as vpmu_flush().
+ * Return: like vpmu_flush().
  */
 int vpmu_flush_all(struct vpmu_device *dev)
 {

@@ -2,10 +2,10 @@
 /*
  * Groups: events of /dev/vpmu that act as one.
  *
- * perf core makes no groups of in-kernel events, so for perf core each event of /dev/vpmu is
- * alone. A group consists of the files of a leader and its siblings here, and of a leader on
- * the device, where samples read the group. A sibling counts only while its leader is enabled:
- * it is started and stopped with the leader. An event alone is a group of one.
+ * perf core cannot group in-kernel events, so for perf core each event of /dev/vpmu is alone.
+ * Here, a group consists of the files of a leader and its siblings. On the device, an event has
+ * a leader if samples read the group. A sibling counts only while its leader is enabled: it is
+ * started and stopped with the leader. A single event is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
@@ -19,22 +19,22 @@
  * vpmu_group_leader() - find the leader of a file's group
  * @file: the file
  *
- * It is freed at the earliest an RCU grace period after it has let go of @file.
+ * The leader is freed no earlier than an RCU grace period after it has released @file.
  *
- * Return: the leader; the file itself if it is one, is alone, or its leader was closed.
+ * Return: the leader; @file itself if it is a leader, is alone, or its leader was closed.
  */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {
-	/* Nothing here but the address is looked at: it may be freed unless kept. */
+	/* Use only the address: without a reference, the leader may be freed. */
 	return READ_ONCE(file->group.leader) ?: file;
 }
 
-/* Keeps what vpmu_group_leader() gives; for vpmu_file_put(). */
+/* Gets a reference on the leader, for vpmu_file_put(). */
 static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 {
 	struct vpmu_file *leader;
 
-	/* One that is about to be freed is not the leader any more. */
+	/* A file without references is not the leader any more. */
 	rcu_read_lock();
 	do {
 		leader = vpmu_group_leader(file);
@@ -57,7 +57,7 @@ void vpmu_group_unlock(struct vpmu_file *leader)
  * vpmu_group_lock() - lock the group of an open file
  * @file: the file
  *
- * Until vpmu_group_unlock() nobody joins or leaves, and the events of its files stay.
+ * Until vpmu_group_unlock(), members neither join nor leave, and the events of its files stay.
  *
  * Return: the leader.
  */
@@ -75,10 +75,10 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_admits() - whether perf allows a new event in a group
+ * vpmu_group_admits() - check whether perf allows a new event in a group
  * @leader: an open file; its group is locked
- * @file: of the new event
- * @attr: as asked for
+ * @file: the new event's file
+ * @attr: the requested attr
  * @cpu: its CPU or -1
  * @task: its task or NULL
  *
@@ -104,7 +104,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 
 /**
  * vpmu_group_join() - add a new event to its group
- * @file: with its event and its leader, whose group is locked
+ * @file: the file with its event and leader; the leader's group is locked
  *
  * Return: 0 or -EINVAL.
  */
@@ -113,7 +113,10 @@ int vpmu_group_join(struct vpmu_file *file)
 	struct vpmu_file *leader = file->group.leader;
 
 	lockdep_assert_held(&leader->group.lock);
-	/* They part when perf core swaps the contexts of tasks that inherited the leader. */
+	/*
+	 * perf core would separate them when it swaps contexts of tasks that inherited the
+	 * leader.
+	 */
 	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
 	list_add_tail(&file->group.entry, &leader->group.members);
@@ -122,8 +125,8 @@ int vpmu_group_join(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_leave() - take a file that is closed out of its group
- * @file: the file; nobody else closes it
+ * vpmu_group_leave() - remove a closed file from its group
+ * @file: the file; only the caller closes it
  */
 void vpmu_group_leave(struct vpmu_file *file)
 {
@@ -142,13 +145,13 @@ void vpmu_group_leave(struct vpmu_file *file)
 	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
 	while (!list_empty(&file->group.members)) {
 		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
-		/* From here on it can be closed without this one's lock. */
+		/* From here on, the sibling can be closed without this file's lock. */
 		vpmu_file_get(sibling);
 		mutex_lock_nested(&sibling->group.lock, SINGLE_DEPTH_NESTING);
 		list_del_init(&sibling->group.entry);
 		WRITE_ONCE(sibling->group.leader, NULL);
 		vpmu_file_put(file);
-		/* What their leader held back counts from now on. */
+		/* Siblings held back by the leader count from now on. */
 		if (held)
 			vpmu_call_group(sibling, NULL, 0);
 		mutex_unlock(&sibling->group.lock);
@@ -158,8 +161,8 @@ void vpmu_group_leave(struct vpmu_file *file)
 }
 
 /*
- * Whether perf core has the leader's event on that is in the context of @event. It
- * has it off before the exec that the leader waits for.
+ * Whether perf core has enabled the leader's event in the context of @event. If the leader
+ * waits for an exec, it is disabled until then.
  */
 static bool group_leader_is_on(const struct perf_event *event, const struct vpmu_file *leader)
 {
@@ -177,10 +180,10 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 }
 
 /**
- * vpmu_group_allows() - whether an event's file and its leader's have it on
+ * vpmu_group_allows() - whether an event's file and its leader's file have enabled it
  * @event: the event; its context's lock is held
  *
- * Return: true if its own and its leader's have it on.
+ * Return: true if both have enabled it.
  */
 bool vpmu_group_allows(const struct perf_event *event)
 {
@@ -199,11 +202,11 @@ bool vpmu_group_allows(const struct perf_event *event)
 }
 
 /**
- * vpmu_group_leader_id() - find the device's id of a leader
- * @file: whose event is being opened
- * @task: for this task, NULL for a CPU
+ * vpmu_group_leader_id() - find the id of a leader's event on the device
+ * @file: the file of the event being opened
+ * @task: the event's task, or NULL for a CPU event
  *
- * Return: the device's id of the leader's event for the same task, zero without.
+ * Return: the id of the leader's event for the same task, zero without one.
  */
 u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 {
@@ -234,7 +237,7 @@ static bool group_child_is_off(struct vpmu_file *file)
 	return off;
 }
 
-/* Whether the task's exec is still to come. */
+/* Whether the task has yet to exec. */
 static bool group_awaits_exec(struct vpmu_file *file)
 {
 	return file->control.on_exec && file->event->attr.enable_on_exec;
@@ -245,8 +248,8 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	int err = 0;
 
 	/*
-	 * Before the exec perf core's switch is the one that counts, because the exec
-	 * turns it. It reaches no inherited event.
+	 * Before the exec, perf core's own enabling counts, because the exec changes it. It
+	 * does not apply to inherited events.
 	 */
 	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
@@ -255,7 +258,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	WRITE_ONCE(file->control.enabled, enable);
 	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
-	/* The device has one off that has used up its refreshes. */
+	/* The device may have disabled it after its last refresh. */
 	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
 	return err;
@@ -263,11 +266,11 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 
 /**
  * vpmu_group_switch() - PERF_EVENT_IOC_ENABLE and PERF_EVENT_IOC_DISABLE
- * @file: whose event, with those that inherit it
- * @whole: with all of its group
- * @enable: on
+ * @file: the event's file; applies to events that inherit it, too
+ * @whole: apply to the whole group
+ * @enable: true to enable
  *
- * Return: 0; -EOPNOTSUPP to enable before its exec what tasks have inherited; or
+ * Return: 0; -EOPNOTSUPP to enable an event before its exec if tasks have inherited it; or
  * another negative errno.
  */
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
@@ -295,8 +298,8 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 
 /**
  * vpmu_group_reset() - PERF_EVENT_IOC_RESET: set counts to zero
- * @file: whose event, with those that inherit it
- * @whole: with all of its group
+ * @file: the event's file; applies to events that inherit it, too
+ * @whole: apply to the whole group
  *
  * Return: 0 or a negative errno.
  */
@@ -311,8 +314,8 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 
 /**
  * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of overflows
- * @file: of an event that samples and is not inherited
- * @overflows: how many
+ * @file: the file of a sampling event without inheritance
+ * @overflows: number of overflows
  *
  * Return: 0 or a negative errno.
  */
@@ -327,7 +330,7 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 
 /**
  * vpmu_group_period() - PERF_EVENT_IOC_PERIOD: set the period or frequency
- * @file: of an event that samples
+ * @file: the file of a sampling event
  * @period: the period or frequency
  *
  * Return: 0 or a negative errno.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Open events when the device goes, or the machine sleeps.
+ * Open events when the device is removed, or the machine sleeps.
  *
- * A reset takes everything from the device but persistent events. If the device does not come
- * back for its users, because it does not answer or its transport was unbound, open events end:
- * no program waits for the device any more, and the memory of rings stays until it is unmapped.
- * If the machine slept, events that only count are opened again and continue.
+ * A reset removes everything from the device except persistent events. If the device does not
+ * come back for its users, because it does not answer or its transport was unbound, open events
+ * end: programs stop waiting for the device, and the memory of rings stays until it is
+ * unmapped. After a sleep, counting events are opened again and continue.
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -22,9 +22,9 @@
 /**
  * vpmu_life_close() - reset the device, and stop using it
  * @dev: the device
- * @err: how requests fail then, those that wait included: a negative errno
+ * @err: the error of waiting and later requests: a negative errno
  *
- * When this returns no queue is touched any more. It can be called again.
+ * On return, the queues are not accessed any more. It can be called again.
  */
 void vpmu_life_close(struct vpmu_device *dev, int err)
 {
@@ -35,18 +35,18 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	spin_lock_irq(&dev->notices.lock);
 	dev->notices.closed = true;
 	spin_unlock_irq(&dev->notices.lock);
-	/* Before the requests fail: their senders free what the device could write to. */
+	/* Before the requests fail: their senders free buffers that the device could write to. */
 	virtio_reset_device(dev->vdev);
 	/*
-	 * A handler of the transport may still walk the queues, without a lock, for an interrupt
-	 * from before the reset. They are freed soon.
+	 * An interrupt handler of the transport, from before the reset, may still walk the
+	 * queues without a lock. They are freed soon.
 	 */
 	virtio_synchronize_cbs(dev->vdev);
 	vpmu_control_close_queue(dev, err);
 	vpmu_task_forgotten(dev);
 }
 
-/* The event of a file has ended, and all that it wrote to stays as it is. */
+/* Ends the event of a file; everything that it has written stays. */
 static void file_lose(struct vpmu_file *file, int err)
 {
 	struct vpmu_device *dev = file->dev;
@@ -72,7 +72,7 @@ static void file_lose(struct vpmu_file *file, int err)
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* The file of the next id from *@id on that there is, for vpmu_file_put(); or NULL. */
+/* The next file with an id from *@id, for vpmu_file_put(); or NULL */
 static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 {
 	struct vpmu_file *file;
@@ -108,7 +108,7 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
 }
 
 /**
- * vpmu_life_add() - add an event to the list of all
+ * vpmu_life_add() - add an event to the list of all events
  * @own: the event
  */
 void vpmu_life_add(struct vpmu_event *own)
@@ -123,7 +123,7 @@ void vpmu_life_add(struct vpmu_event *own)
 }
 
 /**
- * vpmu_life_remove() - take an event out of the list of all
+ * vpmu_life_remove() - remove an event from the list of all events
  * @own: the event
  */
 void vpmu_life_remove(struct vpmu_event *own)
@@ -133,7 +133,7 @@ void vpmu_life_remove(struct vpmu_event *own)
 	mutex_unlock(&own->dev->life.lock);
 }
 
-/* Has what counts stopped, or started, on the CPUs where it is. */
+/* Stops or starts counting events on the CPUs where they are active. */
 static void events_switch(struct vpmu_device *dev)
 {
 	struct vpmu_event *own;
@@ -147,9 +147,9 @@ static void events_switch(struct vpmu_device *dev)
 
 /**
  * vpmu_life_pause() - stop all events, and close the device
- * @dev: the device, which is closed when this returns
+ * @dev: the device, which is closed on return
  *
- * Programs are frozen already. perf core has all counts when this returns.
+ * Programs are already frozen. On return, perf core has all counts.
  */
 void vpmu_life_pause(struct vpmu_device *dev)
 {
@@ -161,8 +161,8 @@ void vpmu_life_pause(struct vpmu_device *dev)
 }
 
 /*
- * Whether a new event of the device's can take the place of one that a reset ended: not
- * where programs know it by what they have mapped, or others start and stop it.
+ * Whether a new event on the device can replace one that a reset ended. It cannot if programs
+ * have mapped its output, or if other events start and stop it.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {
@@ -177,7 +177,7 @@ static bool event_can_go_on(const struct vpmu_event *own)
 	       !file->links.actor[VPMU_STOPPER];
 }
 
-/* Ends events without a perf event that are attached again: a reset has ended them. */
+/* Ends events without a perf event after VPMU_IOC_ATTACH: a reset has ended them. */
 static void files_end(struct vpmu_device *dev)
 {
 	struct vpmu_file *file;

@@ -2,10 +2,10 @@
 /*
  * Links: events that start and stop others when they overflow.
  *
- * The device acts on links. A program links files; the device gets a link for each pair of
- * events, one of either file, that are scheduled together: those that were opened, and those of
- * each task that inherited both. Links of a file are set once and go with either end, here as in
- * the device.
+ * The device carries out links. A program links files; the driver links each pair of events,
+ * one of each file, that are scheduled together: the opened events, and the events of each task
+ * that inherited both. A file's links do not change, and end with either end, in the driver as
+ * in the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -18,13 +18,13 @@
 #include "vpmu_file.h"
 
 /**
- * struct link_end - an event of a file, as it was at one moment
- * @id: the device's
- * @task: whose it was when it was made
- * @ctx: with whose events it is scheduled; NULL while it is being made
- * @inherited: it was
+ * struct link_end - an event of a file at one moment
+ * @id: its id on the device
+ * @task: the task that it was created for
+ * @ctx: the context that it is scheduled with; NULL until it has one
+ * @inherited: the event was inherited
  *
- * The pointers tell events apart and are never followed.
+ * The pointers only identify events and are never dereferenced.
  */
 struct link_end {
 	u64 id;
@@ -41,7 +41,7 @@ struct link_ends {
 
 /**
  * vpmu_link_init() - prepare the links of a new file
- * @links: its part
+ * @links: the links
  */
 void vpmu_link_init(struct vpmu_links *links)
 {
@@ -54,13 +54,13 @@ void vpmu_link_init(struct vpmu_links *links)
 }
 
 /**
- * vpmu_link_ids() - have the device link two events
+ * vpmu_link_ids() - link two events on the device
  * @dev: the device
- * @id: of the event that acts
- * @target: of the other
+ * @id: id of the acting event
+ * @target: id of the target
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
- * The link ends with either.
+ * The link ends with either event.
  *
  * Return: 0 or a negative errno.
  */
@@ -86,9 +86,10 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
 }
 
 /*
- * Whether two events are scheduled together. The contexts of tasks that inherited the
- * same events are swapped, so a later event can have come to another context than an
- * earlier one of its task. What a fork makes, it makes in one, which it tells last.
+ * Whether two events are scheduled together. perf core swaps the contexts of tasks that
+ * inherited the same events, so two events of a task may have been created in different
+ * contexts. A fork creates its events in one context, which they point to last: for two
+ * inherited events, the tasks are compared instead.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {
@@ -107,7 +108,7 @@ static struct link_end link_look(const struct vpmu_event *own)
 	};
 }
 
-/* For kvfree() of its ends. What is made later than this finds the links by itself. */
+/* The caller frees the ends with kvfree(). Events created later find the links themselves. */
 static int link_collect(struct vpmu_file *file, struct link_ends *all)
 {
 	struct vpmu_device *dev = file->dev;
@@ -135,8 +136,8 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 }
 
 /*
- * Keeps perf core from swapping the contexts that an event is in from now on: whether
- * one is started is a task's own, and would be swapped with it.
+ * Keeps perf core from swapping an event's contexts from now on: its started or stopped state
+ * belongs to one task.
  */
 static void link_anchor(struct vpmu_file *file)
 {
@@ -150,7 +151,7 @@ static void link_anchor(struct vpmu_file *file)
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* With an inherited one in it, a pair may be linked already, or one have ended meanwhile. */
+/* A pair with an inherited event may be linked already, or one of the two have been closed. */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
 	int err = vpmu_link_ids(dev, id, target, role);
@@ -166,7 +167,7 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 	return vpmu_link_ids(dev, one->id, other->id, role);
 }
 
-/* Links the pairs that are inherited both, or the others. */
+/* Links the pairs whose events are both @inherited, or all other pairs. */
 static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 			 const struct link_ends *to, unsigned int role, bool inherited)
 {
@@ -196,7 +197,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	struct link_ends from = {}, to = {};
 	int err;
 
-	/* Nobody inherits those of a CPU, and what outlives its descriptors is not perf core's. */
+	/* CPU events are not inherited, and perf core does not own persistent ones. */
 	if (!file->place.task) {
 		err = vpmu_link_ids(file->dev, file->id, target->id, role);
 		if (!err)
@@ -208,7 +209,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	err = link_collect(file, &from);
 	if (!err)
 		err = link_collect(target, &to);
-	/* What the device refuses of these it would refuse of those that inherit them. */
+	/* If the device refuses a link of these, it refuses it for inherited events, too. */
 	if (!err)
 		err = link_pairs_of(file->dev, &from, &to, role, false);
 	if (err)
@@ -222,15 +223,15 @@ free:
 }
 
 /**
- * vpmu_link_set() - have overflows of an event start, or stop, another
- * @file: whose
- * @target: the other
+ * vpmu_link_set() - let overflows of an event start or stop another
+ * @file: the event's file
+ * @target: the file of the other event
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
- * Both are open, and stay so meanwhile.
+ * Both files must stay open meanwhile.
  *
- * Return: 0; -EINVAL for itself, another CPU or another task; -EEXIST if it is so
- * already; -EBUSY if the target has another; or another negative errno.
+ * Return: 0; -EINVAL for the file itself, another CPU or another task; -EEXIST if they are
+ * linked already; -EBUSY if the target has another such link; or another negative errno.
  */
 int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role)
 {
@@ -252,7 +253,7 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 	return err;
 }
 
-/* The event of @file that the same fork makes as @own; zero if it is not made yet. */
+/* The id of the event of @file that the same fork creates with @own; zero if not yet created */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
 	const struct link_end end = link_look(own);
@@ -293,10 +294,10 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
 }
 
 /**
- * vpmu_link_inherit() - link an inherited event as its parent is
- * @own: the event, among its file's
+ * vpmu_link_inherit() - link an inherited event like its parent
+ * @own: the event, already in its file's family
  *
- * Of two that are linked the one that is made last finds the other.
+ * Of two linked events, the later one finds the other.
  */
 void vpmu_link_inherit(struct vpmu_event *own)
 {
@@ -304,7 +305,7 @@ void vpmu_link_inherit(struct vpmu_event *own)
 	unsigned int role;
 	int err = 0, ret;
 
-	/* Who links its file after this was read finds the event. */
+	/* A file that is linked after this read finds the event itself. */
 	if (!own->id || !READ_ONCE(own->file->links.anchored))
 		return;
 	mutex_lock(&dev->link_lock);

@@ -2,9 +2,9 @@
 /*
  * VPMU_IOC_OPEN: from the arguments of perf_event_open(2) to a file descriptor.
  *
- * The event is an in-kernel perf event of our own PMU, so perf core schedules it
- * with its task, counts it in inherited tasks and enables it on exec. Samples go from
- * the device straight to the ring that the program maps.
+ * The event is an in-kernel perf event of this driver's PMU: perf core schedules it with its
+ * task, counts it in inherited tasks and enables it on exec. The device writes samples directly
+ * to the ring that the program maps.
  */
 #include <linux/fcntl.h>
 #include <linux/file.h>
@@ -77,7 +77,7 @@ put:
 	return ERR_PTR(err);
 }
 
-/* Makes the perf event behind @file; a task's credentials stay as they were checked. */
+/* Creates the perf event of @file; the task's credentials stay as checked. */
 static int open_event(struct vpmu_file *file, const struct perf_event_attr *wanted, int cpu,
 		      struct task_struct *task)
 {
@@ -113,7 +113,7 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 	return err;
 }
 
-/* Makes the perf event, in its group. */
+/* Creates the perf event in its group. */
 static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *attr, int cpu,
 			 struct task_struct *task, struct vpmu_file *leader)
 {
@@ -122,7 +122,7 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 	if (!leader)
 		return open_event(file, attr, cpu, task);
 
-	/* The one that was asked for, not its own leader: a sibling leads nobody. */
+	/* Use the requested leader itself: a sibling cannot lead. */
 	mutex_lock(&leader->group.lock);
 	err = vpmu_group_admits(leader, file, attr, cpu, task);
 	if (!err) {
@@ -139,7 +139,7 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 	return err;
 }
 
-/* Makes a file descriptor of @file, which is consumed. */
+/* Makes a file descriptor of @file, and takes over the caller's reference. */
 static int open_fd(struct vpmu_file *file, const struct vpmu_open *args,
 		   const struct perf_event_attr *attr, struct task_struct *task,
 		   struct vpmu_file *other)
@@ -205,7 +205,7 @@ static int open_task_event(struct vpmu_device *dev, const struct vpmu_open *args
 	return ret;
 }
 
-/* A file descriptor more of an event that is persistent. */
+/* Opens another file descriptor of a persistent event. */
 static int open_persistent(struct vpmu_device *dev, const struct vpmu_open *args,
 			   const struct perf_event_attr *attr)
 {
@@ -235,7 +235,7 @@ put:
 /**
  * vpmu_open() - open an event
  * @dev: the device
- * @args: those of perf_event_open(2)
+ * @args: arguments as for perf_event_open(2)
  *
  * Return: a file descriptor or a negative errno.
  */
@@ -263,7 +263,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate, trace);
 	if (ret)
 		return ret;
-	/* From everybody, where the kernel is locked down. */
+	/* A locked-down kernel hides registers from all programs. */
 	if (vpmu_attr_has_registers(&attr, trace)) {
 		ret = security_locked_down(LOCKDOWN_PERF);
 		if (ret)

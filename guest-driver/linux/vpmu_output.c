@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Output: which ring an event writes to, and which programs are woken.
+ * Output: the ring that an event writes to, and the programs that are woken.
  *
- * An event writes to its own ring or, redirected, to that of another event. The device writes;
- * its notice names the event whose record crossed the watermark of the ring. Pollers of all
- * events that write to this ring are woken, and the owner of that event alone gets a signal.
+ * An event writes to its own ring or, if redirected, to that of another event. The device's
+ * notice names the event whose record crossed the ring's watermark. The driver wakes the
+ * pollers of all events that write to this ring, and signals only the owner of that event.
  */
 #include <linux/fs.h>
 #include <linux/minmax.h>
@@ -20,8 +20,8 @@
 
 /**
  * vpmu_output_attach() - change the ring that an event writes to
- * @file: its file; the device's output_lock is held
- * @ring: the ring, NULL for none
+ * @file: the event's file; the device's output_lock is held
+ * @ring: the ring, or NULL
  */
 void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 {
@@ -38,7 +38,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_abandon() - take the ring from all events that write there
+ * vpmu_output_abandon() - detach a ring from all events that write to it
  * @dev: the device; its output_lock is held
  * @ring: the ring
  */
@@ -52,11 +52,11 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_unmapped() - take a ring from an event without maps of it
- * @file: its file; the device's output_lock is held
+ * vpmu_output_unmapped() - detach a ring from an event without maps
+ * @file: the event's file; the device's output_lock is held
  *
- * perf takes the event from the ring then. So does this, unless the ring is its own:
- * the device has no ring without the event that it was mapped with.
+ * perf detaches the event from the ring then. So does this, except for the event's own ring: on
+ * the device, a ring always belongs to the event that it was mapped with.
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
@@ -74,7 +74,7 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	int err;
 
 	lockdep_assert_held(&file->dev->output_lock);
-	/* What is mapped stays; its own ring may be so through another event. */
+	/* A mapped ring stays; another event may have mapped this event's own ring. */
 	if (file->output.maps || (file->output.ring && file->output.ring->id == file->id))
 		return -EINVAL;
 	if (target && !ring)
@@ -93,9 +93,9 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
  * @target: the event whose ring gets their records; NULL to end the redirection, after
  *          which @file has no ring until it is mapped itself
  *
- * Return: 0; -EPERM where either is the host's; -EINVAL for what perf refuses: itself,
- * another CPU or task, opposite directions, a target without a ring, an event that is
- * mapped; or another negative errno.
+ * Return: 0; -EPERM if one of them is the host's; -EINVAL as in perf for the event itself,
+ * another CPU or task, opposite directions, a target without a ring, or a mapped event; or
+ * another negative errno.
  */
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
@@ -104,7 +104,7 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 
 	if (target && READ_ONCE(target->failure))
 		return READ_ONCE(target->failure);
-	/* Those are not the guest's to change, whatever else is wrong. */
+	/* Check this first: the guest must not change events of the host. */
 	if (file->persist.operator || (target && target->persist.operator))
 		return -EPERM;
 	if (target) {
@@ -121,8 +121,8 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 
 /**
  * vpmu_output_pause() - PERF_EVENT_IOC_PAUSE_OUTPUT
- * @file: whose ring
- * @paused: stop writing there, or resume
+ * @file: a file of an event with the ring
+ * @paused: true to pause, false to resume
  *
  * Return: 0; -EINVAL without a ring that has data; or another negative errno.
  */
@@ -138,20 +138,20 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
 }
 
 /**
- * vpmu_output_interval() - change how often an event's records wake
- * @file: its file
- * @wakeup: how often
+ * vpmu_output_interval() - set the wakeup interval of an event's records
+ * @file: the event's file
+ * @wakeup: the interval
  *
  * Inherited events wake at the same interval, future ones included.
  *
- * Return: 0; -EINVAL for an invalid interval, and for an event without records; -EPERM for an
- * event of the host; or another negative errno.
+ * Return: 0; -EINVAL for an invalid interval or an event without records; -EPERM for an event
+ * of the host; or another negative errno.
  */
 int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeup)
 {
 	int err;
 
-	/* Excludes redirecting and mapping: both set the wakeup of the event, too. */
+	/* Excludes redirecting and mapping, which also set the event's wakeup. */
 	mutex_lock(&file->dev->output_lock);
 	err = file->ended ? -ENOENT : vpmu_control_wakeup(file->dev, file->id, wakeup);
 	mutex_unlock(&file->dev->output_lock);
@@ -160,7 +160,7 @@ int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeu
 
 /**
  * vpmu_output_ended() - wake pollers of an event that the host has ended
- * @file: the event's
+ * @file: the event's file
  */
 void vpmu_output_ended(struct vpmu_file *file)
 {
@@ -174,10 +174,10 @@ void vpmu_output_ended(struct vpmu_file *file)
 
 /**
  * vpmu_output_poll() - whether a ring has crossed its watermark since the last poll
- * @file: the file polled
- * @told: the last wakeup that this descriptor has reported; each has its own
+ * @file: the polled file
+ * @told: the last wakeup that this descriptor has reported
  *
- * Return: EPOLLIN, nothing, or EPOLLHUP without a ring.
+ * Return: EPOLLIN, 0, or EPOLLHUP without a ring.
  */
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 {
@@ -193,10 +193,10 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 }
 
 /**
- * vpmu_output_gone() - wake pollers of an event that a task of it has ended
- * @file: the event's
+ * vpmu_output_gone() - wake pollers when one of an event's tasks has ended
+ * @file: the event's file
  *
- * perf core wakes only who polls events with a ring of its own.
+ * perf core wakes only pollers of events with a ring of its own.
  */
 void vpmu_output_gone(struct vpmu_file *file)
 {
@@ -222,7 +222,7 @@ static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 		list_for_each_entry(writer, &ring->writers, output.entry)
 			wake_up_all(&writer->waiters.queue);
 	}
-	/* Interrupts are off, so a device that lies has no more. */
+	/* Interrupts are off: this limits the work for a misbehaving device. */
 	count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT);
 	for (; count && file->waiters.fasync; count--)
 		kill_fasync(&file->waiters.fasync, SIGIO, reason);
@@ -251,7 +251,7 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_WAKEUP &&
 	    vpmu_sampling_notice(dev, le64_to_cpu(notice->event)))
 		return;
-	/* A file is looked up here until its last event is destroyed, and freed later. */
+	/* The look-up finds a file until its last event is destroyed; it is freed later. */
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->lookup.lock, flags);
 	file = xa_load(&dev->lookup.files, le64_to_cpu(notice->event));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * VPMU_IOC_PERF: calls of this driver's on descriptors of perf_event_open(2).
+ * VPMU_IOC_PERF: this driver's calls on descriptors of perf_event_open(2).
  *
- * perf core gives a PMU no ioctl of its own, so a program names the descriptor to
- * /dev/vpmu. Who has the descriptor may make the call: it changes nothing but that event
- * and another of the caller's.
+ * perf core does not pass ioctls to a PMU, so a program passes the descriptor to /dev/vpmu. Any
+ * holder of the descriptor may make the call: it changes only that event and another event of
+ * the caller.
  */
 #include <linux/capability.h>
 #include <linux/dcache.h>
@@ -25,8 +25,8 @@
 #include "vpmu_view.h"
 
 /*
- * perf core does not export its file operations. But its files are anonymous inodes of
- * a name that the kernel alone gives.
+ * perf core does not export its file operations. But its files are anonymous inodes with a name
+ * that only the kernel assigns.
  */
 static bool file_is_perf(const struct file *filp)
 {
@@ -52,7 +52,7 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 	return ERR_PTR(-EBADF);
 }
 
-/* The view of a persistent event that @event is; or NULL. */
+/* The view if @event is a view of a persistent event, or NULL */
 static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct perf_event *event)
 {
 	const struct vpmu_event *own = event->pmu_private;
@@ -60,7 +60,7 @@ static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct p
 	return event->pmu == &dev->persistent.pmu ? event->pmu_private : own->view;
 }
 
-/* Shows what the traces of an event and of those that inherit it have written so far. */
+/* Publishes the data that traces of an event's family have written so far. */
 static void perf_flush_trace(struct perf_event *event)
 {
 	struct perf_event *child;
@@ -72,7 +72,7 @@ static void perf_flush_trace(struct perf_event *event)
 	perf_core_unlock_family(event);
 }
 
-/* Reading replays the samples that came before, on the CPU of each event of the family. */
+/* A read replays the earlier samples, on the CPU of each event of the family. */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -92,7 +92,7 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 	return own->unpaid_ns == U64_MAX ? -EIO : 0;
 }
 
-/* The device's id of an event, persistent or not. */
+/* The event's id on the device */
 static u64 perf_id(const struct vpmu_device *dev, const struct perf_event *event)
 {
 	const struct vpmu_view *view = perf_view(dev, event);
@@ -140,7 +140,10 @@ static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
 	if (event == target || event->cpu != target->cpu ||
 	    event->hw.target != target->hw.target)
 		goto put;
-	/* Whether one is started is a task's own: no context with such events is swapped. */
+	/*
+	 * Its started or stopped state belongs to one task: do not swap contexts with such
+	 * events.
+	 */
 	err = event->attr.inherit || target->attr.inherit ?
 		-EOPNOTSUPP : vpmu_link_ids(dev, perf_id(dev, event), perf_id(dev, target), role);
 put:
@@ -153,8 +156,8 @@ put:
  * @dev: the device
  * @arg: a struct vpmu_perf
  *
- * Return: 0; -EBADF for a descriptor that is not a perf event of this device;
- * -EOPNOTSUPP for a call that such events do not have; else as the call on /dev/vpmu.
+ * Return: 0; -EBADF for a descriptor that is not a perf event of this device; -EOPNOTSUPP for a
+ * call that such events do not support; else as the call on /dev/vpmu.
  */
 int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
 {

@@ -2,16 +2,16 @@
 /*
  * Permission to open events: VPMU_IOC_OPEN applies the rules of perf_event_open(2).
  *
- * Most of these rules are in perf's system call, where no module gets to:
+ * Most of these rules are in perf's system call, out of a module's reach:
  * sysctl_perf_event_paranoid, ptrace_may_access() and security_perf_event_open() are not
- * exported. perf core applies to in-kernel events only the rule for events of a CPU, with
- * its LSM hook. The rest is repeated here:
+ * exported. perf core applies to in-kernel events only the rule for CPU events, with its LSM
+ * hook. The other rules are repeated here:
  *
  * - The level is read from the sysctl's file in procfs. The file is opened when the device
  *   is probed, through a mount of our own, so the caller's mounts do not matter.
- * - Who may trace a task is decided from credentials, more strictly than ptrace does.
- * - The LSM hook for kernel mode is called where perf_allow_kernel() is exported. The hook
- *   for opening at all cannot be called; a policy restricts /dev/vpmu instead.
+ * - Permission to trace a task is decided from credentials, more strictly than by ptrace.
+ * - The LSM hook for kernel mode is called where perf_allow_kernel() is exported. The hook for
+ *   opening an event cannot be called; a policy can restrict /dev/vpmu instead.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -33,9 +33,9 @@
 #include "vpmu.h"
 #include "vpmu_file.h"
 
-/* The parameter's value for "as the sysctl says". */
+/* Value of the parameter for the sysctl's level */
 #define PARANOID_FOLLOWS	-2
-/* The level that is taken where the sysctl cannot be read: the strictest. */
+/* The level if the sysctl cannot be read: the strictest */
 #define PARANOID_UNKNOWN	INT_MAX
 
 static int paranoid = PARANOID_FOLLOWS;
@@ -65,7 +65,7 @@ void vpmu_permission_init(struct vpmu_device *dev)
 		file = ERR_CAST(mnt);
 	} else {
 		file = file_open_root_mnt(mnt, "sys/kernel/perf_event_paranoid", O_RDONLY, 0);
-		/* The open file keeps what it needs of the mount. */
+		/* The open file holds its own reference on the mount. */
 		kern_unmount(mnt);
 	}
 	if (IS_ERR(file)) {
@@ -133,8 +133,8 @@ static bool permission_owns(struct task_struct *task)
 /**
  * vpmu_permission_open() - whether the caller may open an event
  * @dev: the device
- * @attr: as asked for
- * @task: of the event, whose credentials stay as they are; NULL for all on a CPU
+ * @attr: the requested attr
+ * @task: the event's task, whose credentials must not change meanwhile; NULL for a CPU event
  *
  * Return: 0, or the negative errno of perf_event_open(2).
  */
@@ -152,7 +152,7 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
 			return -EACCES;
 		if (level > 1 && !attr->exclude_kernel)
 			return -EACCES;
-		/* Events of CPUs are up to perf core. */
+		/* perf core checks CPU events. */
 		if (task && !permission_owns(task))
 			return -EACCES;
 	}
@@ -167,7 +167,7 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
  *
  * The rest of the device's events is reserved for programs with CAP_PERFMON.
  *
- * Return: 0, then it is for vpmu_permission_uncharge(); or -ENOSPC.
+ * Return: 0, to undo with vpmu_permission_uncharge(); or -ENOSPC.
  */
 int vpmu_permission_charge(struct vpmu_device *dev)
 {
@@ -181,7 +181,7 @@ int vpmu_permission_charge(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_permission_uncharge() - the event is gone
+ * vpmu_permission_uncharge() - undo vpmu_permission_charge() for an event that has ended
  * @dev: the device
  */
 void vpmu_permission_uncharge(struct vpmu_device *dev)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Persistent events: how an event becomes one, is opened again and ends.
+ * Persistent events: making an event persistent, opening it again, and ending it.
  *
- * However it became one, its file is of the same kind, one without a perf event; see
- * vpmu_direct.c.
+ * Each has a file without a perf event, however it became persistent; see vpmu_direct.c.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -25,10 +24,10 @@ static const char no_name[VPMU_PERSISTENT_NAME];
 /**
  * vpmu_persistent_get() - get a handle of a persistent event
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  *
- * Return: its file, for vpmu_persistent_put(); or an ERR_PTR of -ENOENT or another
- * negative errno.
+ * Return: its file, for vpmu_persistent_put(); or an ERR_PTR of -ENOENT or another negative
+ * errno.
  */
 struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 {
@@ -39,7 +38,7 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	if (dev->persistent.closed)
 		goto unlock;
 	file = vpmu_persistent_find(dev, id);
-	/* The notice of it may be on its way. */
+	/* Its notice may not have been handled yet. */
 	if (!file) {
 		err = vpmu_persistent_refresh(dev);
 		if (err)
@@ -49,7 +48,7 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	err = -ENOENT;
 	if (!file)
 		goto unlock;
-	/* Its CPU may have come since. */
+	/* Its CPU may have come online since. */
 	if (file->place.cpu < 0)
 		file->place.cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(file->spec.request.context));
 	vpmu_file_get(file);
@@ -62,7 +61,7 @@ unlock:
 
 /**
  * vpmu_persistent_put() - put a handle of an event, persistent or not
- * @file: the event's; it ends with the last, unless it is persistent
+ * @file: the event's file; the event ends with its last handle, unless it is persistent
  */
 void vpmu_persistent_put(struct vpmu_file *file)
 {
@@ -79,12 +78,12 @@ void vpmu_persistent_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_open() - VPMU_IOC_OPEN by the type of the persistent PMU
+ * vpmu_persistent_open() - VPMU_IOC_OPEN with the type of the persistent PMU
  * @dev: the device
- * @args: with no flag but PERF_FLAG_FD_CLOEXEC
- * @attr: with a type and config alone
+ * @args: arguments, without flags other than PERF_FLAG_FD_CLOEXEC
+ * @attr: the attr, with only type and config set
  *
- * Return: the event's file with a handle more, or an ERR_PTR.
+ * Return: the event's file with another handle, or an ERR_PTR.
  */
 struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpmu_open *args,
 				       const struct perf_event_attr *attr)
@@ -116,13 +115,13 @@ put:
 	return ERR_PTR(err);
 }
 
-/* Conditions that need no request to the device. */
+/* Checks that need no request to the device */
 static bool persistent_fits(const struct vpmu_file *file, const struct vpmu_file *leader)
 {
 	return !file->place.task && leader == file && !file->group.siblings;
 }
 
-/* Makes an event persistent on the device; one that is may get another name. */
+/* Makes an event persistent on the device, or renames a persistent event. */
 static int persistent_detach(struct vpmu_file *file, const char *name)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file);
@@ -133,7 +132,7 @@ static int persistent_detach(struct vpmu_file *file, const char *name)
 	if (!persistent_fits(file, leader))
 		goto unlock;
 	mutex_lock(&dev->output_lock);
-	/* Its output outlives no other event. */
+	/* The event may not outlive another event that has its ring. */
 	if (!file->output.ring || file->output.ring->id == file->id)
 		err = vpmu_control_detach(dev, file->id, name);
 	if (!err)
@@ -154,7 +153,7 @@ unlock:
 	return err;
 }
 
-/* The device has chosen the name; one that cannot be asked for it now is later. */
+/* The device has chosen the name. If the entry cannot be read now, it is read later. */
 static void persistent_name(struct vpmu_device *dev)
 {
 	if (vpmu_persistent_refresh(dev))
@@ -163,7 +162,7 @@ static void persistent_name(struct vpmu_device *dev)
 
 /**
  * vpmu_persistent_detach() - VPMU_IOC_DETACH
- * @file: whose event lives on from now
+ * @file: the file of the event, which is persistent from now on
  * @name: VPMU_PERSISTENT_NAME bytes; NULL or all zero for the device's choice
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a group or
@@ -185,7 +184,7 @@ int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 	return err;
 }
 
-/* Makes an event of perf core's persistent on the device; perf core has a view of it then. */
+/* Makes perf core's event persistent on the device; perf core then has a view of it. */
 static int persistent_take(struct perf_event *event, const char *name)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -219,7 +218,7 @@ static int persistent_take(struct perf_event *event, const char *name)
 	if (ring)
 		vpmu_ring_attach(file, ring);
 	vpmu_persistent_add(file);
-	/* The view holds the reference. It opens for any event with a ring of perf core's. */
+	/* The view holds the reference. It opens for any event with a ring of perf core. */
 	file->persist.handles = 1;
 	vpmu_view_open(view, file);
 	vpmu_view_take(view);
@@ -240,7 +239,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 		return persistent_detach(own->view->file, name);
 	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
-	/* Such samples need a replay right after them. */
+	/* Such samples need a replay directly after the overflow. */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);
@@ -252,7 +251,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
  * @name: as for vpmu_persistent_detach()
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a group;
- * -EOPNOTSUPP for an event whose samples perf core must make at once, or a trace; or
+ * -EOPNOTSUPP for a trace, or for an event whose samples perf core must make immediately; or
  * another negative errno, the device's own included.
  */
 int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
@@ -274,10 +273,10 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 
 /**
  * vpmu_persistent_attach() - VPMU_IOC_ATTACH
- * @file: whose event ends with its last handle from now on
+ * @file: the event's file; the event ends with its last handle from now on
  *
- * Return: 0; -EPERM without CAP_PERFMON, or if it is the host's; -EINVAL if it is not
- * persistent; or another negative errno.
+ * Return: 0; -EPERM without CAP_PERFMON or for an event of the host; -EINVAL if the event is
+ * not persistent; or another negative errno.
  */
 int vpmu_persistent_attach(struct vpmu_file *file)
 {

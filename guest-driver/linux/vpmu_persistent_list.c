@@ -13,7 +13,7 @@
 #include "vpmu_attr.h"
 #include "vpmu_persistent.h"
 
-/* Events asked for in one request. */
+/* Events per request */
 #define LIST_STEP	8
 
 static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persistent_event *event,
@@ -26,7 +26,7 @@ static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persisten
 	memset(entry, 0, sizeof(*entry));
 	entry->id = le64_to_cpu(event->id);
 	strscpy(entry->name, event->name, sizeof(entry->name));
-	/* All ones, -1, as long as no CPU is known that is this vCPU. */
+	/* All ones, or -1, while the CPU of this vCPU is unknown */
 	entry->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
 	entry->pages = le32_to_cpu(event->pages);
 	entry->engine = le32_to_cpu(event->open.engine);
@@ -39,7 +39,7 @@ static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persisten
 	memcpy(entry->attr, &attr, sizeof(entry->attr));
 }
 
-/* Some of them, up to @count; returns how many, or a negative errno. */
+/* Copies up to @count entries; returns their number, or a negative errno. */
 static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 		     struct vpmu_persistent_event *events, struct vpmu_persistent_entry *entries)
 {
@@ -59,9 +59,9 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 /**
  * vpmu_persistent_list() - VPMU_IOC_PERSISTENT
  * @dev: the device
- * @arg: which are wanted, and where to
+ * @arg: the first id to list, and the program's buffer
  *
- * Everybody may see them; who may open one is another question.
+ * Every program may list the events; opening one needs permission.
  *
  * Return: the number of entries written, or a negative errno.
  */

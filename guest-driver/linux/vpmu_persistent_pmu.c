@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/bus/event_source/devices/persistent: which persistent events there are now, and
- * perf core's door to them; see vpmu_view.c.
+ * /sys/bus/event_source/devices/persistent: the current persistent events, and
+ * perf_event_open(2) of them; see vpmu_view.c.
  */
 #include <linux/capability.h>
 #include <linux/device.h>
@@ -28,7 +28,7 @@ static const struct attribute_group format_group = {
 	.attrs = format_attrs,
 };
 
-/* Filled while the PMU is there, by vpmu_persistent_show(). */
+/* Filled by vpmu_persistent_show() while the PMU is registered */
 static struct attribute *events_attrs[] = {
 	NULL,
 };
@@ -53,7 +53,7 @@ static ssize_t event_show(struct device *device, struct device_attribute *attr, 
 
 /**
  * vpmu_persistent_show() - list an event in sysfs
- * @file: a persistent event's, with its name
+ * @file: the file of a persistent event, with its name
  */
 void vpmu_persistent_show(struct vpmu_file *file)
 {
@@ -75,8 +75,8 @@ void vpmu_persistent_show(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_hide() - take an event out of sysfs, and wait for its readers
- * @file: the event's
+ * vpmu_persistent_hide() - remove an event from sysfs, and wait for its readers
+ * @file: the event's file
  */
 void vpmu_persistent_hide(struct vpmu_file *file)
 {
@@ -202,7 +202,7 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 	dev->persistent.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
 		.attr_groups	= persistent_groups,
-		/* They are of CPUs: perf core refuses tasks. */
+		/* They are CPU events: perf core refuses tasks. */
 		.task_ctx_nr	= perf_invalid_context,
 		.event_init	= view_event_init,
 		.event_mapped	= view_event_mapped,
@@ -219,7 +219,7 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_pmu_unregister() - unregister the PMU; all views are closed
+ * vpmu_persistent_pmu_unregister() - unregister the PMU, after all views are closed
  * @dev: the device
  */
 void vpmu_persistent_pmu_unregister(struct vpmu_device *dev)

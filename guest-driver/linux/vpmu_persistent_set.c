@@ -2,9 +2,9 @@
 /*
  * The list of persistent events.
  *
- * The device has the list, for the host makes and ends some of them and all outlive this
- * driver. Here is a file for each, whether or not anybody has it open: it holds the ring,
- * the name in sysfs, and who is told of wakeups.
+ * The device keeps the list, because the host starts and ends some of the events and all of
+ * them outlive this driver. The driver has a file for each, open or not: it holds the ring, the
+ * name in sysfs, and the waiters for wakeups.
  */
 #include <linux/ctype.h>
 #include <linux/slab.h>
@@ -17,10 +17,10 @@
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
 
-/* Events asked for in one request. */
+/* Events per request */
 #define PERSISTENT_STEP	64
 
-/* Whether sysfs and perf accept a name of the device's. */
+/* Whether sysfs and perf accept the device's name for an event */
 static bool name_fits(const char *name)
 {
 	if (!islower(*name))
@@ -34,9 +34,9 @@ static bool name_fits(const char *name)
 /**
  * vpmu_persistent_find() - find a persistent event's file
  * @dev: the device; its persistent.lock is held
- * @id: the event's
+ * @id: the event's id
  *
- * Return: it, or NULL.
+ * Return: the file, or NULL.
  */
 struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id)
 {
@@ -60,7 +60,7 @@ void vpmu_persistent_add(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_remove() - take a file out of the list, and hand its reference to the caller
+ * vpmu_persistent_remove() - take a file off the list, and pass its reference to the caller
  * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_remove(struct vpmu_file *file)
@@ -72,7 +72,7 @@ void vpmu_persistent_remove(struct vpmu_file *file)
 /**
  * vpmu_persistent_adopt() - make a file for an event on the device
  * @dev: the device; its persistent.lock is held
- * @event: as the device lists it; the name is left out
+ * @event: its entry in the device's list; the name is not used
  *
  * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an ERR_PTR.
  */
@@ -111,7 +111,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	err = vpmu_ring_adopt(file, event);
 	if (err)
 		goto put;
-	/* -EBUSY: the device calls an event of ours, which nobody made persistent, by that id. */
+	/* -EBUSY: the device lists an event of this driver that was not made persistent. */
 	err = xa_insert_irq(&dev->lookup.files, file->id, file, GFP_KERNEL);
 	if (!err)
 		return file;
@@ -121,7 +121,7 @@ put:
 	return ERR_PTR(err);
 }
 
-/* The host has ended an event, or the device never said that it would live on. */
+/* The host has ended the event, or the device did not report that it was kept. */
 static void persistent_gone(struct vpmu_file *file)
 {
 	vpmu_persistent_remove(file);
@@ -168,7 +168,7 @@ static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event 
 	memcpy(file->persist.name, event->name, sizeof(event->name));
 }
 
-/* Calls @see for each event of the device's list. */
+/* Calls @see for each event in the device's list. */
 static int persistent_see(struct vpmu_device *dev,
 			  void (*see)(struct vpmu_device *dev,
 				      const struct vpmu_persistent_event *event))
@@ -234,10 +234,10 @@ static void persistent_work(struct work_struct *work)
 }
 
 /**
- * vpmu_persistent_notice() - have the list compared, after the host has changed it
+ * vpmu_persistent_notice() - schedule a comparison after a change by the host
  * @dev: the device
  *
- * Called from the interrupt.
+ * Called from the interrupt handler.
  */
 void vpmu_persistent_notice(struct vpmu_device *dev)
 {
@@ -245,7 +245,7 @@ void vpmu_persistent_notice(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_resume() - compare the list with that of a device that was reset
+ * vpmu_persistent_resume() - compare the list with the device's after a reset
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -284,10 +284,10 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 
 /**
  * vpmu_persistent_close() - empty the list; events that outlive a reset continue
- * @dev: the device, which nobody opens any more
+ * @dev: the device, which cannot be opened any more
  *
- * The others end here, while the device still takes requests. Files that are open stay
- * until they are closed.
+ * Other events end here, while the device still answers requests. Open files stay until they
+ * are closed.
  */
 void vpmu_persistent_close(struct vpmu_device *dev)
 {
@@ -307,7 +307,7 @@ void vpmu_persistent_close(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_unregister() - unregister the PMU, after the last file is gone
+ * vpmu_persistent_unregister() - unregister the PMU, after the last file is freed
  * @dev: the device
  */
 void vpmu_persistent_unregister(struct vpmu_device *dev)

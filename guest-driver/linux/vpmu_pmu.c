@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The perf core door: a struct pmu whose counters live in the device.
+ * The PMU vpmu: a struct pmu whose counters are in the device.
  *
- * A per-CPU event is switched (ENABLE, DISABLE) on its vCPU. A per-task event is
- * opened enabled and scheduled in and out (IN, OUT) where its task runs.
+ * A CPU event is enabled and disabled on its vCPU. A task event is opened enabled, and
+ * scheduled in and out (IN, OUT) where its task runs.
  */
 #include <linux/cpumask.h>
 #include <linux/err.h>
@@ -81,17 +81,17 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	}
 	if (own->coming) {
 		own->coming = false;
-		/* Its file may have been switched off since. */
+		/* Its file may have been disabled since. */
 		if (!vpmu_group_allows(event))
 			vpmu_event_stop(vcpu, event);
 		return;
 	}
-	/* One that was expected, and so started already, has brought the others. */
+	/* An expected event is already started, and has started the others. */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
 }
 
-/* Returns true if that needed a command. */
+/* Returns true if a command was needed. */
 static bool pmu_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -141,7 +141,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	if (vcpu && pmu_stop(vcpu, event))
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
-	/* The last time that a task's event is heard of; later than the context's lock is held. */
+	/* The last call for a task event; the work runs after the context is unlocked. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->waiters.gone);
 }
@@ -154,13 +154,13 @@ static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm
 		vpmu_view_show(own->view);
 }
 
-/* Whether @type is one of those that perf core offers to each PMU where no CPU PMU takes it. */
+/* Whether @type is one that perf core offers to every PMU if it has no CPU PMU. */
 static bool type_is_generic(u32 type)
 {
 	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;
 }
 
-/* Sets perf_event::hw::config, which perf core leaves to the PMU, to the config of our own. */
+/* Sets perf_event::hw::config, which perf core leaves to the PMU, to this PMU's config. */
 static int pmu_config(struct perf_event *event)
 {
 	const struct vpmu_device *dev = to_vpmu(event->pmu);
@@ -178,10 +178,10 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 
 	if (err)
 		return err;
-	/* perf core's own traces are those of another PMU, which can have AUX areas. */
+	/* Traces of perf core use another PMU, which can have AUX areas. */
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
-	/* As perf core's other PMUs refuse it; perf then asks for less. */
+	/* Refused as by perf core's other PMUs; perf then asks for less. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {
@@ -190,13 +190,13 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 			return err;
 	}
 	err = vpmu_event_create(to_vpmu(event->pmu), event);
-	/* Programs fall back from cycles to a clock for this errno, and not for that. */
+	/* On ENOENT, programs fall back from cycles to a clock; on EOPNOTSUPP, they do not. */
 	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
 		err = -ENOENT;
 	return err;
 }
 
-/* Whether the guest has a PMU of its own, which then has perf's generic events. */
+/* Whether the guest has its own CPU PMU, which then has perf's generic events. */
 static bool cpu_pmu_exists(void)
 {
 	struct perf_event_attr attr = {
@@ -231,7 +231,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 	dev->counting.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
 		.attr_groups	= dev->counting.sysfs.groups,
-		/* The hardware context takes one PMU, and a CPU's own goes first. */
+		/* The hardware context takes one PMU, and a CPU's own PMU has priority. */
 		.task_ctx_nr	= perf_sw_context,
 		.pmu_enable	= vpmu_pmu_enable,
 		.pmu_disable	= vpmu_pmu_disable,
@@ -256,7 +256,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_pmu_unregister() - unregister the PMU; all events are closed
+ * vpmu_pmu_unregister() - unregister the PMU, after all events are closed
  * @dev: the device
  */
 void vpmu_pmu_unregister(struct vpmu_device *dev)

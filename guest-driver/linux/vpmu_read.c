@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What read(2) of /dev/vpmu's events gives: counts and times in the order of perf's
- * read_format.
+ * read(2) of events of /dev/vpmu: counts and times in the order of perf's read_format.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -27,8 +26,8 @@ static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *
 }
 
 /*
- * Times are the device's: perf core's run while the file is switched off. But what
- * perf core wanted to count and could not, the device knows nothing of.
+ * Times are the device's, because perf core's also run while the file is disabled. But the
+ * device does not know the time in which perf core could not schedule the event.
  */
 static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
 {
@@ -78,11 +77,11 @@ static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *valu
 
 /**
  * vpmu_read() - read(2)
- * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
+ * @file: the file; PERF_FORMAT_GROUP reads its whole group at one moment
  * @values: set to an array for the caller to free, on success
- * @room: bytes that there is room for
+ * @room: size of the program's buffer in bytes
  *
- * Return: bytes in @values; 0 if a count was lost, and without @values; -ENOSPC; or
+ * Return: length of @values in bytes; 0 without @values if a count was lost; -ENOSPC; or
  * another negative errno.
  */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Records that the device has written, replayed to perf core.
+ * Replays the device's records to perf core.
  *
- * Only perf core writes to the rings of perf_event_open(2), and it exports no function
- * that does. A replay calls the overflow handler of an event for each sample of a ring of
- * the device's, with registers, time, task and call chain of the sample. Perf core then
- * makes its own record.
+ * Only perf core writes to the rings of perf_event_open(2), and it exports no function for
+ * that. A replay calls an event's overflow handler for each sample in a ring, with the sample's
+ * registers, time, task and call chain. perf core then makes its own record.
  *
- * Perf core wraps the handler in functions that it does not export. In their place the
- * device throttles, and this file handles the limit of PERF_EVENT_IOC_REFRESH and signals.
+ * perf core wraps the handler in functions that it does not export. Instead, the device
+ * throttles, and this file handles signals and the limit of PERF_EVENT_IOC_REFRESH.
  */
 #include <linux/bits.h>
 #include <linux/math64.h>
@@ -29,30 +28,30 @@
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
 
-/* Markers of a call chain beside its addresses: one of the kernel's part, one of the user's. */
+/* Markers of a call chain: one for the kernel's addresses, one for the user's */
 #define CHAIN_MARKERS	2
 #define CHAIN_LEN	(VPMU_MAX_STACK + CHAIN_MARKERS)
 
-/* Header, nine fields of a word, READ, CALLCHAIN, REGS_INTR. */
+/* The header, nine one-word fields, READ, CALLCHAIN and REGS_INTR */
 #define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + VPMU_ARCH_REGS_COUNT)
 
 /**
- * struct vpmu_replay - what a CPU replays records with; interrupts are off in use
- * @busy: it is in use
+ * struct vpmu_replay - a CPU's state for replays; used with interrupts off
+ * @busy: a replay is in progress
  * @event: the event that the records are replayed to
  * @records: the ring
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
- * @dev: the device, whose clock the records are by
- * @record: the record
- * @next: the word of it that is read next
- * @end: behind its last word
- * @bad: it ends before its fields do
+ * @dev: the device, whose clock the records use
+ * @record: a copy of the record
+ * @next: index of the next word to read
+ * @end: index after the last word
+ * @bad: the record is shorter than its fields
  * @tid: the task of the sample
- * @counts: of it, the counts of the event's group: values and ids in turn
- * @members: how many events the counts are of
- * @chain: its call chain, laid out as struct perf_callchain_entry
- * @regs: its registers
- * @data: its other fields, for perf core
+ * @counts: counts of the event's group in the sample: pairs of value and id
+ * @members: number of events in @counts
+ * @chain: the call chain, laid out as struct perf_callchain_entry
+ * @regs: the registers
+ * @data: the other fields, for perf core
  */
 struct vpmu_replay {
 	bool busy;
@@ -75,7 +74,7 @@ struct vpmu_replay {
 	struct perf_sample_data data;
 };
 
-/* Page @number of a ring, of which the first is the metadata page. */
+/* Page @number of a ring; page 0 is the metadata page. */
 static void *records_page(const struct vpmu_records *records, size_t number)
 {
 	if (records->window)
@@ -98,14 +97,14 @@ static void records_copy(const struct vpmu_records *records, u64 from, void *to,
 	}
 }
 
-/* The moment, by the clock of the device's records. */
+/* The current time of the clock in the device's records */
 static u64 device_clock(const struct vpmu_device *dev)
 {
 	return dev->info.time_zero +
 	       mul_u64_u32_shr(get_cycles(), dev->info.time_mult, dev->info.time_shift);
 }
 
-/* As perf core numbers a task in the records of an event; @nr is of the first namespace. */
+/* A task's number in the records of an event; @nr is its number in the first namespace. */
 static u32 replay_pid(const struct perf_event *event, u32 nr)
 {
 	struct pid_namespace *ns = perf_core_namespace(event);
@@ -120,7 +119,7 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
 	return nr;
 }
 
-/* Whether perf core would read from the current task what belongs to the sample's. */
+/* Whether perf core would read fields of the sample's task from a different current task. */
 static bool replay_is_late(struct vpmu_replay *replay)
 {
 	u64 type = replay->event->attr.sample_type;
@@ -131,7 +130,7 @@ static bool replay_is_late(struct vpmu_replay *replay)
 		return false;
 	if (task_pid_nr(current) != replay->tid)
 		return true;
-	/* It exits: its stack has gone before perf core stops its events. */
+	/* The task is exiting: its stack is unmapped before perf core stops its events. */
 	return user_mode(&replay->regs) && !current->mm;
 }
 
@@ -148,7 +147,7 @@ static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 	return words;
 }
 
-/* The word of the record's next field, if samples have it. */
+/* The word of the record's next field, or zero if samples do not have the field */
 static u64 replay_field(struct vpmu_replay *replay, u64 field)
 {
 	const u64 *word;
@@ -184,7 +183,7 @@ static void replay_time(struct vpmu_replay *replay, u64 time)
 	data->sample_flags |= PERF_SAMPLE_TIME;
 }
 
-/* PERF_SAMPLE_READ, with PERF_FORMAT_GROUP and PERF_FORMAT_ID. */
+/* Parses PERF_SAMPLE_READ with PERF_FORMAT_GROUP and PERF_FORMAT_ID. */
 static void replay_read(struct vpmu_replay *replay)
 {
 	u64 members = replay_field(replay, PERF_SAMPLE_READ);
@@ -242,7 +241,7 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	return !replay->bad;
 }
 
-/* Whether a sample is of a mode that its event excludes and the device cannot exclude. */
+/* Whether the event excludes the sample's mode. The device cannot exclude it for all events. */
 static bool replay_is_excluded(struct vpmu_replay *replay)
 {
 	const struct perf_event_attr *attr = &replay->event->attr;
@@ -250,7 +249,7 @@ static bool replay_is_excluded(struct vpmu_replay *replay)
 	return user_mode(&replay->regs) ? attr->exclude_user : attr->exclude_kernel;
 }
 
-/* The count that the device has of an event, and that the sample has; false without one. */
+/* Finds the count of an event in the sample; returns false if the sample does not have it. */
 static bool replay_count(const struct vpmu_replay *replay, const struct perf_event *event,
 			 u64 *count)
 {
@@ -266,7 +265,7 @@ static bool replay_count(const struct vpmu_replay *replay, const struct perf_eve
 	return false;
 }
 
-/* Turns an event's count back to what it was at the sample, or forward again. */
+/* Sets an event's count back to its value at the sample, or forward again. */
 static void replay_turn(const struct vpmu_replay *replay, struct perf_event *event, bool back)
 {
 	const struct vpmu_event *own = event->pmu_private;
@@ -278,7 +277,7 @@ static void replay_turn(const struct vpmu_replay *replay, struct perf_event *eve
 	local64_add(back ? -since : since, &event->count);
 }
 
-/* Does so for the group of the event: perf core reads it as it writes its record. */
+/* Does so for the event's group, because perf core reads the group for its record. */
 static void replay_turn_group(const struct vpmu_replay *replay, bool back)
 {
 	struct perf_event *event = replay->event, *leader = event->group_leader, *sibling;
@@ -310,7 +309,7 @@ static void replay_sample(struct vpmu_replay *replay, size_t len)
 		*replay->ended = true;
 }
 
-/* The record of @size bytes at position @from. */
+/* Replays the record of @size bytes at position @from. */
 static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 size)
 {
 	struct perf_event *event = replay->event;
@@ -323,21 +322,21 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 	records_copy(replay->records, from, replay->record, size);
 	if (type == PERF_RECORD_SAMPLE)
 		replay_sample(replay, size / sizeof(u64));
-	/* After the header an id, then how many. */
+	/* The body of PERF_RECORD_LOST is an id and the number of lost records. */
 	else if (type == PERF_RECORD_LOST && replay->records->shared && size >= 3 * sizeof(u64))
 		perf_core_add_lost(event, replay->record[2]);
 }
 
-/* Replays what lies between two positions of the ring, or some of it; returns where it ended. */
+/* Replays records between two positions of the ring, up to a limit; returns the end position. */
 static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 {
 	struct perf_event_header header;
 	u64 end = tail + VPMU_REPLAY_PAGES * PAGE_SIZE;
 
 	while (tail != head && (s64)(end - tail) > 0) {
-		/* Programs can write to it meanwhile: it is looked at once. */
+		/* Programs can write to the header meanwhile: use a copy. */
 		records_copy(replay->records, tail, &header, sizeof(header));
-		/* A device or a program that lies costs its own guest samples. */
+		/* A wrong size from a program or the device loses only samples of this guest. */
 		if (header.size < sizeof(header) || header.size % sizeof(u64) ||
 		    header.size > head - tail)
 			return head;
@@ -347,7 +346,7 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 	return tail;
 }
 
-/* Replays some of the ring, and shows that there is room. */
+/* Replays records of the ring, up to a limit; returns true if some are left. */
 static bool replay_records(struct vpmu_replay *replay)
 {
 	const struct vpmu_records *records = replay->records;
@@ -362,7 +361,7 @@ static bool replay_records(struct vpmu_replay *replay)
 	head = smp_load_acquire(&metadata->data_head);
 	if (head == tail)
 		return false;
-	/* Programs that map the ring move the tail, too. */
+	/* Programs that map the ring move the tail, too: it may be invalid. */
 	if (head - tail > records->size || tail % sizeof(u64))
 		tail = head;
 	else
@@ -376,10 +375,10 @@ static bool replay_records(struct vpmu_replay *replay)
  * vpmu_replay() - replay samples to an event
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, which is active here
- * @records: the ring; nothing happens while another CPU replays it, or this one anything
- * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; no sample is written then
+ * @records: the ring; skipped while another CPU replays it or this CPU replays any ring
+ * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later samples are dropped
  *
- * Return: true if there were more than are replayed at a time.
+ * Return: true if records are left for another call.
  */
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
 		 bool *ended)
@@ -403,11 +402,11 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 }
 
 /**
- * vpmu_replay_counts() - whether perf core reads an event for a record that is replayed
+ * vpmu_replay_counts() - whether perf core is reading an event for a replayed record
  * @vcpu: this CPU's queue; interrupts are off
- * @event: the event, of vpmu_device::pmu
+ * @event: the event, of the PMU vpmu_device::pmu
  *
- * Return: true if its count is the one of the sample's moment.
+ * Return: true if its count is currently set back to the value at the sample.
  */
 bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {
@@ -419,7 +418,7 @@ bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *e
 
 /**
  * vpmu_records_init() - prepare a ring for replays
- * @records: the ring, all zero; there are no pages yet
+ * @records: the ring, zeroed, without pages
  */
 void vpmu_records_init(struct vpmu_records *records)
 {
@@ -427,8 +426,8 @@ void vpmu_records_init(struct vpmu_records *records)
 }
 
 /**
- * vpmu_records_end() - end the replays of a ring whose pages go
- * @records: the ring; no CPU looks at it any more when this returns
+ * vpmu_records_end() - end the replays of a ring before its pages are freed
+ * @records: the ring; on return, CPUs do not access it any more
  */
 void vpmu_records_end(struct vpmu_records *records)
 {
@@ -443,7 +442,7 @@ void vpmu_records_end(struct vpmu_records *records)
  * vpmu_replay_init() - allocate a queue's state
  * @vcpu: the queue
  *
- * Return: 0 or -ENOMEM; vpmu_replay_exit() undoes either.
+ * Return: 0 or -ENOMEM; call vpmu_replay_exit() in both cases.
  */
 int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 {
@@ -452,7 +451,7 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_replay_exit() - free a queue's state; all events are closed
+ * vpmu_replay_exit() - free a queue's state, after all events are closed
  * @vcpu: the queue
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)

@@ -2,9 +2,9 @@
 /*
  * Rings: pages that the host writes and programs map.
  *
- * The first map of an event makes them, the last unmap takes them away, whichever of
- * the events that write there it came through; between the two the host writes by
- * itself and this driver takes no part.
+ * The first map of an event allocates the ring, and the last unmap frees it, through any of the
+ * events that write to it. In between, the host writes by itself and this driver is not
+ * involved.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -75,9 +75,9 @@ static struct vpmu_ring *ring_alloc(u32 count)
 }
 
 /**
- * vpmu_ring_alloc_shared() - make a ring of pages with other users
- * @pages: the pages, each of which gets another user
- * @count: how many
+ * vpmu_ring_alloc_shared() - make a ring from pages with other users
+ * @pages: the pages; the ring takes a reference on each
+ * @count: number of pages
  *
  * Return: the ring, or NULL.
  */
@@ -99,9 +99,9 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 }
 
 /**
- * vpmu_ring_attach() - give a file a ring that the device has already
+ * vpmu_ring_attach() - attach a ring that is already mapped on the device to a file
  * @file: the file of its event, which is persistent and has no ring
- * @ring: the ring, which is the file's then
+ * @ring: the ring, owned by the file from then on
  */
 void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 {
@@ -112,7 +112,7 @@ void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* Takes the pages back from the device; those that it may still write to are lost. */
+/* Takes the pages back from the device; leaks pages that it may still write to. */
 static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
 	int err = 0;
@@ -132,7 +132,7 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 
 /**
  * vpmu_ring_mapped() - count a new map of an event's ring or of its AUX area
- * @file: the event's; the device's output_lock is held
+ * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_mapped(struct vpmu_file *file)
 {
@@ -141,12 +141,12 @@ void vpmu_ring_mapped(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_unmapped() - count a map that is gone; with the last the ring goes
- * @file: the event's; the device's output_lock is held
+ * vpmu_ring_unmapped() - drop a map of an event's ring; the last one frees the ring
+ * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_unmapped(struct vpmu_file *file)
 {
-	/* What has maps keeps its ring. */
+	/* A mapped ring stays. */
 	struct vpmu_ring *ring = file->output.ring;
 
 	file->output.maps--;
@@ -174,7 +174,7 @@ static void ring_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* A ring is mapped as a whole. */
+/* A ring is always mapped whole. */
 static int ring_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
@@ -187,8 +187,8 @@ static const struct vm_operations_struct ring_vm_ops = {
 };
 
 /*
- * Pages of the window come as they are touched: while a map is being made nobody could
- * take them out of it again.
+ * Pages of the window are inserted on a fault, because they could not be removed again while a
+ * map is being set up.
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {
@@ -196,7 +196,7 @@ static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 	vm_fault_t ret;
 
 	mutex_lock(&file->dev->output_lock);
-	/* What has maps keeps its ring. */
+	/* A mapped ring stays. */
 	ret = vpmu_window_fault(file->output.ring, vmf);
 	mutex_unlock(&file->dev->output_lock);
 	return ret;
@@ -220,7 +220,7 @@ static int ring_insert(struct vpmu_ring *ring, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, ring->pages, &left);
 }
 
-/* Gives a ring to the device, which chooses the place of a ring in the window. */
+/* Maps a ring on the device, which chooses the pages of a ring in the window. */
 static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 {
 	u32 page;
@@ -239,15 +239,15 @@ static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 }
 
 /*
- * Whether a new ring lies where it outlives this driver. One beside which an area can
- * lie does not, for the area is in the guest's memory and ends the event with it.
+ * Whether a new ring lies in the window, where it outlives this driver. A ring that can have an
+ * area does not, because the area is in the guest's memory and ends the event with it.
  */
 static bool ring_outlives(const struct vpmu_file *file)
 {
 	return file->persist.active && !file->spec.trace && file->dev->window.pages;
 }
 
-/* The first map of an event that writes to no other's ring. */
+/* The first map of an event that writes to its own ring */
 static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 count)
 {
 	struct vpmu_ring *ring;
@@ -259,7 +259,10 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring->id = file->id;
 	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
-	/* Before the map: the device writes there at once, and its notices must find the ring. */
+	/*
+	 * Before the map: the device writes there immediately, and its notices must find the
+	 * ring.
+	 */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
@@ -274,9 +277,9 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 }
 
 /**
- * vpmu_ring_adopt() - give a file the ring that the device has for its event
- * @file: the event's, new
- * @event: of the list
+ * vpmu_ring_adopt() - attach the ring that the device has for an event to its file
+ * @file: the event's new file
+ * @event: its entry in the device's list
  *
  * Return: 0, also without a ring; or a negative errno.
  */
@@ -286,7 +289,7 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 	u32 count = le32_to_cpu(event->pages);
 	struct vpmu_ring *ring;
 
-	/* One in the guest's memory is not this driver's, so it ends with a reset. */
+	/* A ring in the guest's memory is not this driver's; it ends with a reset. */
 	if (!count || !(le32_to_cpu(event->map) & VPMU_MAP_WINDOW))
 		return 0;
 	ring = ring_alloc_window(count);
@@ -307,10 +310,9 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 
 /**
  * vpmu_ring_forget() - free the driver's part of a ring that the device keeps
- * @file: the event's, without maps
+ * @file: the event's file, without maps
  *
- * Return: false if that cannot be, for the ring is in the guest's memory or others have it
- * mapped.
+ * Return: false if the ring must stay because it is in the guest's memory or mapped by others.
  */
 bool vpmu_ring_forget(struct vpmu_file *file)
 {
@@ -331,8 +333,8 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_ended() - end the ring of an event that the host has ended
- * @file: the event's
+ * vpmu_ring_ended() - detach the ring of an event that the host has ended
+ * @file: the event's file
  *
  * A ring in the guest's memory can still be read.
  */
@@ -351,7 +353,7 @@ void vpmu_ring_ended(struct vpmu_file *file)
 		if (ring->aux)
 			vpmu_control_unmap_aux(dev, ring->id);
 		err = vpmu_control_unmap(dev, ring->id);
-		/* The device may have forgotten it with the event. */
+		/* The device may have removed it with the event. */
 		ring->ended = !err || err == -ENOENT || err == -EINVAL;
 		if (ring->window)
 			vpmu_window_revoke(dev, ring);
@@ -360,22 +362,22 @@ void vpmu_ring_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_close() - take the ring from an event that is closed; other maps keep it
- * @file: the event's
+ * vpmu_ring_close() - detach the ring from a closed event; other maps keep it
+ * @file: the event's file
  */
 void vpmu_ring_close(struct vpmu_file *file)
 {
 	struct vpmu_device *dev = file->dev;
 	struct vpmu_ring *ring;
 
-	/* No descriptor is left through which it could get one: do not wait for others. */
+	/* Its last descriptor is closed, so it cannot get a new ring: do not wait for others. */
 	if (!READ_ONCE(file->output.ring))
 		return;
 	mutex_lock(&dev->output_lock);
 	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
-		/* A persistent event's has stayed without maps. */
+		/* A persistent event keeps its ring without maps. */
 		if (!ring->mapped)
 			ring_destroy(dev, ring);
 	}
@@ -385,8 +387,8 @@ void vpmu_ring_close(struct vpmu_file *file)
 
 /**
  * vpmu_ring_vma() - set the flags and operations of a map
- * @vma: with its pages
- * @ops: that know of it
+ * @vma: the map, with its pages
+ * @ops: its operations
  */
 void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops)
 {
@@ -403,8 +405,8 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
  *       there is one; if the first is writable, the reader moves data_tail, else the
  *       ring overwrites. From any other offset: see vpmu_aux_mmap()
  *
- * Unlike perf's own, an event that tasks inherit has a ring too: the device
- * writes to it from every vCPU. The ring of a persistent event stays without maps.
+ * Unlike in perf, an event with inheritance has a ring too: the device writes to it from every
+ * vCPU. The ring of a persistent event stays without maps.
  *
  * Return: 0 or a negative errno.
  */

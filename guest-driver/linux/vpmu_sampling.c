@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Samples through the perf core door.
+ * Samples of events opened with perf_event_open(2).
  *
- * The device writes the samples of an event to a ring of the driver's, and the driver
- * replays them to perf core: see vpmu_replay.c.
+ * The device writes the samples of an event to a ring of the driver, and the driver replays
+ * them to perf core: see vpmu_replay.c.
  *
- * Records are replayed where the event is active, with interrupts off: at the ring's
- * watermark, which one device interrupt reports for many samples; when the event goes
- * off its CPU; when it is read; and every REPLAY_NS. An event whose samples hold
- * something that is read at the replay, such as the user's stack, has a watermark of
- * one record.
+ * Records are replayed on the CPU where the event is active, with interrupts off: at the ring's
+ * watermark, which one device interrupt reports for many samples; when the event is scheduled
+ * out; when it is read; and every REPLAY_NS. If the replay must read part of a sample, such as
+ * the user's stack, the watermark is one record.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -34,12 +33,12 @@
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 
-/* Limit on the delay of a sample of an active event. */
+/* Most time that a sample of an active event may wait for its replay */
 #define REPLAY_NS	(100 * NSEC_PER_MSEC)
 
 /**
- * struct vpmu_sampler - the ring of an event and of those that inherit it
- * @records: as they are replayed
+ * struct vpmu_sampler - the ring of an event and of the events that inherit it
+ * @records: the ring for its replay
  * @prompt: the watermark is one record
  * @pages: the metadata page, then the data
  */
@@ -49,7 +48,7 @@ struct vpmu_sampler {
 	struct page *pages[1 + RING_PAGES];
 };
 
-/* Whether @own's ring is its own, not that of the event that it inherits. */
+/* Whether the ring of @own is its own, and not its parent's. */
 static bool sampler_is_of(const struct vpmu_event *own)
 {
 	return !own->event->parent;
@@ -87,11 +86,12 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 }
 
 /**
- * vpmu_sampling_alloc() - give an event its sampler
- * @own: the event, which is being made
+ * vpmu_sampling_alloc() - allocate an event's sampler
+ * @own: the new event
  *
- * The device adapts the period of a frequency. Perf core would do so, too, and stop and
- * start the event at each tick: it sees a period instead, as it does of the kernel's clocks.
+ * For an event with a frequency, the device adapts the period. perf core would do so, too, and
+ * would stop and start the event at each tick; so it is shown a fixed period, as for the
+ * kernel's clocks.
  *
  * Return: 0 or -ENOMEM.
  */
@@ -118,8 +118,8 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_free() - free an event's sampler, unless it is that of a parent
- * @own: the event; the device does not write there any more
+ * vpmu_sampling_free() - free an event's sampler, unless it is its parent's
+ * @own: the event; the device does not write to the ring any more
  *
  * Called with interrupts off or on.
  */
@@ -131,9 +131,9 @@ void vpmu_sampling_free(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_request() - ask the device for samples
+ * vpmu_sampling_request() - request samples from the device
  * @own: the event
- * @request: the fields of samples are filled in
+ * @request: its sample fields are filled in
  */
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
@@ -153,11 +153,11 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 }
 
 /**
- * vpmu_sampling_leader() - find the leader of the group whose counts samples have
- * @event: perf core's, being opened; inherited ones have no such samples
+ * vpmu_sampling_leader() - find the leader of the group whose counts are in samples
+ * @event: perf core's event, being opened; inherited events have no such samples
  *
- * Return: the device's id of the leader; zero for an event without, or whose leader does
- * not sample with counts.
+ * Return: the leader's id on the device; zero without a leader, or if its samples have no
+ * counts.
  */
 u64 vpmu_sampling_leader(const struct perf_event *event)
 {
@@ -176,7 +176,7 @@ u64 vpmu_sampling_leader(const struct perf_event *event)
  *
  * The ring ends when the device has closed the event.
  *
- * Return: 0, also for an event that writes to its parent's; or a negative errno.
+ * Return: 0, also if the event writes to its parent's ring; or a negative errno.
  */
 int vpmu_sampling_map(struct vpmu_event *own)
 {
@@ -184,14 +184,14 @@ int vpmu_sampling_map(struct vpmu_event *own)
 
 	if (!sampler_is_of(own))
 		return 0;
-	/* After a reset the device begins anew. */
+	/* After a reset, the device starts with an empty ring. */
 	clear_page(page_address(sampler->pages[0]));
 	return vpmu_control_map(own->dev, own->id, sampler->pages, ARRAY_SIZE(sampler->pages),
 				VPMU_MAP_WRITABLE);
 }
 
 /**
- * vpmu_sampling_ring() - make a ring of an event's pages that outlives the event
+ * vpmu_sampling_ring() - make a ring from an event's pages that outlives the event
  * @own: the event
  *
  * Return: a ring of the same pages, for vpmu_ring_free(); or NULL.
@@ -203,7 +203,7 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 
 static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	/* Its ring is no longer than what is replayed at a time. */
+	/* The ring is not longer than one replay. */
 	vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended);
 }
 
@@ -220,7 +220,7 @@ static void replay_all(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_arm() - replay every REPLAY_NS while there are events to replay to
+ * vpmu_sampling_arm() - replay every REPLAY_NS while events on this CPU need it
  * @vcpu: this CPU's queue; interrupts are off
  */
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
@@ -231,29 +231,29 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_start() - add an event to those that are replayed here
+ * vpmu_sampling_start() - add an event to the events that this CPU replays
  * @vcpu: this CPU's queue; interrupts are off
  * @own: the event
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
 	/*
-	 * The limit was found to be used up as the event left its CPU: what disables it then
-	 * waits until it is back.
+	 * If the limit was used up when the event left its CPU, the pending work that disables
+	 * the event waits until it is back.
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	/* One that is stopped and started at once may not have been settled. */
+	/* If it was stopped and is started at once, it may not have been settled. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
 		vpmu_sampling_arm(vcpu);
 }
 
 /**
- * vpmu_sampling_stop() - take an event from those that are replayed here
+ * vpmu_sampling_stop() - remove an event from the events that this CPU replays
  * @own: the event, on the CPU where it was active; interrupts are off
  *
- * Its last samples are replayed by vpmu_sampling_settle(): a queue's lock is held here.
+ * vpmu_sampling_settle() replays its last samples, because a queue's lock is held here.
  */
 void vpmu_sampling_stop(struct vpmu_event *own)
 {
@@ -263,8 +263,8 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_forget() - forget an event that was started early, and is not active
- * @own: the event, on the CPU where it would be; interrupts are off
+ * vpmu_sampling_forget() - remove an event that was started early and did not become active
+ * @own: the event, on the CPU where it was started; interrupts are off
  */
 void vpmu_sampling_forget(struct vpmu_event *own)
 {
@@ -286,7 +286,7 @@ void vpmu_sampling_settle(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_read() - replay the samples that came before a reading
+ * vpmu_sampling_read() - replay the samples before a read
  * @own: the event read, on its CPU; interrupts are off
  */
 void vpmu_sampling_read(struct vpmu_event *own)
@@ -297,7 +297,7 @@ void vpmu_sampling_read(struct vpmu_event *own)
 		replay_event(vcpu, own);
 }
 
-/* On the CPU of a queue; interrupts are off. */
+/* Runs on the CPU of the queue with interrupts off. */
 static void sampling_service(void *data)
 {
 	struct vpmu_vcpu *vcpu = data;
@@ -310,7 +310,7 @@ static enum hrtimer_restart sampling_timer(struct hrtimer *timer)
 {
 	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
 
-	/* The CPU that it was started on may be away: no event is active there. */
+	/* Its CPU may be offline: no event is active there. */
 	if (vpmu_vcpu_local(vcpu->dev) != vcpu ||
 	    (list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
 		return HRTIMER_NORESTART;
@@ -320,8 +320,8 @@ static enum hrtimer_restart sampling_timer(struct hrtimer *timer)
 }
 
 /**
- * vpmu_sampling_call() - have the rings of a CPU's events replayed there
- * @dev: the device, which an event or a notice keeps
+ * vpmu_sampling_call() - replay the rings of a CPU's events on that CPU
+ * @dev: the device; the caller holds a reference
  * @cpu: the CPU
  */
 void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
@@ -330,19 +330,19 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
 
 	if (!vcpu)
 		return;
-	/* The call is a user of the device, which so outlives it. */
+	/* The call holds a reference on the device. */
 	vpmu_device_get(dev);
 	if (smp_call_function_single_async(cpu, &vcpu->replay_call))
 		vpmu_device_put(dev);
 }
 
 /**
- * vpmu_sampling_notice() - a ring has crossed its watermark
+ * vpmu_sampling_notice() - handle a ring that has crossed its watermark
  * @dev: the device
- * @id: of the event that it was mapped with
+ * @id: id of the event that the ring was mapped with
  *
- * Called from the device's interrupt, on any CPU. Where a call is on its way already, it
- * replays these samples, too; an event that leaves its CPU has its samples replayed then.
+ * Called from the device's interrupt, on any CPU. A call that is already pending also replays
+ * these samples; for an event that has left its CPU they were replayed then.
  *
  * Return: false if the event does not sample through perf core.
  */
@@ -360,7 +360,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 		event = own->event;
 		everywhere = event->cpu < 0 && event->attr.inherit;
 		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
-		/* Until the lock is released there is the event, another user. */
+		/* While the lock is held, the event holds a reference, too. */
 		vpmu_device_get(dev);
 	}
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);

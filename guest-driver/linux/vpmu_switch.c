@@ -2,16 +2,17 @@
 /*
  * One kick for a switch between two tasks that both have events.
  *
- * perf core schedules the events of the task that goes out before the switch, and those of the
- * task that comes in after it. The kick that takes the first out takes the others in: both
- * contexts are locked meanwhile, and no event is marked as off its CPU yet, so every reader finds
- * complete counts.
+ * perf core schedules the events of the old task out before the switch, and those of the new
+ * task in after it. The kick for the old task's events also schedules the new task's in: both
+ * contexts are locked meanwhile, and no event is marked as off its CPU yet, so every reader
+ * finds complete counts.
  *
- * An event that was taken in is "coming" until perf core adds it. Interrupts stay off from the
- * kick until then. Only groups are taken in that perf core is sure to add: groups of events of
- * this driver alone, because perf core finds room for any number of events of a software context.
- * Other CPUs see a coming event as inactive. perf core's own calls to the event wait on that CPU,
- * because the task already runs on it; this driver's calls wait in vpmu_call.c.
+ * An event scheduled in this way is "coming" until perf core adds it. Interrupts stay off from
+ * the kick until then. This is done only for groups that perf core is sure to add:
+ * groups of this driver's events alone, because perf core finds room for any number of events
+ * of a software context. Other CPUs see a coming event as inactive. perf core's own calls to
+ * the event wait on that CPU, because the task already runs on it; this driver's calls wait in
+ * vpmu_call.c.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -28,8 +29,8 @@
 
 /**
  * struct task_switch - the last switch of a CPU
- * @prev: the task that goes; the switch is under way as long as this is current
- * @next: the task that comes
+ * @prev: the old task; the switch is in progress while it is current
+ * @next: the new task
  */
 struct task_switch {
 	const struct task_struct *prev;
@@ -41,7 +42,7 @@ static struct tracepoint *sched_switch;
 static DEFINE_MUTEX(switch_lock);
 static unsigned int switch_users;
 
-/* Called with interrupts off, before perf core schedules anything for this switch. */
+/* Called with interrupts off, before perf core schedules events for this switch. */
 static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 			  struct task_struct *next, unsigned int prev_state)
 {
@@ -49,7 +50,7 @@ static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 	this_cpu_write(task_switches.next, next);
 }
 
-/* The task of a switch from long ago may run here again, or be gone. */
+/* The task of an old switch may run here again, or have exited. */
 static void switch_forget(void *unused)
 {
 	this_cpu_write(task_switches.prev, NULL);
@@ -98,7 +99,7 @@ int vpmu_switch_get(void)
 }
 
 /**
- * vpmu_switch_put() - a task event is gone; the last unregisters the probe
+ * vpmu_switch_put() - drop a task event; the last unregisters the probe
  */
 void vpmu_switch_put(void)
 {
@@ -110,7 +111,7 @@ void vpmu_switch_put(void)
 	mutex_unlock(&switch_lock);
 }
 
-/* Whether perf core adds @event when it adds its group. */
+/* Whether perf core adds @event with its group. */
 static bool member_comes(const struct perf_event *event)
 {
 	return event->state == PERF_EVENT_STATE_INACTIVE;
@@ -159,10 +160,10 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
 }
 
 /**
- * vpmu_switch_is_from() - whether this CPU is about to leave a task
- * @ctx: a context that is locked, and of which an event goes
+ * vpmu_switch_is_from() - whether a context belongs to the task that this CPU is switching from
+ * @ctx: a locked context with an event that is scheduled out
  *
- * Return: true if it is the task's; all its events go then.
+ * Return: true if so; all events of the task are then scheduled out.
  */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 {
@@ -170,16 +171,16 @@ bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 	       ctx == perf_core_task_context(current);
 }
 
-/* Whether the commands that have gathered are those of @ctx, scheduled out. */
+/* Whether the queued commands schedule events of @ctx out. */
 static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_event_context *ctx)
 {
 	return vcpu->pending && vcpu->events[vcpu->pending - 1]->ctx == ctx;
 }
 
 /*
- * The context of the task that comes, if the commands that have gathered are for the events
- * of a task that is being switched out: perf core holds the lock of their context then and
- * has decided not to swap it.
+ * The new task's context, if the queued commands are for events of a task that is being
+ * switched out. perf core then holds the lock of the old task's context and has decided not to
+ * swap it.
  */
 static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {
@@ -190,7 +191,7 @@ static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 	return perf_core_task_context(now->next);
 }
 
-/* Adds the commands for the events of the task that comes. */
+/* Adds the commands for the new task's events. */
 static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;
@@ -202,7 +203,7 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 			group_take(vcpu, event);
 }
 
-/* The queue broke: perf core finds that no event can be added. */
+/* After a queue failure, perf core finds that no event can be added. */
 static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;
@@ -223,7 +224,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 }
 
 /**
- * vpmu_switch_flush() - send gathered commands, and those of the task that comes
+ * vpmu_switch_flush() - send queued commands, and the commands for the new task
  * @vcpu: this CPU's queue, the PMU is disabled; interrupts are off
  */
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu)

@@ -3,7 +3,8 @@
  * /sys/bus/event_source/devices/vpmu and vpmu_trace: the format, and the events of this
  * host.
  *
- * There is no cpumask: perf would take the PMU for an uncore one and refuse tasks.
+ * There is deliberately no cpumask: with one, perf would treat the PMU as an uncore PMU and
+ * refuse tasks.
  */
 #include <linux/ctype.h>
 #include <linux/device.h>
@@ -46,7 +47,7 @@ static ssize_t text_show(struct device *device, struct device_attribute *attr, c
 	return sysfs_emit(buf, "%s\n", container_of(attr, struct text_attr, attr)->text);
 }
 
-/* The device chose the name; a file gets only what perf can parse back. */
+/* The device chose the name: show it only if perf can parse it. */
 static bool name_fits(const char *name)
 {
 	if (!islower(*name))
@@ -67,10 +68,10 @@ static struct attribute *text_attr_init(struct text_attr *text)
 }
 
 /**
- * vpmu_sysfs_init() - make the attribute groups of a PMU out of the catalogue
+ * vpmu_sysfs_init() - make a PMU's attribute groups from the catalogue
  * @dev: the device
  * @sysfs: filled in
- * @traces: with what writes to AUX areas, or with the rest
+ * @traces: select the events that write to AUX areas, or the others
  *
  * Return: 0 or -ENOMEM.
  */
@@ -82,7 +83,7 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 	struct attribute **attrs;
 	struct text_attr *text;
 
-	/* One allocation: the group, the list with its end, an event and a unit each. */
+	/* One allocation: the group, the list with its terminator, an event and a unit each. */
 	group = kvzalloc(sizeof(*group) + (2 * len + 1) * sizeof(*attrs) +
 			 2 * len * sizeof(*text), GFP_KERNEL);
 	if (!group)

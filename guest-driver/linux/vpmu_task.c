@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The current task: a page per CPU that the device reads when it writes a sample.
+ * The current task: one page per CPU that the device reads when it writes a sample.
  *
- * The page has the current task, for samples of this moment; the place of the task's user
- * registers, for samples taken in the kernel; and a history of tasks, for samples that the device
- * gets later.
- * It costs a few stores per task switch while an event needs it, and nothing otherwise.
+ * The page has the current task, for a sample taken now; the address of the task's user
+ * registers, for a sample taken in the kernel; and a history of tasks, for samples that the
+ * device collects later. It costs a few stores per task switch while an event needs it, and
+ * nothing otherwise.
  */
 #include <linux/cpu.h>
 #include <linux/irqflags.h>
@@ -18,21 +18,21 @@
 
 #include "vpmu.h"
 
-/* One device per guest, so its pages need no look-up in the switch path. */
+/* One device per guest, so the switch path finds its pages without a look-up. */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
 static DEFINE_PER_CPU(bool, task_page_told);
 static struct tracepoint *sched_switch;
 
 /*
- * Two locks, because patching the tracepoint in waits for CPU hotplug, and CPU
- * hotplug waits for vpmu_task_online(): users_lock is taken first and never there.
+ * Two locks, because patching the tracepoint waits for CPU hotplug, and CPU hotplug waits for
+ * vpmu_task_online(). users_lock is the outer lock; vpmu_task_online() does not take it.
  */
 static DEFINE_MUTEX(users_lock);
 static unsigned int task_users;
 static DEFINE_MUTEX(tell_lock);
 static bool telling;
 
-/* With interrupts off, on the CPU that @task begins to run on: nobody else writes its page. */
+/* Runs with interrupts off on the CPU that switches to @task, the only writer of its page. */
 static void task_write(struct task_struct *task)
 {
 	struct vpmu_task_page *page = this_cpu_read(task_page);
@@ -44,12 +44,12 @@ static void task_write(struct task_struct *task)
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
-	 * The device stops this CPU between instructions when it reads these. A sample
-	 * between the two takes the registers of the task that comes for those of the
-	 * one that goes: so there are none meanwhile.
+	 * The device reads these while this CPU is stopped between two instructions. Between
+	 * the two stores, a sample would combine the new task's registers with the old task:
+	 * hence zero.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
-	/* One store: it sees both numbers or neither. */
+	/* A single store: the device sees both numbers or neither. */
 	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
 	WRITE_ONCE(page->user_regs, cpu_to_le64(regs));
 
@@ -58,8 +58,8 @@ static void task_write(struct task_struct *task)
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
 	WRITE_ONCE(entry->since, cpu_to_le64(get_cycles()));
 	/*
-	 * Here the device may read from another CPU while this writes: an entry is whole
-	 * before it is counted, and one that is written again was counted out before.
+	 * The device may read the history on another CPU at the same time: an entry is complete
+	 * before it is counted, and was already counted out before it is overwritten.
 	 */
 	smp_store_release(&page->switches, cpu_to_le64(switches + 1));
 }
@@ -75,7 +75,7 @@ static void task_write_current(void *unused)
 	task_write(current);
 }
 
-/* Tells the device of @cpu's page; its queue must be known. */
+/* Passes the page of @cpu to the device, if its queue is known. */
 static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 {
 	struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, cpu);
@@ -114,7 +114,7 @@ int vpmu_task_get(struct vpmu_device *dev)
 	if (err)
 		goto unlock;
 
-	/* A CPU that comes now is either seen here or sees @telling. */
+	/* A CPU that comes online now is either seen here or sees @telling. */
 	mutex_lock(&tell_lock);
 	telling = true;
 	for_each_online_cpu(cpu) {
@@ -154,9 +154,9 @@ void vpmu_task_put(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_task_online() - report the current task of a CPU that has come
+ * vpmu_task_online() - report the current task of a CPU that came online
  * @dev: the device
- * @cpu: which; the caller runs on it
+ * @cpu: the CPU; the caller runs on it
  */
 void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 {
@@ -176,7 +176,7 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_forgotten() - note that the device was reset, and knows no page
+ * vpmu_task_forgotten() - note that a reset made the device forget the pages
  * @dev: the device
  */
 void vpmu_task_forgotten(struct vpmu_device *dev)
@@ -190,7 +190,7 @@ void vpmu_task_forgotten(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_task_resume() - give the pages to a device that was reset
+ * vpmu_task_resume() - pass the pages to a device that was reset
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -214,9 +214,9 @@ int vpmu_task_resume(struct vpmu_device *dev)
 /**
  * vpmu_task_init() - allocate the pages
  * @dev: the device
- * @tracepoint: the scheduler's, from vpmu_switch_init()
+ * @tracepoint: sched_switch, from vpmu_switch_init()
  *
- * Return: 0 or a negative errno; vpmu_task_exit() undoes either.
+ * Return: 0 or a negative errno; call vpmu_task_exit() in both cases.
  */
 int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint)
 {

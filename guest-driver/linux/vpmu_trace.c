@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas through the perf core door: a PMU of its own for events that write to them.
+ * AUX areas of perf_event_open(2): a separate PMU for events that write to them.
  *
- * perf core owns the area, its head and its records; the device writes the data. So an area is
- * lent in turns: a turn begins where perf core gives room, and ends when the event stops or the
- * device sends a notice, where hardware would raise an interrupt. The event is off between two
- * turns, so the trace does not contain the driver's own kicks.
+ * perf core owns the area, its head and its records; the device writes the data. So the driver
+ * lends it the area in turns. A turn begins when perf core grants room, and ends when the event
+ * stops or when the device sends a notice, where hardware would raise an interrupt. The event
+ * is disabled between turns, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
@@ -23,7 +23,7 @@
 
 /**
  * vpmu_trace_alloc() - allocate a trace's part of an event
- * @own: the event, which is being made
+ * @own: the new event
  *
  * Return: the part, or NULL.
  */
@@ -48,11 +48,11 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 }
 
 /*
- * Takes room from perf core. Two events that perf core has made share a ring cannot
- * both write to the area beside it, and the device knows only the event's own: so an
- * event writes to no other. An inherited one writes to its parent's. Returns 0; -ENOSPC
- * if no packet fits, by which the event is about to be disabled; or -EINVAL without an
- * area, of which perf core tells by itself if it was a full one.
+ * Gets room from perf core. The device knows only an event's own area, and two events that
+ * share a ring cannot both write to the area beside it: so an event writes only to its own
+ * area, and an inherited event to its parent's. Returns 0; -ENOSPC if a packet does not fit,
+ * which is about to disable the event; or -EINVAL without an area, or if it is full, which
+ * perf core reports itself.
  */
 static int trace_room(struct vpmu_trace *trace)
 {
@@ -73,14 +73,17 @@ static int trace_room(struct vpmu_trace *trace)
 		trace->room = round_down(trace->handle.size, VPMU_PACKET_ALIGN);
 	if (trace->room)
 		return 0;
-	/* For no packet, though for a byte: no watermark need have woken the reader. */
+	/*
+	 * There may be room for bytes but not for a packet, so a watermark may not have woken
+	 * the reader.
+	 */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
 	perf_core_disable(event);
 	return -ENOSPC;
 }
 
-/* Begins a turn; the event is off. Returns 0 if it is on now, else as trace_room(). */
+/* Begins a turn of a disabled event. Returns 0 if it is now enabled, else like trace_room(). */
 static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	struct vpmu_event *own = trace->own;
@@ -115,8 +118,8 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Ends the turn; the event is off then, for perf core only if it does not stay. Returns
- * whether all found room.
+ * Ends the turn, which disables the event on the device; for perf core, it remains active if it
+ * @stays. Returns whether all data found room.
  */
 static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool stays)
 {
@@ -153,7 +156,7 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 
 	list_del(&trace->active);
 	WRITE_ONCE(trace->cpu, -1);
-	/* Never more than perf core has given. */
+	/* Never more than perf core has granted */
 	perf_aux_output_end(handle, min(head - trace->head, trace->room));
 	if (truncated)
 		perf_core_disable(own->event);
@@ -161,10 +164,10 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 }
 
 /**
- * vpmu_trace_service() - end turns that the device wants to end, and begin new ones
+ * vpmu_trace_service() - end turns for the device's notices, and begin new ones
  * @vcpu: this CPU's queue
  *
- * Called with interrupts off, as an interrupt.
+ * Called with interrupts off, like an interrupt handler.
  */
 void vpmu_trace_service(void *vcpu)
 {
@@ -178,7 +181,10 @@ void vpmu_trace_service(void *vcpu)
 			continue;
 		if (trace_end(trace, here, true) && !trace_begin(trace, here))
 			continue;
-		/* Who makes room again has to enable it, too, as with any of perf core's. */
+		/*
+		 * A reader that makes room must also enable the event again, as for any PMU of
+		 * perf core.
+		 */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 		perf_core_disable(trace->own->event);
 	}
@@ -186,12 +192,12 @@ void vpmu_trace_service(void *vcpu)
 }
 
 /**
- * vpmu_trace_notice() - end a turn whose area has crossed its watermark, or is full
+ * vpmu_trace_notice() - end a turn whose area has crossed its watermark or is full
  * @dev: the device
- * @id: of the event that has written there
+ * @id: id of the event that has written there
  *
- * Called from the device's interrupt, on any CPU. The call to the trace's CPU uses the
- * device until it is over, by which it does not outlive it.
+ * Called from the device's interrupt, on any CPU. The call to the trace's CPU holds a
+ * reference on the device.
  */
 void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 {
@@ -205,23 +211,23 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 		WRITE_ONCE(own->trace->noticed, true);
 		cpu = READ_ONCE(own->trace->cpu);
 	}
-	/* Until the lock is released there is the event, another user. */
+	/* While the lock is held, the event holds a reference, too. */
 	if (cpu >= 0)
 		vpmu_device_get(dev);
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	if (cpu < 0)
 		return;
-	/* A call that is on its way already sees this notice as well. */
+	/* A call that is already pending handles this notice, too. */
 	smp_mb();
 	if (smp_call_function_single_async(cpu, &(*per_cpu_ptr(dev->cpu_vcpu, cpu))->service))
 		vpmu_device_put(dev);
 }
 
 /**
- * vpmu_trace_flush() - publish what a trace has written so far
- * @own: its event, which stays open
+ * vpmu_trace_flush() - publish the data that a trace has written so far
+ * @own: its event; the caller keeps it open
  *
- * A trace that is not active has published all.
+ * An inactive trace has already published everything.
  */
 void vpmu_trace_flush(struct vpmu_event *own)
 {
@@ -237,7 +243,7 @@ void vpmu_trace_flush(struct vpmu_event *own)
 		vpmu_device_put(dev);
 }
 
-/* Begins a turn of an event that is stopped; returns as trace_begin(). */
+/* Begins a turn of a stopped event; returns like trace_begin(). */
 static int trace_try(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	int err = trace_begin(trace, vcpu);
@@ -279,8 +285,9 @@ static int trace_add(struct perf_event *event, int flags)
 	if (!own->id)
 		return 0;
 	/*
-	 * Without an area nothing must seem to run. With a full one it is added, or perf
-	 * core would try again at each switch instead of disabling it.
+	 * Without an area, the event must not appear to run. With a full area it is added
+	 * anyway, because perf core would otherwise retry at each switch instead of disabling
+	 * it.
 	 */
 	if (flags & PERF_EF_START && trace_try(own->trace, vcpu) == -EINVAL)
 		return -EINVAL;
@@ -302,7 +309,7 @@ static int trace_event_init(struct perf_event *event)
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
 	event->hw.config = event->attr.config;
-	/* perf core would have to see each packet. */
+	/* perf core would have to handle each packet. */
 	if (event->attr.freq) {
 		dev_info_ratelimited(&dev->vdev->dev,
 				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
@@ -355,7 +362,7 @@ int vpmu_trace_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_trace_unregister() - unregister the PMU; all events are closed
+ * vpmu_trace_unregister() - unregister the PMU, after all events are closed
  * @dev: the device
  */
 void vpmu_trace_unregister(struct vpmu_device *dev)

@@ -2,12 +2,11 @@
 /*
  * The vCPU queues: commands with interrupts off, answered before the kick returns.
  *
- * The host handles the kick of a vCPU queue on the thread of that vCPU, so the
- * answers stand in the used ring when the notifying store retires: no interrupt,
- * no waiting. Commands gather while perf core holds the PMU disabled and leave
- * with one kick, or with that of the first event which goes, so that a context
- * switch costs one exit for any number of events, also where both tasks have some;
- * see vpmu_context.c and vpmu_switch.c.
+ * The host handles the kick of a vCPU queue on that vCPU's thread, so the answers are in the
+ * used ring when the notifying store retires, without an interrupt or a wait. Commands gather
+ * while perf core holds the PMU disabled. They are sent with one kick, at the latest when the
+ * first event is scheduled out, so that a context switch costs one exit for any number of
+ * events, also if both tasks have some; see vpmu_context.c and vpmu_switch.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -16,7 +15,7 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
-/* Nothing can be printed or queued where the scheduler's locks may be held; here it can. */
+/* Log here, because the scheduler's locks may be held where the error was found. */
 static void vcpu_alarm(struct irq_work *work)
 {
 	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, error_work);
@@ -29,7 +28,7 @@ static void vcpu_alarm(struct irq_work *work)
 /**
  * vpmu_vcpu_open() - start sending commands to a new queue
  * @vcpu: the queue
- * @vq: new
+ * @vq: the new virtqueue
  */
 void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 {
@@ -43,7 +42,7 @@ void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 
 /**
  * vpmu_vcpu_close() - fail all later commands
- * @vcpu: the queue, which is not touched any more when this returns
+ * @vcpu: the queue, which is not accessed any more on return
  */
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
 {
@@ -56,9 +55,9 @@ void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
  * vpmu_vcpu_init() - prepare a queue
  * @vcpu: its zeroed state; see vpmu_vcpu_open()
  * @dev: the device
- * @index: which vCPU
+ * @index: the vCPU
  *
- * Return: 0 or -ENOMEM; vpmu_vcpu_exit() undoes either.
+ * Return: 0 or -ENOMEM; call vpmu_vcpu_exit() in both cases.
  */
 int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 {
@@ -88,7 +87,7 @@ void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 	kfree(vcpu->replies);
 }
 
-/* Sends @count commands from slot @first on; their answers stand in the same slots. */
+/* Sends @count commands from slot @first on; their answers use the same slots. */
 static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int count)
 {
 	struct scatterlist out, in, *sgs[] = { &out, &in };
@@ -149,11 +148,11 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
 /**
  * vpmu_vcpu_append() - add a command for an event
  * @vcpu: this CPU's queue
- * @event: whose; interrupts are off, and stay off until it is sent
+ * @event: the event; interrupts are off until the command is sent
  * @op: VPMU_COMMAND_*
  * @value: its value, or zero
  *
- * It is sent at once, or when perf core enables the PMU again. The answer goes to
+ * It is sent immediately, or when perf core enables the PMU again. The answer goes to
  * vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
@@ -177,16 +176,16 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 }
 
 /**
- * vpmu_vcpu_commands() - send commands at once, with one kick
+ * vpmu_vcpu_commands() - send commands immediately, with one kick
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @commands: the commands
- * @replies: as many answers, on success
- * @count: how many, VPMU_DIRECT at most
+ * @replies: filled in with as many answers, on success
+ * @count: number of commands, at most VPMU_DIRECT
  *
- * Call with preemption off. What has gathered on the queue stays where it is: it
- * may be another CPU's, whose PMU is disabled.
+ * Call with preemption off. Gathered commands stay on the queue, which may belong to another
+ * CPU with its PMU disabled.
  *
- * Return: 0, then each answer has its own status; or a negative errno.
+ * Return: 0, and each answer has its own status; or a negative errno.
  */
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
 		       struct vpmu_reply *replies, unsigned int count)
@@ -204,12 +203,12 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 }
 
 /**
- * vpmu_vcpu_command() - send one command at once
+ * vpmu_vcpu_command() - send one command immediately
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @op: VPMU_COMMAND_*
- * @event: the event meant or zero
+ * @event: the event's id, or zero
  * @value: for VPMU_COMMAND_PERIOD
- * @reply: the answer, on success
+ * @reply: filled in with the answer, on success
  *
  * Call with preemption off.
  *
@@ -229,10 +228,10 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 }
 
 /**
- * vpmu_vcpu_discover() - find the queue of the CPU that runs this
+ * vpmu_vcpu_discover() - find the queue of the current CPU
  * @dev: the device
  *
- * The guest's numbering of CPUs need not be the host's, so the device is asked.
+ * The guest may number CPUs differently from the host, so this asks the device.
  *
  * Return: 0 or a negative errno.
  */
@@ -259,9 +258,9 @@ int vpmu_vcpu_discover(struct vpmu_device *dev)
 /**
  * vpmu_vcpu_cpu() - find the CPU that runs on a vCPU
  * @dev: the device
- * @index: the vCPU's
+ * @index: the vCPU's index
  *
- * Return: its number, or -1 while it is unknown.
+ * Return: the CPU's number, or -1 while it is unknown.
  */
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
 {
@@ -282,7 +281,7 @@ int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
  *
  * Call with preemption off.
  *
- * Return: the queue, or NULL without one.
+ * Return: the queue, or NULL if the CPU has none.
  */
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev)
 {

@@ -2,14 +2,14 @@
 /*
  * Views: events of perf core that read persistent events.
  *
- * A persistent event belongs to the device, which counts and samples with or without a
- * reader. Perf core has views of it: events opened with the type of the persistent PMU, and
- * perf events that were made persistent. A view reads the whole count of the event,
- * including the part before the view was opened. Disabling a view stops the view alone.
+ * A persistent event belongs to the device, which counts and samples with or without a reader.
+ * perf core has views of it: events opened with the type of the persistent PMU, and perf events
+ * that were made persistent. A view reads the event's whole count, including the part from
+ * before it was opened. Disabling a view does not disable the event.
  *
- * A view's ring is perf core's. While it is mapped, the samples of the persistent event's
- * ring are replayed there, those of before first. As in a ring that several programs map,
- * what one reader has taken is gone for the others.
+ * A view's ring belongs to perf core. While it is mapped, the samples in the persistent event's
+ * ring are replayed to it, earlier samples first. As with a ring mapped by several programs,
+ * each sample goes to one reader only.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -25,12 +25,12 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Fields that perf core passes on; it makes the others by itself. */
+/* Fields that perf core passes on; it makes the others itself */
 #define SAMPLE_PASSED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR | \
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /**
- * vpmu_view_alloc() - allocate a view, without an event to read
+ * vpmu_view_alloc() - allocate a view without an event
  * @event: perf core's event
  *
  * Return: the view, for vpmu_view_close(); or NULL.
@@ -46,7 +46,7 @@ struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 	return view;
 }
 
-/* Whether records of an event's ring hold all that a view's samples are made of. */
+/* Whether the records of an event's ring have all fields for a view's samples. */
 static bool view_fits(const struct vpmu_file *file, u64 wanted)
 {
 	u64 type = le64_to_cpu(file->spec.request.sample_type);
@@ -56,13 +56,13 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 	if (type & PERF_SAMPLE_REGS_INTR &&
 	    le64_to_cpu(file->spec.request.regs_intr) != VPMU_ARCH_REGS)
 		return false;
-	/* The period of a frequency is in no record unless asked for. */
+	/* Records have the period of a frequency only if requested. */
 	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->spec.freq)
 		return false;
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
 
-/* The records of a ring that a reader empties, by one event alone. */
+/* The records of a ring that is read by a single event */
 static bool view_ring_fits(const struct vpmu_ring *ring)
 {
 	return ring && ring->count > 1 && !ring->overwrites && !ring->ended &&
@@ -86,9 +86,9 @@ static void view_map(struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_open() - have a view read a persistent event
+ * vpmu_view_open() - let a view read a persistent event
  * @view: the view
- * @file: the event's, with a handle that is the view's then
+ * @file: the event's file; the view takes over a handle on it
  *
  * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring whose
  * samples can be replayed to it.
@@ -139,7 +139,7 @@ void vpmu_view_close(struct vpmu_view *view)
 	kfree(view);
 }
 
-/* The count is the event's own, from its opening on. */
+/* The count since the event was opened. */
 static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
 	struct vpmu_reply reply;
@@ -156,7 +156,7 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
  */
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
-	/* Without a ring of its own a view would consume samples without a record. */
+	/* Without a ring of its own, a view would consume samples without writing a record. */
 	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
 }
@@ -196,7 +196,7 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/* A queue's lock must not be taken from an NMI; the last count stays then. */
+	/* An NMI must not take a queue's lock; the last count is kept. */
 	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
@@ -213,8 +213,8 @@ static void view_show_here(void *info)
 }
 
 /**
- * vpmu_view_show() - replay all that the event's ring holds
- * @view: the view; its event stays meanwhile
+ * vpmu_view_show() - replay all samples in the event's ring
+ * @view: the view; the caller keeps its event
  */
 void vpmu_view_show(struct vpmu_view *view)
 {
@@ -224,7 +224,7 @@ void vpmu_view_show(struct vpmu_view *view)
 		smp_call_function_single(view->event->cpu, view_show_here, view, 1);
 }
 
-/* On the CPU of the event, or on any while that is away; interrupts are off. */
+/* Runs on the event's CPU, or on any CPU if that is offline, with interrupts off. */
 static void view_take(void *info)
 {
 	struct vpmu_view *view = info;
@@ -232,7 +232,7 @@ static void view_take(void *info)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	/* While it is held, no event of the context is scheduled in or out. */
+	/* With the lock held, events of the context are not scheduled. */
 	perf_core_lock(perf_core_context(event));
 	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;
@@ -251,7 +251,7 @@ static void view_take(void *info)
  * vpmu_view_take() - turn perf core's event into a view of a persistent event
  * @view: the view, open, of an event of a CPU that is alone in its group
  *
- * The device goes on with the event as it is. Perf core's times go on, too.
+ * The event continues on the device. Its times in perf core continue, too.
  */
 void vpmu_view_take(struct vpmu_view *view)
 {
@@ -265,7 +265,7 @@ void vpmu_view_take(struct vpmu_view *view)
 		view_take(view);
 		local_irq_enable();
 	}
-	/* A reset does not end it. */
+	/* The event outlives a reset. */
 	list_del_init(&own->entry);
 	mutex_unlock(&dev->life.lock);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The window: memory of the host's in which rings lie that outlive this driver.
+ * The window: memory of the host for rings that outlive this driver.
  *
- * The device picks the pages. They are no memory of the guest's, so there is nothing to
- * allocate, to charge or to count references of; programs map them as they are.
+ * The device chooses the pages. They are not the guest's RAM, so they are not allocated,
+ * charged or reference-counted here; programs map them directly.
  */
 #include <linux/fs.h>
 #include <linux/io.h>
@@ -33,8 +33,9 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * Views of perf core read it here. And on x86 pages that are mapped nowhere else are
-	 * mapped uncached to programs, while this is the host's ordinary memory.
+	 * perf core's views read it through this map. On x86, the map also makes programs map
+	 * the pages cached: pages without another map would be uncached, although they are the
+	 * host's ordinary memory.
 	 */
 	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window.base)
@@ -46,7 +47,7 @@ int vpmu_window_init(struct vpmu_device *dev)
 
 /**
  * vpmu_window_exit() - unmap the window
- * @dev: the device, whose rings have all been forgotten
+ * @dev: the device; all its rings in the window are freed
  */
 void vpmu_window_exit(struct vpmu_device *dev)
 {
@@ -55,10 +56,10 @@ void vpmu_window_exit(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_window_place() - find the frame of a ring
+ * vpmu_window_place() - find a ring's page frame
  * @dev: the device
- * @page: the device's number of its first page in the window
- * @count: of its pages
+ * @page: number of its first page in the window
+ * @count: number of its pages
  *
  * Return: the frame of its first page; 0 if that is not within the window.
  */
@@ -82,8 +83,8 @@ void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
 }
 
 /**
- * vpmu_window_fault() - map a ring's page that a program touches
- * @ring: of the window; the device's output_lock is held
+ * vpmu_window_fault() - map a page of a ring at a program's access
+ * @ring: the ring, in the window; the device's output_lock is held
  * @vmf: the fault
  *
  * Return: VM_FAULT_*.
@@ -98,10 +99,10 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
 /**
  * vpmu_window_revoke() - unmap all pages of a ring that has ended
  * @dev: the device; its output_lock is held
- * @ring: of the window
+ * @ring: the ring, in the window
  *
- * The device may give them to another ring. Who touches such a map gets SIGBUS, as
- * behind the end of a file.
+ * The device may use the pages for another ring. An access to such a map raises SIGBUS, as
+ * after the end of a file.
  */
 void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
@@ -110,7 +111,7 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	lockdep_assert_held(&dev->output_lock);
 	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
-	/* What has maps keeps its ring. */
+	/* A mapped ring stays. */
 	list_for_each_entry(file, &ring->writers, output.entry)
 		unmap_mapping_range(&file->output.mapping, 0, 0, 1);
 }

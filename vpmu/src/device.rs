@@ -1,4 +1,4 @@
-//! The device as a VMM sees it: its transport, its vCPUs, its operator.
+//! The device in the view of a VMM: its transport, its vCPUs, its operator.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,7 +36,7 @@ const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
 
-/// Why the device cannot be made, started or joined.
+/// An error in creating, activating or attaching to the device.
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
@@ -46,24 +46,24 @@ pub enum Error {
     /// Too few or too many vCPUs.
     #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u32),
-    /// No TSC frequency to make guest time of.
+    /// The TSC frequency is unknown, so samples cannot have a time.
     #[error("the guest's TSC frequency is not known, so samples would have no time")]
     TscFrequency,
-    /// A limit leaves nothing to use, or cannot be kept.
+    /// A limit is zero or cannot be enforced.
     #[error(transparent)]
     Limits(#[from] LimitsError),
     /// The driver took a feature that was not offered, or left out `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
-    /// The transport has another number of queues.
+    /// The transport has a different number of queues.
     #[error("the PMU device has {expected} queues, the transport gave it {given}")]
     QueueCount {
         /// [`Vpmu::queue_count`].
         expected: usize,
-        /// The transport's number.
+        /// The number of queues that the transport set up.
         given: usize,
     },
-    /// A queue's rings do not lie in guest memory.
+    /// A queue's rings are outside guest memory.
     #[error("the driver set up queue {0} outside guest memory, or not at all")]
     Queue(usize),
     /// The window is not one region of whole pages.
@@ -72,30 +72,30 @@ pub enum Error {
     /// A producer's name or format is not valid, or another producer has the name.
     #[error("{0:?} cannot be an AUX producer: a name of its own, and a format from 128 on")]
     Producer(&'static str),
-    /// The window lies where guest memory does.
+    /// The window overlaps guest memory.
     #[error("the window lies in guest memory")]
     WindowOverlaps,
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),
-    /// Another session of this vCPU lives.
+    /// The vCPU has another session.
     #[error("vCPU {0} is attached already")]
     Attached(u32),
 }
 
-/// Why a flush is not whole. The rest has been shown.
+/// An error in a flush. Everything else has been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.
     #[error("there is no event {0}")]
     NoEvent(u64),
-    /// The host gave the event up: its records until then have been shown.
+    /// The host gave up the event; its records until then have been published.
     #[error("event {0} is in error")]
     Failed(u64),
-    /// A vCPU that may hold samples could not be made to leave the guest.
+    /// A vCPU that may hold samples cannot be made to leave the guest.
     #[error("vCPU {vcpu} cannot be made to leave the guest")]
     Inside {
-        /// Which one.
+        /// The index of the vCPU.
         vcpu: u32,
         /// The machine's error.
         #[source]
@@ -103,18 +103,17 @@ pub enum FlushError {
     },
 }
 
-/// The device. Its methods may be called from any thread; the work of a vCPU's own thread goes through
-/// a [`VcpuSession`].
+/// The device. Any thread may call its methods; a vCPU's own thread works through a [`VcpuSession`].
 #[derive(Debug)]
 pub struct Vpmu {
     shared: Arc<Shared>,
 }
 
 impl Vpmu {
-    /// A device with no driver yet.
+    /// Creates a device without a driver.
     ///
     /// # Errors
-    /// [`Error`] for settings that make no device.
+    /// [`Error`]: the settings are not valid.
     pub fn new(
         settings: Settings,
         machine: Arc<dyn Machine>,
@@ -131,10 +130,9 @@ impl Vpmu {
         })
     }
 
-    /// The same device with a window: memory of the VMM's for rings that outlive a reset. It is one
-    /// region of whole pages, outside the guest's RAM; its address is where the VMM maps it for the
-    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Set before any event is
-    /// started.
+    /// Adds a window: VMM memory for rings that outlive a reset. It is one region of whole pages, outside the
+    /// guest's RAM. Its address is where the VMM maps it for the guest, as shared memory region
+    /// [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the first event is opened.
     ///
     /// # Errors
     /// [`Error::Window`].
@@ -148,9 +146,9 @@ impl Vpmu {
         Ok(self)
     }
 
-    /// The same device with producers of the VMM's own, which guests open as traces
-    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)): the first has number 0. Named before any driver
-    /// is there.
+    /// Adds the VMM's own AUX producers, which guests open as traces
+    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)); the first has number 0. Call this before a driver
+    /// activates the device.
     ///
     /// # Errors
     /// [`Error::Producer`].
@@ -165,9 +163,9 @@ impl Vpmu {
         Ok(self)
     }
 
-    // The VMM's own producers.
+    // AUX producers of the VMM.
 
-    /// The traces of a producer that are active on `vcpu` now, and not paused.
+    /// The traces of a producer that are active on `vcpu` now and not paused.
     #[must_use]
     pub fn aux_traces(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         let shard = self.shared.shard(vcpu);
@@ -177,23 +175,22 @@ impl Vpmu {
         })
     }
 
-    /// Begins to write to the AUX area of a trace of the VMM's producers. Until the writer ends, nothing
-    /// else writes there: packets of other traces that share the area are lost meanwhile, and counted.
+    /// Begins a write to the AUX area of a VMM trace. Until the writer ends, other writers are locked out of
+    /// the area: packets of traces that share it are lost and counted.
     ///
     /// # Errors
-    /// [`AuxError`]; [`AuxError::Nested`] while another writer has not ended.
+    /// [`AuxError`]; [`AuxError::Nested`] while another writer is open.
     pub fn aux_begin(&self, trace: u64) -> Result<AuxWriter<'_>, AuxError> {
         AuxWriter::begin(self, trace)
     }
 
     // vCPUs.
 
-    /// The calling thread runs `vcpu` from now on, until the session is dropped: guest TSC = host TSC +
-    /// `tsc_offset`, wrapping. Events of the vCPU that counted on an earlier thread go on here.
+    /// Attaches the calling thread to `vcpu` until the session is dropped, with guest TSC = host TSC +
+    /// `tsc_offset`, wrapping. Events that counted on an earlier thread of the vCPU continue here.
     ///
     /// # Errors
-    /// [`Error::NoVcpu`] for a vCPU that the device does not have, [`Error::Attached`] while another
-    /// session of it lives.
+    /// [`Error::NoVcpu`]: the device has no such vCPU. [`Error::Attached`]: the vCPU has another session.
     pub fn attach(&self, vcpu: u32, tsc_offset: u64) -> Result<VcpuSession, Error> {
         let shard = self.shared.shard(vcpu).ok_or(Error::NoVcpu(vcpu))?;
         if !shard.vcpu.take() {
@@ -204,9 +201,9 @@ impl Vpmu {
         Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
     }
 
-    /// Collects the samples that the host took while vCPUs ran on, one vCPU after the other, and writes
-    /// them to the guest's rings. Called from a thread that is no vCPU's, about every ten milliseconds
-    /// while [`Machine::draining`] asks for it.
+    /// Collects the samples that the host took while vCPUs ran, one vCPU after the other, and writes them to
+    /// the guest's rings. Call this about every ten milliseconds while [`Machine::draining`] requests it, on
+    /// a thread that runs no vCPU.
     pub fn drain(&self) {
         self.shared.count_drain();
         for shard in self.shared.shards.iter() {
@@ -248,13 +245,13 @@ impl Vpmu {
 
     // The transport.
 
-    /// Feature bits offered, `VIRTIO_F_VERSION_1` included.
+    /// The offered feature bits, `VIRTIO_F_VERSION_1` included.
     #[must_use]
     pub fn features(&self) -> u64 {
         VERSION_1 | self.shared.control.lock().offered()
     }
 
-    /// Number of virtqueues: control, event, one per vCPU.
+    /// Number of virtqueues: the control queue, the event queue, and one per vCPU.
     #[must_use]
     pub fn queue_count(&self) -> usize {
         usize::from(QUEUE_VCPU) + self.shared.shards.len()
@@ -295,11 +292,11 @@ impl Vpmu {
         }
     }
 
-    /// The driver has set `DRIVER_OK`: the device uses its memory and its `queues`, one for each index,
-    /// until a reset, and reports used buffers by `interrupt`.
+    /// Activates the device once the driver has set `DRIVER_OK`. Until a reset, the device uses `memory` and
+    /// `queues`, one for each index, and reports used buffers through `interrupt`.
     ///
     /// # Errors
-    /// [`Error`] for queues or features that cannot serve; the device stays inactive.
+    /// [`Error`]: a queue or the features are not valid; the device stays inactive.
     pub fn activate(
         &self,
         memory: impl Into<Memory>,
@@ -315,7 +312,7 @@ impl Vpmu {
         activated.map_err(|Overlap| Error::WindowOverlaps)
     }
 
-    /// Whether the device can serve a driver with these.
+    /// Checks that the device can serve a driver with these queues and features.
     fn check_driver(
         &self,
         memory: &Memory,
@@ -340,30 +337,29 @@ impl Vpmu {
         Ok(())
     }
 
-    /// Each virtqueue as it is now, by its index; the default for one that no driver uses. Its indices
-    /// are those after the work that has been done: to go on elsewhere, stop notifying first.
+    /// The current state of each virtqueue, by index; the default for an unused one. Indices include all work
+    /// done so far. To continue on another device, stop notifying first.
     #[must_use]
     pub fn queue_states(&self) -> Vec<QueueState> {
         self.shared.control.lock().queue_states()
     }
 
-    /// Forgets the driver and its memory, which is not touched afterwards, and closes every event but the
-    /// persistent ones that need neither: those go on.
+    /// Drops the driver and its memory, which is not accessed afterwards. Closes every event except
+    /// persistent events that need neither, which continue.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
     }
 
-    // Its state outside its host.
+    // Save and restore.
 
-    /// The state of the device, for [`Vpmu::restore`]. Every sample, packet and count up to now is in guest
-    /// memory, or the window, when this returns: the VMM copies both afterwards, and until then calls nothing
-    /// of the device. The device itself goes on as if nothing had been, but that traces report the exit
-    /// that lasts as cut.
+    /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count up to now
+    /// is in guest memory or the window. The VMM copies both afterwards, and until then calls no method of
+    /// the device. The device itself can continue; only the current exit is recorded in traces as cut.
     ///
-    /// Every vCPU has left the guest, its exit handled; none is made to leave.
+    /// Every vCPU must have left the guest, with its exit handled: this does not make vCPUs leave.
     ///
     /// # Errors
-    /// [`SaveError`]; the device goes on.
+    /// [`SaveError`]; the device continues.
     pub fn save(&self) -> Result<SavedState, SaveError> {
         for (vcpu, shard) in (0..).zip(self.shared.shards.iter()) {
             if shard.vcpu.visit().is_some() {
@@ -378,23 +374,23 @@ impl Vpmu {
         self.shared.control.lock().save(totals)
     }
 
-    /// Makes this device what another was when it was [saved](Vpmu::save): a new one of the same settings,
-    /// window and producers, whose machine has its vCPUs, but none of them a thread yet. `memory` and the
-    /// window hold what they held then. `features` are those that the driver negotiated, `queues` where it
-    /// set them up; how far the device had come on them is part of the state. Without a driver then, none
-    /// of the three is looked at.
+    /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the same settings,
+    /// window and producers, and its machine must have its vCPUs, still without threads. `memory` and the
+    /// window must have their saved contents. `features` are the features that the driver negotiated, and
+    /// `queues` the queues that it set up; the device's positions in them are part of the state. If the
+    /// device was saved without a driver, `memory`, `features` and `queues` are ignored.
     ///
-    /// Events count on from the saved counts as vCPUs [attach](Vpmu::attach); the time between is not
-    /// theirs. What this host does not count is in error, and the driver gets a notice. A host counter
-    /// that samples begins a new period. Times are those of the guest's TSC as it is now: where its
-    /// frequency is another, configuration space and metadata pages have the new conversion, and the VMM
-    /// reports a change of the configuration. The VMM then notifies the control queue once
-    /// ([`Vpmu::notify`]): requests may wait there.
+    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time in between does
+    /// not count. An event that this host cannot count is in error, and the driver gets a notice. A sampling
+    /// host counter begins a new period. Times are those of the guest's current TSC. If its frequency
+    /// differs, configuration space and metadata pages have the new conversion, and the VMM must report a
+    /// configuration change. The VMM then notifies the control queue once ([`Vpmu::notify`]), because
+    /// requests may be waiting there.
     ///
-    /// The state may come from anyone: each part of it is checked as a request of the guest's is.
+    /// The state is untrusted: each part of it is checked like a request from the guest.
     ///
     /// # Errors
-    /// [`RestoreError`]; the device is as new then.
+    /// [`RestoreError`]; the device is new again.
     pub fn restore(
         &self,
         state: &SavedState,
@@ -417,7 +413,7 @@ impl Vpmu {
             }
             None => None,
         };
-        // Before the lock is taken: the machine is asked for its statistics, and may run a guest.
+        // Do this before taking the lock: it reads the machine's statistics, and may run a guest.
         self.shared.backend.catalogue();
         if state.is_batched() {
             self.shared.backend.ask_guest_ips();
@@ -429,23 +425,23 @@ impl Vpmu {
         }
     }
 
-    /// The driver notified the control or the event queue. A vCPU's queue is served by the vCPU's
-    /// thread: [`VcpuSession::kick`].
+    /// Handles the driver's notification of the control or the event queue. For a vCPU's queue, the vCPU's
+    /// thread calls [`VcpuSession::kick`].
     ///
-    /// [`Turn::Unfinished`]: the turn is over, and requests are left. The VMM serves whoever else
-    /// waits for this thread, then notifies again.
+    /// On [`Turn::Unfinished`], the turn is over and requests are left. The VMM handles other work of this
+    /// thread, then notifies again.
     pub fn notify(&self, queue: u16) -> Turn {
         match queue {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
-            // A guest can do this as often as it likes.
+            // A guest can do this at any rate.
             _ => log::debug!("queue {queue} was notified, but not by a vCPU of this device"),
         }
         Turn::Done
     }
 
     fn serve_control(&self) -> Turn {
-        // Made before the lock is taken: the machine is asked for its statistics.
+        // Do this before taking the lock: it reads the machine's statistics.
         self.shared.backend.catalogue();
         let mut served = self.shared.control.lock().serve();
         if served.needs_guest_ips {
@@ -459,20 +455,20 @@ impl Vpmu {
 
     // The operator.
 
-    /// Names of the events that the guest may open, in the order of its catalogue. Called when the machine
-    /// has its vCPUs and can tell what it counts.
+    /// Names of the events that the guest may open, in catalogue order. Call this when the machine has its
+    /// vCPUs and knows which events it can count.
     #[must_use]
     pub fn guest_events(&self) -> Vec<String> {
         let entries = self.shared.backend.guest_entries();
         entries.map(|entry| entry.name().to_owned()).collect()
     }
 
-    /// Starts a persistent event of the operator's; its id. Called when the machine has its vCPUs and
-    /// can tell what it counts, be it before their threads [attach](Vpmu::attach): the event begins
-    /// when its vCPU does.
+    /// Opens a persistent event of the operator; returns its id. Call this when the machine has its vCPUs and
+    /// knows which events it can count. Their threads need not have [attached](Vpmu::attach): the event
+    /// starts with its vCPU.
     ///
     /// # Errors
-    /// [`PersistError`]; nothing has been started then.
+    /// [`PersistError`]; the event was not opened.
     pub fn persist(&self, persist: &Persist) -> Result<u64, PersistError> {
         let backend = &self.shared.backend;
         if self.shared.shard(persist.vcpu).is_none() {
@@ -489,17 +485,17 @@ impl Vpmu {
         self.control(|control| control.persist(persist, &request))
     }
 
-    /// Every persistent event, the guest's too, by ascending id.
+    /// Every persistent event of the guest and the operator, by ascending id.
     #[must_use]
     pub fn persistent(&self) -> Vec<PersistentStatus> {
         match self.shared.backend.known_catalogue() {
             Some(_) => self.control(Control::statuses),
-            // Nobody has opened anything yet.
+            // Without a catalogue, events cannot have been opened.
             None => Vec::new(),
         }
     }
 
-    /// Ends a persistent event, the guest's too; its ring goes with it.
+    /// Ends a persistent event of the guest or the operator, and removes its ring.
     ///
     /// # Errors
     /// [`PersistError::NoSuch`].
@@ -507,26 +503,26 @@ impl Vpmu {
         self.control(|control| control.end_persistent(id))
     }
 
-    /// A persistent event, the guest's too, with the records in its ring. Samples that the batched engine
-    /// has not collected yet are written first. A reset closes the events that have a ring in guest
+    /// Returns a persistent event of the guest or the operator, with the records in its ring. Samples that
+    /// the batched engine has not collected yet are written first. A reset closes events with a ring in guest
     /// memory: call this before it.
     ///
     /// # Errors
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
     pub fn history(&self, id: u64) -> Result<History, PersistError> {
-        // The records are looked through without the lock.
+        // Parse the records without the lock.
         let held = self.control(|control| control.held(id))?;
         Ok(held.history())
     }
 
-    /// When this returns, the earlier samples and packets of an event (`None`: of every persistent
-    /// event) are in its ring and area, and its readers are woken. vCPUs that run the guest meanwhile
-    /// are made to leave it once where an event may have samples there that only an exit shows.
+    /// Flushes an event, or every persistent event for `None`. On return, its earlier samples and packets are
+    /// in its ring and area, and its readers are woken. A vCPU in the guest is made to leave it once if it
+    /// may hold samples that only an exit finds.
     ///
-    /// Waits for them: not to be called where their exits are held up.
+    /// This waits for those exits: do not call it on a thread that handles them.
     ///
     /// # Errors
-    /// [`FlushError`]; of several events, the first that has one.
+    /// [`FlushError`]: the first error if several events fail.
     pub fn flush(&self, event: Option<u64>) -> Result<(), FlushError> {
         let waiting = self.shared.flushes.begin();
         let ids = self.shared.control.lock().flushed(event);
@@ -545,7 +541,7 @@ impl Vpmu {
         drop(waiting);
         for id in ids {
             match self.control(|control| control.end_flush(id)) {
-                // Closed meanwhile: then it was flushed.
+                // An event that was closed meanwhile was flushed.
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(_) => {
                     failed.get_or_insert(FlushError::Failed(id));
@@ -555,7 +551,7 @@ impl Vpmu {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Waits until these visits are over, their exits handled.
+    /// Waits until the exits that end these visits are handled.
     fn await_exits(&self, visits: &BTreeSet<Visit>) {
         let over = |&Visit { vcpu, number }: &Visit| {
             let shard: Option<&Shard> = self.shared.shard(vcpu);
@@ -564,7 +560,7 @@ impl Vpmu {
         self.shared.flushes.wait(|| visits.iter().all(over));
     }
 
-    /// Acts on the control plane, then delivers the notices that this made due.
+    /// Calls `act` on the control plane, then delivers the notices that became due.
     pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
         let result = act(&mut self.shared.control.lock());
         self.shared.notices.deliver(None);

@@ -1,6 +1,6 @@
-//! Guest memory, however the VMM keeps it. The type of the VMM's memory ends here: the device sees a
-//! [`View`]. Every write through a view is marked in the bitmap of the region that it went to, after the
-//! write, so that a VMM that copies memory meanwhile copies the page again.
+//! Guest memory of any type. The rest of the device does not depend on the VMM's memory type: it accesses memory
+//! through a [`View`]. After each write, a view marks the bytes in the bitmap of their region, so that a VMM that
+//! copies memory meanwhile copies the page again.
 
 use std::any::TypeId;
 use std::cmp::Reverse;
@@ -20,21 +20,21 @@ use crate::abi::PAGE_SIZE;
 const WORD: usize = size_of::<u64>();
 const PAGE_WORDS: usize = PAGE_SIZE / WORD;
 
-/// Guest memory as a VMM hands it over: any memory of vm-memory, with any bitmap.
+/// Guest memory passed by the VMM: any vm-memory type, with any bitmap.
 ///
-/// Addresses are guest-physical: the guest's page tables are read through it, too. Memory whose regions
-/// stay as they are converts by itself; for regions that come and go there is [`Memory::space`].
+/// Addresses are guest-physical; the guest's page tables are read through it, too. Memory with fixed regions
+/// converts with `into`; for regions that change, use [`Memory::space`].
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Parts>);
 
 #[derive(Clone, Default)]
 struct Parts {
     guest: Option<Backing>,
-    /// Pages that come before the guest's.
+    /// Pages of the window, which take precedence over the guest's memory.
     window: Option<Extent>,
 }
 
-/// A piece of memory by itself.
+/// A range of another memory.
 #[derive(Clone)]
 struct Extent {
     first: u64,
@@ -42,7 +42,7 @@ struct Extent {
     memory: Arc<Fixed>,
 }
 
-/// The VMM's memory, its type erased.
+/// The VMM's memory with its type erased.
 #[derive(Clone)]
 enum Backing {
     Fixed(Arc<Fixed>),
@@ -50,11 +50,10 @@ enum Backing {
 }
 
 impl Memory {
-    /// Memory whose regions come and go while the device lives: each use of it sees the regions that
-    /// `space` has then. A ring or area on pages that are gone loses its records, and counts them; pages
-    /// that were added can be mapped at once.
+    /// Memory whose regions may change while the device lives: each access uses the current regions of `space`. A
+    /// ring or area on removed pages loses its records, and counts them; added pages can be mapped immediately.
     ///
-    /// Of vm-memory's own, `GuestMemoryAtomic` suits: an `Arc` would have all vCPUs count their
+    /// Of vm-memory's types, `GuestMemoryAtomic` fits. With an `Arc`, all vCPUs would share one reference count.
     /// references to it in one place.
     #[must_use]
     pub fn space<S>(space: S) -> Self
@@ -71,13 +70,12 @@ impl Memory {
         }))
     }
 
-    /// The same memory, its references counted by themselves: users on several threads do not share a
-    /// cache line.
+    /// The same memory with a separate reference count, so that users on several threads do not share a cache line.
     pub(crate) fn apart(&self) -> Self {
         Self(Arc::new(Parts::clone(&self.0)))
     }
 
-    /// The same memory with `len` bytes from `first` on out of `window`, whose regions stay.
+    /// Adds `len` bytes of `window` at `first`; the regions of `window` must be fixed.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
         let extent = match &window.0.guest {
             Some(Backing::Fixed(memory)) => Some(Extent {
@@ -93,8 +91,7 @@ impl Memory {
         }))
     }
 
-    /// The regions as they are now. Held for a step of work: regions that are taken away meanwhile stay
-    /// until it is dropped.
+    /// The current regions, for one step of work: regions that are removed meanwhile stay until the view is dropped.
     #[inline]
     pub(crate) fn view(&self) -> View<'_> {
         let Parts { guest, window } = &*self.0;
@@ -121,16 +118,16 @@ impl<M: GuestMemory + Send + Sync + 'static> From<M> for Memory {
     }
 }
 
-/// Memory whose regions come and go.
+/// Memory whose regions may change.
 trait Space: Send + Sync {
     fn hold(&self) -> Box<dyn Mapping + '_>;
 }
 
-/// Memory whose regions stay. Where the host has them mapped is looked up once: what a short record
-/// costs is looking its pages up.
+/// Memory with fixed regions. Their host addresses are looked up once: for a short record, page look-ups are most of
+/// the cost.
 struct Fixed {
     regions: Vec<Region>,
-    /// The regions lie in it: never moved.
+    /// Owns the regions, which never move.
     memory: Arc<dyn Mapping + Send + Sync>,
     watched: bool,
 }
@@ -146,7 +143,7 @@ impl Fixed {
     }
 }
 
-/// A region as the host has it mapped.
+/// A region with its host address.
 #[derive(Debug)]
 struct Region {
     first: u64,
@@ -163,7 +160,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Those of `memory`, the largest first; none of memory with translation of its own.
+    /// The regions of `memory`, largest first; empty for memory with its own address translation.
     fn all<M: GuestMemory>(memory: &M) -> Vec<Self> {
         let backend = memory.physical_memory();
         let regions = backend.into_iter().flat_map(GuestMemoryBackend::iter);
@@ -182,14 +179,14 @@ impl Region {
     }
 }
 
-/// `len` bytes of one of these regions.
+/// A slice of `len` bytes within one of the regions.
 #[inline]
 #[expect(
     unsafe_code,
     reason = "a slice of memory that has been looked up before"
 )]
 fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
-    // One or two hold nearly all memory.
+    // One or two regions hold nearly all memory.
     let inside = |region: &&Region| at.0.wrapping_sub(region.first) < region.len;
     let region = regions.iter().find(inside)?;
     let offset = at.0 - region.first;
@@ -210,7 +207,7 @@ impl<S: GuestAddressSpace + Send + Sync + 'static> Space for Changing<S> {
     }
 }
 
-/// Memory that stays as it is while this lives.
+/// Memory that does not change during this lifetime.
 enum Held<'a> {
     Nothing,
     Fixed(&'a Fixed),
@@ -219,7 +216,7 @@ enum Held<'a> {
     Lent(&'a dyn Mapping),
 }
 
-/// Guest memory at a moment. It is made for each record: small, and made in place.
+/// Guest memory at one moment. One is made for each record, so it is small.
 pub(crate) struct View<'a> {
     guest: Held<'a>,
     window: Option<&'a Extent>,
@@ -232,7 +229,7 @@ impl Debug for View<'_> {
 }
 
 impl<'a> View<'a> {
-    /// `memory` itself.
+    /// A view of `memory`.
     #[cfg(any(test, feature = "internals"))]
     pub(crate) fn of<M: GuestMemory + 'static>(memory: &'a M) -> Self {
         Self {
@@ -241,7 +238,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory whose regions stay that `at` lies in.
+    /// The fixed memory that contains `at`.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window
@@ -267,8 +264,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// `len` bytes that lie one behind the other in the host's memory, too. Writes to them are marked by
-    /// the caller: [`View::mark`].
+    /// A slice of `len` bytes that are contiguous in host memory. The caller marks writes with [`View::mark`].
     #[inline]
     pub(crate) fn slice(
         &self,
@@ -283,14 +279,14 @@ impl<'a> View<'a> {
         slice.ok_or(GuestMemoryError::InvalidGuestAddress(at))
     }
 
-    /// The page at `at`. Writes to it are marked by the caller, too.
+    /// The page at `at`. The caller marks writes with [`View::mark`].
     #[inline]
     pub(crate) fn page(&self, at: GuestAddress) -> Result<Page<'_>, GuestMemoryError> {
         let page = Page::of(&self.slice(at, PAGE_SIZE)?);
         page.ok_or(GuestMemoryError::InvalidGuestAddress(at))
     }
 
-    /// Whether it has bitmaps to mark.
+    /// Whether any of the memory has a bitmap.
     pub(crate) fn is_watched(&self) -> bool {
         let window = self.window.is_some_and(|extent| extent.memory.watched);
         let guest = match &self.guest {
@@ -303,7 +299,7 @@ impl<'a> View<'a> {
         window || guest
     }
 
-    /// Marks bytes that have been written.
+    /// Marks written bytes in the bitmap.
     pub(crate) fn mark(&self, at: GuestAddress, len: usize) {
         if let Ok(memory) = self.at(at)
             && memory.is_watched()
@@ -312,34 +308,34 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether all of these bytes are memory that the device may write.
+    /// Whether the device may write all of these bytes.
     pub(crate) fn is_writable(&self, at: GuestAddress, len: usize) -> bool {
         self.at(at)
             .is_ok_and(|memory| memory.has(at, len, Permissions::ReadWrite))
     }
 
-    /// Whether a page that the device may write begins here.
+    /// Whether `at` is the start of a page that the device may write.
     pub(crate) fn is_page(&self, at: GuestAddress) -> bool {
         at.0.is_multiple_of(PAGE_SIZE as u64) && self.is_writable(at, PAGE_SIZE)
     }
 
-    /// Whether all of these bytes are memory.
+    /// Whether the device may read all of these bytes.
     pub(crate) fn is_readable(&self, at: GuestAddress, len: usize) -> bool {
         self.at(at)
             .is_ok_and(|memory| memory.has(at, len, Permissions::Read))
     }
 
-    /// Fills `bytes`.
+    /// Reads memory into `bytes`.
     pub(crate) fn read(&self, bytes: &mut [u8], at: GuestAddress) -> Result<(), GuestMemoryError> {
         self.at(at)?.read(bytes, at)
     }
 
-    /// Writes `bytes`, and marks them.
+    /// Writes `bytes` and marks them.
     pub(crate) fn write(&self, bytes: &[u8], at: GuestAddress) -> Result<(), GuestMemoryError> {
         self.at(at)?.write(bytes, at)
     }
 
-    /// A number of eight bytes at most, as it lies in memory.
+    /// Loads an integer of at most eight bytes, in memory byte order.
     pub(crate) fn load<T: AtomicAccess>(
         &self,
         at: GuestAddress,
@@ -348,7 +344,7 @@ impl<'a> View<'a> {
         Ok(self.slice(at, size_of::<T>())?.load(0, order)?)
     }
 
-    /// Stores a number as it is to lie in memory, and marks it.
+    /// Stores an integer, in memory byte order, and marks it.
     pub(crate) fn store<T: AtomicAccess>(
         &self,
         value: T,
@@ -361,11 +357,11 @@ impl<'a> View<'a> {
     }
 }
 
-/// Accesses of the device to memory of any type.
+/// The device's accesses to memory of any type.
 trait Mapping {
-    /// `None`: not all of it is memory of one region.
+    /// `None`: the bytes are not within one region.
     fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>>;
-    /// Whether it has a bitmap to mark.
+    /// Whether it has a bitmap.
     fn is_watched(&self) -> bool;
     fn mark(&self, at: GuestAddress, len: usize);
     fn has(&self, at: GuestAddress, len: usize, access: Permissions) -> bool;
@@ -410,7 +406,7 @@ impl<M: GuestMemory + 'static> Mapping for M {
     }
 }
 
-/// The memory of an address space at a moment.
+/// The memory of an address space at one moment.
 struct Snapshot<T>(T);
 
 impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
@@ -439,7 +435,7 @@ impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
     }
 }
 
-/// The same bytes, with nobody to mark what is written to them.
+/// The same bytes without a bitmap: the caller marks writes.
 #[expect(unsafe_code, reason = "no safe way to leave a bitmap behind")]
 fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
     slice: &VolatileSlice<'a, B>,
@@ -448,12 +444,12 @@ fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
 }
 
-/// A page of guest memory, as the words that guest and device share.
+/// A page of guest memory as words shared with the guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Page<'a>(&'a [AtomicU64; PAGE_WORDS]);
 
 impl<'a> Page<'a> {
-    /// `None`: not a page, or not aligned.
+    /// `None`: not a whole page, or not aligned.
     #[inline]
     #[expect(unsafe_code, reason = "one check for all the words of a page")]
     fn of(slice: &VolatileSlice<'a>) -> Option<Self> {
@@ -474,14 +470,14 @@ impl<'a> Page<'a> {
         self.0.get(offset / WORD)
     }
 
-    /// The words from `offset` on, a multiple of eight: `count` of them.
+    /// `count` words from `offset`, a multiple of eight.
     #[inline]
     pub(crate) fn words(self, offset: usize, count: usize) -> Option<&'a [AtomicU64]> {
         let first = offset / WORD;
         self.0.get(first..)?.get(..count)
     }
 
-    /// Its bytes.
+    /// The bytes of the page.
     #[inline]
     #[expect(unsafe_code, reason = "the inverse of Page::of")]
     pub(crate) fn bytes(self) -> VolatileSlice<'a> {

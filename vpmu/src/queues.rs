@@ -1,4 +1,4 @@
-//! One virtqueue: takes buffers off it and gives them back. Knows nothing of their content.
+//! One virtqueue: takes buffers from the driver and returns them. It does not interpret their contents.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering;
@@ -13,27 +13,28 @@ use crate::work;
 
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
-/// Descriptors that one notification looks at, for each entry of the queue. A driver uses each
-/// descriptor once; one that makes buffers available meanwhile notifies again.
+/// Descriptors that one notification may use, per entry of the queue. A driver uses each descriptor
+/// once; after it adds buffers meanwhile, it notifies again.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
-/// Descriptor flags: another follows, the device writes it, it describes descriptors.
+/// Descriptor flags: another descriptor follows; the device writes the buffer; it is a table of
+/// descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 /// The largest split virtqueue.
 const MAX_SIZE: u16 = 1 << 15;
-/// From the beginning of a ring to its index, and to its entries.
+/// Offsets in a ring: the index, and the entries.
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
 
-/// A split virtqueue as transport and driver set it up, and how far the device has got with it. A queue
-/// that the driver leaves alone is the default.
+/// A split virtqueue as set up by transport and driver, with the device's position in it. An unused
+/// queue is the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueState {
-    /// The driver uses it.
+    /// Whether the driver uses the queue.
     pub ready: bool,
-    /// Its entries, a power of two up to 2^15.
+    /// Number of entries, a power of two up to 2^15.
     pub size: u16,
     /// Guest-physical address of the descriptor table.
     pub desc_table: u64,
@@ -41,15 +42,15 @@ pub struct QueueState {
     pub avail_ring: u64,
     /// Guest-physical address of the used ring: the device's area.
     pub used_ring: u64,
-    /// The available ring's index of the buffer that the device takes next, modulo 2^16; zero for a new
-    /// driver.
+    /// Index in the available ring of the next buffer that the device takes, modulo 2^16; zero for a
+    /// new driver.
     pub next_avail: u16,
-    /// The used ring's index of the buffer that the device gives back next, modulo 2^16; zero for a new
+    /// Index in the used ring of the next buffer that the device returns, modulo 2^16; zero for a new
     /// driver.
     pub next_used: u16,
 }
 
-/// A descriptor as it lies in memory.
+/// A descriptor in guest memory.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Descriptor {
@@ -59,7 +60,7 @@ struct Descriptor {
     next: U16,
 }
 
-/// An element of the used ring as it lies in memory.
+/// A used-ring element in guest memory.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Used {
@@ -67,7 +68,7 @@ struct Used {
     len: U32,
 }
 
-/// The rings of a queue do not lie in memory, or contradict themselves.
+/// The rings of a queue are outside guest memory or inconsistent.
 #[derive(Debug, thiserror::Error)]
 enum BadRings {
     #[error("a ring of it is not guest memory")]
@@ -79,7 +80,7 @@ enum BadRings {
 }
 
 impl QueueState {
-    /// Whether the device can serve it: its rings are aligned, and all of them lie in memory.
+    /// Whether the queue is valid: its rings are aligned and in guest memory.
     pub(crate) fn is_sound(&self, memory: &View<'_>) -> bool {
         let size = usize::from(self.size);
         let rings = [
@@ -116,7 +117,7 @@ impl QueueState {
         Ok(Some(head))
     }
 
-    /// Gives the buffer that begins with `head` back.
+    /// Returns the buffer that starts at descriptor `head`.
     fn give_back(&mut self, memory: &View<'_>, head: u16, len: u32) -> Result<(), BadRings> {
         let ring = GuestAddress(self.used_ring);
         let slot = u64::from(self.next_used % self.size);
@@ -128,13 +129,13 @@ impl QueueState {
         memory.write(used.as_bytes(), at)?;
         self.next_used = self.next_used.wrapping_add(1);
         let index = self.next_used.to_le();
-        // The element, and the buffer, come before the index that counts them.
+        // The element and the buffer must be visible before the index.
         memory.store(index, ring.unchecked_add(INDEX), Ordering::Release)?;
         Ok(())
     }
 }
 
-/// A virtqueue of one activation; by default the device has none.
+/// A virtqueue during one activation; the default is an unused queue.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceQueue(Option<Active>);
 
@@ -143,22 +144,22 @@ struct Active {
     memory: Memory,
     index: u16,
     queue: QueueState,
-    /// Its rings made no sense; it stays silent until a reset.
+    /// Whether the rings were inconsistent; the queue then stays unused until a reset.
     broken: bool,
-    /// Descriptors that this notification may still look at.
+    /// Descriptors that the current notification may still use.
     descriptors: usize,
-    /// The room of the last buffer that was given back.
+    /// The parts of the last returned buffer, kept to reuse their memory.
     spare: Vec<Part>,
 }
 
-/// A driver's buffer, taken off a queue. Its descriptors are walked once: a notification costs most of
-/// its time here.
+/// A buffer taken off a queue. Its descriptors are walked once, because most of a notification's time
+/// is spent there.
 #[derive(Debug)]
 pub(crate) struct Chain {
     memory: Memory,
     head: u16,
-    /// Each lies in guest memory, unless the buffer is `broken`: outside memory, longer than the queue,
-    /// or with an indirect descriptor, which the device does not offer.
+    /// Each part is in guest memory, unless the buffer is `broken`: outside memory, longer than the
+    /// queue, or with an indirect descriptor, which the device does not offer.
     parts: Vec<Part>,
     broken: bool,
 }
@@ -188,14 +189,14 @@ impl DeviceQueue {
         }))
     }
 
-    /// As it is now; the default without one.
+    /// The current state; the default for an unused queue.
     pub(crate) fn state(&self) -> QueueState {
         self.0
             .as_ref()
             .map_or_else(QueueState::default, |active| active.queue)
     }
 
-    /// The device's position; `None` without a queue.
+    /// The device's position; `None` for an unused queue.
     pub(crate) fn save(&self) -> Option<SavedQueue> {
         let active = self.0.as_ref()?;
         Some(SavedQueue {
@@ -205,7 +206,7 @@ impl DeviceQueue {
         })
     }
 
-    /// Continues where the queue was saved. Called before the device looks at the queue.
+    /// Continues at a saved position. Call it before the queue is used.
     pub(crate) fn restore(&mut self, saved: &SavedQueue) {
         if let Some(active) = &mut self.0 {
             active.queue.next_avail = saved.next_available;
@@ -214,8 +215,8 @@ impl DeviceQueue {
         }
     }
 
-    /// The queue is served from now on, because the driver notified it or a notice is due:
-    /// [`DeviceQueue::take`] looks at a bounded number of descriptors until this is called again.
+    /// Begins to serve the queue, after a notification or for a due notice. Until the next call,
+    /// [`DeviceQueue::take`] uses a bounded number of descriptors.
     pub(crate) fn notified(&mut self) {
         if let Some(active) = &mut self.0 {
             active.descriptors = usize::from(active.queue.size) * DESCRIPTORS_PER_ENTRY;
@@ -227,8 +228,7 @@ impl DeviceQueue {
         self.0.as_ref().map_or(0, |active| active.queue.size)
     }
 
-    /// The next buffer that the driver made available, unless the notification has brought too many
-    /// descriptors.
+    /// Takes the next available buffer, unless the notification has used up its descriptors.
     pub(crate) fn take(&mut self) -> Option<Chain> {
         let active = self.0.as_mut()?;
         if active.broken || active.descriptors == 0 || !active.queue.ready {
@@ -257,14 +257,14 @@ impl DeviceQueue {
         })
     }
 
-    /// Lets the buffer that was taken last be taken again.
+    /// Makes the last taken buffer available again.
     pub(crate) fn put_back(&mut self) {
         if let Some(active) = &mut self.0 {
             active.queue.next_avail = active.queue.next_avail.wrapping_sub(1);
         }
     }
 
-    /// Gives a buffer back with `len` bytes written.
+    /// Returns a buffer with `len` written bytes.
     pub(crate) fn give_back(&mut self, chain: Chain, len: u32) {
         let Some(active) = &mut self.0 else {
             return;
@@ -278,12 +278,12 @@ impl DeviceQueue {
         active.spare = chain.parts;
     }
 
-    /// Whether the driver wants an interrupt for what it got back.
+    /// Whether the driver wants an interrupt for the returned buffers.
     pub(crate) fn wants_interrupt(&self) -> bool {
         let Some(active) = &self.0 else {
             return false;
         };
-        // Pairs with the driver's barrier between clearing the flag and looking at the ring.
+        // Pairs with the driver's barrier between clearing the flag and checking the ring.
         std::sync::atomic::fence(Ordering::SeqCst);
         let flags = GuestAddress(active.queue.avail_ring);
         active
@@ -294,7 +294,7 @@ impl DeviceQueue {
     }
 }
 
-/// Collects the descriptors of the buffer of `queue` that begins with `head`.
+/// Collects the descriptors of the buffer of `queue` that starts at `head`.
 fn walk(
     queue: &QueueState,
     memory: &View<'_>,
@@ -328,12 +328,12 @@ fn walk(
 }
 
 impl Chain {
-    /// The driver's bytes: how many there are, and a reader of them.
+    /// The length of the driver's bytes, and a reader for them.
     pub(crate) fn reader(&self) -> Result<(usize, impl Read + use<'_>), BadChain> {
         self.cursor(false).map(|cursor| (cursor.left(), cursor))
     }
 
-    /// Room for the device's bytes: how much there is, and a writer to it.
+    /// The length of the room for the device's bytes, and a writer to it.
     pub(crate) fn writer(&self) -> Result<(usize, impl Write + use<'_>), BadChain> {
         self.cursor(true).map(|cursor| (cursor.left(), cursor))
     }
@@ -352,13 +352,13 @@ impl Chain {
     }
 }
 
-/// A place in the readable or the writable parts of a buffer.
+/// A position in the readable or the writable parts of a buffer.
 struct Cursor<'a> {
     chain: &'a Chain,
     memory: View<'a>,
     writable: bool,
     part: usize,
-    /// Bytes of that part that were passed.
+    /// Bytes of the current part before the position.
     offset: usize,
 }
 
@@ -366,11 +366,12 @@ impl Cursor<'_> {
     fn left(&self) -> usize {
         let parts = self.chain.parts.iter();
         let own = parts.filter(|part| part.writable == self.writable);
-        // A queue has 2^15 descriptors of 2^32 bytes at most.
+        // A queue has at most 2^15 descriptors of at most 2^32 bytes.
         own.map(|part| part.len).sum()
     }
 
-    /// The next bytes in memory, `most` of them at most: where, and how many; zero at the end.
+    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and number,
+    /// zero at the end.
     fn advance(&mut self, most: usize) -> (GuestAddress, usize) {
         while let Some(part) = self.chain.parts.get(self.part) {
             let left = part.len - self.offset;
@@ -409,7 +410,7 @@ impl Write for Cursor<'_> {
     }
 }
 
-/// Copies `value` to the device's bytes.
+/// Writes `value` to the device's bytes.
 pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(
     writer: &mut impl Write,
     value: &T,

@@ -1,4 +1,4 @@
-//! A vCPU's thread as the device knows it: its entries and exits, its marks, its queue.
+//! A vCPU's thread in the view of the device: its entries and exits, its marks, its queue.
 
 use std::cell::Cell;
 use std::io;
@@ -14,31 +14,31 @@ use crate::source::Source;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::work::{Turn, Work};
 
-/// One vCPU while a thread runs it, from [`Vpmu::attach`](crate::Vpmu::attach) until it is dropped.
+/// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
-/// The device counts on the thread that attached: the session stays there. It takes the lock of its own
-/// vCPU's part of the device. Another vCPU's, and the control plane's, it takes only for a command about
-/// an event of another vCPU, and for effects of its events on those: a leader's on members, a trigger's
-/// on targets.
+/// The device counts on the attached thread, so the session must stay on it. It usually takes only the
+/// lock of its own vCPU's shard. It takes the locks of another shard and of the control plane for a
+/// command about an event of another vCPU, and for effects of its events on such events: a leader on its
+/// members, a trigger on its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
     index: u32,
-    /// Traces may hold the exit that it is in until its end: then it is published.
+    /// Whether traces may record the current exit at its end; it is published until then.
     in_traced_exit: bool,
     buffer: CommandBuffer,
-    /// The notification that has yet to be served whole.
+    /// A notification with commands left.
     serving: Option<Serving>,
-    /// One thread at a time may use it.
+    /// Only one thread at a time may use a session.
     _not_sync: PhantomData<Cell<()>>,
 }
 
 /// A notification of a vCPU queue.
 #[derive(Debug, Clone, Copy)]
 struct Serving {
-    /// The vCPU whose queue it is.
+    /// The vCPU that the queue belongs to.
     of: u32,
-    /// The buffer has what it needs of it.
+    /// Whether the command buffer is prepared for it.
     begun: bool,
 }
 
@@ -60,28 +60,28 @@ impl VcpuSession {
         self.index
     }
 
-    /// Right before the run call. [`VcpuSession::leave`] follows it, also when the call fails. Work that
-    /// a notification left is carried out first.
+    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the call fails.
+    /// Commands left from a notification are executed first.
     pub fn enter(&mut self) {
         while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
             return;
         };
-        // Before the thread's time is read: writing packets takes no time of the guest's.
+        // Do this before the thread's time is read: guest time must not include writing packets.
         if std::mem::take(&mut self.in_traced_exit) {
             shared.on(shard, |state| state.end_exit(false));
             shared.notices.deliver(None);
         }
         shard.vcpu.enter(&*shared.backend.source);
         if shared.flushes.is_waiting() {
-            // Not while someone takes what the vCPU holds.
+            // Wait for a thread that is collecting the vCPU's samples.
             shard.wait();
         }
     }
 
-    /// Right after the run call. `exit` may be an [`ExitReason`](crate::ExitReason) alone; traces then
-    /// have no more of it.
+    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason);
+    /// traces then record only the reason.
     pub fn leave(&mut self, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
@@ -90,12 +90,12 @@ impl VcpuSession {
         let (exit, vcpu) = (exit.into(), &shard.vcpu);
         let hooks = vcpu.hooks();
         let traced = hooks.has(Hook::Traced);
-        // At once: what the VMM does from here on is time outside the guest.
+        // Read it first: the VMM's work from here on is time outside the guest.
         let tsc = traced.then(|| vcpu.guest_tsc(&*shared.backend.source));
         vcpu.leave(exit.reason, &*shared.backend.source);
         let mut view = ExitView::new(regs, None);
         if std::mem::take(&mut self.in_traced_exit) {
-            // The guest was never entered from that exit: it is over now.
+            // The run call failed before guest entry: that exit is over now.
             shared.on(shard, |state| state.end_exit(true));
         }
         if let Some(tsc) = tsc {
@@ -118,7 +118,7 @@ impl VcpuSession {
         shared.flushes.vcpu_left();
     }
 
-    /// The vCPU wrote `value` to the doorbell.
+    /// Counts a write of `value` to the doorbell by the vCPU.
     pub fn mark(&mut self, value: u32, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         if let Some(shard) = shared.shard(self.index) {
@@ -131,28 +131,27 @@ impl VcpuSession {
         }
     }
 
-    /// The vCPU notified `queue`, one of the vCPUs': its commands are carried out before the vCPU enters
-    /// again, as many as a turn allows before this returns. [`VcpuSession::resume`] goes on with the
-    /// rest.
+    /// Handles the vCPU's notification of `queue`, a vCPU queue. Its commands are executed before the
+    /// next guest entry: one turn of them before this returns, the rest by [`VcpuSession::resume`].
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;
             log::debug!("queue {queue} was notified by vCPU {vcpu}, but is no vCPU's");
             return;
         };
-        // An earlier one, if the VMM has not seen to it.
+        // Finish an earlier notification that the VMM did not resume.
         while self.resume() == Turn::Unfinished {}
         if let Some(shard) = self.shared.shard(of) {
             shard.vcpu.count_kick();
         }
         self.serving = Some(Serving { of, begun: false });
-        // The rest of it is carried out before the vCPU enters again.
+        // The rest is executed before the next guest entry.
         let _ = self.resume();
     }
 
-    /// One more turn at the work that a notification left. Between two turns the locks are free. A VMM
-    /// calls this before [`VcpuSession::enter`] until it returns [`Turn::Done`], to look meanwhile
-    /// whether the vCPU is to stop.
+    /// Runs one more turn of a notification's commands. Locks are free between turns. The VMM calls this
+    /// before [`VcpuSession::enter`] until it returns [`Turn::Done`], and checks in between whether the
+    /// vCPU must stop.
     pub fn resume(&mut self) -> Turn {
         let Some(serving) = self.serving.take() else {
             return Turn::Done;
@@ -170,7 +169,7 @@ impl VcpuSession {
             }
         };
         let interrupt = served == Some(true);
-        // Its number fits: it has been made of a queue's.
+        // The conversion cannot fail: the number came from a queue index.
         let queue = u16::try_from(serving.of).ok();
         let queue = queue.and_then(|of| of.checked_add(QUEUE_VCPU));
         self.shared.notices.deliver(queue.filter(|_| interrupt));
@@ -183,7 +182,8 @@ impl VcpuSession {
         turn
     }
 
-    /// Serves a notification: whether the driver wants an interrupt for it; `None`: the turn is over.
+    /// Serves a notification; returns whether the driver wants an interrupt for it, or `None` at the end
+    /// of the turn.
     fn serve(&mut self, Serving { of, begun }: Serving) -> Option<bool> {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(of) else {
@@ -225,7 +225,7 @@ impl VcpuSession {
         }
     }
 
-    /// Whether an active event may ask for registers at the next exit.
+    /// Whether an active event may need registers at the next exit.
     #[must_use]
     pub fn wants_registers(&self) -> bool {
         let hooks = self.shard().map(|shard| shard.vcpu.hooks());
@@ -257,14 +257,14 @@ impl Drop for Paused<'_> {
 }
 
 impl Drop for VcpuSession {
-    /// The thread is about to end, and does not enter any more. Events that are started from now on
-    /// wait for the thread that attaches next; those that count here go on then too.
+    /// Detaches the thread, which does not enter the guest any more. Events that counted here, and
+    /// events started later, wait for the vCPU's next thread.
     fn drop(&mut self) {
         if let Some(shard) = self.shared.shard(self.index) {
-            // A thread that panicked in the guest has left it, too.
+            // A thread that panicked in the guest has left it too.
             shard.vcpu.exit_done();
             self.shared.flushes.vcpu_left();
-            // Whoever opens a counter on the thread holds the shard.
+            // Other threads open counters on this thread only with the shard's lock.
             self.shared.on(shard, State::detach);
             shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();

@@ -1,5 +1,5 @@
-//! A sink: one ring in guest memory and the AUX area beside it, held by the events that write there.
-//! Whoever writes takes the sink's lock for a record, or for a burst of them.
+//! A sink: a ring in guest memory and the AUX area beside it, shared by the events that write there. A
+//! writer holds the sink's lock for one record or one burst of records.
 
 use vm_memory::GuestAddress;
 
@@ -18,7 +18,7 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Sink {
-    /// The event that they were mapped with, even if it is closed by now.
+    /// The event that the sink was mapped with, which may be closed.
     id: u64,
     state: Lock<State, SINK>,
 }
@@ -30,18 +30,18 @@ struct State {
     pending: Option<PendingAuxRecord>,
 }
 
-/// A ring or area with the memory that it lies in.
+/// A ring or area, with the memory that holds it.
 #[derive(Debug)]
 struct Mapped<T> {
     what: T,
     memory: Memory,
 }
 
-/// A piece of the area that has ended, and that no record reports yet.
+/// A finished piece of the area without a record in the ring yet.
 #[derive(Debug, Clone, Copy)]
 struct PendingAuxRecord {
     chunk: Chunk,
-    /// The record is that of the event that ended the piece last.
+    /// The record uses the layout and origin of the event that wrote to the piece last.
     layout: Layout,
     origin: Origin,
 }
@@ -50,22 +50,22 @@ struct PendingAuxRecord {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Produced {
     pub(crate) appended: Appended,
-    /// The driver keeps the area: it is to look there.
+    /// Whether the driver manages the area and must be notified.
     pub(crate) driven: bool,
-    /// The reader is to be woken.
+    /// Whether the reader must be woken.
     pub(crate) wake: bool,
-    /// Records of pieces that were written to the ring.
+    /// Number of AUX records written to the ring.
     pub(crate) records: u64,
 }
 
 /// The extent of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
-    /// Writes what the ring owes its reader.
+    /// Writes pending records.
     Owed,
-    /// Also wakes the reader for anything that it was not woken for.
+    /// Also wakes the reader for records and data that have not woken it.
     Rouse,
-    /// Also takes the area away, in the same step.
+    /// Also removes the area, in the same step.
     CloseArea,
 }
 
@@ -77,23 +77,23 @@ pub(crate) struct Shape {
     pub(crate) writable: bool,
     pub(crate) metadata: Option<GuestAddress>,
     pub(crate) has_area: bool,
-    /// The driver keeps the area.
+    /// Whether the driver manages the area.
     pub(crate) driven: bool,
     /// Pages of the ring, the metadata page included.
     pub(crate) ring_pages: usize,
     pub(crate) area_pages: usize,
 }
 
-/// The bytes of a ring, copied.
+/// A copy of a ring's bytes.
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
-    /// `None`: the place where a record begins is not known.
+    /// `None` if the position of a first record is unknown.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) newest_first: bool,
 }
 
 impl Sink {
-    /// A sink without ring and area.
+    /// Creates a sink without ring and area.
     pub(crate) fn new(id: u64) -> Self {
         Self {
             id,
@@ -101,12 +101,12 @@ impl Sink {
         }
     }
 
-    /// The event that its ring, or its area, was mapped with.
+    /// The event that the sink was mapped with.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Whether its metadata page shows the counts of `event`.
+    /// Whether the metadata page shows the counts of `event`.
     pub(crate) fn shows(&self, event: u64) -> bool {
         self.id == event
     }
@@ -125,10 +125,10 @@ impl Sink {
         });
     }
 
-    /// As it is now; `window_page` is the first of its ring in the window.
+    /// Saves the sink; `window_page` is its ring's first page in the window.
     ///
     /// # Errors
-    /// A producer of the VMM's writes to its area.
+    /// [`SaveError::Producing`]: a producer of the VMM writes to the area.
     pub(crate) fn save(&self, window_page: Option<u32>) -> Result<SavedSink, SaveError> {
         let state = self.state.lock();
         let area = match &state.area {
@@ -148,7 +148,7 @@ impl Sink {
         })
     }
 
-    /// A piece of the area had ended before a restore, and no record reports it yet.
+    /// Restores a pending AUX record.
     pub(crate) fn set_pending(&self, saved: &SavedPendingAux) {
         self.state.lock().pending = Some(PendingAuxRecord {
             chunk: saved.chunk,
@@ -157,19 +157,19 @@ impl Sink {
         });
     }
 
-    /// Shows the conversion of `clock` in the metadata page, which another device began.
+    /// Writes the conversion of `clock` to the metadata page of a restored ring.
     pub(crate) fn retime(&self, clock: Clock) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
             what.retime(&memory.view(), clock);
         }
     }
 
-    /// Takes ring and area away: nothing writes to their pages from now on.
+    /// Removes ring and area; their pages are not written any more.
     pub(crate) fn close(&self) {
         *self.state.lock() = State::default();
     }
 
-    /// Its parts as they are now.
+    /// The current parts of the sink.
     pub(crate) fn shape(&self) -> Shape {
         let state = self.state.lock();
         let ring = state.ring.as_ref().map(|mapped| &mapped.what);
@@ -185,21 +185,21 @@ impl Sink {
         }
     }
 
-    /// Every page of the ring.
+    /// The addresses of all pages of the ring.
     pub(crate) fn ring_addresses(&self) -> Vec<GuestAddress> {
         let state = self.state.lock();
         let ring = state.ring.iter();
         ring.flat_map(|mapped| mapped.what.addresses()).collect()
     }
 
-    /// Stops or resumes writing to the ring.
+    /// Pauses or resumes writing to the ring.
     pub(crate) fn pause(&self, paused: bool) {
         if let Some(ring) = &mut self.state.lock().ring {
             ring.what.pause(paused);
         }
     }
 
-    /// Wakeups by records and by bytes are counted anew.
+    /// Restarts the counting of records and bytes towards the next wakeup.
     pub(crate) fn restart_wakeups(&self) {
         if let Some(ring) = &mut self.state.lock().ring {
             ring.what.restart_wakeups();
@@ -216,14 +216,14 @@ impl Sink {
         })
     }
 
-    /// Shows counts in the metadata page.
+    /// Writes counts to the metadata page.
     pub(crate) fn show(&self, counts: &CountSnapshot) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
             what.show(&memory.view(), counts);
         }
     }
 
-    /// Lets `act` write to the ring; the default without one.
+    /// Calls `act` with the ring; returns the default without one.
     pub(crate) fn write(&self, act: impl FnOnce(&mut Ring, &View<'_>) -> Outcome) -> Outcome {
         match &mut self.state.lock().ring {
             Some(Mapped { what, memory }) => act(what, &memory.view()),
@@ -231,8 +231,8 @@ impl Sink {
         }
     }
 
-    /// Lets `act` write a burst of records, which the reader sees at its end. `None`: there is no ring,
-    /// or its metadata page is not memory any more.
+    /// Calls `act` to write a burst of records, published together at the end. `None`: the sink has no
+    /// ring, or the metadata page is not in guest memory any more.
     pub(crate) fn burst<T>(
         &self,
         act: impl FnOnce(&mut Session<'_, GuestPages<'_>>) -> T,
@@ -244,14 +244,14 @@ impl Sink {
         Some(act(&mut session))
     }
 
-    /// Whether the ring owes its reader a record of a loss, or of a traced piece.
+    /// Whether a record of a loss or of a trace's piece is pending.
     pub(crate) fn owes(&self, is_trace: bool) -> bool {
         let state = self.state.lock();
         let lost = state.ring.as_ref().is_some_and(|ring| ring.what.has_loss());
         lost || state.owes_aux(is_trace)
     }
 
-    /// Writes what the ring owes, as far as it fits.
+    /// Writes pending records, as far as they fit.
     pub(crate) fn flush(
         &self,
         record: &mut Record,
@@ -277,15 +277,15 @@ impl Sink {
             produced.wake |= marked || how == Flush::Rouse && (what.rouse() | shown);
         }
         if how == Flush::CloseArea {
-            // A piece that found no room in the ring stays unreported.
+            // A piece whose record does not fit stays unreported.
             state.area = None;
             state.pending = None;
         }
         produced
     }
 
-    /// Writes the next packet of a trace; `None`: there is no area, or the event may not write to it
-    /// now.
+    /// Writes the next packet of a trace; `None`: the sink has no area, or the event may not write to
+    /// it now.
     pub(crate) fn produce(
         &self,
         record: &mut Record,
@@ -317,17 +317,17 @@ impl Sink {
         Some(produced)
     }
 
-    /// Something is missing that was to be written to the area next.
+    /// Notes that a packet for the area was lost.
     pub(crate) fn miss(&self) {
         if let Some(area) = &mut self.state.lock().area {
             area.what.miss();
         }
     }
 
-    /// A producer of the VMM's begins to write to the area for a trace.
+    /// Begins a write of a VMM's producer to the area for a trace.
     ///
     /// # Errors
-    /// As [`Area::claim`]; [`Refused::NotBegun`] without an area of the device's.
+    /// As [`Area::claim`]; [`Refused::NotBegun`]: the sink has no area that the device manages.
     pub(crate) fn claim(
         &self,
         record: &mut Record,
@@ -344,13 +344,13 @@ impl Sink {
         Ok(produced)
     }
 
-    /// The place where the producer writes next; `None`: it does not write any more.
+    /// The producer's next position; `None`: its write has ended.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         let state = self.state.lock();
         state.area.as_ref()?.what.claimed(token)
     }
 
-    /// The producer leaves out `skip` bytes, then writes words.
+    /// Skips `skip` bytes, then writes the producer's `words`.
     ///
     /// # Errors
     /// As [`Area::put`].
@@ -360,7 +360,7 @@ impl Sink {
         what.put(&memory.view(), token, skip, words)
     }
 
-    /// The producer has ended, and shows the first `size` bytes of what it wrote.
+    /// Ends the producer's write, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// As [`Area::release`].
@@ -385,25 +385,25 @@ impl Sink {
         Ok(produced)
     }
 
-    /// The producer has ended, and shows nothing; its event may be gone.
+    /// Ends the producer's write without publishing it; its event may be closed.
     pub(crate) fn give_up(&self, token: u64) {
-        // Nothing of it is left if the area is another by now.
+        // An area that was mapped meanwhile ignores the token.
         if let Some(area) = &mut self.state.lock().area {
             area.what.give_up(token);
         }
     }
 
-    /// The driver lets an event write to the area that it keeps, from `head` on.
+    /// Grants an event room in the area that the driver manages, starting at `head`.
     ///
     /// # Errors
-    /// As [`Area::begin`]; [`Refused::NotBegun`] without an area.
+    /// As [`Area::begin`]; [`Refused::NotBegun`]: the sink has no area.
     pub(crate) fn begin(&self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
         let area = &mut self.state.lock().area;
         let area = area.as_mut().ok_or(Refused::NotBegun)?;
         area.what.begin(event, head, room)
     }
 
-    /// The driver lets an event write no longer: the head it reached, and the bytes without room.
+    /// Withdraws the room from an event; returns its head and the bytes that did not fit.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].
@@ -415,14 +415,14 @@ impl Sink {
 }
 
 impl State {
-    /// Whether the area owes the ring a record, or its reader a head.
+    /// Whether an AUX record, or a head update for the reader, is pending.
     fn owes_aux(&self, is_trace: bool) -> bool {
         let area = self.area.as_ref().map(|mapped| &mapped.what);
         self.pending.is_some() || is_trace && area.is_some_and(Area::is_begun)
     }
 
-    /// Writes the record of a piece that has `ended` and of those that found no room before, if it
-    /// fits.
+    /// Writes a record of the piece that has `ended`, together with earlier pieces whose record did not
+    /// fit, if there is room.
     fn report(
         &mut self,
         record: &mut Record,

@@ -58,16 +58,16 @@ impl Hooks {
     }
 }
 
-/// One vCPU, for its own thread and, read-only, for any.
+/// One vCPU, updated by its own thread and readable by any.
 ///
 /// All accesses except to its visits and its open exit are relaxed: the figures are independent,
 /// and each thread reads what it wrote itself for its own vCPU. It has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
-    /// Whether it has a session.
+    /// Whether the vCPU has a session.
     taken: AtomicBool,
-    /// Its session has a notification to go on with.
+    /// Whether its session has unfinished commands of a notification.
     unserved: AtomicBool,
     thread: AtomicI32,
     tsc_offset: AtomicU64,
@@ -81,7 +81,7 @@ pub(crate) struct Vcpu {
     entered_tsc: AtomicU64,
     /// Ticks from the last entry to the overflow of the open exit, plus one; zero without one.
     sampled_after: AtomicU64,
-    /// Of the last sample, not accounted yet: CPU time from one entry to the next, and its ticks
+    /// The last sample's cost, not accounted yet: CPU time from one entry to the next, and ticks
     /// before the overflow.
     sample_spent: AtomicU64,
     sample_guest: AtomicU64,
@@ -118,7 +118,7 @@ impl WorkCell {
 }
 
 impl Vcpu {
-    /// Takes it for a session; `false` if another session has it.
+    /// Takes the vCPU for a session; `false` if it has another.
     pub(crate) fn take(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
@@ -128,22 +128,22 @@ impl Vcpu {
         self.taken.store(false, Ordering::Release);
     }
 
-    /// Whether a session of it lives.
+    /// Whether the vCPU has a session.
     pub(crate) fn is_taken(&self) -> bool {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// A notification of a vCPU queue by this one is served in part, or whole again.
+    /// Sets whether a notification by this vCPU has unfinished commands.
     pub(crate) fn set_unserved(&self, unserved: bool) {
         self.unserved.store(unserved, Ordering::Relaxed);
     }
 
-    /// Whether a notification of a vCPU queue by this one is served in part.
+    /// Whether a notification by this vCPU has unfinished commands.
     pub(crate) fn is_unserved(&self) -> bool {
         self.unserved.load(Ordering::Relaxed)
     }
 
-    /// It has left the guest so often before its first thread.
+    /// Adds exits from before a restore; call it before the first thread attaches.
     pub(crate) fn restore_exits(&self, before: &ExitCounts) {
         for (reason, count) in [
             (ExitReason::Io, before.io),
@@ -156,7 +156,7 @@ impl Vcpu {
         }
     }
 
-    /// `thread` runs it from now on; it has not been in the guest yet.
+    /// Attaches `thread`, which has not entered the guest yet.
     pub(crate) fn attach(&self, thread: i32, tsc_offset: u64) {
         self.inside.store(false, Ordering::Relaxed);
         self.entered.store(0, Ordering::Relaxed);
@@ -167,7 +167,7 @@ impl Vcpu {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// Detaches its thread, whose id may be reused then.
+    /// Detaches the thread; the system may reuse its id afterwards.
     pub(crate) fn detach(&self) {
         self.thread.store(0, Ordering::Relaxed);
     }
@@ -238,8 +238,8 @@ impl Vcpu {
     /// Begins the run call; on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
-        // Single writer. Ordered with threads that wait for the vCPU to leave: either it sees them,
-        // or they see it.
+        // Single writer. SeqCst orders this with a thread that waits for the vCPU to leave: either
+        // the vCPU sees the waiter, or the waiter sees this visit.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
         let hooks = self.hooks();
@@ -266,10 +266,10 @@ impl Vcpu {
         }
     }
 
-    /// Notes that the open exit is for an overflow at the host's TSC `first`: the vCPU's time from
-    /// then to the next entry is the sample's. On the vCPU's thread.
+    /// Notes that the open exit is for an overflow at the host's TSC `first`; the vCPU's time from
+    /// then to the next entry is charged to the sample. On the vCPU's thread.
     pub(crate) fn begin_sample(&self, first: u64) {
-        // An overflow in the host's work ends a visit that never reached the guest.
+        // An overflow in the host's work ends a visit before guest entry.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
         self.sampled_after
@@ -311,7 +311,7 @@ impl Vcpu {
         Some(visits).filter(|visits| visits % 2 == 1)
     }
 
-    /// Whether the vCPU is in its run call, or about to be: it has no position then.
+    /// Whether the vCPU is in its run call or about to enter it; its position is then unknown.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed)
     }

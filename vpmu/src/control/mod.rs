@@ -1,6 +1,6 @@
-//! The control plane: which events, rings and names there are, whose they are and where. It serves the
-//! control queue and the operator, and carries what the events of one vCPU do to those of another.
-//! Every number of a request comes from the guest and is checked before use.
+//! The control plane: all events, rings and persistent names, with their owners and places. It serves the
+//! control queue and the operator, and passes effects of one vCPU's events on to events of other vCPUs.
+//! Every number in a request comes from the guest and is checked before use.
 
 mod reply;
 mod request;
@@ -56,7 +56,7 @@ use crate::tasks::Tasks;
 use crate::window::{Holder, Window};
 use crate::work::{self, Turn, Work};
 
-/// The device's own features that every device offers.
+/// The device-specific feature bits that every device offers.
 const FEATURES: u64 = 1 << F_RING
     | 1 << F_TASK_PAGE
     | 1 << F_DOORBELL
@@ -64,25 +64,25 @@ const FEATURES: u64 = 1 << F_RING
     | 1 << F_PERSISTENT
     | 1 << F_LINKS
     | 1 << F_FLUSH;
-/// Pages whose addresses cost as much to check as an operation on an event.
+/// Page addresses whose check costs as much as one operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
-/// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
+/// Most bytes of a group's counts in a record, as in perf: the other fields of the record need room too.
 const LONGEST_READING: usize = 16 << 10;
 
 /// An event as the control plane knows it.
 #[derive(Debug)]
 struct Entry {
     spec: EventSpec,
-    /// Of a task event, not where its task runs.
+    /// The context of the open request: for a task event, not the vCPU that runs the task.
     context: Context,
-    /// The shard that has it.
+    /// The shard that holds the event.
     shard: u32,
-    /// It overflows.
+    /// Whether the event overflows.
     samples: bool,
     leader: Option<u64>,
-    /// The events that it leads, oldest first.
+    /// The events of the group that this event leads, oldest first.
     members: Vec<u64>,
-    /// Of a leader: whether it is on.
+    /// For a leader: whether it is enabled.
     on: Arc<AtomicBool>,
     counts: Arc<LastCounts>,
     persistence: Option<Persistence>,
@@ -95,7 +95,7 @@ impl Entry {
     }
 }
 
-/// The bytes of an event's ring, to be looked through when nobody has to wait.
+/// A copy of an event's ring, parsed later, when no vCPU waits for a lock.
 #[derive(Debug)]
 pub(crate) struct HeldRecords {
     event: PersistentStatus,
@@ -105,7 +105,7 @@ pub(crate) struct HeldRecords {
 }
 
 impl HeldRecords {
-    /// The records among them.
+    /// Parses the copy into whole records.
     pub(crate) fn history(self) -> History {
         let is_own = |record: &[u8]| admits(&self.layout, record, self.event.id);
         History {
@@ -122,7 +122,7 @@ pub(crate) struct Overlap;
 /// The result of serving the control queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// The driver wants an interrupt for it.
+    /// Whether the driver wants an interrupt for the answers.
     pub(crate) interrupt: bool,
     /// A request waits for [`Backend::ask_guest_ips`].
     pub(crate) needs_guest_ips: bool,
@@ -130,14 +130,14 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// The queue that the driver is to be interrupted for.
+    /// The queue to interrupt the driver for, if any.
     pub(crate) fn signals(&self) -> Option<u16> {
         self.interrupt.then_some(QUEUE_CONTROL)
     }
 }
 
-/// The control plane of one device. A driver's part of it goes with its reset: before the first driver
-/// and between two of them no feature is negotiated, and there is no queue and no guest memory.
+/// The control plane of one device. A reset drops everything that the driver set up: without a driver, no
+/// feature is negotiated, and neither a queue nor guest memory is known.
 #[derive(Debug)]
 pub(crate) struct Control {
     backend: Arc<Backend>,
@@ -145,16 +145,16 @@ pub(crate) struct Control {
     notices: Arc<Notices>,
     features: u64,
     queue: DeviceQueue,
-    /// The guest's RAM, as the driver brought it.
+    /// The guest's RAM, as passed at activation.
     guest: Memory,
     events: BTreeMap<u64, Entry>,
     sinks: Sinks,
     persistent: BTreeSet<u64>,
-    /// Which events start and stop which others.
+    /// The events that start and stop other events.
     links: Links,
-    /// The next event's id: ids are never used again.
+    /// The id of the next event; ids are never reused.
     next_id: u64,
-    /// Counts the resets, as each shard does.
+    /// Number of resets, as in each shard.
     resets: u64,
     metrics: Metrics,
     /// The totals of the device before its restore.
@@ -187,7 +187,7 @@ impl Control {
 
     // The device's life.
 
-    /// There is memory that outlives a reset; said before any driver is there.
+    /// Sets the memory that outlives a reset; call it before the first activation.
     pub(crate) fn set_window(&mut self, window: Window) {
         self.sinks.set_window(window);
     }
@@ -196,15 +196,15 @@ impl Control {
         self.sinks.window().is_some()
     }
 
-    /// The device's own feature bits that it offers.
+    /// The device-specific feature bits that this device offers.
     pub(crate) fn offered(&self) -> u64 {
         FEATURES | u64::from(self.has_window()) << F_WINDOW
     }
 
-    /// A driver is there, with features and queues that have been checked.
+    /// Activates the device for a driver; the caller has checked the features and the queues.
     ///
     /// # Errors
-    /// The window lies in its memory.
+    /// [`Overlap`]: the window lies in `memory`.
     pub(crate) fn activate(
         &mut self,
         memory: Memory,
@@ -217,8 +217,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Chains count their references to it: a count of its own for each vCPU, or its cache
-            // line goes from one to the other at every notification.
+            // Chains count references to their memory. Each vCPU gets a reference count of its own; with
+            // a shared one, its cache line would move between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -237,7 +237,7 @@ impl Control {
         Ok(())
     }
 
-    /// Each virtqueue as it is now.
+    /// The current state of each virtqueue.
     pub(crate) fn queue_states(&self) -> Vec<QueueState> {
         let vcpus = self.shards.iter();
         let vcpus = vcpus.map(|shard| shard.with(|state| state.queue_state()).0);
@@ -247,7 +247,7 @@ impl Control {
             .collect()
     }
 
-    /// Forgets the driver and its memory, without a write there, and closes every event that needs
+    /// Drops the driver and its memory without a write to it, and closes every event that depends on
     /// them.
     pub(crate) fn reset(&mut self) {
         self.resets += 1;
@@ -272,25 +272,25 @@ impl Control {
         self.run(errands);
     }
 
-    /// Whether an event needs nothing of a driver's.
+    /// Whether an event survives a reset: it is persistent, and its ring, if any, lies in the window.
     fn outlives(&self, id: u64) -> bool {
         let in_window = self.sinks.window_page(id).is_some();
         let shape = self.sinks.shape(id);
         self.persistent.contains(&id) && shape.is_none_or(|shape| in_window && !shape.has_area)
     }
 
-    /// `thread` runs a vCPU from now on, with guest TSC = host TSC + `tsc_offset`.
+    /// Attaches `thread` to a vCPU, with guest TSC = host TSC + `tsc_offset`.
     pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
         for (index, shard) in (0..).zip(self.shards.iter()) {
             if index != vcpu {
-                // Task events that ran on the vCPU, and are elsewhere now.
+                // Task events that ran on this vCPU may be in another shard now.
                 shard.with(|state| state.forget_thread(vcpu));
             }
         }
         self.on(vcpu, |state| state.attach(thread, tsc_offset));
     }
 
-    /// Adds its own figures to those of the device.
+    /// Adds the control plane's own figures.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         metrics.events_opened += self.metrics.events_opened;
         metrics.control_requests += self.metrics.control_requests;
@@ -299,27 +299,27 @@ impl Control {
         metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
     }
 
-    /// Adds the totals of the device before its restore, last.
+    /// Adds the device's totals from before its restore; call it last.
     pub(crate) fn add_before(&self, metrics: &mut Metrics) {
         metrics.add_before(&self.before);
     }
 
     // Between shards.
 
-    /// Acts on a shard, then carries out the work that this leaves for others.
+    /// Calls `act` on a shard, then executes the work that this left for other shards.
     fn on<T>(&mut self, shard: u32, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = self.shards[shard as usize].with(act);
         self.run(errands);
         result
     }
 
-    /// Acts on the shard that has an event, if there is such an event.
+    /// As [`Control::on`], for the shard that holds an event; `None` if the event does not exist.
     fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let shard = self.events.get(&id)?.shard;
         Some(self.on(shard, act))
     }
 
-    /// Carries out what events of some shards left for others, and what comes of that.
+    /// Executes work that shards left for other shards, and the work that follows from it.
     pub(crate) fn run(&mut self, errands: Vec<Errand>) {
         let mut errands = VecDeque::from(errands);
         while let Some(errand) = errands.pop_front() {
@@ -335,7 +335,8 @@ impl Control {
             let ((), more) = shard.with(|state| match errand {
                 Errand::Start(id) => log_refused(id, state.start(id)),
                 Errand::Stop(id) => {
-                    // Or other events' earlier samples would come after its last.
+                    // Otherwise, earlier samples of other events would follow the last sample of this
+                    // one.
                     state.settle();
                     log_refused(id, state.stop_led(id));
                 }
@@ -349,11 +350,11 @@ impl Control {
         }
     }
 
-    /// Carries out a command that the vCPU `by` gave on the queue of the vCPU `of` after `resets` of the
-    /// device, about an event that the queue's shard did not have.
+    /// Executes a command about an event that the queue's shard does not hold. The vCPU `by` sent it on
+    /// the queue of the vCPU `of`, after `resets` resets of the device.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
-            // Its driver is gone, and nobody reads the reply.
+            // The driver that sent it is gone.
             return Reply::default();
         }
         let id = command.event.get();
@@ -370,7 +371,7 @@ impl Control {
         })
     }
 
-    /// Has a task event, and the group that it is in, in the shard of `to`, unless a vCPU runs it.
+    /// Moves a task event and its group to the shard of `to`, except for events that a vCPU runs.
     fn bring(&mut self, id: u64, to: u32) {
         let Some(entry) = self.events.get(&id) else {
             return;
@@ -391,8 +392,8 @@ impl Control {
         }
     }
 
-    /// Writes what the host has recorded for the sink that an event writes to, or that was mapped with
-    /// it, on every vCPU that writes there.
+    /// Writes the host's pending samples for an event's sink, on every vCPU that writes to that sink. The
+    /// sink is the one that the event writes to, or the one that was mapped with it.
     fn settle(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -407,7 +408,7 @@ impl Control {
 
     // The control queue.
 
-    /// Serves the control queue, which was notified, for one turn.
+    /// Serves the notified control queue for one turn.
     pub(crate) fn serve(&mut self) -> Served {
         let before = Work::so_far();
         self.queue.notified();
@@ -444,7 +445,7 @@ impl Control {
         }
     }
 
-    /// Whether a request's answer depends on what the host reports of guests.
+    /// Whether the answer to a request depends on whether the host reports guest IPs.
     fn waits_for_guest_ips(&self, chain: &Chain) -> bool {
         self.copy_request(chain).is_ok_and(|request| {
             let opens = |(request, _): &(OpenRequest, &[u8])| {
@@ -457,7 +458,7 @@ impl Control {
         })
     }
 
-    /// The request's bytes, of which no more are copied than the longest request has.
+    /// Copies a request, at most as many bytes as the longest request has.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let limits = &self.backend.settings.limits;
         let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
@@ -472,7 +473,7 @@ impl Control {
         Ok(request)
     }
 
-    /// Carries out one request; bytes of the answer.
+    /// Executes one request; returns the length of the answer in bytes.
     fn answer(&mut self, chain: &Chain) -> Result<u32, BadChain> {
         let request = self.copy_request(chain)?;
         let (bytes, writer) = chain.writer()?;
@@ -483,7 +484,7 @@ impl Control {
         };
         let event = header.event.get();
         if event != 0 {
-            // Earlier samples are written before the request changes where they go.
+            // Earlier samples go to the sink that the event had before the request.
             self.settle(event);
         }
         match header.op.get() {
@@ -511,7 +512,7 @@ impl Control {
         }
     }
 
-    /// The part of the catalogue that is asked for, `fit` entries at most.
+    /// The requested part of the catalogue, at most `fit` entries.
     fn catalogue(&self, request: &[u8], fit: usize) -> Result<Vec<CatalogueEntry>, Errno> {
         let request = parse::<CatalogueRequest>(request)?;
         if request.header.event.get() != 0 {
@@ -524,7 +525,7 @@ impl Control {
         Ok(part.take(count).map(|entry| entry.wire()).collect())
     }
 
-    /// The driver accepts features that its transport has hidden from it.
+    /// Accepts features that the driver's transport does not show it.
     fn accept_features(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<FeaturesRequest>(request)?;
         let features = request.features.get();
@@ -551,7 +552,7 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
-            // Earlier samples are of the tasks that the page before names.
+            // Earlier samples refer to tasks of the previous page.
             state.settle();
             state.set_tasks(Tasks::new(page));
         });
@@ -560,7 +561,7 @@ impl Control {
 
     // Events.
 
-    /// Opens an event: its engine and id.
+    /// Opens an event; returns its engine and id.
     fn open(&mut self, request: &OpenRequest, maker: Maker) -> Result<(u32, u64), Denied> {
         let operators = matches!(maker, Maker::Operator(_));
         let backend = Arc::clone(&self.backend);
@@ -568,7 +569,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy: (!operators).then_some(&backend.settings.policy),
             settings: &backend.settings,
-            // The operator's are there before any driver is.
+            // The operator opens events before a driver has negotiated rings.
             has_rings: operators || self.has_rings(),
             has_areas: self.has_areas(),
             guest_ips: backend.guest_ips(),
@@ -590,7 +591,7 @@ impl Control {
         if let Some(parent) = owner.and_then(|owner| self.sinks.family(owner).first().copied())
             && let Some(parent) = self.events.get(&parent)
         {
-            // It may have changed since the driver asked for this one.
+            // The wakeup may have changed since the driver sent the request.
             spec.wakeup = parent.spec.wakeup;
         }
         let mut event = Event::new(spec, context, period(request));
@@ -643,7 +644,7 @@ impl Control {
         Ok((opening.engine, id))
     }
 
-    /// The shard that a new event goes to: of a task event the likeliest to be used.
+    /// The shard of a new event; for a task event, the one where the task most likely runs first.
     fn first_shard(&self, context: Context) -> u32 {
         match context {
             Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu,
@@ -654,7 +655,7 @@ impl Control {
         }
     }
 
-    /// Whether the operator lets the guest have one more event.
+    /// Checks that the guest is below the operator's limit of events.
     fn check_events(&self) -> Result<(), Errno> {
         let operators = self.persistent.iter().filter(|&&id| self.is_operators(id));
         let guests = self.events.len() - operators.count();
@@ -664,7 +665,7 @@ impl Control {
         }
     }
 
-    /// The owner of the family that it joins, if it is a child.
+    /// The owner of the family that a child joins; `None` if the request has no parent.
     fn owner(&self, request: &OpenRequest) -> Result<Option<u64>, Errno> {
         let parent = match request.parent.get() {
             0 => return Ok(None),
@@ -673,14 +674,14 @@ impl Control {
         if parent.is_operators() {
             return Err(Errno::EPERM);
         }
-        // It is not specified which of the family would be read.
+        // It is undefined which event of the family such a sample would read.
         if request.sample_type.get() & SAMPLE_READ != 0 {
             return Err(Errno::EINVAL);
         }
         Ok(Some(parent.spec.owner))
     }
 
-    /// The leader of the group that it joins, if any.
+    /// The leader of the group that the new event joins, if any.
     fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
         let id = match request.leader.get() {
             0 if steers(request) => return Err(Errno::EINVAL),
@@ -709,7 +710,7 @@ impl Control {
         Ok(Some(id))
     }
 
-    /// A new event joins the group of `leader`, whose other events learn of it.
+    /// Adds a new event to the group of `leader`, and publishes the group to its other events.
     fn grow_group(&mut self, leader: u64, id: u64) -> Option<Arc<Group>> {
         if let Some(entry) = self.events.get_mut(&leader) {
             entry.members.push(id);
@@ -717,7 +718,7 @@ impl Control {
         self.publish_group(leader, Some(id))
     }
 
-    /// An event leaves the group of `leader`.
+    /// Removes an event from the group of `leader`.
     fn leave_group(&mut self, leader: u64, id: u64) {
         if let Some(entry) = self.events.get_mut(&leader) {
             entry.members.retain(|&member| member != id);
@@ -725,7 +726,8 @@ impl Control {
         }
     }
 
-    /// Tells the events of a group who is in it, but for `except`; the group, unless its leader is alone.
+    /// Publishes the group of `leader` to all its events but `except`; returns it, or `None` if the
+    /// leader is alone.
     fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
         let entry = self.events.get(&leader)?;
         let on = Arc::clone(&entry.on);
@@ -754,7 +756,7 @@ impl Control {
         group
     }
 
-    /// Closes an event; its ring goes with the last event that writes to it.
+    /// Closes an event. Its sink is removed with the last event that writes to it.
     fn close(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_some() {
@@ -784,7 +786,8 @@ impl Control {
         self.retire(id, entry.spec.owner);
     }
 
-    /// An event of `owner` is gone: what only it kept goes too.
+    /// Removes an ended event from the family of `owner`. After the last event of the family, pending
+    /// wakeups pass to another family of the sink.
     fn retire(&mut self, id: u64, owner: u64) {
         let Some(Extinct { heir }) = self.sinks.leave(owner, id) else {
             return;
@@ -798,7 +801,7 @@ impl Control {
         }
     }
 
-    /// Links two events, from the next overflow of the first on.
+    /// Links two events; the link acts from the next overflow of the first on.
     fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<LinkRequest>(request)?;
         let role = match request.role.get() {
@@ -820,32 +823,32 @@ impl Control {
         Ok(())
     }
 
-    /// Whether one event may start or stop another.
+    /// Checks that one event may start or stop another.
     fn check_link(&self, id: u64, target: u64) -> Result<(), Errno> {
         let trigger = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let other = self.events.get(&target).ok_or(Errno::ENOENT)?;
         if other.is_operators() {
             return Err(Errno::EPERM);
         }
-        // The driver alone knows which tasks they are of.
+        // Only the driver knows the tasks of task events; the device cannot compare them.
         if id == target || !trigger.context.is_like(other.context) || !trigger.samples {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // Its overflows are found when the guest has run on.
+            // The guest runs on before overflows of a batched event are found.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
     }
 
-    /// An event is gone, and its links with it.
+    /// Removes the links of an ended event.
     fn forget_links(&mut self, id: u64) {
         for trigger in self.links.forget(id) {
             self.publish_links(trigger);
         }
     }
 
-    /// Gives an event the effects of its overflows.
+    /// Publishes to an event the effects of its overflows.
     fn publish_links(&mut self, trigger: u64) {
         let effects = self.links.effects(trigger).collect();
         self.with_event(trigger, |state| {
@@ -861,12 +864,12 @@ impl Control {
         self.features & 1 << F_RING != 0
     }
 
-    /// Areas are reported in rings, so that they take both.
+    /// Areas are reported in rings, so they need both features.
     fn has_areas(&self) -> bool {
         self.has_rings() && self.features & 1 << F_AUX != 0
     }
 
-    /// Gives events the sink that they write to from now on.
+    /// Publishes to events the sink that they write to from now on.
     fn publish_sink(&mut self, moved: &Moved) {
         for &id in &moved.events {
             let sink = moved.sink.clone();
@@ -874,14 +877,15 @@ impl Control {
         }
     }
 
-    /// Takes a sink away: nothing writes to its pages any more.
+    /// Removes a sink; events no longer write to its pages.
     fn remove_sink(&mut self, id: u64) {
         let moved = self.sinks.abandon(id);
         self.publish_sink(&moved);
         self.sinks.remove(id);
     }
 
-    /// Lays a ring over pages of the guest, or of the window: then the number of the first of these.
+    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the window, or
+    /// 0 in guest RAM.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -921,8 +925,8 @@ impl Control {
         Ok(0)
     }
 
-    /// Lays the ring of an event that has none into the window, `count` pages in all: the number of the
-    /// first.
+    /// Creates an event's ring in the window with `count` pages in all; returns the number of the first
+    /// page.
     fn lay_in_window(
         &mut self,
         spec: &EventSpec,
@@ -938,7 +942,7 @@ impl Control {
         Ok(first)
     }
 
-    /// Lays the ring of an event that has none over `pages` of `memory`, which have been checked.
+    /// Creates an event's ring in `pages` of `memory`, which the caller has checked.
     fn lay(
         &mut self,
         spec: &EventSpec,
@@ -957,12 +961,12 @@ impl Control {
         sink.set_ring(ring, memory);
         let moved = self.sinks.add(sink, window_page);
         self.publish_sink(&moved);
-        // The ring is there, also for an event that turns out to be in error.
+        // The ring is mapped even if this update puts the event in error.
         self.with_event(spec.id, |state| state.update(spec.id));
         Ok(())
     }
 
-    /// Takes the ring away that was mapped with an event, its pending loss written if it fits.
+    /// Unmaps the ring that was mapped with an event, and writes its pending loss if that fits.
     fn unmap(&mut self, id: u64) -> Result<(), Errno> {
         if !self.sinks.has_ring(id) {
             return Err(self.not_mapped(id));
@@ -979,8 +983,8 @@ impl Control {
         }
     }
 
-    /// The traces that write to a sink hold the exits that their vCPUs are in up to now. The event that
-    /// is to flush the sink: a trace, or the event that it was mapped with.
+    /// Writes the current exit of each vCPU to the traces of a sink. Returns the event to flush the sink
+    /// with: a trace if there is one, else the event that the sink was mapped with, else any writer.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -995,7 +999,7 @@ impl Control {
         traces.first().or(own).or_else(|| writers.first()).copied()
     }
 
-    /// Sends the records of an event, and of its children, to the ring of another.
+    /// Redirects the records of an event and its children to the ring of another event.
     fn redirect(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<RedirectRequest>(request)?;
         let id = request.header.event.get();
@@ -1032,7 +1036,7 @@ impl Control {
         Ok(())
     }
 
-    /// The events of `owner` write to `ring` from now on, or to their own.
+    /// Redirects the family of `owner` to `ring`, or back to its own for `None`.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1046,7 +1050,7 @@ impl Control {
         }
     }
 
-    /// Stops or resumes writing to the ring of an event.
+    /// Pauses or resumes writing to the ring of an event.
     fn pause(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<PauseRequest>(request)?;
         let paused = match request.paused.get() {
@@ -1068,7 +1072,7 @@ impl Control {
         Ok(())
     }
 
-    /// Changes the interval of a family's wakeups, counted from now on.
+    /// Sets the wakeup interval of a family, counted from now on.
     fn set_wakeup(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<WakeupRequest>(request)?;
         let every = u32::try_from(request.every.get()).map_err(|_| Errno::EINVAL)?;
@@ -1099,7 +1103,7 @@ impl Control {
         Ok(())
     }
 
-    /// A producer of the VMM's begins to write for a trace.
+    /// Begins a write of a VMM's producer to a trace.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1108,7 +1112,7 @@ impl Control {
         claimed.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// It has ended.
+    /// Ends the producer's write of `size` bytes.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1128,7 +1132,7 @@ impl Control {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
 
-    /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
+    /// Maps an AUX area in guest RAM, beside the ring of a trace, or alone if the driver manages it.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -1145,11 +1149,11 @@ impl Control {
         }
         let driven = flags & MAP_DRIVEN != 0;
         if driven && spec.kind == KIND_VMM_TRACE {
-            // A producer cannot wait for the driver to say where there is room.
+            // A producer of the VMM cannot wait until the driver grants it room.
             return Err(Errno::EOPNOTSUPP);
         }
         let ring = self.sinks.has_ring(id);
-        // A driver that keeps the area writes the records too: there is no ring to write them to.
+        // A driver that manages the area also writes the records, so the event must not have a ring.
         let fits = match driven {
             true => !self.sinks.is_redirected(id) && !ring,
             false => ring,
@@ -1198,16 +1202,16 @@ impl Control {
         Ok(())
     }
 
-    /// The memory that holds an area of the guest's and the metadata page of its ring, which can lie in
-    /// the window.
+    /// The memory for an area in guest RAM and for the metadata page of its ring, which may lie in the
+    /// window.
     fn area_memory(&self, id: u64) -> Memory {
         let in_window = self.sinks.window_page(id).is_some();
         let window = self.sinks.window().filter(|_| in_window);
         window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
-    /// Takes the area away that was mapped with an event, what was written to it shown and reported as
-    /// far as that fits.
+    /// Unmaps the area that was mapped with an event. Data written so far is published, and reported as
+    /// far as the records fit.
     fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
@@ -1220,7 +1224,7 @@ impl Control {
         Ok(())
     }
 
-    /// Whether the operator lets rings and areas hold `more` pages of the guest's.
+    /// Checks that `more` pages of guest RAM are within the operator's limit for rings and areas.
     fn check_room(&self, more: usize) -> Result<(), Errno> {
         let pages = self.sinks.guest_pages() + more;
         match pages > self.backend.settings.limits.max_pages as usize {
@@ -1229,7 +1233,7 @@ impl Control {
         }
     }
 
-    /// Whether a ring can have `count` pages.
+    /// Checks the size of a ring of `count` pages.
     fn check_size(&self, count: u32) -> Result<(), Errno> {
         let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
         let most = self.backend.settings.limits.max_ring_pages;
@@ -1239,7 +1243,7 @@ impl Control {
         Ok(())
     }
 
-    /// The addresses of `count` pages: aligned, in memory, each named once.
+    /// Parses the addresses of `count` pages, and checks that each is aligned, in memory and listed once.
     fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
         let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
             .map_err(|_| Errno::EINVAL)?;
@@ -1251,7 +1255,7 @@ impl Control {
         }
     }
 
-    /// Whether all of these are pages of guest memory, each named once.
+    /// Whether all are pages of guest memory, each listed once.
     fn are_pages(&self, pages: &[GuestAddress]) -> bool {
         let distinct: BTreeSet<_> = pages.iter().collect();
         let memory = self.guest.view();
@@ -1261,13 +1265,13 @@ impl Control {
 
     // Persistent events.
 
-    /// Whether an event is the operator's: the guest reads it, and changes nothing about it.
+    /// Whether the operator owns an event: the guest can read it but not change it.
     fn is_operators(&self, id: u64) -> bool {
         self.events.get(&id).is_some_and(Entry::is_operators)
     }
 
-    /// Makes an event of the guest's persistent, under the name that the request has. Without one the
-    /// event keeps its name, or gets one of its own.
+    /// Makes a guest event persistent under the name in the request. Without a name in it, the event
+    /// keeps its name, or gets the one that follows from its id.
     fn detach(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<DetachRequest>(request)?;
         let name = match request.name.iter().all(|&byte| byte == 0) {
@@ -1303,7 +1307,7 @@ impl Control {
         Ok(())
     }
 
-    /// Makes it an event that can be closed again.
+    /// Makes a persistent event closable again.
     fn reattach(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_none() {
@@ -1313,7 +1317,7 @@ impl Control {
         Ok(())
     }
 
-    /// Makes an event of the guest's persistent, or no longer.
+    /// Sets or clears the persistence of a guest event.
     fn set_persistence(&mut self, id: u64, persistence: Option<Persistence>) {
         let persistent = persistence.as_ref().map(|_| Persistent::Guest);
         match persistent {
@@ -1330,7 +1334,7 @@ impl Control {
         });
     }
 
-    /// Name and owner of the guest's next event `id`, which opens persistent.
+    /// The default name and the owner of the guest's next event `id`, opened as persistent.
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
         Ok(Persistence {
@@ -1339,7 +1343,7 @@ impl Control {
         })
     }
 
-    /// Whether the guest's event `id` may have a name.
+    /// Checks that the guest's event `id` may have a name.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1360,8 +1364,8 @@ impl Control {
         })
     }
 
-    /// The name that the operator asks for, or the next event's own. No other event of the operator's
-    /// has it.
+    /// The name that the operator asked for, or the default name of the next event. Checks that the
+    /// operator has not used the name before.
     fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
         let Some(text) = asked else {
             return Ok(Name::of(self.next_id));
@@ -1379,7 +1383,7 @@ impl Control {
         }
     }
 
-    /// The operator takes a name: an event of the guest's that has it gets that of its id.
+    /// Frees a name for the operator: a guest event with this name gets its default name instead.
     fn take_name(&mut self, name: &Name) {
         let Some(id) = self.named(name) else {
             return;
@@ -1394,7 +1398,7 @@ impl Control {
         self.notices.due().list(id);
     }
 
-    /// Whether the operator lets the guest have one more persistent event.
+    /// Checks that the guest is below the operator's limit of persistent events.
     fn check_persistent(&self) -> Result<(), Errno> {
         let guests = self.persistent.iter().filter(|&&id| !self.is_operators(id));
         match guests.count() < self.backend.settings.limits.max_persistent as usize {
@@ -1403,7 +1407,7 @@ impl Control {
         }
     }
 
-    /// The persistent events that are asked for, `fit` at most, by ascending id.
+    /// The requested persistent events, at most `fit`, by ascending id.
     fn list(&mut self, request: &[u8], fit: usize) -> Result<Vec<PersistentEvent>, Errno> {
         let request = parse::<PersistentRequest>(request)?;
         if request.header.event.get() != 0 || request.reserved.get() != 0 {
@@ -1426,7 +1430,7 @@ impl Control {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let map = flag(shape.is_some_and(|shape| shape.writable), MAP_WRITABLE)
             | flag(page.is_some(), MAP_WINDOW);
-        // Bounded by a limit of 32 bits.
+        // The limit on ring pages is a u32.
         let pages = shape.and_then(|shape| u32::try_from(shape.ring_pages).ok());
         let name = entry.persistence.as_ref().map(|known| known.name.to_wire());
         Some(PersistentEvent {
@@ -1442,13 +1446,12 @@ impl Control {
 
     // The operator.
 
-    /// Whether the machine has to say first what the host reports of guests.
+    /// Whether the machine must first find out whether the host reports guest IPs.
     pub(crate) fn needs_guest_ips(&self, request: &OpenRequest) -> bool {
         needs_guest_ips(request, self.backend.settings.engines)
     }
 
-    /// Starts an event for the operator, with the `request` that follows from what was `asked` for: its
-    /// id.
+    /// Opens a persistent event for the operator; returns its id. `request` was made from `asked`.
     pub(crate) fn persist(
         &mut self,
         asked: &Persist,
@@ -1488,7 +1491,7 @@ impl Control {
         Ok(id)
     }
 
-    /// Ends a persistent event, the guest's too.
+    /// Ends a persistent event of the guest or the operator.
     pub(crate) fn end_persistent(&mut self, id: u64) -> Result<(), PersistError> {
         self.check_exists(id)?;
         self.settle(id);
@@ -1497,14 +1500,14 @@ impl Control {
         Ok(())
     }
 
-    /// Every persistent event as it is now.
+    /// The current status of every persistent event.
     pub(crate) fn statuses(&mut self) -> Vec<PersistentStatus> {
         let ids: Vec<u64> = self.persistent.iter().copied().collect();
         let statuses = ids.into_iter().filter_map(|id| self.status(id));
         statuses.collect()
     }
 
-    /// A persistent event as it is now, with the records in its ring.
+    /// The current status of a persistent event, with a copy of its ring.
     pub(crate) fn held(&mut self, id: u64) -> Result<HeldRecords, PersistError> {
         self.check_exists(id)?;
         self.settle(id);
@@ -1567,7 +1570,7 @@ impl Control {
 
     // The host's flushes.
 
-    /// The events that a flush is about; `None`: there is no such event.
+    /// The events to flush; `None`: the event does not exist.
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
         match event {
             Some(id) => self.events.contains_key(&id).then(|| vec![id]),
@@ -1575,7 +1578,8 @@ impl Control {
         }
     }
 
-    /// Writes what is held where vCPUs stand still; the visits of those that do not.
+    /// Writes held records of events whose vCPU is outside the guest; returns the visits of the other
+    /// vCPUs.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {
@@ -1585,7 +1589,7 @@ impl Control {
                 }
                 let (vcpu, visit) = (state.cpu.index, state.cpu.vcpu.visit());
                 if visit.is_none() {
-                    // It does not enter before this is over.
+                    // The vCPU cannot enter the guest while the shard is locked.
                     state.write_held(id);
                 }
                 visit.map(|number| Visit { vcpu, number })
@@ -1595,7 +1599,7 @@ impl Control {
         inside
     }
 
-    /// Shows what is written of an event, and wakes its reader.
+    /// Publishes everything written for an event, and wakes its reader.
     ///
     /// # Errors
     /// The event is in error; `ENOENT`: it was closed meanwhile.
@@ -1608,7 +1612,7 @@ impl Control {
     }
 }
 
-/// The request of fixed length at the beginning of `bytes`.
+/// Parses the fixed-size request at the start of `bytes`.
 fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Result<T, Errno> {
     let parsed = T::read_from_prefix(bytes);
     parsed
@@ -1640,7 +1644,7 @@ fn changes(op: u32) -> bool {
     )
 }
 
-/// The request that a persistent event would be opened with.
+/// A request that would open a persistent event as it is now.
 fn open_request(entry: &Entry, view: &View) -> OpenRequest {
     let spec = &entry.spec;
     let flag = |on: bool, flag| if on { flag } else { 0 };

@@ -9,19 +9,19 @@ use crate::errno::{Denied, Errno, status};
 use crate::queues::{BadChain, put};
 use crate::refusal::Refusal;
 
-/// The driver's room for an answer.
+/// The driver's buffer for an answer.
 pub(super) struct Room<W> {
     pub(super) bytes: usize,
     pub(super) writer: W,
 }
 
 impl<W: Write> Room<W> {
-    /// Answers with a [`ControlReply`] without a value; without room for it nothing is done.
+    /// Writes a [`ControlReply`] with the value zero. If the buffer is too small, `act` is not called.
     pub(super) fn simple(self, act: impl FnOnce() -> Result<(), Errno>) -> Result<u32, BadChain> {
         self.valued(|| act().map(|()| 0))
     }
 
-    /// As [`Room::simple`], with the value that the request results in.
+    /// As [`Room::simple`], with the value that `act` returns.
     pub(super) fn valued(
         mut self,
         act: impl FnOnce() -> Result<u32, Errno>,
@@ -36,7 +36,7 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<ControlReply>(1))
     }
 
-    /// Answers with an [`OpenReply`]: an engine and an id, or why there is none.
+    /// Writes an [`OpenReply`]: engine and id, or the error.
     pub(super) fn opened(
         mut self,
         open: impl FnOnce() -> Result<(u32, u64), Denied>,
@@ -58,8 +58,8 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<OpenReply>(1))
     }
 
-    /// Answers with a [`ControlReply`] and the entries that it counts; `list` makes as many at most as
-    /// it is given.
+    /// Writes a [`ControlReply`] and a list of entries. `list` gets the number of entries that fit,
+    /// and returns at most so many.
     pub(super) fn entries<T: IntoBytes + Immutable>(
         mut self,
         list: impl FnOnce(usize) -> Result<Vec<T>, Errno>,
@@ -86,8 +86,8 @@ impl<W: Write> Room<W> {
     }
 }
 
-/// Bytes of `count` structs of the wire.
+/// The size of `count` ABI structures in bytes.
 fn wire_len<T>(count: u32) -> u32 {
-    // Structs of the wire are small, and counts bounded by the room that the driver gave.
+    // ABI structures are small, and `count` is limited by the driver's buffer.
     u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
 }

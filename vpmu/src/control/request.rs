@@ -42,52 +42,52 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// Action of an overflow on the trace that leads the group.
+/// The action of an overflow on the trace that leads the group.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
 ];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
-/// Fields of a sample that only a stopped vCPU provides.
+/// Sample fields that only a stopped vCPU provides.
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// perf takes no larger stack.
+/// The largest user stack of a sample in perf.
 const STACK_BOUND: u32 = 65_535;
 
 /// The side that opens an event.
 #[derive(Debug)]
 pub(crate) enum Maker {
-    /// The guest, by its driver.
+    /// The guest, through its driver.
     Guest,
-    /// The operator: the event is persistent as this.
+    /// The operator, with the name of the persistent event.
     Operator(Persistence),
 }
 
-/// The conditions that an open request is checked against, other events aside.
+/// The conditions for an open request, apart from other events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
-    /// Rules for the guest that do not bind the operator.
+    /// The operator's policy for the guest; `None` for the operator.
     pub(super) policy: Option<&'a Policy>,
     pub(super) settings: &'a Settings,
-    /// Rings, and areas, were negotiated.
+    /// Whether rings, and areas, were negotiated.
     pub(super) has_rings: bool,
     pub(super) has_areas: bool,
-    /// Host samples name guest addresses, as far as is known.
+    /// Whether the host reports guest IPs; `None` if not known yet.
     pub(super) guest_ips: Option<bool>,
 }
 
-/// An open request that this device can serve.
+/// The checked properties of an open request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opening {
     pub(super) engine: u32,
     pub(super) flags: u32,
     pub(super) shortest_period: u64,
-    /// Its period is of nanoseconds.
+    /// Whether the period is in nanoseconds.
     pub(super) by_clock: bool,
-    /// It is to be persistent.
+    /// Whether the event opens as persistent.
     pub(super) persistent: bool,
 }
 
@@ -95,7 +95,7 @@ impl Terms<'_> {
     /// Checks the context and every field of a request.
     ///
     /// # Errors
-    /// As the specification has them for `CONTROL_OPEN`.
+    /// As specified for `CONTROL_OPEN`.
     pub(super) fn check_context(&self, request: &OpenRequest) -> Result<Context, Errno> {
         let highest = u64::from(self.settings.limits.max_sample_rate);
         check_fields(request, highest)?;
@@ -111,7 +111,7 @@ impl Terms<'_> {
         Ok(context)
     }
 
-    /// Checks that the host, the operator and the driver's features allow it.
+    /// Checks that the host, the operator and the negotiated features allow the request.
     ///
     /// # Errors
     /// As [`Terms::check_context`].
@@ -127,7 +127,7 @@ impl Terms<'_> {
         })
     }
 
-    /// Whether an event, or what paces it, counts nanoseconds.
+    /// Whether the event, or the event that paces its trace, counts nanoseconds.
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {
@@ -139,10 +139,10 @@ impl Terms<'_> {
         }
     }
 
-    /// The engine that makes the samples.
+    /// The engine for the event's samples.
     fn engine(&self, request: &OpenRequest) -> Result<u32, Errno> {
         if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
-            // The vCPU does not come by at most of them.
+            // The host kernel handles most exits without a return to the VMM.
             return match request.engine.get() {
                 ENGINE_EXIT => Err(Errno::EOPNOTSUPP),
                 _ => Ok(ENGINE_BATCHED),
@@ -168,17 +168,17 @@ impl Terms<'_> {
         })
     }
 
-    /// The entry that is asked for, if the device has it as asked.
+    /// The catalogue entry for the request, if the device supports the request's options for it.
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
-        // The traces of host PMUs see more than this guest.
+        // Traces of host PMUs show more than this guest.
         if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
         let allows = |policy: &Policy| policy.allows(kind, config);
         let entry = self.catalogue.find(kind, config);
-        // A mark has 32 bits: no mark has any other value.
+        // A mark has 32 bits.
         let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
         let allowed = known.filter(|_| self.policy.is_none_or(allows));
         let entry = allowed.ok_or(Errno::ENOENT)?;
@@ -205,7 +205,7 @@ impl Terms<'_> {
 }
 
 impl Opening {
-    /// The event's spec.
+    /// The spec of the new event `id`.
     pub(super) fn spec(&self, request: &OpenRequest, id: u64, owner: Option<u64>) -> EventSpec {
         EventSpec {
             id,
@@ -226,7 +226,7 @@ impl Opening {
         }
     }
 
-    /// Of a request that the host can serve no more: for an event in error.
+    /// The properties of an event that the host cannot count any more; it will be in error.
     pub(super) fn lost(engine: u32, flags: u32) -> Self {
         Self {
             engine,
@@ -237,7 +237,7 @@ impl Opening {
         }
     }
 
-    /// The effects of its overflows on the trace that leads its group.
+    /// The roles of the event for the trace that leads its group.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
         let wanted = STEERING
@@ -252,10 +252,10 @@ pub(super) fn steers(request: &OpenRequest) -> bool {
     request.flags.get() & STEERS != 0
 }
 
-/// Whether the engine depends on what the host reports of guests.
+/// Whether the choice of the engine depends on whether the host reports guest IPs.
 pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     let may_batch = match request.engine.get() {
-        // Whoever wants to know of each overflow wants to know now.
+        // A wakeup for each overflow calls for the exit engine: it reports them at once.
         ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
         ENGINE_BATCHED => true,
         _ => false,
@@ -263,7 +263,8 @@ pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     engines == Engines::Auto && request.period.get() != 0 && can_batch(request) && may_batch
 }
 
-/// Checks what makes no sense on any host; `highest` is the highest frequency.
+/// Checks the fields that are valid or invalid on any host; `highest` is the operator's highest
+/// frequency.
 fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     let flags = request.flags.get();
     if request.header.event.get() != 0
@@ -295,8 +296,8 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the batched engine could make such samples: the host records where the guest was when,
-/// and nothing that has to be read, or done, while the vCPU stands still.
+/// Whether the batched engine supports such samples. The host records only time and guest position:
+/// it reads and changes nothing while the vCPU is stopped.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
         && request.kind.get() != KIND_SAMPLE_TRACE
@@ -304,7 +305,7 @@ fn can_batch(request: &OpenRequest) -> bool {
         && request.flags.get() & STEERS == 0
 }
 
-/// Whether the host's counters count it.
+/// Whether a host counter counts the event.
 fn by_host(request: &OpenRequest) -> bool {
     match request.kind.get() {
         KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
@@ -313,7 +314,7 @@ fn by_host(request: &OpenRequest) -> bool {
     }
 }
 
-/// When the event overflows; `None`: it only counts.
+/// The period or frequency of overflows; `None` for a counting event.
 pub(super) fn period(request: &OpenRequest) -> Option<Period> {
     match (request.period.get(), request.flags.get() & OPEN_FREQ) {
         (0, _) => None,

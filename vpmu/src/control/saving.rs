@@ -1,5 +1,5 @@
-//! Save and restore of a whole device, by way of its control plane. Every number of a saved state comes from a
-//! file that anyone may have written, and is checked as that of a request is.
+//! Save and restore of the whole device through its control plane. A saved state comes from a file that anyone
+//! may have written: every number in it is checked like a number in a request.
 
 use std::sync::Arc;
 
@@ -37,10 +37,10 @@ use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::Holder;
 
-/// A figure that a device does not reach, and far from wrapping.
+/// Restored figures must be smaller: a device cannot count so far, and a sum stays far from an overflow.
 const UNREACHED: u64 = 1 << 62;
 
-/// The driver's part of a restore, as its transport has it.
+/// The part of a restore that the driver's transport provides.
 pub(crate) struct Driver<'a> {
     pub(crate) memory: Memory,
     pub(crate) features: u64,
@@ -49,17 +49,17 @@ pub(crate) struct Driver<'a> {
 }
 
 impl Control {
-    /// Brings everything up to now. No vCPU is in the guest.
+    /// Updates all events and writes their pending samples. Call it while no vCPU is in the guest.
     pub(crate) fn quiesce(&mut self) {
         for shard in (0..).take(self.shards.len()) {
             self.on(shard, State::quiesce);
         }
     }
 
-    /// The device as it is; its `totals` have been read since [`Control::quiesce`].
+    /// Saves the device. Its `totals` were read after [`Control::quiesce`].
     ///
     /// # Errors
-    /// [`SaveError::Producing`].
+    /// [`SaveError::Producing`]: a producer of the VMM writes to an area.
     pub(crate) fn save(&mut self, totals: Metrics) -> Result<SavedState, SaveError> {
         let ids: Vec<u64> = self.events.keys().copied().collect();
         let events = ids.into_iter().filter_map(|id| self.save_event(id));
@@ -96,7 +96,7 @@ impl Control {
                     role,
                 })
                 .collect(),
-            // Without a driver nobody is to learn of them.
+            // Notices are for a driver.
             notices: match driver {
                 Some(_) => self.notices.due().save(),
                 None => Vec::new(),
@@ -108,7 +108,7 @@ impl Control {
 
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
         let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
-        // Of a task event, where its task is now.
+        // For a task event, the vCPU that runs its task.
         let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
         let entry = self.events.get(&id)?;
         let spec = &entry.spec;
@@ -136,16 +136,16 @@ impl Control {
         })
     }
 
-    /// Whether nothing has been done with the device.
+    /// Whether the device is unused: it has opened no event, has no driver, and no vCPU has a thread.
     pub(crate) fn is_new(&self) -> bool {
         let attached = |shard: &Shard| shard.vcpu.is_taken();
         self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
     }
 
-    /// Makes a new device what another was; a `driver` that has been checked.
+    /// Restores a saved device into this new one; the caller has checked `driver`.
     ///
     /// # Errors
-    /// [`RestoreError`]: the device is as new then.
+    /// [`RestoreError`]: the state does not fit, and the device is new again.
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
@@ -153,7 +153,7 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // Not even a persistent event stays.
+            // Persistent events go too.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;
@@ -231,7 +231,7 @@ impl Control {
             queues,
             interrupt,
         } = driver;
-        // The transport knows nothing of those that the driver accepted by CONTROL_FEATURES.
+        // The transport does not know the features that the driver accepted by CONTROL_FEATURES.
         let accepted = saved.features & !features;
         if features & !saved.features != 0 || accepted & !self.offered() != 0 {
             return Err(RestoreError::Features {
@@ -327,7 +327,7 @@ impl Control {
         Ok(())
     }
 
-    /// The ring and the area that were mapped with an event, which may be closed by now.
+    /// Restores the ring and the area that were mapped with an event, which may be closed.
     fn restore_sink(&mut self, saved: &SavedSink, event: Option<&SavedEvent>) -> Result<(), Fault> {
         if saved.ring.is_none() && saved.area.is_none() {
             return Err("there is neither");
@@ -356,7 +356,7 @@ impl Control {
             Some(ring) => Some((ring, self.ring_memory(saved, ring, &taken, holder)?)),
             None => None,
         };
-        // Pages of the window are taken by now: from here on they are given back with the sink.
+        // The sink owns its window pages from here on, and frees them when it is removed.
         self.sinks.adopt(Sink::new(saved.id), saved.window_page);
         if let (Some((ring, memory)), Some(sink)) = (memory, self.sinks.get(saved.id)) {
             sink.set_ring(Ring::restore(&memory.view(), &taken, ring)?, &memory);
@@ -382,7 +382,7 @@ impl Control {
         Ok(())
     }
 
-    /// The memory that a ring lies in, its pages checked and taken.
+    /// Checks and allocates the pages of a ring; returns the memory that holds them.
     fn ring_memory(
         &mut self,
         saved: &SavedSink,
@@ -411,7 +411,7 @@ impl Control {
         Ok(self.guest.clone())
     }
 
-    /// The pages of an area beside a ring that has `taken`.
+    /// Checks the pages of an area beside a ring with the pages `taken`.
     fn area_pages(
         &self,
         area: &SavedArea,
@@ -432,7 +432,7 @@ impl Control {
         Ok(pages)
     }
 
-    /// Whether these may be pages of a ring or an area.
+    /// Checks that rings and areas may use these pages.
     fn check_pages(&self, pages: &[GuestAddress]) -> Result<(), Fault> {
         if !self.are_pages(pages) {
             return Err("a page is not guest memory, or named twice");
@@ -441,7 +441,7 @@ impl Control {
         room.map_err(|_| "rings and areas have no room for so many pages")
     }
 
-    /// Whether the events that write to each sink may.
+    /// Checks that each sink has writers, and that all of them may write to it.
     fn check_sinks(&self, state: &SavedState) -> Result<(), RestoreError> {
         for (saved, (id, families)) in state.sinks.iter().zip(self.sinks.sinks()) {
             let fault = |what| RestoreError::Sink { id, what };
@@ -455,7 +455,7 @@ impl Control {
             let one = own.or_else(|| self.events.get(first));
             for owner in &families {
                 let Some(entry) = self.events.get(owner) else {
-                    // Its children live on.
+                    // The owner is closed, but not its children.
                     continue;
                 };
                 let spec = &entry.spec;
@@ -488,7 +488,7 @@ impl Control {
 
     // Events.
 
-    /// An event as it was; the host's reason, if it is in error since.
+    /// Restores an event; returns the host's reason if the restore put it in error.
     fn restore_event(&mut self, khz: u32, saved: &SavedEvent) -> Result<Option<Refusal>, Fault> {
         let SavedEvent { spec, life, .. } = saved;
         let operators = saved.persistence.as_ref();
@@ -553,7 +553,7 @@ impl Control {
         Ok(refused.filter(|_| !saved.life.failed))
     }
 
-    /// Whether an event may be where it is, and of the family that it is of.
+    /// Checks the vCPU and the family of an event.
     fn check_place(&self, saved: &SavedEvent) -> Result<(), Fault> {
         let vcpus = self.backend.settings.vcpus;
         let placed = match saved.context {
@@ -577,8 +577,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks the request that an event was opened with. The reason, if the host counts such events no more
-    /// or its operator denies them.
+    /// Checks the request that an event was opened with. Returns the reason if the host cannot count the event
+    /// any more, or if the operator's policy denies it.
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
         let backend = &self.backend;
@@ -589,7 +589,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy,
             settings: &backend.settings,
-            // Those of the driver that opened it, which may be gone.
+            // Features of the driver that opened the event, which may be gone.
             has_rings: true,
             has_areas: true,
             guest_ips: backend.guest_ips(),
@@ -607,7 +607,7 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // A host that does not name guest addresses: each sample costs an exit from here on.
+        // This host does not report guest IPs: from here on each sample costs an exit.
         let falls_back = spec.engine == ENGINE_BATCHED
             && needs_guest_ips(&request, backend.settings.engines)
             && backend.guest_ips() != Some(true);
@@ -632,7 +632,7 @@ impl Control {
         }
     }
 
-    /// Name and owner of an event, if it is persistent.
+    /// The name and owner of a persistent event; `None` for other events.
     fn repersist(&self, saved: &SavedEvent) -> Result<Option<Persistence>, Fault> {
         let id = saved.spec.id;
         let Some(known) = &saved.persistence else {
@@ -714,7 +714,7 @@ impl Control {
     }
 }
 
-/// The request that an event was opened with; of one that steers a leader that is gone, without that.
+/// The request that an event was opened with, without the steering flags if its leader is gone.
 fn request(saved: &SavedEvent) -> OpenRequest {
     let (spec, layout) = (&saved.spec, &saved.spec.layout);
     let steers = if saved.leader.is_some() { 0 } else { STEERS };
@@ -751,12 +751,12 @@ fn addresses(pages: &[u64]) -> Vec<GuestAddress> {
     pages.iter().map(|&page| GuestAddress(page)).collect()
 }
 
-/// Whether records may have these fields.
+/// Whether all fields of the layout are known.
 fn is_allowed(layout: &Layout) -> bool {
     layout.sample_type & !SAMPLE_ALLOWED == 0 && layout.read_format & !READ_ALLOWED == 0
 }
 
-/// Ticks of a TSC of `from` kHz, as ticks of one of `to`.
+/// Converts ticks of a TSC of `from` kHz to ticks of a TSC of `to` kHz.
 fn rescaled(ticks: u64, from: u32, to: u32) -> u64 {
     let scaled = u128::from(ticks) * u128::from(to) / u128::from(from.max(1));
     u64::try_from(scaled).unwrap_or(u64::MAX)

@@ -1,5 +1,5 @@
-//! Families of events, the sinks that they write to, and the pages of the window that sinks hold.
-//! Bookkeeping alone: the caller tells the events.
+//! Families of events, their sinks, and the pages of the window that sinks hold. Bookkeeping only: the
+//! caller passes changes on to the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
 use crate::window::{Holder, Window};
 
-/// An event and its children: they write to one sink.
+/// An event and its children, which write to one sink.
 #[derive(Debug, Default)]
 struct Family {
     events: BTreeSet<u64>,
-    /// By the event that it was mapped with.
+    /// The id of the event that the sink was mapped with.
     sink: Option<u64>,
-    /// It is another family's.
+    /// The sink belongs to another family.
     redirected: bool,
 }
 
@@ -26,30 +26,30 @@ struct Family {
 struct Entry {
     sink: Arc<Sink>,
     families: BTreeSet<u64>,
-    /// The first page of its ring in the window, if it lies there.
+    /// The ring's first page in the window; `None` if the ring is in guest RAM.
     window_page: Option<u32>,
 }
 
-/// Events that write elsewhere from now on.
+/// Events that changed their sink.
 #[derive(Debug)]
 pub(super) struct Moved {
     pub(super) events: Vec<u64>,
     pub(super) sink: Option<Arc<Sink>>,
 }
 
-/// The last event of a family is gone.
+/// The result when the last event of a family leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extinct {
-    /// Another family that writes to its sink.
+    /// Another family that still writes to the sink.
     pub(super) heir: Option<u64>,
 }
 
 /// The families, the sinks, and the window.
 #[derive(Debug, Default)]
 pub(super) struct Sinks {
-    /// By the id of the first event, the owner.
+    /// The key is the id of the family's first event, its owner.
     families: BTreeMap<u64, Family>,
-    /// By the event that they were mapped with, even if it is closed by now.
+    /// The key is the id of the event that the sink was mapped with, which may be closed.
     sinks: BTreeMap<u64, Entry>,
     window: Option<Window>,
 }
@@ -63,7 +63,8 @@ impl Sinks {
         self.window.as_ref()
     }
 
-    /// A run of `count` pages of the window, and the number of the first; `None`: it has no such room.
+    /// Allocates `count` contiguous pages of the window; returns them with the number of the first.
+    /// `None`: the window has no such run left.
     pub(super) fn take_pages(
         &mut self,
         count: u32,
@@ -79,7 +80,7 @@ impl Sinks {
     /// Every sink, by ascending id.
     ///
     /// # Errors
-    /// A producer of the VMM's writes to one.
+    /// [`SaveError::Producing`]: a producer of the VMM writes to a sink.
     pub(super) fn save(&self) -> Result<Vec<SavedSink>, SaveError> {
         let entries = self.sinks.values();
         let saved = entries.map(|entry| entry.sink.save(entry.window_page));
@@ -95,7 +96,7 @@ impl Sinks {
         families.collect()
     }
 
-    /// Takes the pages of a ring that lay in the window, with what they hold.
+    /// Allocates the pages that a restored ring had in the window, and keeps their contents.
     pub(super) fn retake_pages(
         &mut self,
         first: u32,
@@ -105,14 +106,14 @@ impl Sinks {
         self.window.as_mut()?.retake(first, count, holder)
     }
 
-    /// Gives back the run of the window's pages that begins with page `first`.
+    /// Frees the run of window pages that starts at page `first`.
     pub(super) fn give_back_pages(&mut self, first: u32) {
         if let Some(window) = &mut self.window {
             window.give_back(first);
         }
     }
 
-    /// Adds a sink that no family writes to yet.
+    /// Adds a sink without a family.
     pub(super) fn adopt(&mut self, sink: Sink, window_page: Option<u32>) {
         let entry = Entry {
             sink: Arc::new(sink),
@@ -122,7 +123,7 @@ impl Sinks {
         self.sinks.insert(entry.sink.id(), entry);
     }
 
-    /// Whether there is a family.
+    /// Whether the family of `owner` exists.
     pub(super) fn has_family(&self, owner: u64) -> bool {
         self.families.contains_key(&owner)
     }
@@ -134,7 +135,7 @@ impl Sinks {
         all.collect()
     }
 
-    /// Shows the conversion of `clock` in every ring's metadata page.
+    /// Writes the conversion of `clock` to every ring's metadata page.
     pub(super) fn retime(&self, clock: Clock) {
         for entry in self.sinks.values() {
             entry.sink.retime(clock);
@@ -143,13 +144,13 @@ impl Sinks {
 
     // Families.
 
-    /// An event joins the family of `owner`.
+    /// Adds an event to the family of `owner`.
     pub(super) fn join(&mut self, owner: u64, id: u64) {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// An event of the family of `owner` is gone. With the last, the family is too; with the last
-    /// family, its sink.
+    /// Removes an event from the family of `owner`. The last event removes its family, and the last
+    /// family its sink.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);
@@ -163,7 +164,7 @@ impl Sinks {
             && let Some(entry) = self.sinks.get_mut(&sink)
         {
             entry.families.remove(&owner);
-            // The family that it was mapped with comes first.
+            // Prefer the family that the sink was mapped with.
             let own = entry.families.get(&sink);
             heir = own.or_else(|| entry.families.first()).copied();
             self.remove_unused(sink);
@@ -182,13 +183,13 @@ impl Sinks {
         self.get(self.families.get(&owner)?.sink?)
     }
 
-    /// Whether the family of `owner` writes to another's ring.
+    /// Whether the family of `owner` writes to the ring of another family.
     pub(super) fn is_redirected(&self, owner: u64) -> bool {
         let family = self.families.get(&owner);
         family.is_some_and(|family| family.redirected)
     }
 
-    /// The family of `owner` writes to the sink that was mapped with `sink` from now on, or to none.
+    /// Moves the family of `owner` to the sink that was mapped with `sink`; `None`: to no sink.
     pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
         let Some(family) = self.families.get_mut(&owner) else {
             return Moved {
@@ -217,7 +218,7 @@ impl Sinks {
         self.sinks.get(&id).map(|entry| &entry.sink)
     }
 
-    /// As it is now.
+    /// The current shape of the sink that was mapped with an event.
     pub(super) fn shape(&self, id: u64) -> Option<Shape> {
         self.get(id).map(|sink| sink.shape())
     }
@@ -226,12 +227,12 @@ impl Sinks {
         self.shape(id).is_some_and(|shape| shape.metadata.is_some())
     }
 
-    /// Whether the driver keeps an area for the event.
+    /// Whether the driver manages the event's area.
     pub(super) fn is_driven(&self, id: u64) -> bool {
         self.shape(id).is_some_and(|shape| shape.driven)
     }
 
-    /// The first page of its ring in the window, if it lies there.
+    /// The first page of the event's ring in the window; `None` if it is in guest RAM.
     pub(super) fn window_page(&self, id: u64) -> Option<u32> {
         self.sinks.get(&id)?.window_page
     }
@@ -243,7 +244,8 @@ impl Sinks {
         families.flat_map(|&owner| self.family(owner)).collect()
     }
 
-    /// Guest pages that rings and areas hold; the window's are bounded by its size.
+    /// Pages of guest RAM that rings and areas use. Window pages do not count: the window's size
+    /// limits them.
     pub(super) fn guest_pages(&self) -> usize {
         let pages = self.sinks.values().map(|entry| {
             let shape = entry.sink.shape();
@@ -253,7 +255,7 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds the sink of a family that has none.
+    /// Adds the sink of a family without one.
     pub(super) fn add(&mut self, sink: Sink, window_page: Option<u32>) -> Moved {
         let id = sink.id();
         let entry = Entry {
@@ -265,7 +267,7 @@ impl Sinks {
         self.move_family(id, Some(id))
     }
 
-    /// The events that write to a sink have none from now on.
+    /// Detaches all families from a sink.
     pub(super) fn abandon(&mut self, id: u64) -> Moved {
         let entry = self.sinks.get(&id).into_iter();
         let families: Vec<u64> = entry.flat_map(|entry| &entry.families).copied().collect();
@@ -279,7 +281,7 @@ impl Sinks {
         moved
     }
 
-    /// Takes a sink away that no event writes to: its pages are the guest's again, or the window's.
+    /// Removes a sink that no event writes to, and frees its pages.
     pub(super) fn remove(&mut self, id: u64) {
         if let Some(entry) = self.sinks.remove(&id) {
             entry.sink.close();
@@ -289,7 +291,7 @@ impl Sinks {
         }
     }
 
-    /// Takes a sink away that no family writes to any more.
+    /// Removes a sink unless a family still writes to it.
     pub(super) fn remove_unused(&mut self, id: u64) {
         let entry = self.sinks.get(&id);
         if entry.is_some_and(|entry| entry.families.is_empty()) {
@@ -297,7 +299,7 @@ impl Sinks {
         }
     }
 
-    /// Forgets every event, and every sink, but those of the events `kept`; nothing is written.
+    /// Removes every event that is not in `kept`, and its sink, without a write to any ring.
     pub(super) fn retain(&mut self, kept: &BTreeSet<u64>) {
         for family in self.families.values_mut() {
             family.events.retain(|id| kept.contains(id));
@@ -320,7 +322,7 @@ impl Sinks {
 mod tests {
     use super::*;
 
-    /// Families of one event each, which is also the owner; the first has a sink.
+    /// One family per owner, with the owner as its only event; the first has a sink.
     fn sinks(owners: &[u64]) -> Sinks {
         let mut sinks = Sinks::default();
         for &owner in owners {

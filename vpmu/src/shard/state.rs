@@ -219,7 +219,7 @@ impl State {
         self.queue.state()
     }
 
-    /// A driver is there, with its queue for this vCPU and its memory.
+    /// Activates the shard for a driver, with its queue for this vCPU and its memory.
     pub(crate) fn activate(&mut self, memory: Memory, queue: DeviceQueue) {
         self.writer.set_guest(memory);
         self.queue = queue;
@@ -230,30 +230,30 @@ impl State {
         self.writer.set_tasks(tasks);
     }
 
-    /// Brings all events up to now, and what they overflowed to their rings: the vCPU stands still until
-    /// its state has been saved. Traces hold the exit that lasts up to now.
+    /// Updates all events and writes their overflows to their rings. The vCPU stays out of the guest
+    /// until the state is saved. Traces record its current exit up to now.
     pub(crate) fn quiesce(&mut self) {
         self.settle();
         self.end_exit(true);
         for id in self.ids(|_| true) {
             self.write_held(id);
-            // An event that its host gave up is in error, and saved so.
+            // An event that the host gave up enters the error state, and is saved so.
             let _ = self.update(id);
         }
     }
 
-    /// The vCPU's task page, and how far its queue is.
+    /// The address of the vCPU's task page, and the positions of its queue.
     pub(crate) fn save_driver(&self) -> (Option<u64>, Option<SavedQueue>) {
         let page = self.writer.tasks().page();
         (page.map(|page| page.0), self.queue.save())
     }
 
-    /// The vCPU's queue is so far.
+    /// Restores the positions of the vCPU's queue.
     pub(crate) fn restore_queue(&mut self, saved: &SavedQueue) {
         self.queue.restore(saved);
     }
 
-    /// Shows an event's figures as of its last update.
+    /// Publishes an event's figures of its last update.
     pub(crate) fn show(&self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             show(event, self.cpu.backend.clock);

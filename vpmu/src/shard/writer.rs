@@ -19,7 +19,7 @@ pub(crate) struct Writer {
     notices: Arc<Notices>,
     /// Notices to send once the shard is unlocked: a woken reader must find its records.
     told: Vec<Tell>,
-    /// The guest's RAM, as the driver brought it.
+    /// The guest's RAM, as passed at activation.
     guest: Memory,
     tasks: Tasks,
     /// The record under construction.
@@ -74,7 +74,7 @@ impl Writer {
         }
     }
 
-    /// A driver is there with guest memory, or has gone with it.
+    /// Sets the guest's RAM at activation, or drops it at a reset.
     pub(crate) fn set_guest(&mut self, guest: Memory) {
         self.guest = guest;
         self.tasks = Tasks::default();
@@ -231,7 +231,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends it after `size` bytes.
+    /// Ends the producer's write of `size` bytes.
     ///
     /// # Errors
     /// See [`Sink::release`].
