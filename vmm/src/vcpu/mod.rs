@@ -104,6 +104,8 @@ pub struct Vcpu {
 /// The action after an exit.
 enum Next {
     Enter,
+    /// After the guest has been refused an access that KVM does not decode.
+    Refuse,
     End(Ending),
 }
 
@@ -168,9 +170,14 @@ impl Vcpu {
                 Ok((exit, at)) => {
                     let signalled = at.exit.reason == ExitReason::Signal;
                     let next = serve(exit, at, vcpu, emulation.as_mut(), &shared)?;
-                    if let Next::End(ending) = next {
-                        shared.end.announce(Ok(ending));
-                        shared.gate.left();
+                    match next {
+                        Next::Enter => {}
+                        Next::Refuse => exits::refuse_undecoded(&self.fd)
+                            .map_err(|source| VcpuError::Run { vcpu, source })?,
+                        Next::End(ending) => {
+                            shared.end.announce(Ok(ending));
+                            shared.gate.left();
+                        }
                     }
                     signalled
                 }
@@ -249,6 +256,7 @@ fn serve(
             shared.memory.read(address, data);
             return Ok(Next::Enter);
         }
+        undecoded if exits::is_undecoded(&undecoded) => return Ok(Next::Refuse),
         VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Ok(Next::Enter),
         VcpuExit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
         VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => {

@@ -19,14 +19,24 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Requests with which a vCPU's thread reads its vCPU.
-pub const VCPU: [(u32, &str); 1] = [(
-    GET_ONE_REG,
-    "KVM_GET_ONE_REG: where the guest is at an exit",
-)];
+/// Requests of a vCPU's thread about its vCPU.
+pub const VCPU: [(u32, &str); 2] = [
+    (
+        GET_ONE_REG,
+        "KVM_GET_ONE_REG: where the guest is at an exit",
+    ),
+    (
+        kvm(WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
+        "KVM_SET_VCPU_EVENTS: an abort, for an access that KVM does not decode",
+    ),
+];
 
 /// Requests that set a VM up, for a guest that boots again after a reset.
-pub const BOOT: [(u32, &str); 7] = [
+pub const BOOT: [(u32, &str); 8] = [
+    (
+        kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
+        "KVM_ENABLE_CAP: KVM returns accesses that it does not decode",
+    ),
     (
         kvm(READ, 0xaf, size_of::<kvm_bindings::kvm_vcpu_init>()),
         "KVM_ARM_PREFERRED_TARGET: what processors KVM offers",
@@ -93,11 +103,14 @@ mod tests {
 
     #[test]
     fn requests_are_numbered_as_in_the_kernels_header() {
-        assert_eq!(VCPU.map(|(number, _)| number), [0x4010_aeab]);
+        assert_eq!(VCPU.map(|(number, _)| number), [0x4010_aeab, 0x4040_aea0]);
         let boot = BOOT.map(|(number, _)| number);
-        assert_eq!(boot[..3], [0x8020_aeaf, 0x4020_aeae, 0xc00c_aee0]);
         assert_eq!(
-            boot[3..],
+            boot[..4],
+            [0x4068_aea3, 0x8020_aeaf, 0x4020_aeae, 0xc00c_aee0]
+        );
+        assert_eq!(
+            boot[4..],
             [0x4018_aee1, 0x4010_aeab, 0x4010_aeac, 0x4010_aeb5]
         );
     }

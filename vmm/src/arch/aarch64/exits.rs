@@ -1,6 +1,7 @@
-//! Exits that only this architecture has: this VMM uses none of them.
+//! Exits that only this architecture has: accesses that KVM does not decode.
 
-use kvm_ioctls::VcpuExit;
+use kvm_bindings::{KVM_CAP_ARM_NISV_TO_USER, KVM_EXIT_ARM_NISV, kvm_enable_cap, kvm_vcpu_events};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vpmu::Access;
 
 use super::emulation::VcpuEmulation;
@@ -15,4 +16,33 @@ pub(crate) fn serve<'a>(
     _ports: &Bus,
 ) -> Option<VcpuExit<'a>> {
     Some(exit)
+}
+
+/// Has KVM return [`is_undecoded`] exits; where it cannot, the run call fails instead.
+pub(crate) fn ask_for_undecoded(vm: &VmFd) {
+    let capability = kvm_enable_cap {
+        cap: KVM_CAP_ARM_NISV_TO_USER,
+        ..Default::default()
+    };
+    if let Err(error) = vm.enable_cap(&capability) {
+        log::warn!(
+            "KVM cannot return accesses that it does not decode ({error}): a guest that makes one ends its machine"
+        );
+    }
+}
+
+/// Whether the guest accessed memory that is not there by an instruction that the processor does not describe to
+/// KVM: of two registers, of a vector, or one that changes its address register.
+pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
+    matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
+}
+
+/// Gives the guest an external abort for such an access, as hardware does where no device answers.
+///
+/// # Errors
+/// KVM's.
+pub(crate) fn refuse_undecoded(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+    let mut events = kvm_vcpu_events::default();
+    events.exception.ext_dabt_pending = 1;
+    vcpu.set_vcpu_events(&events)
 }

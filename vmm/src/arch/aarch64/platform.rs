@@ -2,6 +2,7 @@
 
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
+use super::exits;
 use crate::kvm::KvmError;
 
 /// The kernel modules of KVM here, besides its own: none, it is built in.
@@ -25,5 +26,7 @@ pub const NEEDED: &[(Cap, &str)] = &[
 /// # Errors
 /// [`KvmError::Refused`].
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
-    vpmu_kvm::arch::create_vm(kvm).map_err(KvmError::refused("create a VM"))
+    let vm = vpmu_kvm::arch::create_vm(kvm).map_err(KvmError::refused("create a VM"))?;
+    exits::ask_for_undecoded(&vm);
+    Ok(vm)
 }

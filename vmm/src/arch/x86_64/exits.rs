@@ -1,6 +1,6 @@
 //! Exits that only this architecture has: accesses to ports and to model-specific registers.
 
-use kvm_ioctls::VcpuExit;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::Access;
 
 use super::emulation::VcpuEmulation;
@@ -40,4 +40,17 @@ pub(crate) fn serve<'a>(
         other => return Some(other),
     }
     None
+}
+
+/// Whether KVM cannot tell what the guest accessed: it decodes instructions here.
+pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
+    false
+}
+
+/// Refuses such an access.
+///
+/// # Errors
+/// None.
+pub(crate) fn refuse_undecoded(_vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+    Ok(())
 }
