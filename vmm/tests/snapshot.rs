@@ -83,7 +83,10 @@ struct Machine {
 
 impl Machine {
     fn start(mut command: Command, socket: PathBuf) -> Self {
+        // A recording without a path goes there.
+        let directory = socket.parent().expect("a directory").to_owned();
         let child = command
+            .current_dir(directory)
             .arg("--ctl")
             .arg(&socket)
             .stdin(Stdio::piped())
