@@ -731,7 +731,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* Small, and nobody asks a remove whether it worked. */
+	/* Small, and a remove cannot return an error. */
 	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);
