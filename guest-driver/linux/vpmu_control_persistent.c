@@ -12,7 +12,7 @@
 /**
  * vpmu_control_detach() - make an event persistent
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero: the device names it
  *
  * Return: 0 or a negative errno, the device's own included.
@@ -36,7 +36,7 @@ int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
 /**
  * vpmu_control_attach() - end the persistence of an event
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -48,7 +48,7 @@ int vpmu_control_attach(struct vpmu_device *dev, u64 id)
 /**
  * vpmu_control_map_window() - give a persistent event a ring in the window
  * @dev: the device
- * @id: the event's
+ * @id: the event's id
  * @count: pages of the ring, the metadata page included
  * @flags: VPMU_MAP_WRITABLE or zero
  * @page: the number of the ring's first page in the window, on success

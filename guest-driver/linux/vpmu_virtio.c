@@ -2,9 +2,9 @@
 /*
  * The virtio device: probe and remove, queues, notices.
  *
- * Programs that have events open do not keep the transport from being unbound, nor does
- * unbinding wait for them: their events end, and what perf core and they hold of this
- * driver is kept until they are gone. A device that is bound meanwhile takes its place.
+ * Open events do not keep the transport from being unbound, nor does unbinding wait for them:
+ * the events end, and the driver's objects stay until perf core and programs release them. A
+ * device that is bound meanwhile replaces the unbound one.
  */
 #include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
@@ -28,16 +28,16 @@
 #define MAX_VCPUS	4096
 
 static enum cpuhp_state vpmu_online_state;
-/* One: the PMU's name, /dev/vpmu and the task pages are there once. */
+/* Only one device, because the PMU's name, /dev/vpmu and the task pages exist once. */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
-/* What the last one left for its users; for who has set @vpmu_present, or nobody can. */
+/* The last device, kept for its users. Owned by the setter of @vpmu_present. */
 static struct vpmu_device *vpmu_kept;
 
 /**
- * struct vpmu_transport - a device that was unbound from under users
+ * struct vpmu_transport - a device that was unbound while it had users
  * @entry: in vpmu_life::transports
- * @vdev: as virtio saw it
- * @owner: has what frees it
+ * @vdev: the virtio device
+ * @owner: the module that frees it
  */
 struct vpmu_transport {
 	struct list_head entry;
@@ -64,33 +64,33 @@ void vpmu_device_put(struct vpmu_device *dev)
 		wake_up_all(&dev->life.idle);
 }
 
-/* Nothing more is opened. Returns whether somebody uses the device. */
+/* Stops further opens. Returns whether the device still has users. */
 static bool device_leave(struct vpmu_device *dev)
 {
 	WRITE_ONCE(dev->life.lost, -ENODEV);
-	/* Either this sees the user that vpmu_event_create() adds, or that sees @lost. */
+	/*
+	 * Either this sees the user that vpmu_event_create() adds, or vpmu_event_create() sees
+	 * @lost.
+	 */
 	smp_mb();
 	return atomic_read(&dev->life.users);
 }
 
-/*
- * Nothing opens the device any more, and all that was open is closed, when this
- * returns.
- */
+/* Stops further opens, and waits until the device has no users. */
 static void device_drain(struct vpmu_device *dev)
 {
 	device_leave(dev);
 	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
-	 * The last user may still be about to wake this up, and perf core looks at the
-	 * PMU once more behind pmu->destroy(). Neither sleeps on the way out, but both
-	 * can be preempted there. An interrupt that was a user cannot.
+	 * The last user may still be in its wakeup of this task, and perf core accesses the PMU
+	 * once more after pmu->destroy(). Both can be preempted there but do not sleep. An
+	 * interrupt that was a user cannot be preempted.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
 }
 
-/* VPMU_REFUSED_* in words. */
+/* Texts for VPMU_REFUSED_* */
 static const char *refusal(u32 why)
 {
 	switch (why) {
@@ -118,11 +118,11 @@ static const char *refusal(u32 why)
  * @dev: the device
  * @why: VPMU_REFUSED_*
  *
- * Once for each reason: programs can repeat the request.
+ * Logs each reason once: programs can repeat the request.
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
-	/* A later device may know others. */
+	/* A later device may have more reasons. */
 	if (why > VPMU_REFUSED_MEDIATED)
 		why = VPMU_REFUSED_OTHER;
 	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
@@ -131,7 +131,7 @@ void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 			 refusal(why));
 }
 
-/* Says why the catalogue has no event of a kind, if the host has refused them all. */
+/* Logs why the catalogue lacks a kind of event, if the host has refused all of the kind. */
 static void device_say_refused(struct virtio_device *vdev, const char *kind, u8 why)
 {
 	if (why == VPMU_REFUSED_ABSENT)
@@ -163,9 +163,9 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
  * vpmu_notices_take() - handle the notices of the device
  * @dev: the device
  *
- * Notices that another CPU takes meanwhile have been handled, too, when this returns.
+ * Notices that another CPU is handling meanwhile have been handled, too, on return.
  *
- * Return: true if there was anything.
+ * Return: true if there were notices.
  */
 bool vpmu_notices_take(struct vpmu_device *dev)
 {
@@ -191,7 +191,7 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 			taken = true;
 		}
 	} while (!virtqueue_enable_cb(vq));
-	/* Without a buffer posted, a kick would be a useless exit. */
+	/* Kick only for posted buffers: otherwise the exit is wasted. */
 	if (taken)
 		virtqueue_kick(vq);
 unlock:
@@ -216,8 +216,8 @@ static const unsigned int vpmu_features[] = {
 };
 
 /*
- * The device's own feature bits that both sides know. Transports that serve any device
- * can hide them; the configuration space has them too.
+ * The device's own feature bits that both sides know. Generic transports may hide them, so they
+ * are in the configuration space, too.
  */
 static u64 device_features(struct virtio_device *vdev)
 {
@@ -260,7 +260,7 @@ static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 			info->vcpus, info->catalogue_len);
 		return -EINVAL;
 	}
-	/* The device gets guest-physical addresses of pages. */
+	/* The device uses guest-physical addresses of pages. */
 	if (virtio_has_feature(vdev, VIRTIO_F_ACCESS_PLATFORM)) {
 		dev_err(&vdev->dev, "not supported behind an IOMMU\n");
 		return -EOPNOTSUPP;
@@ -275,7 +275,7 @@ static void notices_start(struct vpmu_device *dev, struct virtqueue *vq)
 	spin_lock_irq(&dev->notices.lock);
 	dev->notices.vq = vq;
 	dev->notices.closed = false;
-	/* A queue shorter than the array takes what fits. */
+	/* A queue shorter than the array gets as many as fit. */
 	for (i = 0; i < VPMU_NOTICES; i++)
 		if (notices_post(dev, &dev->notices.buffers[i]))
 			break;
@@ -283,7 +283,7 @@ static void notices_start(struct vpmu_device *dev, struct virtqueue *vq)
 	spin_unlock_irq(&dev->notices.lock);
 }
 
-/* Makes the queues, and the device ready to use them. */
+/* Sets up the queues, and marks the device ready. */
 static int device_start(struct vpmu_device *dev)
 {
 	unsigned int i, count = VPMU_QUEUE_VCPU + dev->info.vcpus;
@@ -313,7 +313,7 @@ static int device_start(struct vpmu_device *dev)
 	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
 	for (i = 0; i < dev->info.vcpus; i++)
 		vpmu_vcpu_open(&dev->vcpus[i], vqs[VPMU_QUEUE_VCPU + i]);
-	/* Before any other request: they may need one of them. */
+	/* Before other requests, which may need one of the features. */
 	if (dev->features & ~dev->vdev->features)
 		err = vpmu_control_features(dev, dev->features & ~dev->vdev->features);
 free:
@@ -323,7 +323,7 @@ free:
 	return err;
 }
 
-/* Ends what goes on by itself, of a device that is closed; then takes its queues. */
+/* Ends background work of a closed device, then deletes its queues. */
 static void device_stop(struct vpmu_device *dev)
 {
 	u32 i;
@@ -341,7 +341,7 @@ static void give_up_work(struct work_struct *work)
 {
 	struct vpmu_device *dev = container_of(work, struct vpmu_device, life.give_up);
 
-	/* One that is being unbound is lost already. */
+	/* A device that is being unbound is already lost. */
 	if (!cmpxchg(&dev->life.lost, 0, -EIO))
 		dev_err(&dev->vdev->dev,
 			"the device does not answer: it is given up, and its events end; bind it again\n");
@@ -353,7 +353,7 @@ static void give_up_work(struct work_struct *work)
  * vpmu_device_give_up() - give up a device that does not answer
  * @dev: the device
  *
- * A work ends all waits for it, some time later.
+ * A work item later ends all waits for the device.
  */
 void vpmu_device_give_up(struct vpmu_device *dev)
 {
@@ -361,14 +361,14 @@ void vpmu_device_give_up(struct vpmu_device *dev)
 }
 
 /*
- * Another kernel may come, by kexec, to whose memory the device must not write. virtio
- * itself resets its devices then since 6.15, and in stable kernels.
+ * kexec may start another kernel, whose memory the device must not write to. virtio itself
+ * resets its devices for this since 6.15, and in stable kernels.
  */
 static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
 {
 	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
-	/* The transport of one that is kept has gone. */
+	/* A kept device no longer has its transport. */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
 	return NOTIFY_DONE;
@@ -429,7 +429,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	return dev;
 }
 
-/* What needs the configuration space to know its size. */
+/* Allocates state whose size is in the configuration space. */
 static int device_arrays(struct vpmu_device *dev)
 {
 	int err = 0;
@@ -457,7 +457,7 @@ static int device_doorbell(struct vpmu_device *dev)
 		dev_err(&dev->vdev->dev, "the device offers a doorbell without its memory region\n");
 		return -ENXIO;
 	}
-	/* Programs get pages of which nothing belongs to anything else. */
+	/* Programs map these pages: they must not contain other data. */
 	if (region.len >= PAGE_SIZE && PAGE_ALIGNED(region.addr))
 		dev->doorbell.page = region.addr;
 	dev->doorbell.address = ioremap(region.addr, region.len);
@@ -475,11 +475,11 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, hotplug);
 	int err;
 
-	/* When there is a device again it is asked for all CPUs. */
+	/* A new device is asked about all CPUs. */
 	if (READ_ONCE(dev->life.lost) || READ_ONCE(dev->life.asleep))
 		return 0;
 	err = vpmu_vcpu_discover(dev);
-	/* A CPU without a queue is still a CPU: events on it are refused, it is not. */
+	/* A CPU without a queue stays online; events on it are refused. */
 	if (err)
 		device_say_no_queue(dev, cpu, err);
 	else
@@ -496,7 +496,7 @@ static void rediscover(void *device)
 		device_say_no_queue(dev, smp_processor_id(), err);
 }
 
-/* Lets a device that was reset know again what it has to, and learns who is where. */
+/* Restores the state of a device after a reset, and finds the CPUs of its queues. */
 static int device_restart(struct vpmu_device *dev)
 {
 	int err;
@@ -511,7 +511,7 @@ static int device_restart(struct vpmu_device *dev)
 	return err;
 }
 
-/* No event is left, and nothing in this kernel leads here any more. */
+/* Waits until all events are closed, and unregisters the device from the kernel. */
 static void device_withdraw(struct vpmu_device *dev)
 {
 	unregister_reboot_notifier(&dev->life.reboot);
@@ -522,7 +522,7 @@ static void device_withdraw(struct vpmu_device *dev)
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->hotplug);
 }
 
-/* Of a device that is stopped. */
+/* Frees a stopped device. */
 static void device_release(struct vpmu_device *dev)
 {
 	if (dev->doorbell.address)
@@ -532,7 +532,7 @@ static void device_release(struct vpmu_device *dev)
 	device_free(dev);
 }
 
-/* Lets go of what the last device's users have left, who are gone. */
+/* Frees the last device, whose users are gone. */
 static void device_forget(void)
 {
 	struct vpmu_device *dev = vpmu_kept;
@@ -542,7 +542,7 @@ static void device_forget(void)
 	device_release(dev);
 }
 
-/* Ends all that is open of a device which goes, and keeps what its users hold. */
+/* Ends all open events of a device that is removed, and keeps the objects of its users. */
 static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
 {
 	struct virtio_device *vdev = dev->vdev;
@@ -551,7 +551,7 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
 	vpmu_life_end(dev, -ENODEV);
-	/* Messages name it, and its features are asked for. */
+	/* Log messages name the virtio device, and its features are still checked. */
 	get_device(&vdev->dev);
 	transport->vdev = vdev;
 	transport->owner = parent && parent->driver ? parent->driver->owner : NULL;
@@ -560,7 +560,7 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	vpmu_kept = dev;
 }
 
-/* Whether a device is what the one before was, as far as its users know. */
+/* Whether a device equals the previous one as far as its users can see. */
 static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *vdev)
 {
 	struct virtio_shm_region region;
@@ -577,7 +577,7 @@ static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *
 				region.len / VPMU_PAGE_SIZE >= dev->window.pages);
 }
 
-/* Reads the catalogue, which must be what it was. */
+/* Reads the catalogue, which must be unchanged. */
 static int device_recall(struct vpmu_device *dev)
 {
 	size_t size = dev->info.catalogue_len * sizeof(*dev->catalogue);
@@ -596,7 +596,7 @@ static int device_recall(struct vpmu_device *dev)
 	return err;
 }
 
-/* Gives the users of a device that went another, of which they can open events. */
+/* Gives the users of a removed device another device, on which they can open events. */
 static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 {
 	struct virtio_device *before = dev->vdev;
@@ -624,7 +624,7 @@ static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 close:
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
-	/* Of that one there is a reference. */
+	/* The previous virtio device is still referenced. */
 	dev->vdev = before;
 	return err;
 }
@@ -731,7 +731,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* Small, and nobody asks a remove whether it worked. */
+	/* Small, and a remove cannot return an error. */
 	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);
@@ -748,7 +748,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	atomic_set(&vpmu_present, 0);
 }
 
-/* The machine is about to sleep, or to be copied to a disk. */
+/* Called before the machine sleeps or is written to a disk. */
 static int vpmu_freeze(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
@@ -758,7 +758,7 @@ static int vpmu_freeze(struct virtio_device *vdev)
 	return 0;
 }
 
-/* It goes on. virtio has reset the device, and negotiated what it had. */
+/* Called after a resume. virtio has reset the device and negotiated the same features. */
 static int vpmu_restore(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
@@ -773,7 +773,7 @@ static int vpmu_restore(struct virtio_device *vdev)
 		WRITE_ONCE(dev->life.asleep, false);
 		return err;
 	}
-	/* One that was given up is as good as new. */
+	/* A device that was given up works again after the reset. */
 	WRITE_ONCE(dev->life.lost, 0);
 	vpmu_life_resume(dev);
 	err = vpmu_persistent_resume(dev);

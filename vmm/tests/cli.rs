@@ -1,4 +1,4 @@
-//! The program as a person meets it: mistakes told in one line, endings told by exit status.
+//! The command line: each mistake is reported in one line, each ending by its exit status.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +13,7 @@ use common::{
     running, vmm,
 };
 
-/// Runs `vmm` with `args`: it must fail with `code` and one line that says each of `words`.
+/// Runs `vmm` with `args`; checks that it fails with `code` and one line that contains all `words`.
 fn refused(args: &[&str], code: i32, words: &[&str]) {
     let output = vmm(args).output().expect("vmm starts");
     let text = messages(&output);
@@ -252,7 +252,7 @@ fn port_writes_are_counted_exactly() {
         assert_eq!(output.expect("vmm starts").status.code(), Some(0));
         let report = read_report(&report);
         let exits = &report["vcpus"][0]["exits"];
-        // The debug port and the sleep port are one more each.
+        // Plus one exit each for the debug port and the sleep port.
         assert_eq!(exits["io"], count + 2);
         assert_eq!(exits["mmio"], 0);
         assert!(report["boot_to_init_ns"].as_u64() <= report["wall_ns"].as_u64());
@@ -354,7 +354,7 @@ fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
 #[test]
 fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
     let bench = Bench::new();
-    // The same byte for ever: the pipe is full soon.
+    // The same byte for ever: the pipe fills up soon.
     let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
     let kernel = bench.kernel(&flood);
     let mut child = run(&kernel)

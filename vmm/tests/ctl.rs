@@ -1,4 +1,4 @@
-//! `vmm ctl` and the machine that it speaks to, both as built.
+//! `vmm ctl` and a running machine, with the built programs.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -15,7 +15,7 @@ use std::process::{Child, Output};
 use common::{Bench, SPIN, kill, mark, messages, out, run, running, vmm};
 use serde_json::{Value, json};
 
-/// A machine whose guest has placed seven marks and spins, its control socket in `bench`.
+/// A machine whose guest has placed seven marks and spins; its control socket is in `bench`.
 struct Machine {
     child: Child,
     socket: PathBuf,
@@ -46,7 +46,7 @@ impl Machine {
         ask(&self.socket, args)
     }
 
-    /// The answer to what must succeed.
+    /// The answer to a command that must succeed.
     fn told(&self, args: &[&str]) -> Value {
         let output = self.ask(&[args, &["--json"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
@@ -64,7 +64,7 @@ fn ask(socket: &Path, args: &[&str]) -> Output {
     command.arg(socket).args(args).output().expect("vmm starts")
 }
 
-/// What failed with `code` must say each of `words` in one line.
+/// Checks that a command failed with `code` and one line that contains all `words`.
 fn refused(output: &Output, code: i32, words: &[&str]) {
     let text = messages(output);
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -106,7 +106,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     machine.end();
 }
 
-/// The events of a machine that has so many.
+/// The names of the machine's `N` events.
 fn names<const N: usize>(machine: &Machine) -> [Value; N] {
     let list = machine.told(&["list"]);
     let events = list["events"].as_array().expect("a list").clone();
@@ -140,7 +140,7 @@ fn recordings_are_written_on_demand() {
 fn a_flush_waits_for_a_vcpu_that_never_leaves_by_itself() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
-    // Samples of a clock are held by the exit engine until the vCPU leaves.
+    // The exit engine holds a clock's samples until the vCPU leaves the guest.
     machine.told(&["start", "cpu-clock,period=100000000,name=clock"]);
     for args in [
         &["flush"] as &[&str],
@@ -175,13 +175,13 @@ fn a_specification_that_fails_on_one_vcpu_starts_nothing_on_the_others() {
     let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
     machine.told(&["start", "marks,cpu=1,name=half-1"]);
     let before: [Value; 3] = names(&machine);
-    // Its part for vCPU 0 could be had.
+    // Its part on vCPU 0 alone would succeed.
     let output = machine.ask(&["start", "marks,name=half"]);
     refused(&output, 1, &["`half-1` already"]);
     let after: [Value; 3] = names(&machine);
     let of = |events: &[Value; 3]| events.clone().map(|event| event["name"].clone());
     assert_eq!(of(&after), of(&before));
-    // And nothing of it is in the way of another.
+    // The failure leaves the name free.
     machine.told(&["start", "marks,cpu=0,name=half-0"]);
     machine.end();
 }
@@ -258,21 +258,21 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
     let now = bench.path("now.data");
     let now = now.to_str().expect("a plain path");
     for _ in 0..10 {
-        // A boot more at least.
+        // At least one more boot.
         std::io::Read::read_exact(&mut output, &mut [0]).expect("the guest boots");
         let [boots] = names(&machine);
         assert_eq!(boots["id"], 1);
         let count = boots["count"].as_u64().expect("a count");
         assert!(count >= before, "{count} after {before}");
         before = count;
-        // Between two boots there is no thread that it could count on.
+        // Between two boots, the vCPU has no thread to count on.
         machine.told(&["start", "cpu-clock,size=4K,name=other"]);
         assert_eq!(machine.told(&["flush"]), json!("done"));
         machine.told(&["dump", now]);
         assert_eq!(machine.told(&["end", "other"]), json!("done"));
     }
     assert!(before >= 10, "{before} boots");
-    // Whose output nobody reads any more.
+    // The output has no reader any more.
     drop(output);
     machine.end();
 }

@@ -1,4 +1,4 @@
-//! A guest that uses up its VMM's descriptors keeps nobody from what is the operator's.
+//! A guest that uses up the VMM's descriptors does not affect the operator's events.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -12,19 +12,19 @@ use std::process::Command;
 use common::driver::opening;
 use common::{Bench, SPIN, TRIPLE_FAULT, kill, messages, running, vmm};
 
-/// More events than descriptors that the VMM may have.
+/// More events than the VMM has descriptors.
 const EVENTS: u16 = 100;
 const DESCRIPTORS_ALLOWED: u32 = 120;
 
-/// Nanoseconds: each event that samples has a counter of its own.
+/// In nanoseconds; each sampling event has its own counter.
 const PERIOD: u64 = 1_000_000_000;
 
-/// A kernel that opens counters until it may have no more, and goes on with `then`.
+/// A kernel that opens counters until the device refuses, and continues with `then`.
 fn greedy(then: &[u8]) -> Vec<u8> {
     opening(EVENTS, 0, PERIOD, then)
 }
 
-/// `vmm run` of `kernel`, which may have few descriptors.
+/// `vmm run` of `kernel` with few descriptors.
 fn poor(kernel: &Path) -> Command {
     let run = vmm(["run", "--memory", "16", "--kernel"]);
     let mut command = Command::new("sh");
@@ -58,7 +58,7 @@ fn its_flight_recorder_is_written_all_the_same() {
     assert!(recording.exists());
     let report = std::fs::read(bench.path("report.json")).expect("a report");
     let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
-    // The guest had what 120 descriptors leave: 72 are the VMM's, 10 a vCPU's, 15 the operator's.
+    // The guest got the rest of 120 descriptors: the VMM uses 72, the vCPU 10, the operator 15.
     assert_eq!(report["vpmu"]["host_counters"], 23);
 }
 

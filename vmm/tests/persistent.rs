@@ -1,4 +1,4 @@
-//! Persistent events from the operator's side: from the first instruction to every end.
+//! Persistent events of the operator: from the first instruction to each way to end.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -13,7 +13,7 @@ use common::{
     running, values,
 };
 
-/// `vmm run` of `code` with an event of every mark, its recording and its report in `bench`.
+/// `vmm run` of `code` with an event for all marks; recording and report are in `bench`.
 fn recorded(bench: &Bench, code: &[u8]) -> Command {
     let mut command = run(&bench.kernel(code));
     command
@@ -110,7 +110,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let once = [1, 2, 3, 4, 5];
     assert_eq!(values(&bench.path("perf.data")), once.repeat(3));
-    // At the second reset; that of the first has given way to it.
+    // The second reset's recording; it has replaced that of the first.
     assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
     let report = read_report(&bench.path("report.json"));
     assert_eq!(
@@ -122,7 +122,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
 #[test]
 fn the_transport_says_where_the_window_is() {
     let bench = Bench::new();
-    // Selects region 1, then tells for each register whether it has the value, as a digit.
+    // Selects region 1, then prints a digit for each register: whether it has the value.
     let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];
     code.extend([0xc7, 0x83, 0xac, 0, 0, 0, 1, 0, 0, 0]);
     let mut tell = |register: u8, value: u32| {

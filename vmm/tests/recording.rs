@@ -1,5 +1,5 @@
-//! The flight recorder of a real run: what a guest of a few instructions did stands in a file that
-//! others read, however the guest ended.
+//! The flight recorder of a real run: the events of a small guest are in a file that other programs
+//! read, however the guest ended.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -30,7 +30,7 @@ fn marks(count: u32) -> Vec<u8> {
     code
 }
 
-/// The samples of a recording: name of the event, time, address.
+/// The samples of a recording: event name, time, address.
 fn samples(path: &Path) -> Vec<(String, u64, u64)> {
     let file = File::open(path).expect("a recording");
     let PerfFileReader {
@@ -59,7 +59,7 @@ fn addresses(samples: &[(String, u64, u64)], name: &str) -> Vec<u64> {
     of.map(|&(.., address)| address).collect()
 }
 
-/// Runs a guest of `code`, which must end with `exit`.
+/// Runs a guest of `code`; checks that it ends with `exit`.
 fn recorded(bench: &Bench, code: &[u8], exit: i32, args: &[&str]) {
     let output = run(&bench.kernel(code))
         .args(args)
@@ -75,7 +75,7 @@ fn ten_thousand_numbered_marks_are_all_there() {
     let bench = Bench::new();
     let code = [marks(10_000), power_off()].concat();
     let args = [
-        // This guest places more in a second than an event may usually make samples.
+        // This guest places more marks per second than the default sample rate allows.
         "--max-sample-rate",
         "10000000",
         "--persistent",
@@ -118,7 +118,7 @@ fn a_guest_that_dies_leaves_what_it_did() {
     let numbers: Vec<u64> = (1..=100).collect();
     assert_eq!(addresses(&found, "marks"), numbers);
     assert_eq!(addresses(&found, "exits-io").len(), 20);
-    // Another run keeps the recording of this one.
+    // Another run keeps this run's recording.
     recorded(&bench, &power_off(), 0, &["--persistent", "marks"]);
     assert_eq!(samples(&bench.path("perf.data")), []);
     assert_eq!(samples(&bench.path("perf.data.old")), found);

@@ -1,4 +1,4 @@
-//! A guest that resets boots again when its operator says so, and what is the operator's goes on.
+//! A guest that resets boots again if its operator wants that, and the operator's events continue.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -13,8 +13,9 @@ use common::{Bench, HALT, TRIPLE_FAULT, kill, messages, out, power_off, read_rep
 /// `out`, register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
 
-/// A guest that counts its boots in the window, tells three digits of each, and ends all but the
-/// third by `end`: which boot it is, whether memory was not empty, whether time went back.
+/// A guest that counts its boots in the window and prints three digits for each: the number of the
+/// boot, whether memory was not empty, and whether time went back. It ends all boots but the third
+/// with `end`.
 fn booting_thrice(end: &[u8]) -> Vec<u8> {
     let mut code = Vec::new();
     let mut add = |bytes: &[u8]| code.extend_from_slice(bytes);
@@ -32,7 +33,7 @@ fn booting_thrice(end: &[u8]) -> Vec<u8> {
     add(&[0x48, 0x3b, 0x43, 0x08, 0x48, 0x89, 0x43, 0x08]);
     add(&[0x0f, 0x92, 0xc0, 0x04, 0x30]);
     add(&PRINT);
-    // cmp dword [rbx], 3; jae past the end that is no power-off
+    // cmp dword [rbx], 3; jae past the reset
     let reset = [end, &HALT].concat();
     let past = u8::try_from(reset.len()).expect("short");
     add(&[0x83, 0x3b, 0x03, 0x73, past]);
@@ -60,7 +61,7 @@ fn every_reset_boots_again_with_the_window_and_time_going_on() {
             (&report["boots"], &report["ending"]),
             (&3.into(), &"poweroff".into())
         );
-        // Three digits a boot, and what ended it, but for triple faults.
+        // Three digits per boot; the other ends, except for triple faults, also print their cause.
         let ends = if end == TRIPLE_FAULT { 1 } else { 3 };
         assert_eq!(report["vcpus"][0]["exits"]["io"], 9 + ends);
     }
@@ -88,7 +89,7 @@ fn a_machine_without_the_pmu_boots_again_too() {
     let mut text = [0; 20];
     output.read_exact(&mut text).expect("twenty boots");
     assert_eq!(&text, &[b'!'; 20]);
-    // A guest that resets for ever ends by a signal, whenever it comes.
+    // A guest that resets for ever ends by a signal at any time.
     kill("-TERM", &child);
     assert_eq!(child.wait().expect("a child").code(), Some(6));
 }

@@ -1,4 +1,4 @@
-//! A machine is saved while it runs, and goes on from there: here, and as often as it is restored.
+//! Saves a machine while it runs. The machine continues here, and in each restore.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -20,7 +20,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// A guest that says `!`, then at each byte of input a letter twice, from memory and from a register: `a`,
+/// A guest that prints `!`, then a letter twice for each byte of input, from memory and from a register: `a`,
 /// then `b` and so on.
 fn spelling() -> Vec<u8> {
     // mov bl, 'a'; mov ecx, 3 MiB; mov [rcx], bl
@@ -37,8 +37,8 @@ fn spelling() -> Vec<u8> {
     code
 }
 
-/// A guest that says `!`, then spells in the same way; before a letter it writes one page of memory and places a
-/// mark, and nothing after it.
+/// A guest that prints `!`, then letters in the same way. Before a letter it writes one page of memory and
+/// places a mark, and nothing after it.
 fn marking() -> Vec<u8> {
     // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -55,12 +55,12 @@ fn marking() -> Vec<u8> {
     code
 }
 
-/// The page that the guests write.
+/// The page that the guests write to.
 const WRITTEN: u64 = (3 << 20) / 4096;
-/// The first page of the operator's rings in the file: the last quarter of the window, behind 16 MiB of memory.
+/// The first page of the operator's rings in the file: the last quarter of the window, after 16 MiB of memory.
 const RING: u64 = (28 << 20) / 4096;
 
-/// The pages that the diff in `directory` has.
+/// The pages in the diff in `directory`.
 fn pages(directory: &Path) -> Value {
     let state = fs::read_to_string(directory.join("state")).expect("text");
     let line = state.lines().nth(1).expect("a second line");
@@ -68,7 +68,7 @@ fn pages(directory: &Path) -> Value {
     state["changed"].clone()
 }
 
-/// The memory of the snapshot in `directory`, without its name.
+/// The memory of the snapshot in `directory`, without the page with its name.
 fn memory(directory: &Path) -> Vec<u8> {
     let mut memory = fs::read(directory.join("memory")).expect("readable");
     memory.truncate(memory.len() - 4096);
@@ -140,7 +140,7 @@ impl Machine {
         command.args(args).output().expect("vmm starts")
     }
 
-    /// The machine writes the memory; the program that is limited here writes the state.
+    /// The machine writes the memory; the program with the limit writes the state.
     fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
         let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
@@ -172,7 +172,7 @@ impl Machine {
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
 
-    /// The connection of a client that asked for a snapshot, and to end the machine with it, and has the reply.
+    /// The connection of a client that requested a snapshot and the machine's end, and has got the reply.
     fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
         let stream = UnixStream::connect(&self.socket).expect("the machine listens");
         let memory = File::create(bench.path("memory")).expect("made");
@@ -191,7 +191,7 @@ impl Machine {
         client
     }
 
-    /// What the machine printed until it ended, and its messages.
+    /// The machine's output until it ended, and its messages.
     fn rest(mut self) -> (i32, String, String) {
         let mut text = [String::new(), String::new()];
         let output = self.child.stdout.as_mut().expect("piped");
@@ -209,7 +209,7 @@ impl Machine {
     }
 }
 
-/// Checks that `vmm run --restore` starts nothing, and its exit code and words.
+/// Checks that `vmm run --restore` fails with `code` and `words` before the guest runs.
 fn refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
     let mut command = vmm(["run", "--restore"]);
     let output = command.arg(directory).args(args).output();
@@ -237,7 +237,7 @@ fn snapshot_goes_on_where_it_was_taken_each_time_it_is_restored() {
             sockets.map(|name| Machine::restore(&directory, bench.path(name), &[]));
         assert_eq!([one.next(), one.next(), two.next()], ["cc", "dd", "cc"]);
         assert_eq!([two.next(), one.next(), machine.next()], ["dd", "ee", "dd"]);
-        // A copy can be saved as well.
+        // A restored machine can be saved, too.
         let later = bench.path("later");
         one.saved(&later);
         let mut three = Machine::restore(&later, bench.path("three.sock"), &[]);
@@ -270,7 +270,7 @@ fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
     let mut client = machine.asked(&bench);
     let input = machine.child.stdin.as_mut().expect("piped");
     input.write_all(b"x").expect("room");
-    // Others are served meanwhile.
+    // Other requests are served meanwhile.
     for command in ["list", "flush"] {
         let mut ctl = vmm(["ctl", "--socket"]);
         let output = ctl.arg(&machine.socket).arg(command).output();
@@ -372,7 +372,7 @@ fn directory_that_is_not_empty_keeps_its_files_and_the_machine_runs_on() {
 #[test]
 fn failed_write_leaves_nothing_and_the_machine_runs_on() {
     let bench = Bench::new();
-    // The signal of a file that is too large must not end the machine.
+    // SIGXFSZ for a file that is too large must not end the machine.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 4; exec \"$@\"";
     command.args(["-c", script, "sh"]);
@@ -414,7 +414,7 @@ fn reset_of_a_restored_machine_boots_from_zeroed_memory() {
     assert_eq!(machine.child.wait().expect("a child").code(), Some(0));
 }
 
-/// A guest that writes to memory, says `!`, and resets at the first byte of input.
+/// A guest that writes to memory, prints `!`, and resets at the first byte of input.
 fn resetting() -> Vec<u8> {
     // mov ecx, 3 MiB; mov byte [rcx], 1
     let mut code = vec![0xb9, 0x00, 0x00, 0x30, 0x00, 0xc6, 0x01, 0x01];
@@ -442,7 +442,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
-    // The times of the event alone.
+    // Only the times of the event.
     assert_eq!(pages(&two), json!([[RING, 1]]));
     machine.end();
     let recording = bench.path("perf.data");
@@ -450,7 +450,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     let args = ["--track-dirty", "--recording", path];
     let mut machine = Machine::restore(&two, bench.path("other.sock"), &args);
     assert_eq!(machine.next(), "cc");
-    // What it was restored from is a base, too.
+    // The restored snapshot is a base, too.
     let three = bench.path("three");
     machine.saved_diff(&three, &two);
     assert_eq!(pages(&three), written);
@@ -475,7 +475,7 @@ fn diff_on_its_base_is_the_memory_of_a_whole_snapshot() {
         machine.saved_diff(&two, &one);
         machine.saved(&whole);
         machine.end();
-        // Both go on from another place than they were saved at.
+        // Both continue from another directory than they were saved in.
         let moved = bench.path("moved");
         fs::create_dir(&moved).expect("made");
         let place = |path: &Path| moved.join(path.file_name().expect("a name"));
@@ -589,7 +589,7 @@ fn events_go_on_over_twenty_saves_and_restores() {
     assert_eq!(values(&recording), marks);
 }
 
-/// A copy of the snapshot in `from` that `change` has changed.
+/// A copy of the snapshot in `from`, changed by `change`.
 fn changed(bench: &Bench, from: &Path, change: impl FnOnce(&Path)) -> PathBuf {
     let directory = bench.path("changed");
     if directory.exists() {
@@ -695,7 +695,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     no(&fifo("memory"), &["memory"]);
 }
 
-/// Writes the state of the snapshot in `directory` as `forge` changes it, with the digest that it has then.
+/// Changes the state of the snapshot in `directory` by `forge`, and updates its digest.
 fn reseal(directory: &Path, forge: impl FnOnce(&mut Value)) {
     let path = directory.join("state");
     let text = fs::read_to_string(&path).expect("text");

@@ -1,4 +1,4 @@
-//! The person's terminal is raw while a guest has it, and as before afterwards.
+//! The terminal is raw while a guest uses it, and restored afterwards.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 #![allow(unsafe_code)]
@@ -15,7 +15,7 @@ use std::ptr;
 
 use common::{Bench, SPIN, out, run};
 
-/// Both ends of a pseudo-terminal: the person's keyboard and screen, and the program's.
+/// Both ends of a pseudo-terminal: the user's, and the program's.
 fn pseudo_terminal() -> (File, File) {
     let (mut person, mut program) = (-1, -1);
     // SAFETY: the kernel fills both descriptors; the other arguments may be null.
@@ -46,7 +46,7 @@ fn modes(terminal: &File) -> (u32, u32, u32) {
     (modes.c_iflag, modes.c_oflag, modes.c_lflag)
 }
 
-/// Starts a guest on a terminal, and ends it by `end`.
+/// Starts a guest on a terminal, and ends it with `end`.
 fn ends(status: i32, end: impl FnOnce(&mut File, &Child)) {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());

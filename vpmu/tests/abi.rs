@@ -1,5 +1,5 @@
-//! The wire in Rust, in C, in the specification and in Linux's own perf header agree, field by field. For
-//! C and Linux a compiler checks one static assertion for each.
+//! The ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field. For C
+//! and Linux, a compiler checks one static assertion each.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -25,7 +25,7 @@ const RUST: [&str; 11] = [
     include_str!("../abi/src/persistent.rs"),
     include_str!("../abi/src/task.rs"),
 ];
-/// The calls of programs, in the order of `vpmu_uapi.h`.
+/// The driver's ioctls, in the order of `vpmu_uapi.h`.
 const CALLS: &str = include_str!("../abi/src/uapi.rs");
 const HEADERS: [&str; 2] = [
     include_str!("../../guest-driver/linux/vpmu_abi.h"),
@@ -34,7 +34,7 @@ const HEADERS: [&str; 2] = [
 
 const SPECIFICATION: &str = include_str!("../SPEC.md");
 
-/// A Rust struct as the compiler lays it out.
+/// A Rust struct in the compiler's layout.
 struct Layout {
     rust: &'static str,
     c: &'static str,
@@ -113,7 +113,7 @@ fn layouts() -> Vec<Layout> {
     }
 }
 
-/// The arguments of the driver's ioctls. The specification leaves them to the driver.
+/// The arguments of the driver's ioctls, which are not in the specification.
 fn call_layouts() -> Vec<Layout> {
     use vpmu::abi::uapi::*;
     layouts! {
@@ -317,7 +317,7 @@ fn constants() -> Vec<(&'static str, i128)> {
     ]
 }
 
-/// What the kernel calls a field of the metadata page.
+/// The kernel's name for a field of the metadata page.
 fn kernels_name(field: &str) -> &str {
     match field {
         "reserved_1" => "__reserved_1",
@@ -350,7 +350,7 @@ const READ_FIELDS: [&str; 5] = [
     "LOST",
 ];
 
-/// C for the bits of all these.
+/// C for all these bits together.
 fn any_of(prefix: &str, names: &[&str]) -> String {
     let bits: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
     format!("({})", bits.join(" | "))
@@ -368,7 +368,7 @@ fn program() -> String {
         let c = layout.c;
         let size = i128::try_from(layout.size).expect("a size");
         if c == "perf_event_mmap_page" {
-            // The kernel says nothing of the rest of the page.
+            // The kernel does not define the rest of the page.
             claim(format!("offsetof(struct {c}, aux_size) + 8"), size);
         } else {
             claim(format!("sizeof(struct {c})"), size);
@@ -405,7 +405,7 @@ fn program() -> String {
     program
 }
 
-/// What the C compiler has against `program`.
+/// Compiles `program`; returns the compiler's errors.
 fn compile(program: &str) -> Result<(), String> {
     let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-driver/linux");
     let mut compiler = Process::new("cc")
@@ -436,10 +436,10 @@ fn compile(program: &str) -> Result<(), String> {
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A struct of the specification: its size, and its fields with their offsets.
+/// A struct of the specification: its size, and its fields with offsets.
 type Written = (usize, Vec<(String, usize)>);
 
-/// The structs that the specification shows, laid out without padding.
+/// The structs in the specification, laid out without padding.
 fn written_layouts() -> BTreeMap<String, Written> {
     let mut structs: BTreeMap<String, Written> = BTreeMap::new();
     let blocks = SPECIFICATION.split("```c\n").skip(1);
@@ -489,7 +489,7 @@ fn written_layout(name: &str, body: &str, structs: &BTreeMap<String, Written>) -
     (offset, fields)
 }
 
-/// Names and values of the tables whose first column is a name in capitals.
+/// Names and values in tables whose first column is a name in capitals.
 fn written_constants() -> Vec<(String, i128)> {
     let rows = SPECIFICATION.lines().filter_map(|line| {
         let mut cells = line.strip_prefix("| `")?.split(" | ");
@@ -571,7 +571,7 @@ fn specification_has_every_sample_field_and_format() {
     assert_eq!(bits("PERF_FORMAT_"), READ_ALLOWED.into());
 }
 
-/// Not of the wire alone; `tests/device/errors.rs` compares them.
+/// Not only for the ABI; `tests/device/errors.rs` compares them.
 const STATUS_CODES: [&str; 16] = [
     "EPERM",
     "ENOENT",
@@ -606,7 +606,7 @@ fn a_wrong_offset_would_be_found() {
     assert!(complaint.contains("vpmu_reply"), "{complaint}");
 }
 
-/// `struct.field` of each struct that `files` declare with a macro.
+/// `struct.field` for each struct that `files` declare with a macro.
 fn declared_fields(files: &[&str]) -> BTreeSet<String> {
     let mut declared = BTreeSet::new();
     let mut current = "";

@@ -1,4 +1,4 @@
-//! The examples of an embedding VMM, run as their reader runs them, and the table of EMBEDDING.md that counts
+//! Runs the examples of an embedding VMM like their reader, and checks the table of EMBEDDING.md that counts
 //! their lines.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ const EMBED: &str = include_str!("../examples/embed.rs");
 const FOREIGN: &str = include_str!("../examples/foreign.rs");
 const GUIDE: &str = include_str!("../EMBEDDING.md");
 
-/// What `cargo run --example` prints.
+/// The output of `cargo run --example`.
 fn printed(example: &str) -> io::Result<String> {
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--example", example])
@@ -21,7 +21,7 @@ fn printed(example: &str) -> io::Result<String> {
     String::from_utf8(output.stdout).map_err(io::Error::other)
 }
 
-/// The numbers in the line that begins with `what`.
+/// The numbers in the line that starts with `what`.
 fn numbers<const N: usize>(text: &str, what: &str) -> [u64; N] {
     let line = text.lines().find(|line| line.starts_with(what));
     let line = line.unwrap_or_else(|| panic!("no {what} in {text}"));
@@ -54,7 +54,7 @@ fn foreign_memory_queues_and_vectors_carry_the_device() {
     assert_eq!(
         text.lines().collect::<Vec<_>>(),
         [
-            // The used ring and the buffer of the event queue, then the ring: metadata and data.
+            // The event queue's used ring and buffer, then the ring's metadata and data.
             "a sample and its notice: pages 0x2000 0x140000 0x300000 0x301000",
             "one more in a plugged region: pages 0x2000 0x160000 0x300000 0x301000 0x40000000 0x40001000",
             "unplugged: 4 samples written, 1 lost",
@@ -65,7 +65,7 @@ fn foreign_memory_queues_and_vectors_carry_the_device() {
     );
 }
 
-/// Lines of code of each section of an example: without comments and blank lines.
+/// Lines of code in each section of an example, without comments and blank lines.
 fn sections(source: &str) -> BTreeMap<&str, usize> {
     let mut sections = BTreeMap::new();
     let mut name = "";

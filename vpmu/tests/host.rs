@@ -1,4 +1,4 @@
-//! The perf source on this very machine: real events, real signals, real clocks.
+//! The perf source on the machine that runs the tests: real events, signals and clocks.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -19,14 +19,14 @@ use vpmu::source::{Counter, Engine, Mode, Overflows, Rate, Request, Sampling, So
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
 
-/// Signals that announced an overflow.
+/// Signals for overflows.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn count(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One test at a time: two would take the CPUs from each other.
+/// One test at a time: two would compete for the CPUs.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +76,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// Spins for so much of this thread's CPU time, however busy the machine is.
+/// Spins for `time` of this thread's CPU time, however busy the machine is.
 fn burn(source: &PerfSource, time: Duration) {
     let now = || Duration::from_nanos(source.thread_time().expect("a clock"));
     let start = now();
@@ -99,8 +99,8 @@ fn task_clock_is_the_threads_cpu_time() {
     let spent = source.thread_time().expect("a clock") - before;
     let most = u64::try_from(begun.elapsed().as_nanos()).expect("fits");
     let reading = counter.read().expect("read");
-    // In a virtual machine the CPU time leaves out what the hypervisor took from the thread; the clock
-    // does not.
+    // In a virtual machine, CPU time excludes time that the hypervisor took from the thread; the clock
+    // includes it.
     assert!(
         (spent - spent / 20..=most).contains(&reading.value),
         "task-clock {} against a CPU time of {spent} in {most} ns",
@@ -133,7 +133,7 @@ fn every_overflow_is_announced_and_found() {
     eprintln!("{samples} overflows, {signals} signals in {spent} ns of task-clock");
     assert_eq!(lost, 0);
     assert_eq!(samples, signals, "one signal for each");
-    // The host may skip periods under load, but never makes up any.
+    // The host may skip periods under load, but never adds any.
     let whole = spent / period;
     assert!(
         (whole / 2..=whole + 1).contains(&samples),
@@ -169,7 +169,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
         assert!(samples.len() > 10 && overflows.lost == 0);
         assert!(samples.is_sorted_by_key(|sample| sample.tsc));
         assert!(samples.iter().all(|s| (from..=until).contains(&s.tsc)));
-        // This thread runs no guest.
+        // This thread does not run a guest.
         assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
         assert!(samples.iter().all(|sample| sample.period == 1_000_000));
         assert_eq!(drained(&mut *counter).samples, [], "drained once");
@@ -207,7 +207,7 @@ fn what_a_full_host_ring_cannot_hold_is_told() {
     assert!(overflows.samples.len() > 1000);
 }
 
-/// Bytes that this process maps of perf events.
+/// Bytes of perf events that this process has mapped.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let of_events = maps.lines().filter(|line| line.contains("[perf_event]"));
@@ -266,7 +266,7 @@ fn a_new_period_holds() {
     assert!(drained(&mut *counter).samples.len() > 10);
 }
 
-/// Page faults of this thread, as the kernel's own accounting has them.
+/// Page faults of this thread, from the kernel's own accounting.
 fn faults() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/stat").expect("procfs");
     let fields = stat.rsplit_once(')').expect("a command").1;
@@ -288,8 +288,8 @@ fn page_faults_are_counted_exactly() {
         let range = [(GuestAddress(0), pages * 4096)];
         GuestMemoryMmap::<()>::from_ranges(&range).expect("memory")
     };
-    // Faults of the counter, within those between the readings next to it and farther from it:
-    // code that is not in memory yet faults in between, too.
+    // The counter's faults lie between those of the inner and of the outer pair of readings: code that
+    // is not in memory yet faults in between, too.
     let mut touched = |memory: &GuestMemoryMmap| {
         let outer = faults();
         let before = counter.read().expect("read").value;
@@ -315,8 +315,7 @@ fn page_faults_are_counted_exactly() {
 /// The counter, and the clock before and after it was read.
 type Look = (u64, Instant, Instant);
 
-/// The least and the greatest frequency that two looks allow, whatever came between their
-/// readings.
+/// The lowest and the highest frequency that fit two looks, whatever happened between their readings.
 fn frequencies(first: Look, second: Look) -> (f64, f64) {
     let ticks = (second.0 - first.0) as f64;
     let longest = (second.2 - first.1).as_secs_f64();

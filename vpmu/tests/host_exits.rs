@@ -1,5 +1,5 @@
-//! The exits of a real vCPU on this very machine, by KVM's tracepoints: a guest of three
-//! instructions in ring 3, each round of which is a store that nothing backs.
+//! The exits of a real vCPU on the machine that runs the tests, from KVM's tracepoints: a guest of
+//! three instructions in ring 3, each round of which stores to an unbacked address.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -23,7 +23,7 @@ use vpmu::source::{Counter, HostExit, Overflows, Recorded, Request, Source};
 const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
 const PROGRAM: u64 = 0x8000;
-/// Mapped by the guest, and no memory.
+/// An address that the guest maps but that has no memory.
 const WINDOW: u64 = 0x60_0000;
 /// `again: mov [rsi], ecx; inc ecx; jmp again`
 const LOOP: [u8; 6] = [0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa];
@@ -120,7 +120,7 @@ fn ring_3(sregs: &mut kvm_sregs) {
     sregs.efer = 0x501;
 }
 
-/// Has tracefs where this process looks for it, for the calling thread alone.
+/// Mounts tracefs where this process expects it, for the calling thread only.
 fn mount_tracefs() -> io::Result<()> {
     if Path::new("/sys/kernel/tracing/events").exists() {
         return Ok(());
@@ -140,7 +140,7 @@ fn mount_tracefs() -> io::Result<()> {
     mount(c"/sys/kernel/tracing", c"tracefs", 0)
 }
 
-/// A recorder of this thread's vCPU and the guest, or why there is none.
+/// A recorder of this thread's vCPU with the guest; the error says why there is none.
 fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
     mount_tracefs().map_err(|error| format!("tracefs: {error}"))?;
     let source = PerfSource::new(SIGRTMIN()).expect("a source");
@@ -242,7 +242,7 @@ fn what_finds_no_room_is_counted_to_the_exit() {
     eprintln!("{} exits, {lost} lost of {counted}", exits.len());
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
-    // What comes after a loss is told again, and the loss once.
+    // The records after a loss are returned again, and the loss once.
     for _ in 0..2 {
         recorder.start().expect("starts");
         guest.store();

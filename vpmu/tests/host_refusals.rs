@@ -1,4 +1,4 @@
-//! Refusals of this host's perf, each brought about: their reasons, and what a source offers then.
+//! Provokes each refusal of this host's perf; checks its reason, and what the source then offers.
 #![expect(unsafe_code, reason = "gives up limits and capabilities")]
 
 use std::fs;
@@ -13,10 +13,10 @@ use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::{Engine, Rate, Request, Sampling, Source};
 
 const CPU_CLOCK: u64 = 0;
-/// Descriptors that a source leaves to others.
+/// Descriptors that a source leaves free.
 const LEFT: u64 = 32;
 
-/// The limit of descriptors is the process's.
+/// The limit of descriptors applies to the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,7 +100,7 @@ fn thread_without_capabilities_is_refused_as_the_level_says() {
     })
     .join()
     .expect("no panic");
-    // From level 2 on, the kernel's part of an event takes the capability.
+    // From level 2 on, an event's kernel part needs the capability.
     let expected = (level > 1).then_some(Refusal::Permission);
     assert_eq!(refusal, expected, "at level {level}");
     assert_eq!(offers == 0, expected.is_some(), "{offers} at level {level}");
@@ -124,7 +124,7 @@ fn source_without_hardware_offers_none_and_does_not_try() {
     for offer in source.offers() {
         assert!(!hardware.contains(&offer.kind), "{offer:?}");
     }
-    // A host that was not asked has not refused.
+    // A source that has not asked the host has no refusal.
     assert_eq!(source.refusal(KIND_HARDWARE), None);
     let asked = PerfSource::new(SIGRTMIN()).expect("a source");
     let offered = asked

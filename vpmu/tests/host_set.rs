@@ -1,4 +1,4 @@
-//! Counters of one thread that are read together, on real software events of this machine.
+//! Counters of one thread that are read together, with real software events.
 #![expect(unsafe_code, reason = "limits of a process have no safe form")]
 #![expect(
     clippy::expect_used,
@@ -23,9 +23,9 @@ use vpmu::source::{CounterKey, CounterSet, Engine, Rate, Reading, Request, Sampl
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
 const CONTEXT_SWITCHES: u64 = 3;
-/// Software events that every Linux counts.
+/// Software events that every Linux kernel counts.
 const EVENTS: [u64; 5] = [0, TASK_CLOCK, PAGE_FAULTS, CONTEXT_SWITCHES, 4];
-/// Counters that a group has at most.
+/// Most counters in a group.
 const MOST_IN_GROUP: usize = 64;
 
 /// One test at a time: they count the descriptors of the process.
@@ -61,7 +61,7 @@ fn add(set: &mut dyn CounterSet, config: u64) -> CounterKey {
         .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
 }
 
-/// The counters now.
+/// The current readings of the counters.
 fn readings<const N: usize>(set: &mut dyn CounterSet, keys: [CounterKey; N]) -> [Reading; N] {
     set.refresh();
     keys.map(|key| set.reading(key).expect("readable"))
@@ -75,7 +75,7 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
 
-/// Memory that nobody has touched.
+/// Memory that has not been touched.
 struct Fresh(GuestMemoryMmap<()>);
 
 impl Fresh {
@@ -93,7 +93,7 @@ impl Fresh {
     }
 }
 
-/// Descriptors of this process.
+/// Open descriptors of this process.
 fn descriptors() -> Vec<u64> {
     let numbers = fs::read_dir("/proc/self/fd").expect("readable");
     let numbers = numbers.map(|entry| {
@@ -118,7 +118,7 @@ fn limits() -> libc::rlimit {
     limits
 }
 
-/// Another limit of descriptors, until it is dropped.
+/// A different limit of descriptors, until dropped.
 struct Limit(libc::rlimit);
 
 impl Limit {
@@ -180,7 +180,7 @@ fn page_faults_of_a_set_are_exact_and_those_of_a_separate_counter() {
         let [faults, _, also] = values(&mut *set, keys);
         [faults, also, separate.read().expect("read").value]
     };
-    // Code and stack are touched by now.
+    // Touch code and stack first.
     read();
     let before = read();
     fresh.touch(0..200);
@@ -236,7 +236,7 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    // The kernel may move a page of the process meanwhile, whose next use is one fault more.
+    // The kernel may move a page of the process meanwhile; its next use is one more fault.
     let faults = late.value - since.value;
     assert!(faults >= 20, "{faults} faults of 20 pages");
     assert_eq!(end.value - start.value, faults);
@@ -267,7 +267,7 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     let end = values(&mut *set, left);
     assert_eq!(end, start.map(|value| value + 50));
 
-    // Twice changes nothing.
+    // Releasing twice must not matter.
     for key in [leader, third, second, second, fifth] {
         set.remove(key);
     }
@@ -332,7 +332,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             set.refresh();
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
-            // Beside the counters, the removed leaders of a few groups.
+            // Besides the counters, the removed leaders of a few groups.
             assert!(
                 (keys.len()..=keys.len() + 5).contains(&open),
                 "{open} descriptors of {} counters",
@@ -365,7 +365,7 @@ fn descriptors_near_the_limit_are_left_to_others() {
     };
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     assert!(keys.len() > 50, "{}", keys.len());
-    // The listing has a descriptor of its own.
+    // The listing itself has a descriptor.
     let top = descriptors().into_iter().max().expect("some");
     assert!(top <= highest + 100 - 32, "{top}");
     set.refresh();
@@ -466,7 +466,7 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert!(running.value >= 50, "{running:?}");
     go.send(()).expect("it waits");
     thread.join().expect("it ends");
-    // Joined is not yet gone.
+    // The thread was joined, but may not be gone yet.
     let ended = Instant::now();
     let refused = loop {
         match set.add(&event(PAGE_FAULTS)) {
@@ -481,8 +481,8 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert_eq!(readings(&mut *set, [key]), [last]);
 }
 
-/// Each clock is a PMU of its own for the kernel, and what is added last may be of another PMU than
-/// the leader of its group.
+/// For the kernel, each clock is a PMU of its own, so a new counter may be of another PMU than the
+/// leader of its group.
 #[test]
 fn counters_count_from_their_add_whatever_leads_their_group() {
     let _alone = alone();

@@ -1,5 +1,4 @@
-//! Task switches by the device on real software events of this machine: system calls, counts and
-//! descriptors.
+//! Task switches by the device with real software events: system calls, counts and descriptors.
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe form")]
 #![expect(
     clippy::expect_used,
@@ -32,16 +31,16 @@ use self::driver::{DriverQueue, QUEUE_SIZE};
 
 const CPU_CLOCK: u64 = 0;
 const PAGE_FAULTS: u64 = 2;
-/// Software events that every Linux counts.
+/// Software events that every Linux kernel counts.
 const CONFIGS: u64 = 5;
-/// Events of a task, as the measurements take them.
+/// Numbers of events per task in the measurements.
 const SIZES: [usize; 3] = [1, 6, 20];
 const MEMORY_LEN: usize = 0x200_0000;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x10_0000;
-/// Commands of one notification at most.
+/// Most commands of one notification.
 const MOST_COMMANDS: usize = 2048;
-/// No vCPU takes that long, however busy the machine is.
+/// Longer than any vCPU takes, however busy the machine is.
 const LONG: Duration = Duration::from_secs(120);
 
 /// One test at a time: they count the descriptors of the process.
@@ -50,7 +49,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A machine that has nothing to tell.
+/// A machine without hypervisor statistics.
 #[derive(Debug)]
 struct Bare;
 
@@ -64,7 +63,7 @@ impl Machine for Bare {
     }
 }
 
-/// A driver that polls, so that nobody notices its interrupts.
+/// The interrupt of a driver that polls.
 #[derive(Debug)]
 struct Silent;
 
@@ -82,13 +81,13 @@ impl Registers for Still {
     }
 }
 
-/// A device on this host, and its driver's control queue.
+/// A device on this host, with its driver's control queue.
 struct Guest {
     vpmu: Arc<Vpmu>,
     control: DriverQueue,
 }
 
-/// A vCPU of this thread's, and its driver's queue.
+/// A vCPU on this thread, with its driver's queue.
 struct Lane {
     index: u16,
     vcpu: VcpuSession,
@@ -96,7 +95,7 @@ struct Lane {
 }
 
 impl Guest {
-    /// The device, and the drivers' sides of the vCPUs' queues.
+    /// The device, and the driver's side of each vCPU queue.
     fn new(vcpus: u32, max_events: u32) -> (Self, Vec<DriverQueue>) {
         let settings = Settings::new(vcpus, 1_000_000)
             .with_limits(Limits {
@@ -125,7 +124,7 @@ impl Guest {
         (Self { vpmu, control }, lanes)
     }
 
-    /// The calling thread is vCPU `index` from now on.
+    /// Attaches the calling thread to vCPU `index`.
     fn lane(&self, index: u16, queue: DriverQueue) -> Lane {
         let vcpu = self.vpmu.attach(index.into(), 0).expect("a vCPU of it");
         Lane { index, vcpu, queue }
@@ -151,7 +150,7 @@ impl Guest {
             .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
-    /// The enabled events of a task: the host's software events, over and over.
+    /// The enabled events of a task, which repeat the host's software events.
     fn task(&mut self, events: usize) -> Vec<u64> {
         let configs = (0..CONFIGS).cycle().take(events);
         configs.map(|config| self.open(&counting(config))).collect()
@@ -168,7 +167,7 @@ impl Guest {
 }
 
 impl Lane {
-    /// The system calls of a notification with these commands, all of which succeed.
+    /// The number of system calls for a notification with these commands, all of which succeed.
     fn system_calls(&mut self, commands: &[Command]) -> usize {
         self.offer(commands);
         let calls = syscalls::count(|| self.kick());
@@ -176,7 +175,7 @@ impl Lane {
         calls
     }
 
-    /// Notifies with these commands: their replies, none of which is an error.
+    /// Notifies with these commands; returns their replies, all without errors.
     fn run(&mut self, commands: &[Command]) -> Vec<Reply> {
         let mut replies = Vec::new();
         for commands in commands.chunks(MOST_COMMANDS) {
@@ -236,19 +235,19 @@ fn all(op: u32, events: &[u64]) -> Vec<Command> {
     events.iter().map(command).collect()
 }
 
-/// One task leaves and another comes.
+/// Switches from one task to another.
 fn switch(from: &[u64], to: &[u64]) -> Vec<Command> {
     [all(COMMAND_OUT, from), all(COMMAND_IN, to)].concat()
 }
 
-/// A fault of this process fills one page, and no huge one.
+/// Makes a fault of this process map one small page, and not a huge one.
 fn have_small_pages() {
     // SAFETY: takes no pointer.
     let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(set, 0);
 }
 
-/// Takes a page fault for each of so many pages, one at least.
+/// Takes a page fault for each of `pages` pages, at least one.
 fn touch(pages: u64) {
     have_small_pages();
     let length = usize::try_from(pages).expect("few") * 4096;
@@ -270,7 +269,7 @@ fn switch_of_any_number_of_events_makes_one_system_call() {
         let (mut guest, mut queues) = Guest::new(1, 1024);
         let mut lane = guest.lane(0, queues.remove(0));
         let (one, other) = (guest.task(events), guest.task(events));
-        // Each has been in: the host counts, and every buffer has its length.
+        // Each task has run: the host counts, and all buffers have their final size.
         for task in [&one, &other] {
             lane.run(&all(COMMAND_IN, task));
             lane.run(&all(COMMAND_OUT, task));
@@ -316,7 +315,7 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
         eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
         assert_eq!(scheduled_in, 1, "{events} events");
-        // Each is read by itself.
+        // Each is read separately.
         assert_eq!(scheduled_out, 1 + events, "{events} events");
     }
 }
@@ -388,7 +387,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         touch(pages);
         faults(&lane.run(&all(COMMAND_OUT, task)), 0)
     };
-    // Code, stack and buffers are touched by now.
+    // Touch code, stack and buffers first.
     for task in [&one, &other, &one, &other] {
         visit(task, 1);
     }
@@ -429,17 +428,17 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
             lane.run(&switch(&tasks[task..=task], &tasks[next..=next]));
         }
     }
-    // In all the time one of them was in, and no fault counted twice.
+    // One of them was scheduled in at all times, so each fault counted once.
     let counts = tasks.map(|task| lane.value(task));
     let grown = lane.value(whole) - before;
     let sum: u64 = counts.iter().sum();
     let touched: u64 = (0..ROUNDS).map(|round| 10 * (1 + round % 7)).sum();
     assert!(counts.iter().all(|&count| count >= touched), "{counts:?}");
-    // Replies and readings may fault between the first reading and the first IN's.
+    // Replies and readings may fault between the first reading and the first IN.
     assert!(sum.abs_diff(grown) <= 8, "{counts:?} of {grown}");
 }
 
-/// A thread that runs a vCPU: it carries out what it is sent.
+/// A thread that runs a vCPU and executes the work sent to it.
 struct Worker {
     jobs: Sender<Vec<Command>>,
     done: Receiver<Vec<Reply>>,
@@ -489,7 +488,7 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
         Err(libc::ENOSPC.unsigned_abs())
     );
     for round in 0..4 {
-        // Both vCPUs at once, each task on one and then on the other.
+        // Both vCPUs at once, each task first on one, then on the other.
         for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
             for (index, worker) in workers.iter().enumerate() {
                 worker.send(all(op, &tasks[(index + round) % 2]));
@@ -538,7 +537,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     let calls = in_and_out.map(|commands| lane.system_calls(&commands));
     eprintln!("6 events and a pinned kind: {calls:?} system calls in and out");
     assert_eq!(calls, [1, 1]);
-    // A member goes with its leader, and is not pinned by itself.
+    // A member is scheduled with its leader, and is not pinned itself.
     let member = OpenRequest {
         leader: task[0].into(),
         ..pinned

@@ -1,4 +1,4 @@
-//! Persistent events of a real host over threads that end: each machine that boots has new ones.
+//! Persistent events of a real host across threads: each boot of a machine has new threads.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -17,11 +17,11 @@ use vpmu::{
     Engines, ExitReason, GuestRegs, Machine, Persist, PersistentStatus, Registers, Settings, Vpmu,
 };
 
-/// What each thread adds to the event's count, in nanoseconds.
+/// Nanoseconds that each thread adds to the event's count.
 const SPENT: u64 = 50_000_000;
 const IP: u64 = 0x1234;
 
-/// A machine that has nothing to tell.
+/// A machine without hypervisor statistics.
 #[derive(Debug)]
 struct Bare;
 
@@ -59,8 +59,8 @@ fn device() -> Vpmu {
     vpmu.with_window(window).expect("a window")
 }
 
-/// A thread that runs the vCPU until the event has counted so much more, and ends; the last count that
-/// the thread read.
+/// Runs the vCPU on a thread until the event has counted `SPENT` more, and ends the thread; returns
+/// the last count that the thread read.
 fn boot(vpmu: &Vpmu) -> u64 {
     let run = || {
         let mut vcpu = vpmu.attach(0, 0).expect("a vCPU of it");
@@ -100,7 +100,7 @@ fn a_hosts_clock_goes_on_with_the_next_thread() {
     let mut before = only(&vpmu);
     for _ in 0..3 {
         let counted = boot(&vpmu);
-        // The thread has ended, its count has not.
+        // The thread has ended, but not its count.
         let after = only(&vpmu);
         assert_eq!(after.state, STATE_ACTIVE);
         assert!(counted >= before.count + SPENT, "{counted}, {before:?}");

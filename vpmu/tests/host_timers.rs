@@ -1,4 +1,4 @@
-//! Clocks of a thread that sample: the host's timers that pace them start and stop together.
+//! Sampling clocks of a thread: the host's timers that pace them start and stop together.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -15,7 +15,7 @@ use vpmu::source::{Counter, Engine, Overflows, Rate, Request, Sampling};
 
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
-/// No clock stands still for that long, however busy the machine is.
+/// Longer than any clock stands still, however busy the machine is.
 const LONG: Duration = Duration::from_secs(60);
 
 fn open(source: &PerfSource, config: u64) -> Box<dyn Counter> {
@@ -49,7 +49,7 @@ impl Clocks {
         Self { source, clocks }
     }
 
-    /// Acts on clocks as a notification does.
+    /// Acts on clocks like a notification.
     fn together(&mut self, act: impl FnOnce(&mut [Box<dyn Counter>])) {
         let thread = self.source.thread();
         self.source.hold(thread);
@@ -85,7 +85,7 @@ impl Clocks {
         drained.collect()
     }
 
-    /// Works until each of these clocks has sampled; asserts that no other has.
+    /// Works until each of these clocks has sampled; asserts that other clocks have not.
     fn assert_run(&mut self, running: &[usize]) {
         self.samples();
         let (begun, mut seen) = (Instant::now(), vec![0; self.clocks.len()]);
@@ -177,7 +177,7 @@ fn clocks_that_go_and_come_in_one_notification_change_places() {
         let running: Vec<_> = (0..3).filter(|&at| at != out).collect();
         clocks.assert_run(&running);
     }
-    // Stopped before it began.
+    // Stopped before it started.
     clocks.together(|clocks| {
         clocks[1].start().expect("started");
         clocks[1].stop().expect("stopped");

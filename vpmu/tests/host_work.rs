@@ -1,5 +1,5 @@
-//! Threads of a process that embeds the device: one is the crate's, and it is there from the start.
-//! This program has one test, so that no other makes threads meanwhile.
+//! Threads of a process that embeds the device: the crate adds one, from the start. This program
+//! has one test, so that other tests cannot add threads.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -19,7 +19,7 @@ use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::Rate;
 use vpmu::{Engines, ExitReason, GuestRegs, Hardware, Machine, Persist, Registers, Settings, Vpmu};
 
-/// A machine that has nothing to tell.
+/// A machine without hypervisor statistics.
 #[derive(Debug)]
 struct Bare;
 
@@ -103,7 +103,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();
     assert_eq!(made.len(), before + 1);
-    // Where the host traces exits, closing that is what the thread is for.
+    // If the host can trace exits, the thread closes those counters.
     for event in ["task-clock", "cpu-clock", "exit-trace"] {
         for _ in 0..3 {
             let started = vpmu.persist(&persist(event));

@@ -1,4 +1,4 @@
-//! Each requirement of SPEC.md has a test that names it, by its number in the comment before the test.
+//! Each requirement of SPEC.md has a test that names its number in the comment before it.
 #![expect(
     clippy::expect_used,
     reason = "a tree that cannot be read fails the test"
@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const SPECIFICATION: &str = include_str!("../SPEC.md");
-/// The directories whose tests can show a requirement.
+/// The directories of tests for requirements.
 const TESTED: [&str; 4] = ["vpmu", "vmm", "tests", "guest-driver/client"];
 
-/// Every `.rs` file below `dir` but the build's.
+/// Every `.rs` file below `dir` except those of the build.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("a directory");
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ fn requirement_that_a_test_names_exists() {
     assert_eq!(unknown, []);
 }
 
-/// The number of a requirement has its section, and counts from one there.
+/// A requirement's number begins with its section, and counts from one in it.
 #[test]
 fn requirements_are_numbered_by_their_sections() {
     let mut section = String::new();
@@ -131,7 +131,7 @@ fn requirements_are_numbered_by_their_sections() {
     assert_eq!(seen, requirements().len());
 }
 
-/// Each condition has a word of the virtio specification.
+/// Each condition uses a keyword of the virtio specification.
 #[test]
 fn requirement_says_how_binding_it_is() {
     for (number, text) in requirements() {

@@ -1,5 +1,5 @@
-//! Where the control socket's thread hands a request to the main thread, which alone can have the whole
-//! machine stand still.
+//! Passes snapshot requests from the control socket's thread to the main thread, which alone can stop
+//! the whole machine.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,35 +16,35 @@ use crate::ctl::Taken;
 pub(crate) struct Wanted {
     /// The snapshot's name.
     pub(crate) id: String,
-    /// The run ends when it is taken.
+    /// Whether the run ends after the snapshot.
     pub(crate) then_exit: bool,
-    /// Of a diff.
+    /// The base of a diff; `None` for a full snapshot.
     pub(crate) base: Option<Base>,
 }
 
-/// A request, and where its answer goes.
+/// A request with the channel for its answer.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) wanted: Wanted,
-    /// The file that memory is written to.
+    /// The file for the memory.
     pub(crate) file: File,
     answer: SyncSender<Result<Taken, String>>,
 }
 
-/// Whether the files of a snapshot are whole, or why they are not.
+/// Whether a snapshot's files are complete; the error says why not.
 pub(crate) type Whole = Result<(), String>;
 
 #[derive(Debug, Default)]
 struct Slot {
     asked: Option<Asked>,
-    /// The snapshot that was answered with, until its client has finished it.
+    /// The id of the answered snapshot until its client has finished it.
     unfinished: Option<String>,
     finished: Option<Whole>,
-    /// Nobody looks here any more.
+    /// Whether requests are refused because the main thread no longer takes them.
     closed: bool,
 }
 
-/// The place for one snapshot at a time.
+/// The slot for one snapshot at a time.
 #[derive(Debug)]
 pub(crate) struct Desk {
     slot: Mutex<Slot>,
@@ -52,12 +52,12 @@ pub(crate) struct Desk {
 }
 
 const ENDS: &str = "the machine ends";
-/// Why a snapshot is not whole whose client has closed its connection.
+/// The error of a snapshot whose client has closed its connection.
 pub(crate) const GONE: &str = "its client is gone";
 const BUSY: &str = "another client writes a snapshot of this machine";
 
 impl Desk {
-    /// An empty one, which signals `event`.
+    /// An empty slot, which signals `event`.
     pub(crate) fn new(event: EventFd) -> Self {
         Self {
             slot: Mutex::new(Slot::default()),
@@ -65,10 +65,10 @@ impl Desk {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Requests a snapshot, and waits for the answer.
     ///
     /// # Errors
-    /// Why there is no snapshot.
+    /// The reason why the snapshot was not taken.
     pub(crate) fn ask(&self, wanted: Wanted, file: File) -> Result<Taken, String> {
         let (answer, answered) = sync_channel(1);
         {
@@ -93,7 +93,7 @@ impl Desk {
         answered.recv().unwrap_or_else(|_| Err(ENDS.to_owned()))
     }
 
-    /// Answers a request. A snapshot is its client's to finish from here on.
+    /// Answers a request. From here on, the client must finish the snapshot.
     pub(crate) fn answer(&self, asked: Asked, taken: Result<Taken, String>) {
         let Asked { wanted, answer, .. } = asked;
         if taken.is_ok() {
@@ -108,16 +108,16 @@ impl Desk {
         }
     }
 
-    /// The client of the snapshot `id` has finished it, or failed to.
+    /// Records that the client of the snapshot `id` has finished it or failed to.
     ///
     /// # Errors
-    /// There is no such snapshot.
+    /// The main thread has not taken this snapshot.
     pub(crate) fn finish(&self, id: &str, whole: Whole) -> Result<(), String> {
         {
             let mut slot = self.slot();
             if slot.unfinished.as_deref() != Some(id) {
                 return match slot.closed {
-                    // As its client asked, or against its will: it has its snapshot all the same.
+                    // The machine ends, as requested or not: the snapshot is complete anyway.
                     true => Ok(()),
                     false => Err("this machine writes no such snapshot".to_owned()),
                 };
@@ -129,20 +129,20 @@ impl Desk {
         told.map_err(|error| format!("the machine cannot be told: {error}"))
     }
 
-    /// Whether there is a request, or a snapshot was finished.
+    /// Whether a request waits, or a snapshot was finished.
     pub(crate) fn has_news(&self) -> bool {
         let slot = self.slot();
         slot.asked.is_some() || slot.finished.is_some()
     }
 
-    /// Takes what the client of the last snapshot reported of it.
+    /// Takes the client's result for the last snapshot.
     pub(crate) fn take_finished(&self) -> Option<Whole> {
         self.slot().finished.take()
     }
 
-    /// The event is no news any more.
+    /// Clears the event.
     pub(crate) fn heard(&self) {
-        // Nothing to read is as good.
+        // An event that is already clear is fine.
         let _ = self.event.read();
     }
 
@@ -151,7 +151,7 @@ impl Desk {
         self.slot().asked.take()
     }
 
-    /// Refuses all further requests: nobody serves them any more.
+    /// Refuses later requests, because the main thread no longer takes them.
     pub(crate) fn close(&self) {
         let mut slot = self.slot();
         slot.closed = true;
@@ -165,7 +165,7 @@ impl Desk {
 }
 
 impl AsRawFd for Desk {
-    /// Readable when somebody has asked.
+    /// Readable after a request.
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }

@@ -1,4 +1,5 @@
-//! The directory of a snapshot while it is made, by 'vmm ctl': whole under its names, or not at all.
+//! The directory of a snapshot that `vmm ctl` writes: its files get their names when they are complete, or
+//! are removed.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -11,28 +12,28 @@ use rustix::io::Errno;
 
 use super::{MEMORY, STATE};
 
-/// A name until the file is whole.
+/// The suffix of a file until it is complete.
 const UNFINISHED: &str = ".unfinished";
 
-/// A directory that gets a snapshot. What is in it goes when the value is dropped before that.
+/// A directory for a new snapshot. Its files are removed if the value is dropped before they are complete.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked while the snapshot is made.
+    /// Held while the snapshot is written.
     _lock: File,
-    /// It was made for the snapshot.
+    /// Whether this created the directory.
     made: bool,
     memory: File,
     finished: bool,
 }
 
 impl Directory {
-    /// Makes `path`, or takes it if it is empty or has only files of a snapshot that was broken off, which
-    /// it removes. Only its owner may look into it.
+    /// Creates `path` for its owner alone, or uses it if it is empty. Leftover files of an interrupted
+    /// snapshot are removed.
     ///
     /// # Errors
-    /// The host's; [`io::ErrorKind::DirectoryNotEmpty`]; [`io::ErrorKind::WouldBlock`]: another snapshot is
-    /// made there.
+    /// The host's error. [`io::ErrorKind::DirectoryNotEmpty`]: the directory has other files.
+    /// [`io::ErrorKind::WouldBlock`]: another snapshot is being written there.
     pub(crate) fn make(path: &Path) -> io::Result<Self> {
         let made = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
@@ -48,7 +49,7 @@ impl Directory {
         }
         let memory = create(&unfinished(path, MEMORY));
         if made && memory.is_err() {
-            // The reason is in the result.
+            // The caller gets the first error.
             let _ = fs::remove_dir(path);
         }
         Ok(Self {
@@ -60,16 +61,16 @@ impl Directory {
         })
     }
 
-    /// The file that gets the memory.
+    /// The file for the memory.
     pub(crate) fn memory(&self) -> &File {
         &self.memory
     }
 
-    /// The memory is written: writes the rest, and gives both files their names. When this returns they
-    /// are on the disk. The state's name comes last.
+    /// Writes the state, and renames both files, the state last; on return, they are on the disk. Call this
+    /// when the memory is written.
     ///
     /// # Errors
-    /// The host's.
+    /// The host's error.
     pub(crate) fn finish(mut self, state: &str) -> io::Result<()> {
         let read_only = Permissions::from_mode(0o400);
         let path = unfinished(&self.path, STATE);
@@ -92,7 +93,7 @@ impl Directory {
     }
 }
 
-/// Opens the directory `path`, and locks it where its file system can.
+/// Opens the directory `path`, and locks it if its file system supports that.
 fn lock(path: &Path) -> io::Result<File> {
     let directory = OpenOptions::new()
         .read(true)
@@ -104,7 +105,7 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The files of a snapshot that was broken off. The state has its name last: files without that name are
+/// The files of an interrupted snapshot. The state is renamed last: without its name, the other files are
 /// not a snapshot.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
@@ -138,7 +139,7 @@ impl Drop for Directory {
         }
         for name in [STATE, MEMORY] {
             for path in [unfinished(&self.path, name), self.path.join(name)] {
-                // Mostly it does not exist. If it cannot be removed, no caller is left to get the error.
+                // The file usually does not exist, and a drop cannot return an error.
                 let _ = fs::remove_file(path);
             }
         }

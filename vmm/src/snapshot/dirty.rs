@@ -1,5 +1,5 @@
-//! Pages that were written since the last snapshot: the guest's as KVM logs them, the PMU device's as it
-//! marks them in bitmaps of ours. The VMM itself writes to guest memory only before a boot.
+//! Pages written since the last snapshot: the guest's writes from KVM's log, the PMU device's from bitmaps
+//! that it marks. The VMM itself writes to guest memory only before a boot.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,30 +14,30 @@ use vm_memory::{
 
 use super::memory::{PAGE, Run};
 
-/// Why there is no difference to a base.
+/// The reason why a diff to a base is not possible.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DiffError {
-    /// Nobody has looked.
+    /// The machine does not track writes.
     #[error("the machine does not track which pages are written: start it with --track-dirty")]
     Untracked,
-    /// Pages are known since another snapshot.
+    /// Writes are tracked since another snapshot.
     #[error(
         "the machine's last snapshot is another than this base: give the directory of the last one, or leave \
          --diff out"
     )]
     Base,
-    /// All of memory is new.
+    /// The machine has no base since its start or its last reset.
     #[error("the machine has no snapshot since it was started or reset: leave --diff out")]
     None,
-    /// KVM does not report.
+    /// KVM's log cannot be read.
     #[error("KVM cannot report which pages the guest has written")]
     Log(#[source] kvm_ioctls::Error),
 }
 
-/// A bit for each page of a region.
+/// A bitmap with one bit per page of a region.
 type Pages = Vec<u64>;
 
-/// What was written to the regions of a machine, in the order of KVM's slots.
+/// The written pages of a machine's regions, in the order of KVM's slots.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     regions: Vec<Region>,
@@ -48,22 +48,22 @@ pub(crate) struct Tracker {
 struct Region {
     start: GuestAddress,
     len: u64,
-    /// Writes by the device.
+    /// Pages that the device has written.
     marked: Arc<AtomicBitmap>,
 }
 
 #[derive(Debug, Default)]
 struct Since {
-    /// The last whole snapshot.
+    /// The id of the last complete snapshot.
     base: Option<String>,
-    /// Written since then, of each region.
+    /// Pages of each region written since then.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, and what is in it since the base.
+    /// A snapshot that its client has not finished, with its pages since the base.
     taken: Option<(String, Vec<Pages>)>,
 }
 
 impl Tracker {
-    /// A tracker of `memories`, whose contents are those of the snapshot `base`, if it is given.
+    /// Tracks `memories`. With a `base`, their contents are those of that snapshot.
     pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<String>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
@@ -78,10 +78,10 @@ impl Tracker {
         }
     }
 
-    /// `memory`, one of those tracked, for a device: its writes are marked.
+    /// Wraps one of the tracked memories for a device, so that its writes are marked.
     ///
     /// # Errors
-    /// Not one of those: a mistake of ours.
+    /// The memory is not tracked, which is a bug.
     pub(crate) fn watched(
         &self,
         memory: &GuestMemoryMmap,
@@ -98,7 +98,7 @@ impl Tracker {
         GuestRegionCollection::from_regions(regions.collect())
     }
 
-    /// Whether the pages written since the snapshot `base` are known.
+    /// Checks that writes are tracked since the snapshot `base`.
     ///
     /// # Errors
     /// [`DiffError`].
@@ -110,8 +110,8 @@ impl Tracker {
         }
     }
 
-    /// The pages of the memory file that were written since the base. The vCPUs of `vm` and the device stand
-    /// still.
+    /// The pages of the memory file that were written since the base. Call this while the vCPUs of `vm` and
+    /// the device are stopped.
     ///
     /// # Errors
     /// [`DiffError::Log`].
@@ -133,7 +133,7 @@ impl Tracker {
         Ok(runs)
     }
 
-    /// The snapshot `id` has been taken, which its client has to finish.
+    /// Notes that the snapshot `id` was taken; its client has yet to finish it.
     pub(crate) fn taken(&self, id: &str) {
         let mut since = self.since();
         let none = self.regions.iter().map(Region::none).collect();
@@ -141,8 +141,8 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// The last snapshot is the new base if it is whole. If not, the base is the one before, and what was
-    /// written before the last one was written since that.
+    /// Ends the last snapshot. If it is `whole`, it is the new base. If not, the base stays, and its pages
+    /// count as written since that base.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {
@@ -157,7 +157,7 @@ impl Tracker {
         }
     }
 
-    /// The guest boots again, in other memory than that of any snapshot.
+    /// Drops the base and all pages: the guest boots again in new memory.
     pub(crate) fn forget(&self) {
         let mut since = self.since();
         since.base = None;
@@ -175,7 +175,7 @@ fn merge(pages: &mut Pages, others: &[u64]) {
     }
 }
 
-/// Adds the pages of a region whose first is `first` in the memory file.
+/// Adds the written pages of a region whose first page in the memory file is `first`.
 fn push_runs(runs: &mut Vec<Run>, first: u64, pages: &Pages, count: u64) {
     let written = (0..count).filter(|page| {
         let word = usize::try_from(page / 64).ok();
@@ -215,10 +215,10 @@ impl Region {
     }
 }
 
-/// A region of guest memory in which writes are marked.
+/// A region of guest memory that marks the device's writes.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    /// It keeps the region mapped.
+    /// Keeps the region mapped.
     memory: GuestMemoryMmap,
     start: GuestAddress,
     len: u64,
@@ -290,7 +290,7 @@ mod tests {
         let watched = tracker.watched(&memory).expect("a region");
         let page = |page: u64| GuestAddress(page * PAGE as u64);
         watched.write_obj(7u8, page(3)).expect("in range");
-        // Over the end of a page.
+        // A write across the end of a page.
         let end = GuestAddress(page(65).0 - 1);
         watched.write_obj([8u8; 2], end).expect("in range");
         let watched = tracker.watched(&window).expect("a region");
@@ -298,7 +298,7 @@ mod tests {
         watched.write_obj(9u8, at).expect("in range");
         assert_eq!(memory.read_obj::<u8>(page(3)).expect("in range"), 7);
         assert_eq!(window.read_obj::<u8>(at).expect("in range"), 9);
-        // A read is none.
+        // A read does not mark a page.
         assert_eq!(
             watched
                 .read_obj::<u8>(GuestAddress(at.0 + 4096))

@@ -1,5 +1,5 @@
-//! Memory on its way to a file, and back: what the guest reaches, one region after the other, then a page
-//! with the snapshot's name. Pages of zeros are holes, and so are those that a diff does not have.
+//! Writes memory to a file and reads it back: one region after the other, then a page with the snapshot's
+//! name. Zero pages are holes in the file, and so are pages that a diff does not have.
 
 use std::fs::File;
 use std::io;
@@ -10,19 +10,19 @@ use vm_memory::{
     Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress,
 };
 
-/// Bytes of the last page.
+/// Length of the last page in bytes.
 pub(crate) const TRAILER: u64 = PAGE as u64;
 pub(crate) const PAGE: usize = 4096;
-/// Bytes that are looked at before somebody may end it.
+/// Bytes that are written between two checks whether to stop.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 const MAGIC: &str = "vpmu machine memory ";
 
-/// Pages of the file: the first, and how many.
+/// A run of pages in the file: the first page and their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run(pub(crate) u64, pub(crate) u64);
 
-/// Whether `runs` are ascending, apart from each other, and among so many pages.
+/// Whether `runs` are ascending, do not touch, and lie within `pages`.
 pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     let mut end = 0;
     runs.iter().all(|&Run(first, count)| {
@@ -37,8 +37,8 @@ pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     })
 }
 
-/// The parts of a region that `runs` has, or all of it: the first byte and the one after the last. The region
-/// begins at `offset` in the file.
+/// The byte ranges of a region, which begins at `offset` in the file, that `runs` contain, or the whole
+/// region: each with its first byte and the byte after its last.
 fn parts(runs: Option<&[Run]>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let Some(runs) = runs else {
         return vec![(0, length)];
@@ -53,22 +53,22 @@ fn parts(runs: Option<&[Run]>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     parts.collect()
 }
 
-/// Why memory is not in the file.
+/// The reason why memory was not written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// The file takes no more.
+    /// The file cannot be written.
     #[error("cannot write the memory")]
     File(#[source] io::Error),
-    /// Guest memory cannot be read: a mistake of ours.
+    /// Guest memory cannot be read, which is a bug.
     #[error("cannot read the guest's memory")]
     Memory(#[source] vm_memory::GuestMemoryError),
-    /// Somebody ends the run.
+    /// The run is ending.
     #[error("the machine ends")]
     Ends,
 }
 
-/// Writes `memories` to `file`, which is empty, while `goes_on` returns true: all of them, or the pages of
-/// `runs`. Returns how many bytes there are besides zeros.
+/// Writes `memories`, or only their pages in `runs`, to the empty `file`, as long as `goes_on` returns true.
+/// Returns the number of bytes written, without zero pages.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -108,16 +108,16 @@ pub(crate) fn write(
     Ok(written)
 }
 
-/// As much of `buffer` as is `left`.
+/// The first `left` bytes of `buffer`, or all of it.
 fn step(buffer: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
     buffer.get_mut(..len).unwrap_or_default()
 }
 
-/// Gives the pages of `runs` in `memories` the contents that they have in `file`.
+/// Reads the pages of `runs` from `file` into `memories`.
 ///
 /// # Errors
-/// The host's.
+/// The host's error.
 pub(crate) fn apply(memories: &[&GuestMemoryMmap], file: &File, runs: &[Run]) -> io::Result<()> {
     let mut offset = 0;
     let mut buffer = vec![0; STEP];
@@ -136,7 +136,7 @@ pub(crate) fn apply(memories: &[&GuestMemoryMmap], file: &File, runs: &[Run]) ->
     Ok(())
 }
 
-/// Writes the pages of `bytes` that are not all zeros, neighbours at once.
+/// Writes the pages of `bytes` that are not all zero, adjacent pages with one call.
 fn write_data(file: &File, offset: u64, bytes: &[u8]) -> io::Result<u64> {
     let mut written = 0;
     let mut start = None;
@@ -170,10 +170,10 @@ fn write_run(
     Ok(data.len() as u64)
 }
 
-/// The name of the snapshot whose memory `file` is, `length` bytes long.
+/// Reads the snapshot's name from the memory file `file` of `length` bytes.
 ///
 /// # Errors
-/// The host's.
+/// The host's error.
 pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     let mut trailer = ZEROS;
     file.read_exact_at(&mut trailer, length.saturating_sub(TRAILER))?;
@@ -185,7 +185,7 @@ pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     Ok(name.unwrap_or_default().to_owned())
 }
 
-/// Bytes of `memory`: where the next memory begins in the file.
+/// The length of `memory` in bytes, which is the offset of the next memory in the file.
 pub(crate) fn length(memory: &GuestMemoryMmap) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }

@@ -1,11 +1,11 @@
-//! A machine in a directory: `vmm ctl snapshot` puts it there while it runs, `vmm run --restore` lets it go
-//! on from there, any number of times.
+//! A machine saved in a directory: `vmm ctl snapshot` writes it while the machine runs, and `vmm run
+//! --restore` continues from it, any number of times.
 //!
-//! The directory has two files. `memory` is what the guest reaches, byte by byte, with holes for zeros, and
-//! a last page that names the snapshot. `state` has a line of facts and a line with everything else, both
-//! JSON; it comes last, so that a directory without it is no snapshot.
+//! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and a
+//! last page with the snapshot's name. `state` has one line of facts and one line with everything else,
+//! both JSON. It is written last: a directory without it is not a snapshot.
 //!
-//! A diff has the pages that were written since another snapshot, its base, which may be a diff, too.
+//! A diff has only the pages written since another snapshot, its base, which may be a diff, too.
 
 pub(crate) mod desk;
 pub(crate) mod directory;
@@ -28,74 +28,74 @@ use crate::config::Config;
 use crate::devices::serial::SavedSerial;
 use crate::devices::virtio_mmio::SavedTransport;
 
-/// The file of everything but memory.
+/// The file for everything but memory.
 pub(crate) const STATE: &str = "state";
-/// The file of memory.
+/// The file for memory.
 pub(crate) const MEMORY: &str = "memory";
 
 const FORMAT: &str = "vpmu machine snapshot";
 const VERSION: u32 = 2;
-/// More than the facts and a path ever take.
+/// More than the facts and a path need.
 const MAX_HEADER: u64 = 16 << 10;
-/// Most diffs from a snapshot with all of memory on.
+/// Most diffs on top of a full snapshot.
 const MAX_DIFFS: u32 = 64;
-/// More than the largest machine's state, and a bound on the bytes that are read of a foreign file.
+/// More than the largest machine's state; limits the bytes read from an untrusted file.
 const MAX_STATE: u64 = 64 << 20;
 
-/// Why a directory has no machine that could go on here.
+/// The reason why a snapshot cannot be restored here.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// A file of it.
+    /// A file cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The host's reason.
+        /// The host's error.
         #[source]
         source: io::Error,
     },
-    /// Something else has the name.
+    /// The file is not a state file.
     #[error("{0} is not the state of a machine: give the directory of 'vmm ctl snapshot'")]
     Foreign(PathBuf),
-    /// Another version of this program made it.
+    /// Another version of this program wrote it.
     #[error("{path} has version {found} of the format, this VMM reads version {VERSION}")]
     Version {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
     },
-    /// A machine of another architecture.
+    /// The machine has another architecture.
     #[error("{path} is a machine of {saved}, this host has {own}", own = std::env::consts::ARCH)]
     Arch {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its architecture.
         saved: String,
     },
-    /// Bytes are missing or have changed.
+    /// The digest does not match.
     #[error("{0} is damaged: its bytes are not those that were written")]
     Damaged(PathBuf),
-    /// It parses as something else than a machine.
+    /// The JSON does not describe a machine.
     #[error("{path} is damaged")]
     Parse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the reason.
         #[source]
         source: serde_json::Error,
     },
-    /// Memory of another length.
+    /// The memory file has the wrong length.
     #[error("{path} has {found} bytes and should have {expected}: it is damaged")]
     Length {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its length.
         found: u64,
-        /// Length by the state file.
+        /// The length according to the state file.
         expected: u64,
     },
-    /// Memory of another snapshot.
+    /// The memory belongs to another snapshot.
     #[error("{0} belongs to another snapshot than the state beside it")]
     OtherMemory(PathBuf),
     /// A base cannot be read.
@@ -107,16 +107,16 @@ pub enum SnapshotError {
         #[source]
         source: Box<SnapshotError>,
     },
-    /// Another snapshot has the place of a base.
+    /// Another snapshot is in the place of a base.
     #[error("{0} is not the snapshot that the diff was made from, or has changed since")]
     OtherBase(PathBuf),
-    /// A base has too many below it.
+    /// Too many diffs are below the base.
     #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
     TooManyDiffs(PathBuf),
-    /// Facts that no machine has.
+    /// The facts are not those of a possible machine.
     #[error("{0} describes a machine that cannot be")]
     Facts(PathBuf),
-    /// A machine of another shape.
+    /// A flag contradicts the snapshot.
     #[error("{flag}: the snapshot's machine has {saved}; leave {flag} out")]
     Differs {
         /// The flag that differs.
@@ -124,21 +124,21 @@ pub enum SnapshotError {
         /// The snapshot's value.
         saved: String,
     },
-    /// Somebody put another one there.
+    /// The snapshot was replaced while it was read.
     #[error("the snapshot has changed while it was read")]
     Changed,
-    /// KVM does not take the state.
+    /// KVM refuses the state.
     #[error("this host cannot go on with the machine")]
     State(#[from] StateError),
-    /// The console does not take its state.
+    /// The console refuses its state.
     #[error("the saved console is not valid: {0}")]
     Console(String),
-    /// The PMU does not take its state.
+    /// The PMU device refuses its state.
     #[error("the saved PMU device cannot go on")]
     Pmu(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// The parts of a machine that its guest sees.
+/// The properties of a machine that its guest sees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Facts {
@@ -166,7 +166,7 @@ impl From<&Config> for Facts {
 }
 
 impl Facts {
-    /// Bytes of the memory file.
+    /// The length of the memory file in bytes.
     fn memory_bytes(&self) -> Option<u64> {
         let memory = self.memory_mib.checked_mul(1 << 20)?;
         memory
@@ -175,23 +175,23 @@ impl Facts {
     }
 }
 
-/// The first line of the state file, as far as every version has it.
+/// The part of the state file's first line that every version has.
 #[derive(Debug, Deserialize)]
 struct Format {
     format: String,
     version: u32,
 }
 
-/// The snapshot that a diff is made from.
+/// The snapshot that a diff is based on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Base {
     pub(crate) id: String,
-    /// Its directory: absolute, or its name beside the diff's.
+    /// Its directory: absolute, or its name beside the diff's directory.
     directory: PathBuf,
     /// SHA-256 of its state file.
     digest: String,
-    /// Diffs from the snapshot with all of memory on, the one with this base included.
+    /// Number of diffs on top of the full snapshot, including a diff with this base.
     diffs: u32,
 }
 
@@ -229,7 +229,7 @@ impl Base {
         })
     }
 
-    /// Its directory, for a diff in `diff`.
+    /// The base's directory, for a diff in `diff`.
     fn place(&self, diff: &Path) -> PathBuf {
         if self.directory.is_absolute() {
             return self.directory.clone();
@@ -251,13 +251,13 @@ struct Header {
     arch: String,
     id: String,
     machine: Facts,
-    /// Of a diff.
+    /// The base of a diff; `None` for a full snapshot.
     base: Option<Base>,
     /// SHA-256 of the second line.
     digest: String,
 }
 
-/// The second line: everything that is not in memory.
+/// The second line: everything except memory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
@@ -265,7 +265,7 @@ pub(crate) struct State {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) console: SavedSerial,
     pub(crate) pmu: Option<SavedPmu>,
-    /// Of a diff, the pages that it has.
+    /// The pages of a diff; `None` for a full snapshot.
     pub(crate) changed: Option<Vec<Run>>,
 }
 
@@ -277,19 +277,19 @@ pub(crate) struct SavedPmu {
     pub(crate) device: vpmu::SavedState,
 }
 
-/// A snapshot that is open, checked as far as that can be without KVM.
+/// An open snapshot, checked as far as possible without KVM.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) id: String,
     pub(crate) facts: Facts,
     pub(crate) state: State,
-    /// All of the memory, as it was before the diffs.
+    /// The memory of the full snapshot.
     pub(crate) memory: File,
-    /// Oldest first.
+    /// The diffs on top of it, oldest first.
     pub(crate) diffs: Vec<Diff>,
 }
 
-/// The memory of a diff.
+/// The memory file of a diff.
 #[derive(Debug)]
 pub(crate) struct Diff {
     path: PathBuf,
@@ -298,7 +298,7 @@ pub(crate) struct Diff {
 }
 
 impl Diff {
-    /// Gives `memories` its pages.
+    /// Copies the diff's pages to `memories`.
     ///
     /// # Errors
     /// [`SnapshotError::Read`].
@@ -339,7 +339,7 @@ fn digest(bytes: &[u8]) -> String {
     digits.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The facts of the snapshot in `directory`.
+/// Reads the facts of the snapshot in `directory`.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -347,7 +347,7 @@ pub(crate) fn facts(directory: &Path) -> Result<Facts, SnapshotError> {
     Ok(StateFile::read(directory)?.header.machine)
 }
 
-/// Opens the snapshot in `directory`, and those that it is made from.
+/// Opens the snapshot in `directory`, and all its bases.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -392,7 +392,7 @@ pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
 
 type Below = Option<(Base, Vec<Run>)>;
 
-/// The memory of the base in `directory`, and of a diff what is below it and which pages it has.
+/// Opens the memory of the base in `directory`; for a diff, also returns its base and its pages.
 fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
     let file = StateFile::read(directory)?;
     if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {
@@ -403,7 +403,7 @@ fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Belo
     Ok((memory, file.header.base.zip(state.changed)))
 }
 
-/// Opens a file that somebody else may have put there: a FIFO is not waited for.
+/// Opens an untrusted file without waiting for a writer if it is a FIFO.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
@@ -414,9 +414,9 @@ fn open_file(path: &Path) -> io::Result<File> {
 struct StateFile {
     path: PathBuf,
     header: Header,
-    /// The rest of it.
+    /// The second line.
     body: Vec<u8>,
-    /// SHA-256 of all of it.
+    /// SHA-256 of the whole file.
     digest: String,
 }
 
@@ -468,7 +468,7 @@ impl StateFile {
         })
     }
 
-    /// The second line.
+    /// Parses the second line.
     fn state(&self) -> Result<State, SnapshotError> {
         let body = self.body.strip_suffix(b"\n").unwrap_or(&self.body);
         if digest(body) != self.header.digest {
@@ -496,7 +496,7 @@ impl StateFile {
         bytes.ok_or_else(|| SnapshotError::Facts(self.path.clone()))
     }
 
-    /// The memory beside it.
+    /// Opens the memory file beside the state file.
     fn memory(&self, directory: &Path) -> Result<File, SnapshotError> {
         let expected = self.memory_bytes()?;
         let path = directory.join(MEMORY);

@@ -1,4 +1,4 @@
-//! A guest of a few instructions with a driver of its own for the PMU device.
+//! A small guest with its own driver for the PMU device.
 
 use vmm::arch::layout::VIRTIO;
 use vpmu::abi::{CONTROL_OPEN, KIND_SOFTWARE, OpenReply, OpenRequest};
@@ -6,15 +6,15 @@ use zerocopy::IntoBytes;
 
 use super::out;
 
-/// Where the kernel loads, and from there on where its queue lies.
+/// The kernel's load address, followed by its queue.
 const LOAD: u32 = 0x20_0000;
 const DESCRIPTORS: u32 = LOAD + 0x1000;
 const AVAILABLE: u32 = LOAD + 0x2000;
 const USED: u32 = LOAD + 0x3000;
 const REPLIES: u32 = LOAD + 0x4000;
 const REQUESTS: u32 = LOAD + 0x6000;
-/// A kernel whose driver asks for `events` of the host's CPU clock with `flags`, which sample if `period`
-/// is not zero, writes a byte when all are answered, and goes on with `then`.
+/// A kernel whose driver opens `events` events of the host's CPU clock with `flags`, which sample if
+/// `period` is not zero. It writes a byte when all requests are answered, and continues with `then`.
 pub(crate) fn opening(events: u16, flags: u32, period: u64, then: &[u8]) -> Vec<u8> {
     let base = u32::try_from(VIRTIO).expect("below 4 GiB");
     let mut code = Vec::new();

@@ -1,4 +1,4 @@
-//! Guests of a few instructions, and the `vmm` program that runs them.
+//! Small guests, and the `vmm` program that runs them.
 
 pub(crate) mod driver;
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Where micro guests load: above the boot tables.
+/// The load address of small guests: above the boot tables.
 const LOAD: u64 = 0x20_0000;
 
 /// `out`, byte `value` to `port`.
@@ -27,7 +27,7 @@ pub(crate) fn power_off() -> Vec<u8> {
     [out(0x600, 5 << 2 | 1 << 5), HALT.to_vec()].concat()
 }
 
-/// `count` times `out` to a port where nothing answers.
+/// `count` times `out` to an unused port.
 pub(crate) fn outs(count: u32) -> Vec<u8> {
     let mut code = vec![0xb9];
     code.extend(count.to_le_bytes());
@@ -36,7 +36,7 @@ pub(crate) fn outs(count: u32) -> Vec<u8> {
     code
 }
 
-/// An ELF kernel of `code`, which takes `in_memory` bytes.
+/// An ELF kernel of `code` that takes `in_memory` bytes.
 pub(crate) fn elf(code: &[u8], in_memory: u64) -> Vec<u8> {
     let mut bytes = vec![0; 120];
     let mut put = |offset: usize, value: &[u8]| {
@@ -58,7 +58,7 @@ pub(crate) fn elf(code: &[u8], in_memory: u64) -> Vec<u8> {
     bytes
 }
 
-/// A directory for one test's files.
+/// A directory for the files of one test.
 pub(crate) struct Bench(tempfile::TempDir);
 
 impl Bench {
@@ -82,7 +82,7 @@ impl Bench {
     }
 }
 
-/// `vmm` with `args`, not started yet, its input empty.
+/// `vmm` with `args` and empty input, not started yet.
 pub(crate) fn vmm<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmm"));
     command
@@ -103,7 +103,7 @@ pub(crate) fn run(kernel: &Path) -> Command {
     command
 }
 
-/// What a finished process printed on standard error.
+/// The standard error of a finished process.
 pub(crate) fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -129,7 +129,7 @@ pub(crate) fn kill(signal: &str, child: &std::process::Child) {
     assert!(kill.expect("kill starts").success());
 }
 
-/// A machine that runs, up to where its guest has said something.
+/// Starts a machine, and waits until its guest has printed something.
 pub(crate) fn running(command: &mut Command) -> std::process::Child {
     let mut child = command
         .stdout(Stdio::piped())

@@ -1,6 +1,6 @@
-//! A guest's work has a budget: what one notification, mark or exit costs the device and its host, in
-//! operations on events and calls of the source. What is beyond the budget of a turn waits while
-//! others go first.
+//! The budget of a guest's work: the cost of one notification, mark or exit for device and host, in
+//! operations on events and calls of the source. Work beyond the budget of a turn waits while others are
+//! served.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
@@ -11,16 +11,16 @@ use crate::driver::{Descriptor, QUEUE_SIZE};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 use crate::world::{At, FAULTS};
 
-/// Operations of a turn before it ends, and those of the request that goes beyond.
+/// Operations of a turn before it ends, and of the request that exceeds it.
 const TURN: u64 = 4096;
-/// Members of the largest group that a guest may have.
+/// Members of the largest possible group.
 const MEMBERS: u64 = 1023;
 /// perf's `PERF_FORMAT_GROUP`.
 const FORMAT_GROUP: u64 = 1 << 3;
 /// perf's `PERF_SAMPLE_READ`.
 const SAMPLE_READ: u64 = 1 << 4;
 
-/// A group of counting events, on, with `members` besides its leader.
+/// An enabled group of counting events, with `members` besides its leader.
 fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
     let leader = rig.open(&of).expect("a leader");
     for _ in 0..members {
@@ -34,14 +34,14 @@ fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
     leader
 }
 
-/// `count` commands that turn a group on and off.
+/// `count` commands that alternately enable and disable a group.
 fn switches(leader: u64, count: usize) -> Vec<Command> {
     let ops = [COMMAND_ENABLE, COMMAND_DISABLE].iter().cycle();
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
-/// A device that vCPU 0 has notified of so many switches of a large group, after the first turn: none is
-/// answered.
+/// A device whose vCPU 0 has notified `count` switches of a large group, after the first turn, in which
+/// they were not answered.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -65,7 +65,7 @@ fn notification_of_group_switches_is_served_in_turns() {
     let answer = rig.queues[2].answer().expect("answered in the end");
     assert_eq!(answer.len(), 2048 * size_of::<Reply>());
     let after = rig.vpmu.metrics();
-    // Each command acts on the leader and on every member, and looks at each.
+    // Each command acts on the leader and all members, and visits each.
     let work = after.work.operations;
     assert!(work > 2048 * MEMBERS, "{work}");
     assert_eq!(after.turns_unfinished, turns);
@@ -91,7 +91,7 @@ fn work_that_is_left_is_done_before_the_guest_runs_on() {
 #[test]
 fn operator_is_served_between_two_turns() {
     let rig = unfinished(64);
-    // On the same thread: it would wait for itself if a lock were held.
+    // On the same thread: it would deadlock if a lock were held.
     assert!(rig.vpmu.persistent().is_empty());
     rig.vpmu.drain();
     assert_eq!(
@@ -142,7 +142,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
         ALL_FEATURES,
     );
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    // Every page but the last lies where it may, so all are looked at.
+    // All pages but the last are valid, so all are checked.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP, event),
@@ -157,12 +157,12 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     let mut turns = 1;
     while rig.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
         turns += 1;
-        // Others are served meanwhile.
+        // Other calls are served meanwhile.
         assert!(rig.vpmu.persistent().is_empty());
     }
     let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
     assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
-    // Half of them each, and one that finds the queue empty.
+    // Half of them in each turn, and a turn that finds the queue empty.
     assert_eq!(turns, 3);
 }
 
@@ -175,7 +175,7 @@ fn mark_reads_each_group_once() {
         read_format: FORMAT_GROUP.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    // Members of two groups overflow by turns.
+    // Members of two groups overflow alternately.
     let leaders = [rig.open(&of), rig.open(&of)].map(|leader| leader.expect("a leader"));
     for _ in 0..255 {
         for leader in leaders {
@@ -206,7 +206,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     for queue in [0, 1, 2] {
         let table = rig.queues[queue].buffer(4);
         let (from, to) = (rig.queues[queue].buffer(0), rig.queues[queue].buffer(1));
-        // A table that serves, if it is followed.
+        // A valid table, if the device followed it.
         let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
         for (at, (address, len, flags, next)) in (table..).step_by(16).zip(entries) {
             let entry = [
@@ -246,7 +246,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     }
     assert_eq!(rig.vpmu.metrics().events_opened, 0);
     assert_eq!(rig.vpmu.metrics().bad_requests, 4);
-    // A notice has nowhere to go.
+    // The notice does not find a valid buffer.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)
@@ -281,6 +281,6 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Twice the descriptors of the queue at each.
+    // Each notification uses twice the queue's number of descriptors.
     assert_eq!(returned, [2; 8]);
 }

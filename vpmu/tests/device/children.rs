@@ -1,4 +1,4 @@
-//! What inherited events leave behind, and what records that are no samples end with.
+//! Records left by inherited events, and trailers of records other than samples.
 
 use vpmu::abi::*;
 
@@ -28,7 +28,7 @@ fn the_counts_of_a_child_are_written_as_it_closes() {
     let mut ring = rig.map(parent, 1);
     rig.command(1, COMMAND_IN, child);
     (0..9).for_each(|_| rig.mark(1, 5, 1));
-    // The task has gone, another runs.
+    // Its task has left, and another runs.
     let out = rig.command(1, COMMAND_OUT, child);
     rig.runs(1, 51, 52);
     rig.close(child).expect("closed");
@@ -103,7 +103,7 @@ fn records_that_are_no_samples_end_with_who_and_when() {
         .iter()
         .filter(|record| record.kind == THROTTLE)
         .collect();
-    // The parent is throttled still; of the child sixty, of which as many fit.
+    // The parent is still throttled; the child has sixty samples, of which as many fit.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();

@@ -1,5 +1,5 @@
-//! A host whose counters others use, that gives them up, or that refuses them: the guest finds that
-//! in the times, the states and the answers of its events.
+//! A host whose counters others use, or that gives up or refuses counters: the guest sees it in
+//! times, states and answers of its events.
 
 use vpmu::abi::*;
 use vpmu::{Hardware, Limits, Refusal};
@@ -40,7 +40,7 @@ fn others_share_of_a_counter_shows_in_time_running() {
     ] {
         let event = rig.open(&request).expect("open");
         rig.command(0, COMMAND_ENABLE, event);
-        // Ticks of the clock pass as the host's counter runs a part of its time.
+        // The clock advances while the host's counter runs part of the time.
         for _ in 0..100 {
             rig.world.pass(4000);
             rig.world.work(thread(0), 4000, seen);
@@ -160,7 +160,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         rig.command(0, COMMAND_IN, event);
         rig.world.work(thread(0), 40, 4);
         rig.command(0, COMMAND_OUT, event);
-        // Its task moves, and a counter more is needed there.
+        // Its task moves, and needs another counter there.
         rig.world.deny(libc::EBUSY);
         let reply = rig.command(1, COMMAND_IN, event);
         assert_eq!(reply.status.get(), libc::EBUSY.unsigned_abs());
@@ -170,7 +170,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_IN_USE.into())
         );
-        // A later one has its own reason.
+        // A later refusal has its own reason.
         rig.world.deny(0);
         let other = rig.open(&of_host(FAULTS, 0)).expect("open");
         rig.post_notice(1, 16);
@@ -231,7 +231,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
     );
     assert_eq!(config(&rig).refused_hardware, REFUSED_POLICY);
     assert_eq!(rig.world.asked(), [0; 0], "the host was not even asked");
-    // The rest is there.
+    // Other events are not affected.
     let faults = rig.open(&of_host(FAULTS, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, faults);
     rig.world.work(thread(0), 40, 4);

@@ -1,4 +1,4 @@
-//! Requirements of SPEC.md that belong to the device as a whole.
+//! Requirements of SPEC.md for the device as a whole.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;

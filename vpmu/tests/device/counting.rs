@@ -52,7 +52,7 @@ fn exits_by_reason_each_once() {
             rig.exit(1, reason, &mut At(0));
         }
     }
-    // Each command is an exit by itself, the one that reads included.
+    // Each command is itself an exit, including the one that reads.
     let own = 1;
     assert_eq!(rig.value(0, all) - all_before, 3 + 5 + 7 + 11 + 13 + own);
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
@@ -92,7 +92,7 @@ fn ticks_are_the_times() {
     let reply = rig.command(0, COMMAND_DISABLE, event);
     let ticks = reply.value.get();
     assert!((1_000_000..1_000_020).contains(&ticks), "{ticks}");
-    // A tick is a nanosecond here; the count and the times look at the clock one after the other.
+    // A tick is a nanosecond here; the count and the times read the clock one after the other.
     assert!(reply.time_enabled.get().abs_diff(ticks) <= 2, "{reply:?}");
     assert_eq!(reply.time_enabled, reply.time_running);
     rig.world.pass(1_000_000);
@@ -200,7 +200,7 @@ fn in_and_out_are_matched() {
     assert_eq!(status(&mut rig, 0, COMMAND_IN, task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_IN, task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_OUT, task), libc::EINVAL);
-    // Enabled while in: it counts from there.
+    // Enabled while scheduled in: it counts from here.
     assert_eq!(status(&mut rig, 0, COMMAND_ENABLE, task), 0);
     rig.mark(0, 1, 0);
     rig.mark(1, 1, 0);
@@ -230,7 +230,7 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     };
     let counting = rig.open(&pinned).expect("open");
     let events = [counting, rig.open(&sampling(pinned, 1000)).expect("open")];
-    // The host is not asked to pin it: it would never give way to another user's.
+    // The device does not pin the host's counter, which would never yield to another user.
     assert_eq!(rig.world.pinned(), 0);
     rig.world.work(thread(0), 100, 4);
     for event in events {

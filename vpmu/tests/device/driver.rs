@@ -59,7 +59,7 @@ impl DriverQueue {
         (driver, queue)
     }
 
-    /// The same driver in another memory with the same bytes.
+    /// The same driver in another memory with the same contents.
     pub(crate) fn at(&self, memory: &GuestMemoryMmap) -> Self {
         Self {
             memory: memory.clone(),
@@ -75,7 +75,7 @@ impl DriverQueue {
         self.store(self.available, 0_u16);
     }
 
-    /// Where buffer `slot` begins.
+    /// The address of buffer `slot`.
     pub(crate) fn buffer(&self, slot: u16) -> u64 {
         self.buffers + u64::from(slot) * Self::BUFFER
     }
@@ -140,7 +140,7 @@ impl DriverQueue {
         self.offer(slot);
     }
 
-    /// The next chain that came back: its head and the bytes written to it.
+    /// The next returned chain: its head and its written length.
     pub(crate) fn reclaim(&mut self) -> Option<(u32, u32)> {
         let index: u16 = self.load(self.used + 2);
         if index == self.seen {
@@ -151,7 +151,7 @@ impl DriverQueue {
         Some((self.load(at), self.load(at + 4)))
     }
 
-    /// The answer to [`DriverQueue::request`]; `None` while there is none.
+    /// The answer to [`DriverQueue::request`]; `None` if it has not come yet.
     pub(crate) fn answer(&mut self) -> Option<Vec<u8>> {
         let (head, len) = self.reclaim()?;
         let slot = u16::try_from(head).expect("a slot") + 1;

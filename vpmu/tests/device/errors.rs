@@ -1,5 +1,5 @@
-//! The error tables of SPEC.md: each row's request has the row's status, also where the condition of a
-//! later row holds.
+//! The error tables of SPEC.md: each row's request returns the row's status, even if a later row's
+//! condition holds, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -19,13 +19,13 @@ const NO_OP: u32 = 99;
 
 type Late = fn(&mut Rig);
 
-/// A device before there is one.
+/// The parameters of a device that is not created yet.
 struct Setup {
     features: u64,
     limits: Limits,
 }
 
-/// A request or a command that a row's condition holds for, and the device that it goes to.
+/// A request or command for which a row's condition holds, and its device.
 struct Scene {
     rig: Rig,
     _window: GuestMemoryMmap,
@@ -37,11 +37,11 @@ struct Scene {
     by: u32,
     /// The event that the request is about.
     event: u64,
-    /// Carried out right before the request, the lower number first.
+    /// Steps executed right before the request, the lower number first.
     late: Vec<(u8, Late)>,
 }
 
-/// A row: how its condition comes to hold.
+/// A row, and a function that makes its condition hold.
 struct Case {
     row: &'static str,
     setup: fn(&mut Setup),
@@ -133,14 +133,14 @@ impl Scene {
         u32::from_le_bytes(*self.bytes.first_chunk().expect("an operation"))
     }
 
-    /// The request is about this event now.
+    /// Makes the request refer to this event.
     fn about(&mut self, event: u64) {
         self.event = event;
         self.put64(offset_of!(ControlHeader, event), event);
         self.command.event = event.into();
     }
 
-    /// Zero where the device, as it is set up, opens no such event.
+    /// Opens an event; zero if this device refuses it.
     fn opened(&mut self, request: &OpenRequest) -> u64 {
         self.rig.open(request).unwrap_or(0)
     }
@@ -163,7 +163,7 @@ impl Scene {
         event
     }
 
-    /// A trace with an area that the driver keeps.
+    /// A trace with an area that the driver manages.
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
@@ -173,14 +173,14 @@ impl Scene {
         event
     }
 
-    /// Addresses of pages that nothing lies at.
+    /// Addresses of unused pages.
     fn pages(&mut self, count: u64) -> Vec<u64> {
         let first = self.rig.next_ring;
         self.rig.next_ring += count * 0x1000;
         (0..count).map(|page| first + page * 0x1000).collect()
     }
 
-    /// The map request names these pages.
+    /// Lists these pages in the map request.
     fn name(&mut self, pages: &[u64]) {
         self.bytes.truncate(size_of::<MapRequest>());
         let count = u32::try_from(pages.len()).expect("few");
@@ -216,7 +216,7 @@ impl Scene {
         event
     }
 
-    /// The open request, to be changed.
+    /// Changes the open request.
     fn open(&mut self, change: impl FnOnce(&mut OpenRequest)) {
         let mut request = OpenRequest::read_from_bytes(&self.bytes).expect("whole");
         change(&mut request);
@@ -237,8 +237,8 @@ impl Scene {
         };
     }
 
-    /// What a request that fails leaves as it is: persistent events, events opened, and counters of the
-    /// host's.
+    /// State that a failed request must not change: persistent events, events opened, and host
+    /// counters.
     fn state(&self) -> (Vec<PersistentStatus>, u64, usize) {
         let opened = self.rig.vpmu.metrics().events_opened;
         let counters = self.rig.world.open_counters();
@@ -250,7 +250,7 @@ impl Scene {
         (persistent, opened, counters)
     }
 
-    /// The status of the request, or of the command where there is no request.
+    /// Sends the request, or the command without one; returns its status.
     fn send(mut self) -> u32 {
         self.late.sort_by_key(|(phase, _)| *phase);
         for (_, act) in std::mem::take(&mut self.late) {
@@ -270,7 +270,7 @@ impl Scene {
     }
 }
 
-/// The requests that begin like this, with nothing wrong about them.
+/// The request for a row's table, without faults.
 fn begin(scene: &mut Scene, table: &str) {
     let header = |op: u32| ControlHeader {
         op: op.into(),
@@ -370,7 +370,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// The event of such a request, or the command.
+/// The event for such a request, or the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {
@@ -431,7 +431,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
 
 /// Tables of operations without an event.
 const NO_EVENT: [&str; 5] = ["OPEN", "CATALOGUE", "PERSISTENT", "TASK_PAGE", "FEATURES"];
-/// Tables of operations that are a header alone.
+/// Tables of operations whose request is only a header.
 const HEADER_ONLY: [&str; 4] = ["CLOSE", "UNMAP", "UNMAP_AUX", "ATTACH"];
 
 fn requests() -> Vec<Case> {
@@ -1119,7 +1119,7 @@ fn numbers() -> BTreeMap<&'static str, u32> {
     numbers.collect()
 }
 
-/// The rows of the error tables, as they are in the text, each with its status.
+/// The rows of the error tables in text order, each with its status.
 fn rows() -> Vec<(&'static str, u32)> {
     let numbers = numbers();
     let tables = SPECIFICATION
@@ -1139,12 +1139,12 @@ fn rows() -> Vec<(&'static str, u32)> {
     rows.collect()
 }
 
-/// The table that a row is in.
+/// The table of a row.
 fn table(row: &str) -> &str {
     row.rsplit_once('-').expect("a number").0
 }
 
-/// Whether a condition of every request can hold for this table's.
+/// Whether the condition of a row for all requests can hold for this table.
 fn applies(row: &str, to: &str) -> bool {
     match row {
         "REQ-4" => !NO_EVENT.contains(&to),
@@ -1166,7 +1166,7 @@ const COMMANDS: [&str; 9] = [
     "FLUSH",
 ];
 
-/// The status of a request of `table` for which these conditions hold, the last of them certainly.
+/// The status of a request of `table` for which these conditions hold, the last of them for certain.
 fn status(table: &str, cases: &[&Case]) -> u32 {
     let setups: Vec<_> = cases.iter().map(|case| case.setup).collect();
     let mut scene = Scene::new(&setups);

@@ -1,11 +1,11 @@
-//! Features: what the device offers, and how a driver accepts it where its transport hides the bits.
+//! Features: the device's offer, and accepting it through a transport that hides the bits.
 
 use vpmu::abi::*;
 
 use crate::persistent::{WINDOW_FEATURES, window};
 use crate::rig::{ALL_FEATURES, Errno, Rig, open_of, sampling};
 
-/// What a transport passes that keeps the device's own bits to itself.
+/// Features from a transport that hides the device-specific bits.
 const MASKED: u64 = 1 << 32;
 
 fn accept(rig: &mut Rig, features: u64) -> Result<(), Errno> {
@@ -53,7 +53,7 @@ fn feature_accepted_by_a_request_is_as_good_as_one_negotiated() {
     rig.detach(event, "kept").expect("detached");
     rig.unmap(event).expect("unmapped");
     rig.map_window(event, 2, 0).expect("mapped");
-    // It ends with the driver that accepted it.
+    // It ends with the driver's reset.
     rig.vpmu.reset();
     rig.activate(MASKED);
     assert_eq!(rig.open(&sampled()), Err(libc::EOPNOTSUPP));
@@ -108,7 +108,7 @@ fn feature_accepted_by_a_request_is_kept_over_a_restore() {
     rig.map(event, 1);
     rig.move_on();
     assert_eq!(rig.open(&sampled()), Ok(event + 1));
-    // What it did not accept stays so.
+    // Features that it did not accept stay off.
     let area = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     assert_eq!(rig.open(&area), Err(libc::EOPNOTSUPP));
 }

@@ -1,5 +1,4 @@
-//! The device as its driver sees it: real queues over guest memory, a host that counts what the
-//! test tells it to.
+//! The device in the view of its driver: real queues in guest memory, and a simulated host.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"

@@ -1,5 +1,5 @@
-//! Guest memory as a VMM may keep it: with a bitmap of the pages that the device writes, and with regions
-//! that come and go. What a transport hands over besides: queues, and its interrupts.
+//! Guest memory of a VMM: with a bitmap of pages that the device writes, and with changing regions. Also
+//! the rest of a transport's interface: queues and interrupts.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -26,10 +26,10 @@ const WATCHDOG: AuxProducer = AuxProducer {
     format: 130,
 };
 
-/// Memory of a VMM that watches which pages are written.
+/// Memory of a VMM that tracks written pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
 
-/// The same memory twice: as the device has it, watched, and as its driver writes it.
+/// The same memory twice: tracked for the device, and untracked for its driver.
 fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(len as u64).expect("room");
@@ -42,7 +42,7 @@ fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     (watched, plain)
 }
 
-/// A device in watched memory, with a watched window.
+/// A device in tracked memory, with a tracked window.
 struct WatchedRig {
     rig: Rig,
     memory: Watched,
@@ -72,7 +72,7 @@ impl WatchedRig {
         }
     }
 
-    /// The pages that were marked since this was called last.
+    /// The pages marked since the last call.
     fn take_dirty(&self) -> BTreeSet<u64> {
         let mut dirty = BTreeSet::new();
         for region in self.memory.iter().chain(self.window.iter()) {
@@ -96,7 +96,7 @@ impl WatchedRig {
         [ring, self.rig.queues[queue].buffer(1)]
     }
 
-    /// A mark is sampled into the ring of this event, which is on.
+    /// An enabled event that samples a mark into its ring.
     fn sampled(&mut self) -> u64 {
         let request = OpenRequest {
             wakeup: 1.into(),
@@ -107,7 +107,7 @@ impl WatchedRig {
     }
 }
 
-/// Exactly these pages, in any order.
+/// A set of exactly these pages.
 fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
     pages.into_iter().collect()
 }
@@ -142,7 +142,7 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     assert_eq!(watched.take_dirty(), exactly(laid));
     watched.rig.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
-    // 72 bytes each: the 57th lies on both pages.
+    // Samples of 72 bytes: the 57th lies on both pages.
     (0..55).for_each(|_| watched.rig.mark(0, 5, 1));
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
     watched.rig.mark(0, 5, 1);
@@ -223,13 +223,13 @@ fn ring_in_the_window_marks_the_windows_pages() {
     watched.take_dirty();
     let first = watched.rig.map_window(event, 1, MAP_WRITABLE);
     assert_eq!(first, Ok(0));
-    // Its pages are made blank first.
+    // Its pages are zeroed first.
     let laid = watched.answered(0).into_iter();
     let laid = laid.chain([WINDOW, WINDOW + PAGE]);
     assert_eq!(watched.take_dirty(), exactly(laid));
     watched.rig.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
-    // An area of the guest's, whose head the window's page shows.
+    // An area in guest RAM, whose head is in the window's metadata page.
     let area = [0x30_0000];
     let trace = OpenRequest {
         flags: flags.into(),
@@ -248,7 +248,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     assert_eq!(watched.take_dirty(), exactly(shown));
 }
 
-/// Memory in two regions, of which the second goes and comes back.
+/// Memory with two regions, the second of which is removed and added again.
 struct Changing {
     rig: Rig,
     space: GuestMemoryAtomic<GuestMemoryMmap>,
@@ -374,7 +374,7 @@ fn queues_go_on_from_the_indices_that_they_are_handed_over_with() {
     let states = rig.vpmu.queue_states();
     let indices: Vec<_> = states.iter().map(|q| (q.next_avail, q.next_used)).collect();
     assert_eq!(indices, [(1, 1), (0, 0), (0, 0), (1, 1)]);
-    // Another device, and the same driver.
+    // Another device with the same driver.
     let mut other = Rig::bare(Engines::Auto, limits(), None);
     (0..VCPUS).for_each(|vcpu| other.attach(vcpu));
     other.memory = rig.memory;

@@ -1,5 +1,5 @@
-//! What samples say of the place where they were taken: who asks for it, and that it is that of
-//! the right exit. The walk itself has its own tests.
+//! Guest state in samples: which events ask for it, and that it is the state at the right exit. The
+//! walk itself has its own tests.
 
 use std::cell::Cell;
 
@@ -18,13 +18,13 @@ const REGS_INTR: u64 = 1 << 18;
 const IN_USER: u64 = -512_i64 as u64;
 const IN_KERNEL: u64 = -128_i64 as u64;
 
-/// One page of tables at each level, then pages of stack: address zero on, open to programs.
+/// One page of tables at each level, then stack pages, mapped from address zero for user mode.
 const TABLES: u64 = 0xa000;
 const STACK: u64 = 0x60_0000;
 const STACK_PAGES: u64 = 20;
 const RING: u64 = 0x70_0000;
 
-/// The guest at an address, with this frame pointer; counts who asks for how much.
+/// A guest at an address with this frame pointer; counts the requests for its state.
 #[derive(Debug)]
 struct Somewhere<'a> {
     user: bool,
@@ -77,7 +77,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// An event that samples with these fields, on, and its ring.
+/// Opens an enabled event that samples these fields, and maps its ring.
 fn opened(rig: &mut Rig, request: OpenRequest) -> u64 {
     let request = OpenRequest {
         flags: (request.flags.get() | OPEN_ENABLED).into(),
@@ -220,7 +220,7 @@ fn nothing_of_a_mode_that_is_excluded_is_told() {
 
 #[test]
 fn callers_in_the_kernel_and_none_where_the_hypervisor_is_silent() {
-    /// Tells where it is and nothing else.
+    /// Provides only its position.
     #[derive(Debug)]
     struct Terse;
 

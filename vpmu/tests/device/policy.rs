@@ -1,4 +1,4 @@
-//! What an operator decides about events that hardware counts.
+//! The operator's policy for events that hardware counts.
 
 use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
@@ -17,7 +17,7 @@ fn cycles() -> OpenRequest {
     open_of(CYCLES.0, CYCLES.1, 0)
 }
 
-/// Enables it, and says of its host counter, the only one, whether the host's work is left out.
+/// Enables an event; returns whether its only host counter excludes the host's work.
 fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
     let event = rig.open(request).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -36,7 +36,7 @@ fn count_mode_says_whether_counts_of_hardware_hold_host_work() {
         let mut rig = counting(mode);
         assert_eq!(rig.config().count_mode.get(), reported);
         assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
-        // A clock cannot leave it out, so it is not asked to.
+        // A clock cannot exclude it, so the device does not ask for that.
         let clock = open_of(CLOCK.0, CLOCK.1, 0);
         assert!(!leaves_host_out(&mut rig, &clock));
     }
@@ -57,7 +57,7 @@ fn host_work_is_left_out_of_samples_and_where_the_driver_asks_in_both_modes() {
         for request in [sampling(cycles(), 100), trace, excluding] {
             assert!(leaves_host_out(&mut rig, &request), "{mode:?}: {request:?}");
         }
-        // It goes with events that cannot, too.
+        // The flag is accepted for events that cannot exclude it, too.
         let clock = OpenRequest {
             flags: OPEN_EXCLUDE_HOST.into(),
             ..open_of(CLOCK.0, CLOCK.1, 0)
@@ -109,7 +109,7 @@ fn catalogue_names_whose_work_hardware_counts() {
         let counts = String::from_utf8_lossy(&cycles.counts).into_owned();
         let counts = counts.trim_end_matches('\0');
         assert!(counts.ends_with(says), "{counts}");
-        // What samples, and what is of the device's own, is the guest's alone.
+        // Sampling events and the device's own events count only the guest.
         for (kind, config) in [(KIND_SAMPLE_TRACE, PACE_CYCLES), (KIND_MARK, MARK_ANY)] {
             let flags = found(kind, config).flags.get();
             assert_ne!(flags & CATALOGUE_GUEST_ONLY, 0, "{mode:?}");
@@ -167,7 +167,7 @@ fn raw_event_that_the_host_does_not_count_is_unknown() {
     let mut rig = allowing(listed(&[RAW.1, 0x8]));
     assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
     assert_eq!(raw_entries(&mut rig), [("raw-0x11".to_owned(), ALL_FLAGS)]);
-    // Where all are allowed, the host is asked.
+    // If all are allowed, the host decides.
     let mut rig = allowing(RawEvents::All);
     assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
     assert_eq!(rig.world.asked(), [KIND_RAW]);
@@ -304,7 +304,7 @@ fn pinned_hardware_without_a_counter_is_in_error() {
         rig.command(0, COMMAND_ENABLE, event);
         rig.world.work(thread(0), 40, 4);
         assert_eq!(rig.value(0, event), 40);
-        // Its place is another's: perf ends the reads of such an event.
+        // Another user has its counter: perf ends the reads of such an event.
         rig.world.give_up(thread(0));
         let reply = rig.command(0, COMMAND_DISABLE, event);
         assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());

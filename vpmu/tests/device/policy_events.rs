@@ -1,4 +1,5 @@
-//! The operator's list of events: a denied event is absent, by every request that could open or show it.
+//! The operator's list of events: a denied event is absent from every request that could open or show
+//! it.
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
@@ -6,7 +7,7 @@ use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
 
-/// One of each kind that the host of these tests has, with a name in its catalogue.
+/// One event of each kind on the host of these tests, with its catalogue name.
 const EVENTS: [(&str, u32, u64); 10] = [
     ("cycles", CYCLES.0, CYCLES.1),
     ("page-faults", FAULTS.0, FAULTS.1),
@@ -44,7 +45,7 @@ fn names(rig: &mut Rig) -> Vec<String> {
     entries.iter().map(|entry| text(&entry.name)).collect()
 }
 
-/// Requests that would open the event: on a vCPU, of a task, sampling, as a child.
+/// Requests that would open the event: on a vCPU, for a task, sampling, as a child.
 fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
     let on = |context| {
         let request = open_of(kind, config, context);
@@ -68,7 +69,7 @@ fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
     requests
 }
 
-/// The kind of parents, which no list of these tests denies.
+/// The kind of the parents, which these tests never deny.
 const UNLISTED: u32 = KIND_GUEST_TIME;
 
 fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
@@ -154,7 +155,7 @@ fn raw_events_are_allowed_by_the_bits_of_a_mask() {
     assert_eq!(names(&mut rig), ["raw"]);
     rig.open(&open_of(KIND_RAW, 0x11, 0)).expect("allowed");
     for (config, asked) in [(0x211, 1), (0x12, 1), (0x111, 2)] {
-        // The host of these tests counts 0x11 alone: it refuses an event that is allowed.
+        // The host of these tests only counts 0x11: it refuses an allowed event.
         assert_eq!(rig.open(&open_of(KIND_RAW, config, 0)), Err(libc::ENOENT));
         assert_eq!(rig.world.asked().len(), asked, "{config:#x}");
     }
@@ -209,7 +210,7 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
     let status = rig.vpmu.persistent();
     assert_eq!(status[0].event, "cycles", "named to the operator");
     assert_eq!(names(&mut rig), ["tsc"]);
-    // One of its own stays closed.
+    // Opening it directly stays denied.
     for request in [
         open_of(CYCLES.0, CYCLES.1, 0),
         OpenRequest {

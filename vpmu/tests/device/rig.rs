@@ -1,4 +1,4 @@
-//! A device with a driver on it, and the driver's calls as functions.
+//! A device with a driver, and functions for the driver's calls.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ pub(crate) const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
 pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 0xf;
-/// Guest TSC ahead of the host's on each vCPU.
+/// Offset from the host's TSC to the guest's TSC on each vCPU.
 pub(crate) const TSC_OFFSET: u64 = 1000;
 
 /// An errno.
@@ -34,13 +34,13 @@ pub(crate) struct Rig {
     pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
-    /// The transport's.
+    /// The transport's interrupt.
     pub(crate) interrupt: Arc<FakeMachine>,
     pub(crate) next_ring: u64,
     settings: Settings,
     window: Option<GuestMemoryMmap>,
     producers: Vec<AuxProducer>,
-    /// As its driver set it up.
+    /// Features and queues as the driver set them up.
     driver: Option<(u64, Vec<QueueState>)>,
 }
 
@@ -48,17 +48,17 @@ pub(crate) struct Rig {
 pub(crate) struct Vcpus(Vec<Mutex<Option<VcpuSession>>>);
 
 impl Vcpus {
-    /// None has a thread.
+    /// All vCPUs without threads.
     pub(crate) fn new() -> Self {
         Self((0..VCPUS).map(|_| Mutex::new(None)).collect())
     }
 
-    /// A vCPU has this session from now on; the one before ends.
+    /// Replaces the session of a vCPU, and ends the one before.
     pub(crate) fn set(&self, vcpu: u32, session: Option<VcpuSession>) {
         *self.0[vcpu as usize].lock().expect("no panic") = session;
     }
 
-    /// The session of a vCPU, for a thread of its own.
+    /// Takes the session of a vCPU, for use on another thread.
     pub(crate) fn take(&self, vcpu: u32) -> VcpuSession {
         let mut session = self.0[vcpu as usize].lock().expect("no panic");
         session.take().expect("it has a thread")
@@ -85,7 +85,7 @@ impl Vcpus {
         self.with(vcpu, |session| session.kick(queue));
     }
 
-    /// The turns that a notification left, which a VMM takes before the vCPU enters again.
+    /// Runs the turns left from a notification, as a VMM does before guest entry.
     pub(crate) fn resume(&self, vcpu: u32) {
         self.with(
             vcpu,
@@ -98,7 +98,7 @@ impl Vcpus {
     }
 }
 
-/// The default limits, for a host that every interrupt and record costs nothing.
+/// The default limits, for a host where interrupts and records are free.
 pub(crate) fn limits() -> Limits {
     Limits {
         min_hardware_period: 1,
@@ -123,7 +123,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     }
 }
 
-/// The same, sampling everything with a period.
+/// The same request, sampling all fields with a period.
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     OpenRequest {
         period: period.into(),
@@ -145,7 +145,7 @@ fn outcome(status: u32) -> Result<(), Errno> {
 }
 
 impl Rig {
-    /// A device that throttles nobody.
+    /// A device that does not throttle.
     pub(crate) fn new() -> Self {
         let limits = Limits {
             max_sample_rate: u32::MAX,
@@ -165,7 +165,7 @@ impl Rig {
         rig
     }
 
-    /// A device whose vCPUs have no threads yet, and that has no driver.
+    /// A device without a driver, whose vCPUs have no threads yet.
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
@@ -175,7 +175,7 @@ impl Rig {
         Self::with_memory(settings, window, memory)
     }
 
-    /// A device whose operator has decided this about hardware.
+    /// A device with this hardware setting by its operator.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
         Self::with_policy(hardware, Policy::default())
     }
@@ -200,7 +200,7 @@ impl Rig {
         config
     }
 
-    /// A device with producers of the VMM's own.
+    /// A device with producers of the VMM.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
         let rig = Self::bare(Engines::Auto, limits(), None);
         let mut rig = rig.with_producers(producers);
@@ -209,7 +209,7 @@ impl Rig {
         rig
     }
 
-    /// The same device, not in use yet, with producers.
+    /// Adds producers to a device that is not in use yet.
     pub(crate) fn with_producers(mut self, producers: &[AuxProducer]) -> Self {
         let vpmu = Arc::into_inner(self.vpmu).expect("nobody else's");
         let vpmu = vpmu.with_aux_producers(producers.to_vec());
@@ -218,7 +218,7 @@ impl Rig {
         self
     }
 
-    /// A device in memory of the caller's.
+    /// A device in memory that the caller provides.
     pub(crate) fn with_memory(
         settings: Settings,
         window: Option<&GuestMemoryMmap>,
@@ -247,8 +247,8 @@ impl Rig {
         }
     }
 
-    /// A new device on a new host, without threads and driver, that is to go on for this one; `memory` and
-    /// `window` hold what those of this one do.
+    /// A new device on a new host, without threads and driver, to restore this one into; `memory` and
+    /// `window` have the same contents as this device's.
     pub(crate) fn successor(
         &self,
         settings: Settings,
@@ -256,7 +256,7 @@ impl Rig {
         window: Option<&GuestMemoryMmap>,
     ) -> Self {
         let next = Self::with_memory(settings, window, memory.clone());
-        // The VMM has the guest's TSC go on.
+        // The VMM lets the guest's TSC continue.
         next.world.pass(self.world.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
         Self {
@@ -271,22 +271,22 @@ impl Rig {
         self.settings.clone()
     }
 
-    /// The transport has set the driver's queues up so.
+    /// Sets features and queues, as the transport passes them.
     pub(crate) fn set_transport(&mut self, features: u64, queues: &[QueueState]) {
         self.driver = Some((features, queues.to_vec()));
     }
 
-    /// What the transport gives a device that is restored.
+    /// Features and queues that the transport passes to a restored device.
     pub(crate) fn transport(&self) -> (u64, Vec<QueueState>) {
         self.driver.clone().unwrap_or_default()
     }
 
-    /// Every vCPU leaves the guest.
+    /// Makes every vCPU leave the guest.
     pub(crate) fn halt(&self) {
         (0..VCPUS).for_each(|vcpu| self.vcpus.leave(vcpu, ExitReason::Signal, &mut At(1)));
     }
 
-    /// The state of the device, whose vCPUs have left the guest, by way of a file.
+    /// Saves the device, whose vCPUs have left the guest, through a file format.
     pub(crate) fn save(&self) -> SavedState {
         let state = self.vpmu.save().expect("saved");
         let file = serde_json::to_string(&state).expect("a file");
@@ -295,18 +295,18 @@ impl Rig {
         read
     }
 
-    /// Saves the device and goes on with another in its place, on another host.
+    /// Saves the device and continues with another device, on another host.
     pub(crate) fn move_on(&mut self) {
         self.halt();
         let state = self.save();
         let mut next = self.successor(self.settings(), self.memory.clone(), self.window.as_ref());
-        // It writes no more to the memory that the other goes on with.
+        // The old device must not write to the new device's memory.
         self.vpmu.reset();
         next.resume(&state);
         *self = next;
     }
 
-    /// Goes on where `state` was saved.
+    /// Restores `state` into this device.
     pub(crate) fn resume(&mut self, state: &SavedState) {
         let (features, queues) = self.transport();
         let memory = self.memory.clone();
@@ -319,7 +319,7 @@ impl Rig {
         let _ = self.vpmu.notify(QUEUE_CONTROL);
     }
 
-    /// The thread of a vCPU introduces itself.
+    /// Attaches the thread of a vCPU.
     pub(crate) fn attach(&self, vcpu: u32) {
         self.attach_as(vcpu, thread(vcpu));
     }
@@ -331,7 +331,7 @@ impl Rig {
         self.vcpus.set(vcpu, Some(session.expect("a vCPU of it")));
     }
 
-    /// Sets every queue up afresh and the device going.
+    /// Sets up all queues anew, and activates the device.
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
         self.set_transport(features, &queues);
@@ -345,14 +345,14 @@ impl Rig {
             .expect("active");
     }
 
-    /// Every queue, set up afresh.
+    /// Sets up all queues anew.
     pub(crate) fn make_queues(&mut self) -> Vec<QueueState> {
         let (drivers, queues) = make_queues(&self.memory);
         self.queues = drivers;
         queues
     }
 
-    /// A control request as bytes, `room` for its answer.
+    /// Sends a control request with `room` for its answer; returns the answer.
     pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
         self.queues[0].request(request, room);
         let _ = self.vpmu.notify(QUEUE_CONTROL);
@@ -424,7 +424,7 @@ impl Rig {
         })
     }
 
-    /// Names the task page of a vCPU and writes who runs there.
+    /// Sets the task page of a vCPU, with its current task.
     pub(crate) fn runs(&mut self, vcpu: u32, pid: u32, tid: u32) {
         let address = 0x8000 + u64::from(vcpu) * 0x1000;
         self.control(&TaskPageRequest {
@@ -470,7 +470,7 @@ impl Rig {
         outcome(reply.status.get())
     }
 
-    /// A new ring with this many data pages, writable, and its reader.
+    /// Maps a new writable ring with `data` data pages; returns its reader.
     pub(crate) fn map(&mut self, event: u64, data: u64) -> Reader {
         self.try_map(event, data).expect("mapped")
     }
@@ -506,7 +506,7 @@ impl Rig {
         self.commands(vcpu, &[command(op, event)])[0]
     }
 
-    /// A command with a value: its status.
+    /// Sends a command with a value; returns its status.
     pub(crate) fn valued(&mut self, vcpu: u32, op: u32, event: u64, value: u64) -> Errno {
         let command = Command {
             value: value.into(),
@@ -516,7 +516,7 @@ impl Rig {
         i32::try_from(reply.status.get()).expect("an errno")
     }
 
-    /// Flushes an event of `vcpu`: the status.
+    /// Flushes an event of `vcpu`; returns the status.
     pub(crate) fn flush(&mut self, vcpu: u32, event: u64) -> Errno {
         let reply = self.command(vcpu, COMMAND_FLUSH, event);
         i32::try_from(reply.status.get()).expect("an errno")
@@ -596,7 +596,7 @@ impl Rig {
         entries
     }
 
-    /// Every byte of guest memory, to see whether the device writes.
+    /// All bytes of guest memory, to detect writes by the device.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; MEMORY_LEN];
         self.memory
@@ -606,7 +606,7 @@ impl Rig {
     }
 }
 
-/// Every queue, set up afresh in guest memory: the drivers' sides and the device's.
+/// Sets up all queues anew in guest memory: the driver's side and the device's side.
 pub(crate) fn make_queues(memory: &GuestMemoryMmap) -> (Vec<DriverQueue>, Vec<QueueState>) {
     let both = (0..2 + u64::from(VCPUS)).map(|index| {
         let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
@@ -627,7 +627,7 @@ pub(crate) fn command(op: u32, event: u64) -> Command {
     }
 }
 
-/// `bytes` as structs of the wire.
+/// Parses `bytes` as ABI structures.
 pub(crate) fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
     bytes
         .chunks(size_of::<T>())

@@ -1,4 +1,4 @@
-//! The limits of all of a guest's events together: host counters, clocks, samples, bytes of records.
+//! Limits of all events of a guest together: host counters, clocks, samples, record bytes.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -10,10 +10,10 @@ use crate::world::{At, CLOCK, CYCLES};
 
 /// perf's `PERF_RECORD_THROTTLE`.
 const THROTTLE: u64 = 5;
-/// Nanoseconds of a window of the budgets.
+/// The window of the budgets in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
-/// An event on `vcpu`, on, whose host counter samples.
+/// An enabled event on `vcpu` whose host counter samples.
 fn cycles(vcpu: u32) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -49,7 +49,7 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     assert_eq!(waits.time_running.get(), 0);
     assert!(waits.time_enabled.get() >= 500, "{waits:?}");
     assert_eq!(rig.vpmu.metrics().counter_waits, 2);
-    // The one that waited longest has the place that is given back.
+    // The event that has waited longest gets the free place.
     rig.command(0, COMMAND_DISABLE, events[0]);
     assert_eq!(rig.world.running(thread(0)), 2);
     rig.world.work(thread(0), 100, 4);
@@ -75,7 +75,7 @@ fn event_that_waits_stops_pauses_and_closes_as_any() {
         .expect("open");
     rig.command(0, COMMAND_ENABLE, mark);
     rig.link(mark, second, LINK_STOPPER).expect("linked");
-    // Paused while it waits, it waits no longer.
+    // An event that is paused while it waits no longer waits.
     rig.mark(0, 5, 1);
     rig.command(0, COMMAND_DISABLE, first);
     assert_eq!(rig.world.running(thread(0)), 0);
@@ -118,7 +118,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // A region that begins in another waits until that ends.
+    // A region that starts within another waits until that ends.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
@@ -167,7 +167,7 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
     let third = rig.open(&clock(300, OPEN_FREQ)).expect("open");
     let states = [fast, slow, third].map(|event| state(&mut rig, event));
     assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
-    // A higher frequency finds no room, a lower one makes some.
+    // A higher frequency does not fit; a lower one frees room.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 701), libc::ENOSPC);
     assert_eq!(rig.world.frequencies(), [600, 300]);
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 200), 0);
@@ -214,7 +214,7 @@ fn host_counters_are_limited_over_all_vcpus() {
         ..cycles(0)
     };
     let moving = rig.open(&task).expect("open");
-    // One on each vCPU that its task has run on, while there are some to spare.
+    // One counter on each vCPU that its task has run on, as long as the limit allows.
     for vcpu in [0, 1] {
         rig.command(vcpu, COMMAND_IN, moving);
         rig.world.work(thread(vcpu), 10, 4);
@@ -224,7 +224,7 @@ fn host_counters_are_limited_over_all_vcpus() {
     let second = rig.open(&task).expect("open");
     assert_eq!(rig.vpmu.metrics().host_counters, 3);
     assert_eq!(rig.open(&task), Err(libc::EMFILE));
-    // With none to spare the counter of the last vCPU is given up for that of the next.
+    // At the limit, the counter of the last vCPU is closed for that of the next.
     for vcpu in [0, 1, 0, 1] {
         rig.command(vcpu, COMMAND_IN, second);
         rig.world.work(thread(vcpu), 10, 4);
@@ -304,7 +304,7 @@ fn samples_of_all_events_share_a_budget() {
     rig.world.pass(WINDOW);
     rig.mark(0, 5, 1);
     assert_eq!(written(&rig), 32, "a new window");
-    // Counts are whole throughout.
+    // Counts stay complete.
     assert_eq!(rig.value(0, events[0]), 21);
 }
 
@@ -366,7 +366,7 @@ fn record_bytes_of_all_events_share_a_budget() {
             rig.mark(0, 5, 1);
         }
         let now = rig.vpmu.metrics().samples_written;
-        // The seventh goes beyond.
+        // The seventh record exceeds the budget.
         assert_eq!(now - written, 7);
         written = now;
     }

@@ -1,4 +1,4 @@
-//! A host and a machine of which every figure is the test's own.
+//! A simulated host and machine whose figures the test sets.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -30,26 +30,26 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
-    /// The errno of each open from now on; zero: it succeeds.
+    /// The errno of each later open; zero: it succeeds.
     denying: AtomicI32,
     /// Kinds of counters that the host was asked for.
     asked: Mutex<Vec<u32>>,
-    /// Why there are no offers of a kind.
+    /// The reason why the host lacks a kind of event.
     refusals: Mutex<Vec<(u32, Refusal)>>,
-    /// No rate but those that there are.
+    /// Whether counters refuse a change of their rate.
     refusing: AtomicBool,
     interrupts: AtomicU64,
     /// The queues that they were raised for.
     signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
-    /// Where whoever is asked for `knows_ips` waits, twice.
+    /// Stops a caller of `knows_ips` twice.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
-    /// vCPUs that were made to leave, and who waits for that.
+    /// vCPUs that were made to leave.
     kicks: Mutex<Vec<u32>>,
     kicked: Condvar,
-    /// They cannot be.
+    /// Whether vCPUs cannot be made to leave.
     stuck: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ struct FakeCounter {
     frequency: bool,
     pinned: bool,
     host_excluded: bool,
-    /// The host has given it up.
+    /// Whether the host has given up the counter.
     lost: bool,
     left: u64,
     overflows: Overflows,
@@ -72,7 +72,7 @@ struct FakeCounter {
     reads: u64,
 }
 
-/// A counter as the device holds it: gone from the world when dropped.
+/// A counter held by the device, and removed from the world when dropped.
 #[derive(Debug)]
 struct Handle {
     world: Arc<World>,
@@ -85,7 +85,7 @@ struct FakeSet {
     world: Arc<World>,
     thread: i32,
     counters: Vec<(CounterKey, Handle, Option<Reading>)>,
-    /// Keys given out: none comes twice.
+    /// Number of keys so far: keys are not reused.
     keys: u32,
 }
 
@@ -103,7 +103,7 @@ impl World {
         self.tsc.fetch_add(ticks, Ordering::Relaxed);
     }
 
-    /// The host's TSC, not looked at.
+    /// The host's TSC; this does not advance it.
     pub(crate) fn now(&self) -> u64 {
         self.tsc.load(Ordering::Relaxed)
     }
@@ -157,7 +157,7 @@ impl World {
         excluded.collect()
     }
 
-    /// The calling thread is now this one, as far as the device can tell.
+    /// Makes the device see the calling thread as `thread`.
     pub(crate) fn be_thread(&self, thread: i32) {
         self.thread.store(thread, Ordering::Relaxed);
     }
@@ -174,7 +174,7 @@ impl World {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    /// The host opens no counter from now on, with this errno; zero: it does again.
+    /// Makes the host refuse later counters with this errno; zero: it opens them again.
     pub(crate) fn deny(&self, errno: i32) {
         self.denying.store(errno, Ordering::Relaxed);
     }
@@ -184,7 +184,7 @@ impl World {
         self.asked.lock().expect("no panic").clone()
     }
 
-    /// The host says that it offers nothing of a kind for this reason.
+    /// Makes the host lack a kind of event for this reason.
     pub(crate) fn refuse_kind(&self, kind: u32, refusal: Refusal) {
         self.refusals
             .lock()
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// The host takes no other rates from now on.
+    /// Makes counters refuse later changes of their rate.
     pub(crate) fn refuse_rates(&self) {
         self.refusing.store(true, Ordering::Relaxed);
     }
@@ -214,36 +214,37 @@ impl World {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Host samples name guest addresses from now on.
+    /// Makes host samples contain guest addresses.
     pub(crate) fn know_ips(&self) {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
-    /// The next who asks whether they do meets the test there, and goes on when they meet again.
+    /// The next caller of `knows_ips` meets the test at the barrier, and continues after a second
+    /// meeting.
     pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
         barrier
     }
 
-    /// No vCPU can be made to leave from now on.
+    /// Makes all later kicks of vCPUs fail.
     pub(crate) fn be_stuck(&self) {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until vCPUs have been made to leave `times` more often: which ones.
+    /// Waits until vCPUs were made to leave `times` more often; returns the vCPUs.
     pub(crate) fn await_kicks(&self, times: usize) -> Vec<u32> {
         let kicks = self.kicks.lock().expect("no panic");
         let enough = self.kicked.wait_while(kicks, |kicks| kicks.len() < times);
         enough.expect("no panic").drain(..times).collect()
     }
 
-    /// How often vCPUs were made to leave and nobody has waited for it.
+    /// Number of kicks of vCPUs that the test has not taken yet.
     pub(crate) fn kicks(&self) -> usize {
         self.kicks.lock().expect("no panic").len()
     }
 
-    /// Whether the device wants to be drained.
+    /// Whether the device requests drains.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -330,7 +331,7 @@ impl FakeCounter {
 }
 
 impl Handle {
-    /// A counter of the world's, stopped.
+    /// Opens a counter of the world, stopped.
     fn open(world: &Arc<World>, what: &Request, thread: i32) -> io::Result<Self> {
         if world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
@@ -476,7 +477,7 @@ impl FakeSource {
 
 impl Source for FakeSource {
     fn tsc(&self) -> u64 {
-        // Every look at the clock finds it moved.
+        // Each clock read advances the clock.
         self.world.tsc.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -595,7 +596,7 @@ impl Registers for At {
     }
 }
 
-/// A hypervisor that will not tell.
+/// A hypervisor that does not return registers.
 #[derive(Debug)]
 pub(crate) struct Nowhere;
 

@@ -1,4 +1,4 @@
-//! Counts the system calls of a thread, exactly, as strace would: another process traces it.
+//! Counts the system calls of a thread exactly, as strace does: another process traces it.
 #![expect(unsafe_code, reason = "fork and ptrace have no safe form")]
 
 use std::io::{self, PipeWriter, Read, Write};
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 
-/// The call that begins and ends the counted stretch: nothing else makes it.
+/// The call that starts and ends the counted part; other code does not make it.
 const MARKER: c_long = libc::SYS_getppid;
 /// A syscall stop, with `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
@@ -14,8 +14,8 @@ const PTRACE_GET_SYSCALL_INFO: c_uint = 0x420e;
 /// `op` of `struct ptrace_syscall_info` at a call's entry.
 const ENTRY: u8 = 1;
 
-/// The system calls that the calling thread makes in `act`; other threads' do not count, nor does
-/// reading a clock in the vDSO.
+/// The number of system calls of the calling thread in `act`, without other threads and without
+/// clock reads in the vDSO.
 pub(crate) fn count(act: impl FnOnce()) -> usize {
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let thread = this_thread();
@@ -40,7 +40,7 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     usize::from_ne_bytes(counted)
 }
 
-/// The tracing process; ended when dropped, if it has not ended.
+/// The tracing process; killed when dropped, if still running.
 struct Tracer(pid_t);
 
 impl Drop for Tracer {
@@ -62,8 +62,7 @@ fn mark() {
     unsafe { libc::getppid() };
 }
 
-/// Lets process `who` trace this one where Yama would not; elsewhere this fails, and does not
-/// matter.
+/// Lets process `who` trace this one under Yama; without Yama this fails, and is not needed.
 fn allow_tracers(who: c_ulong) {
     // SAFETY: takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
@@ -81,8 +80,8 @@ fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
     unsafe { libc::_exit(done.is_err().into()) }
 }
 
-/// Closes this process's copies of all descriptors but one: a perf event is gone only when its
-/// last copy is closed.
+/// Closes this process's copies of all descriptors but one: a perf event ends only when its last
+/// copy is closed.
 fn close_others(kept: &PipeWriter) {
     let kept = kept.as_raw_fd().unsigned_abs();
     for (first, last) in [(0, kept.saturating_sub(1)), (kept + 1, c_uint::MAX)] {
@@ -91,7 +90,7 @@ fn close_others(kept: &PipeWriter) {
     }
 }
 
-/// Stops the thread, and has it stop at each system call from now on.
+/// Stops the thread, and makes it stop at each system call from now on.
 fn attach(thread: pid_t) -> io::Result<()> {
     let options = usize::try_from(libc::PTRACE_O_TRACESYSGOOD).unwrap_or(0);
     ptrace(libc::PTRACE_SEIZE, thread, 0, options)?;
@@ -100,7 +99,7 @@ fn attach(thread: pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)
 }
 
-/// The calls between two markers; lets the thread go at the second.
+/// Counts the calls between two markers; detaches at the second.
 fn counted(thread: pid_t) -> io::Result<usize> {
     let mut count = None;
     loop {
@@ -127,7 +126,7 @@ fn counted(thread: pid_t) -> io::Result<usize> {
     }
 }
 
-/// The number of the call that the thread enters; `None` where it leaves one.
+/// The number of the call that the thread enters; `None` if it leaves one.
 fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
     // `struct ptrace_syscall_info`: `op` is its first byte, `entry.nr` its fourth word.
     let mut info = [0_u64; 12];
@@ -137,7 +136,7 @@ fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
     Ok(is_entry.then(|| c_long::try_from(info[3]).unwrap_or(-1)))
 }
 
-/// Waits until the thread stops: its status.
+/// Waits until the thread stops; returns its status.
 fn wait(thread: pid_t) -> io::Result<c_int> {
     let mut status = 0;
     // SAFETY: the kernel writes one int to `status`.

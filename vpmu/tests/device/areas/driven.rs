@@ -1,4 +1,4 @@
-//! Areas that the driver keeps: it says where there is room, and fetches what was written.
+//! Areas that the driver manages: it grants room, and fetches the written data.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -8,7 +8,7 @@ use crate::rig::{Rig, command, open_of, thread};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
-/// A task's trace with an area of the driver's, in on vCPU 0.
+/// A task's trace with an area that the driver manages, scheduled in on vCPU 0.
 fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -81,7 +81,7 @@ fn the_driver_is_told_once_in_a_turn() {
     }
     assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
     assert_eq!(rig.notice(), None);
-    // As a driver answers it: in one go.
+    // A driver answers the notice with both commands at once.
     let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
     let replies = rig.commands(0, &answer);
     // A sync packet and seven exits found room.
@@ -254,7 +254,7 @@ fn a_turn_ends_with_its_event() {
     let child = rig.open(&child).expect("open");
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     rig.close(event).expect("closed");
-    // Nobody could end it any more, and the rest of the family writes on.
+    // Closing the event has ended its turn, and the rest of the family continues to write.
     let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
     assert_eq!(replies[1].status.get(), 0);
     exits(&rig, 0, 3);

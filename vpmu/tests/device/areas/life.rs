@@ -1,4 +1,4 @@
-//! Nothing is written to an area that was taken away, whoever still traces.
+//! A removed area is not written any more, even if traces are still active.
 
 use vpmu::abi::*;
 
@@ -6,7 +6,7 @@ use super::{ITRACE_START, Traced, exits, pages, trace};
 use crate::rig::Rig;
 use crate::traces::area::map_aux;
 
-/// Whether memory stays as it is while exits come, but for the answers to `rig`'s own requests.
+/// Whether memory is unchanged during exits, except for the answers to `rig`'s own requests.
 fn stays(rig: &Rig) -> bool {
     let before = rig.snapshot();
     exits(rig, 0, 300);
@@ -30,7 +30,7 @@ fn an_unmapped_area_is_the_guests_again() {
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + reply.lost.get());
     assert_eq!(traced.area.take().len(), 0);
-    // A new one begins at its beginning, whatever the metadata page says.
+    // A new area starts at position zero, whatever the metadata page contains.
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, traced.event, MAP_WRITABLE, &area).expect("an area");
     assert_eq!(traced.area.head(), 0);
@@ -87,7 +87,7 @@ fn after_a_close_or_a_reset_nothing_is_written() {
     assert!(stays(&rig));
     Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
-    // In the midst of an exit, whose end would be written.
+    // During an exit whose end would be written.
     rig.vcpus
         .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
     rig.vpmu.reset();

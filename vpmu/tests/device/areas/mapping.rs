@@ -1,4 +1,4 @@
-//! Which pages can be an area, of which events.
+//! Valid pages of an area, and events that can have one.
 
 use vpmu::Limits;
 use vpmu::abi::*;
@@ -47,7 +47,7 @@ fn areas_that_make_no_sense_are_refused() {
         inval,
         "it has a ring"
     );
-    // More pages announced than named.
+    // A page count larger than the list of pages.
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP_AUX, event),
         pages: 2.into(),

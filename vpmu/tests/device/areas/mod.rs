@@ -1,4 +1,4 @@
-//! AUX areas: which pages can be one, what its reader is told, who writes there and until when.
+//! AUX areas: valid pages, the reader's records and wakeups, and the writers and their end.
 
 mod driven;
 mod life;
@@ -23,14 +23,14 @@ fn trace() -> OpenRequest {
     open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
 }
 
-/// So many addresses that nothing lies at.
+/// Addresses of `count` unused pages.
 fn pages(rig: &mut Rig, count: u64) -> Vec<u64> {
     let first = rig.next_ring;
     rig.next_ring += (count + 1) * 0x1000;
     (0..count).map(|page| first + page * 0x1000).collect()
 }
 
-/// A trace that is on, its ring and its area, both read.
+/// An enabled trace, with readers of its ring and its area.
 struct Traced {
     event: u64,
     ring: Reader,
@@ -52,14 +52,14 @@ impl Traced {
         }
     }
 
-    /// Of vCPU 0, enabled.
+    /// An enabled trace on vCPU 0.
     fn on(rig: &mut Rig, count: u64) -> Self {
         let traced = Self::new(rig, &trace(), count, MAP_WRITABLE);
         rig.command(0, COMMAND_ENABLE, traced.event);
         traced
     }
 
-    /// Offset, size and flags of each piece told since the last look.
+    /// Offset, size and flags of each AUX record since the last call.
     fn pieces(&mut self) -> Vec<[u64; 3]> {
         pieces(&self.ring.raw())
     }
@@ -73,7 +73,7 @@ fn pieces(records: &[Raw]) -> Vec<[u64; 3]> {
         .collect()
 }
 
-/// So many exits of `vcpu` that the traces of [`trace`] hold.
+/// Causes `count` exits of `vcpu` that the traces of [`trace`] record.
 fn exits(rig: &Rig, vcpu: u32, count: u64) {
     for ip in 0..count {
         rig.exit(vcpu, ExitReason::Io, &mut At(ip));

@@ -1,4 +1,4 @@
-//! Producers of the VMM's own: how a guest opens them, and what their writers show it.
+//! Producers of the VMM: how a guest opens them, and what it reads of their data.
 
 use std::sync::Arc;
 
@@ -34,11 +34,11 @@ fn request(vcpu: u32) -> OpenRequest {
     open_of(KIND_VMM_TRACE, 0, vcpu)
 }
 
-/// A trace of the watchdog on vCPU 0 that is on, with an area of 2 pages, and where that lies.
+/// An enabled trace of the watchdog on vCPU 0 with an area of 2 pages, and the area's address.
 fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
     let traced = Traced::new(rig, &request(0), 2, flags);
     rig.command(0, COMMAND_ENABLE, traced.event);
-    // The last that was taken, with a page behind it.
+    // The last allocated pages, followed by one page.
     let area = rig.next_ring - 3 * PAGE;
     (traced, area)
 }
@@ -53,7 +53,7 @@ fn words(rig: &Rig, area: u64, position: u64, count: u64) -> Vec<u64> {
         .collect()
 }
 
-/// `bytes` of it, each word `value`.
+/// `bytes` of data, each word `value`.
 fn filled(value: u64, bytes: u64) -> Vec<u64> {
     vec![value; usize::try_from(bytes / 8).expect("small")]
 }
@@ -99,7 +99,7 @@ fn a_producer_is_listed_and_opened_by_its_number() {
     let area = pages(&mut rig, 2);
     let driven = map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area);
     assert_eq!(driven, Err(libc::EOPNOTSUPP), "an area of the driver's");
-    // Without producers there is no such kind.
+    // Without producers, this kind does not exist.
     let refused = Rig::new().open(&request(0));
     assert_eq!(refused, Err(libc::ENOENT));
 }
@@ -146,7 +146,7 @@ fn a_piece_is_what_its_writer_ended_with() {
     assert_eq!(writer.written(), 320);
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
     assert_eq!(traced.area.head(), 0, "nothing is shown before its end");
-    // A command that shows what traces have written shows nothing of it either.
+    // A command that publishes the data of traces does not publish it either.
     assert_eq!(rig.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
     writer.end(256).expect("ended");
@@ -158,7 +158,7 @@ fn a_piece_is_what_its_writer_ended_with() {
     let shown = [filled(7, 128), filled(0, 64), filled(8, 64)].concat();
     assert_eq!(words(&rig, area, 0, 32), shown);
     assert_eq!(rig.read(0, event).value.get(), 256, "bytes counted");
-    // What was given up is written over by the next.
+    // The next write overwrites data that was given up.
     write(&rig, event, 10, 64).expect("written");
     assert_eq!(words(&rig, area, 256, 8), filled(10, 64));
     assert_eq!(traced.pieces(), [[256, 64, 0]]);
@@ -179,7 +179,7 @@ fn what_the_guest_has_not_read_stays() {
     writer.lose(2200);
     writer.put(&filled(3, 2192)).expect("less fits");
     assert!(matches!(writer.skip(8), Err(AuxError::NoRoom)));
-    // The guest makes room while it is written.
+    // The guest makes room during the write.
     traced.area.set_tail(4096);
     writer.put(&filled(4, 4096)).expect("room again");
     writer.end(2192 + 4096).expect("ended");
@@ -192,7 +192,7 @@ fn what_the_guest_has_not_read_stays() {
     let reply = rig.read(0, event);
     assert_eq!(reply.lost.get(), 2200);
     assert_eq!(reply.value.get(), 6000 + size + 2200);
-    // A tail that is no place in the area is a full one.
+    // A tail outside the area counts as a full area.
     traced.area.set_tail(u64::MAX / 2);
     let mut writer = rig.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(0));
@@ -220,7 +220,7 @@ fn a_second_writer_is_refused_until_the_first_has_ended() {
     let mut rig = rig();
     let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
-    // A trace of the device's own that shares the area.
+    // A trace by the device that shares the area.
     let exit_trace = rig.open(&trace()).expect("open");
     rig.redirect(exit_trace, event).expect("redirected");
     rig.command(0, COMMAND_ENABLE, exit_trace);
@@ -285,7 +285,7 @@ fn only_traces_of_producers_that_are_active_are_written_to() {
         Err(AuxError::Inactive(_))
     ));
     assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
-    // A starter's target waits.
+    // The target of a starter is not started yet.
     let paused = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
         ..request(0)

@@ -1,5 +1,5 @@
-//! Whatever a driver and a reader do in whatever order: packets are whole and in order, pieces leave no
-//! byte out, and what is counted is in an area or lost.
+//! Random operations of a driver and a reader in random order: packets are complete and in order, AUX
+//! records cover all bytes, and each counted packet is in an area or lost.
 
 use std::collections::BTreeMap;
 
@@ -70,15 +70,15 @@ struct Mapped {
     area: Option<Read>,
 }
 
-/// What is known of one area.
+/// The state of one area as far as the test knows it.
 struct Read {
     area: AreaReader,
     writable: bool,
-    /// Up to where pieces were told of.
+    /// The end of the last AUX record.
     told: u64,
-    /// The tail lies: nothing but memory is to be believed.
+    /// The tail is invalid: only memory can be checked.
     lies: bool,
-    /// Number of the next packet, of each event, as far as it is known.
+    /// The next packet number of each event, as far as known.
     next: BTreeMap<u64, u64>,
 }
 
@@ -142,7 +142,7 @@ impl Run {
                 Packet::Exit(exit) => exit.sequence.get(),
                 Packet::Sample(sample) => sample.sequence.get(),
             };
-            // Whose it is can be told where one writes alone.
+            // With a single writer, the packet's event is known.
             assert!(!read.next.is_empty(), "a sync packet comes first");
             let alone = read.next.len() == 1;
             if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
@@ -191,7 +191,7 @@ impl Run {
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
-                // Pages of its own for each mapping, so that what was read stays read.
+                // Each mapping has its own pages, so that data already read is not overwritten.
                 let ring = pages(&mut self.rig, 1 + order * order);
                 if self.rig.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
                     self.take(id);
@@ -299,7 +299,7 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // The commands are exits too: the last that is traced is the one that ends the traces.
+        // The commands are exits too: the last traced exit is that of the command that ends the traces.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

@@ -1,4 +1,4 @@
-//! What the reader of an area is told, and when.
+//! Records and wakeups for the reader of an area.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -26,7 +26,7 @@ fn what_is_written_and_lost_is_what_is_counted() {
     let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
     assert_eq!(traced.pieces(), told);
     assert_eq!(traced.area.exits().len(), 63);
-    // The reader has made room: the trace goes on by itself, and says what is missing.
+    // The reader has made room: the trace continues by itself and reports the loss.
     exits(&rig, 0, 10);
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + 37 * 64);
@@ -46,7 +46,7 @@ fn what_is_written_and_lost_is_what_is_counted() {
         (4096 + 11 * 64, 37 * 64)
     );
     assert_eq!(metrics.aux_records, 4);
-    // The count can begin anew; what was lost stays lost.
+    // A reset of the count does not reset the losses.
     let reply = rig.command(0, COMMAND_RESET, traced.event);
     assert_eq!((reply.value.get(), reply.lost.get()), (0, 37 * 64));
 }
@@ -200,7 +200,7 @@ fn a_snapshot_holds_the_newest() {
     let head = traced.area.head();
     assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));
     assert_eq!(traced.pieces(), [[0, head, OVERWRITE]]);
-    // The oldest page is half written over; the reader begins at the next.
+    // The oldest page is half overwritten; the reader starts at the next page.
     traced.area.skip_to(head.next_multiple_of(4096) - 2 * 4096);
     let packets = traced.area.take();
     assert!(matches!(&packets[0], Packet::Sync(sync) if sync.flags & SYNC_PAGE != 0));

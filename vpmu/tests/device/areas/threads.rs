@@ -35,7 +35,7 @@ fn an_area_is_the_guests_again_while_its_vcpus_run() {
     let mut rig = Rig::new();
     let parent = OpenRequest {
         flags: OPEN_ENABLED.into(),
-        // Each packet is shown.
+        // Each packet is published immediately.
         aux_watermark: 64.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
     };

@@ -1,4 +1,4 @@
-//! What bounds the batched engine: losses, limits, rates and memory.
+//! Limits of the batched engine: losses, event limits, rates and memory.
 
 use super::*;
 

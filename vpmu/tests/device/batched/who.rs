@@ -1,8 +1,8 @@
-//! Who ran when the host recorded, as the task page has it.
+//! The task of samples that the host recorded, from the task page.
 
 use super::*;
 
-/// Switch number `n`: to task `who`, when the guest's TSC showed `since`.
+/// Writes switch number `n` to the history: to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let word = u64::from(who) | u64::from(who + 1) << 32;
     let entry = TASK_PAGE + 32 + n % TASK_HISTORY as u64 * 16;

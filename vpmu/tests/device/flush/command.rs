@@ -1,4 +1,4 @@
-//! Flushes that the guest asks for.
+//! Flushes by the guest.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -45,7 +45,7 @@ fn a_reader_is_woken_once_for_what_it_was_not_woken_for() {
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(rig.notice(), None, "nothing more was written");
     assert_eq!(ring.samples().len(), 1);
-    // A wakeup by the ring's own mark is one too.
+    // A wakeup at the ring's watermark counts, too.
     let frequent = OpenRequest {
         wakeup: 1.into(),
         flags: OPEN_ENABLED.into(),
@@ -78,7 +78,8 @@ fn overflows_of_the_exit_engine_are_written() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    // Found at the exit of one command, and after that exit, before the next.
+    // Overflows found at one command's exit, and overflows after that exit, before the next
+    // command.
     rig.world.work(thread(0), 250, 4);
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(ring.samples().len(), 2);
@@ -135,7 +136,7 @@ fn every_state_of_an_event_is_flushed_as_far_as_it_goes() {
     rig.map(paused, 1);
     let events = [off, paused, ringless, task, counting];
     assert_eq!(statuses(&mut rig, 0, &events), [0; 5]);
-    // Those that are on no vCPU are flushed from any.
+    // Events that are not on a vCPU can be flushed from any vCPU.
     assert_eq!(statuses(&mut rig, 1, &[off, task, counting]), [0; 3]);
     let elsewhere = [libc::EXDEV, libc::EXDEV];
     assert_eq!(statuses(&mut rig, 1, &[paused, ringless]), elsewhere);
@@ -183,7 +184,7 @@ fn of_an_event_in_error_what_it_had_is_shown() {
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.world.break_host();
-    // The flush itself finds it out.
+    // The flush itself detects it.
     assert_eq!(rig.flush(0, event), libc::EIO);
     assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));

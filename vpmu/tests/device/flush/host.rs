@@ -1,4 +1,4 @@
-//! Flushes by the host, whose vCPUs stand still or run the guest.
+//! Flushes by the host while vCPUs are stopped or run the guest.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use super::{cycles, listen};
 use crate::rig::{self, Rig, open_of, sampling};
 use crate::world::At;
 
-/// The host flushes while vCPU 0 runs the guest at `ip`, until it is made to leave.
+/// Flushes from the host while vCPU 0 runs the guest at `ip`, until it is made to leave.
 fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(event));

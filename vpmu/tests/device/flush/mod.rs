@@ -1,4 +1,4 @@
-//! What was produced stands where its reader finds it, and the reader is woken.
+//! A flush makes all earlier data readable, and wakes the reader.
 
 mod command;
 mod host;
@@ -9,8 +9,8 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
-/// An enabled event of vCPU `vcpu` that samples a host counter at every hundredth by an engine, or
-/// marks.
+/// Opens an enabled event on vCPU `vcpu` that samples every hundredth event of a host counter by an
+/// engine, or marks.
 fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),
@@ -22,7 +22,7 @@ fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     reply.id.get()
 }
 
-/// Posts room for notices.
+/// Posts buffers for notices.
 fn listen(rig: &mut Rig) {
     (0..8).for_each(|slot| rig.post_notice(slot, 16));
 }

@@ -1,4 +1,4 @@
-//! Flushes by several at once, while vCPUs run.
+//! Concurrent flushes while vCPUs run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use crate::rig::{self, Rig};
 use crate::world::At;
 
 const FLUSHES: u64 = 500;
-/// Overflows of each vCPU at most: what its ring holds.
+/// Most overflows of each vCPU: its ring holds so many.
 const OVERFLOWS: u64 = 50_000;
 
 #[test]
@@ -31,7 +31,7 @@ fn hosts_flush_at_once_while_vcpus_enter_and_leave() {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
-                    // By itself, as if it were made to.
+                    // A normal exit, like one that a flush forces.
                     rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits
@@ -52,7 +52,7 @@ fn hosts_flush_at_once_while_vcpus_enter_and_leave() {
         let visits = vcpus.map(|vcpu| vcpu.join().expect("no panic"));
         for (ring, visits) in rings.iter_mut().zip(visits) {
             let samples = ring.samples();
-            // Whoever takes an overflow, it is written once, in its place: each exit has its own.
+            // Each overflow is written once and in order, whichever thread finds it.
             assert!(samples.iter().map(|sample| sample.ip).eq(1..=visits));
         }
     });

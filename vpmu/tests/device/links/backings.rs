@@ -1,5 +1,5 @@
-//! Targets and triggers of every backing: the device's own, the hypervisor's figures, the host's
-//! counters by either engine, and traces.
+//! Targets and triggers of every backing: the device, the hypervisor's statistics, host counters of
+//! both engines, and traces.
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, Limits};
@@ -33,7 +33,7 @@ fn figures_of_the_hypervisor_and_the_clock_stand_still_in_a_pause() {
     assert_eq!(rig.value(0, exits), 1000);
     assert_eq!(rig.value(0, time), 50_000);
     let ticks = rig.value(0, tsc);
-    // Each look at the clock is a tick.
+    // Each clock read adds a tick.
     assert!((100_000_000..100_010_000).contains(&ticks), "{ticks}");
     for id in [exits, tsc, time] {
         let reply = rig.read(0, id);
@@ -74,7 +74,7 @@ fn a_sampling_host_counter_writes_what_it_overflowed_before_the_stop() {
         rig.mark(0, START, 1);
         rig.world.work(thread(0), 50, 4);
         rig.exit(0, ExitReason::Signal, &mut At(1000 + region));
-        // The rest overflows between its exit and the mark's.
+        // Events between the counter's exit and the mark's.
         rig.world.work(thread(0), 50, 4);
         rig.mark(0, STOP, 2000 + region);
     }
@@ -241,7 +241,7 @@ fn a_group_goes_on_where_its_leader_pauses() {
             ..open_of(KIND_MARK, 5, 0)
         })
         .expect("open");
-    // A pause is one event's own: its state is as it was, and so is its group's.
+    // A pause changes neither the event's state nor its group's.
     rig.mark(0, 5, 1);
     rig.mark(0, START, 1);
     rig.mark(0, 5, 1);

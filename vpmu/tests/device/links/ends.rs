@@ -84,7 +84,7 @@ fn a_target_without_its_stopper_goes_on() {
     rig.mark(0, STOP, 1);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);
-    // It can have another of that role, but not of the other.
+    // It can get another link of that role, but not of the other role.
     let other = trigger(&mut rig, STOP, 1);
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
     assert_eq!(rig.link(other, target, LINK_STOPPER), Ok(()));

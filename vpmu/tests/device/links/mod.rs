@@ -12,7 +12,7 @@ use vpmu::abi::*;
 
 use crate::rig::{Rig, open_of, sampling};
 
-/// Values of the marks that start and stop.
+/// Values of the marks that start and stop the target.
 pub(crate) const START: u32 = 7;
 pub(crate) const STOP: u32 = 8;
 
@@ -26,7 +26,7 @@ pub(crate) fn trigger(rig: &mut Rig, value: u32, period: u64) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// An event that is enabled and paused.
+/// An enabled event that opens paused.
 pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
     OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
@@ -34,7 +34,7 @@ pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
     }
 }
 
-/// The same, sampling everything at each period by the exit engine.
+/// As [`paused`], sampling all fields at each period by the exit engine.
 pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
     OpenRequest {
         engine: ENGINE_EXIT.into(),

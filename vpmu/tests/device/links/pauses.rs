@@ -1,4 +1,4 @@
-//! What a driver asks of an event while it is paused, and throttles that begin or end there.
+//! Commands on a paused event, and throttles that begin or end during a pause.
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, Limits};
@@ -8,10 +8,10 @@ use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, thread};
 use crate::world::{At, CYCLES};
 
-/// Both backings that count one by one: the device's, and a counter of the host's.
+/// Backings that count events one by one: the device, and a host counter.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
 
-/// So many of what the event counts, and an exit that finds its overflows.
+/// Causes `times` of the counted events, and an exit that finds the overflows.
 fn happen(rig: &Rig, times: u64, ip: u64) {
     rig.world.work(thread(0), times, 4);
     (0..times).for_each(|_| rig.mark(0, 5, ip));

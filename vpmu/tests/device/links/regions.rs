@@ -1,4 +1,4 @@
-//! Counts and records between a start and a stop: exactly what was done there.
+//! Counts and records between a start and a stop contain exactly the work between them.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,7 @@ use crate::world::At;
 
 const WORK: u32 = 5;
 
-/// Ten thousand regions with work around and in them; how much of it each holds.
+/// Runs ten thousand regions with work around and inside them; returns the amount inside each.
 fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
     let mut inside = 0;
     for region in 0..10_000 {
@@ -52,7 +52,7 @@ fn exits_in_ten_thousand_regions_with_the_one_that_stops_them() {
     });
     let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(rig.value(0, io), inside);
-    // The mark that stops it is an exit of the region; the one that starts it is none.
+    // The exit of the mark that stops it belongs to the region; that of the starting mark does not.
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 

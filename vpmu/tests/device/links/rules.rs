@@ -1,4 +1,4 @@
-//! Which events can be linked, and how each mistake is answered.
+//! Events that can be linked, and the error for each mistake.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -51,7 +51,7 @@ fn each_mistake_has_its_errno() {
         assert_eq!(rig.link(mark, target, role), Err(libc::EEXIST));
         assert_eq!(rig.link(other, target, role), Err(libc::EBUSY));
     }
-    // One that only counts can be a target all the same, and a trigger have one as well.
+    // A counting event can still be a target, and a trigger can have a trigger, too.
     assert_eq!(rig.link(other, mark, LINK_STOPPER), Ok(()));
     assert_eq!(rig.link(mark, counting, LINK_STARTER), Ok(()));
 }

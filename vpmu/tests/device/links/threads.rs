@@ -1,4 +1,4 @@
-//! Links that are made and vanish while the vCPU places marks.
+//! Links that are added and removed while the vCPU places marks.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,7 +16,7 @@ const ROUNDS: u64 = 2000;
 #[test]
 fn ends_come_and_go_while_marks_are_placed() {
     let mut rig = Rig::new();
-    // One that nobody touches, beside those that come and go.
+    // A link that stays, beside links that come and go.
     let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let starter = trigger(&mut rig, START, 1);
     let stopper = trigger(&mut rig, STOP, 1);

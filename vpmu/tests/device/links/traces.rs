@@ -28,7 +28,7 @@ fn a_trace_of_exits_holds_those_of_its_regions() {
         }
         rig.mark(0, STOP, 3);
         expected.push(3);
-        // The stop shows what there is.
+        // A stop publishes the data so far.
         read.extend(ips(&mut area));
     }
     assert_eq!(read, expected);
@@ -103,7 +103,7 @@ fn an_exit_that_overflows_a_trace_and_stops_it_is_its_last() {
     let trace = rig.open(&request).expect("open");
     let mut area = map(&mut rig, trace, 4);
     rig.link(stop, trace, LINK_STOPPER).expect("linked");
-    // Mapping and linking took no exits of its vCPU.
+    // Mapping and linking caused no exits of its vCPU.
     rig.exit(0, ExitReason::Io, &mut At(1));
     rig.exit(0, ExitReason::Hlt, &mut At(2));
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -137,7 +137,7 @@ fn a_trace_of_samples_starts_others() {
         counts.push(rig.value(0, target));
     }
     assert_eq!(counts, [1, 1, 2, 3], "each overflow counts, packet or not");
-    // One that only traces never overflows.
+    // A trace without a pace does not overflow.
     let exits = rig
         .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))
         .expect("open");
@@ -168,7 +168,8 @@ fn a_link_steers_beside_the_members_of_the_group() {
         rig.command(0, COMMAND_READ, trace);
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
-    // A member that resumes is a starter already; so it can be no other, and takes nobody's place.
+    // A member that resumes the trace is already its starter: it can neither be added as another
+    // nor replace one.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {

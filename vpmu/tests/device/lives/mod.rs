@@ -1,5 +1,5 @@
-//! Events that persist, start, stop, end and are flushed in whatever order: after each step the device
-//! is held against a model of it.
+//! Events that persist, start, stop, end and are flushed in random order: after each step, the device
+//! is compared with a model.
 
 mod model;
 
@@ -19,10 +19,10 @@ use crate::rig::{Errno, Rig, command, limits, open_of};
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
 
-/// What is done; events are named by their place among those that there are.
+/// A step; it names events by their position among the open events.
 #[derive(Debug, Clone)]
 enum Step {
-    /// With one that is to lead it.
+    /// With the event that leads it, if any.
     Open(Event, Option<usize>),
     /// By the operator: the vCPU, the mark and the period.
     Start(u32, u64, u64),
@@ -33,22 +33,22 @@ enum Step {
     Link(usize, usize, u32),
     Map(usize, bool),
     Unmap(usize),
-    /// By one vCPU about an event of any.
+    /// A command by one vCPU about an event on any vCPU.
     Command(u32, u32, usize),
     Refresh(u32, usize, u64),
     In(u32, usize),
     Out(u32, usize),
-    /// Another thread runs the vCPU from now on.
+    /// The vCPU gets another thread.
     Thread(u32),
     Mark(u32, u32, u64),
     Flush(u32, Option<usize>),
     HostFlush(Option<usize>),
-    /// The device is saved, and another goes on.
+    /// The device is saved, and another device continues.
     Move,
     Reset,
 }
 
-/// Mostly the first, so that events meet.
+/// Mostly vCPU 0, so that events interact.
 fn vcpu() -> impl Strategy<Value = u32> {
     prop_oneof![9 => Just(0_u32), 1 => Just(1)]
 }
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The device, the model, and what was read of the guest's rings.
+/// The device, the model, and the records read from the guest's rings.
 struct Run {
     window: GuestMemoryMmap,
     rig: Rig,
@@ -362,7 +362,7 @@ impl Run {
         }
     }
 
-    /// State, count and losses of every event that ever was.
+    /// Checks state, count and losses of every event opened so far.
     fn check_figures(&mut self) {
         let reads: Vec<Command> = self
             .ids
@@ -383,7 +383,7 @@ impl Run {
         }
     }
 
-    /// Which events persist, as the guest and its operator see them.
+    /// Checks the list of persistent events, as seen by the guest and its operator.
     fn check_list(&mut self) {
         let persistent = |(&id, event): (&u64, &Event)| {
             let name = event.name.clone()?;
@@ -428,7 +428,7 @@ fn outcome(errno: Errno) -> Result<(), Errno> {
     }
 }
 
-/// Where the marks were placed that an operator's event has recorded.
+/// The addresses of the marks in the history of an operator's event.
 fn history(rig: &Rig, id: u64) -> Vec<u64> {
     let history = rig.vpmu.history(id).expect("a history");
     let place = |record: &[u8]| u64::from_le_bytes(record[8..16].try_into().expect("whole"));

@@ -1,5 +1,5 @@
-//! What becomes of events that persist, start and stop each other, in the fewest words that say it.
-//! They count marks, so that each step has one outcome.
+//! A minimal model of events that persist, and start and stop each other. They count marks, so that
+//! each step has one outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +7,27 @@ use vpmu::abi::*;
 
 use crate::rig::Errno;
 
-/// Most persistent events of the guest's.
+/// The guest's limit of persistent events.
 pub(super) const MOST: usize = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) context: Context,
-    /// The event that leads it, as long as that lives.
+    /// The event that leads it, while it is open.
     pub(super) leader: Option<u64>,
     /// The mark that it counts, or `MARK_ANY`.
     pub(super) config: u64,
-    /// Zero: it only counts.
+    /// Zero for a counting event.
     pub(super) period: u64,
     pub(super) enabled: bool,
     pub(super) paused: bool,
     pub(super) count: u64,
-    /// What of its period is over.
+    /// The count since its last overflow.
     pub(super) progress: u64,
-    /// Overflows until it is off; zero: no limit.
+    /// Overflows until it is disabled; zero: without a limit.
     pub(super) limit: u64,
     pub(super) lost: u64,
-    /// Of a persistent one.
+    /// The name of a persistent event.
     pub(super) name: Option<String>,
     pub(super) operator: bool,
     pub(super) ring: Option<Ring>,
@@ -50,7 +50,7 @@ impl Context {
 }
 
 impl Event {
-    /// The vCPU whose marks it may count.
+    /// The vCPU whose marks it can count, if any.
     fn place(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -62,7 +62,7 @@ impl Event {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) window: bool,
-    /// Where each recorded mark was placed.
+    /// The address of each recorded mark.
     pub(super) records: Vec<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    /// Whether a new event of such a context can have this leader.
+    /// Whether a new event with such a context can have this leader.
     pub(super) fn can_lead(&self, leader: u64, event: &Event) -> bool {
         self.events.get(&leader).is_some_and(|leader| {
             leader.leader.is_none()
@@ -110,7 +110,7 @@ impl Model {
         own.is_some() || self.events.values().any(led)
     }
 
-    /// Its task comes to a vCPU, or leaves it.
+    /// Schedules a task event in or out on a vCPU.
     pub(super) fn schedule(&mut self, id: u64, vcpu: u32, into: bool) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(libc::ENOENT)?;
         let (from, to) = match into {
@@ -128,7 +128,7 @@ impl Model {
         self.events.insert(id, event);
     }
 
-    /// Why one more persistent event cannot be.
+    /// Checks the limit of persistent events.
     pub(super) fn most(&self) -> Result<(), Errno> {
         let guests = |event: &&Event| event.name.is_some() && !event.operator;
         match self.events.values().filter(guests).count() < MOST {
@@ -171,7 +171,7 @@ impl Model {
         Ok(())
     }
 
-    /// The operator ends one, whoever's.
+    /// Ends an event of the guest or the operator, by the operator.
     pub(super) fn end(&mut self, id: u64) -> bool {
         let ends = self
             .events
@@ -181,7 +181,7 @@ impl Model {
         ends
     }
 
-    /// The driver goes: what persists and has no pages of the guest's stays as it is.
+    /// Resets the driver: persistent events without guest pages stay as they are.
     pub(super) fn reset(&mut self) {
         self.keep(|_, event| {
             event.name.is_some() && event.ring.as_ref().is_none_or(|ring| ring.window)
@@ -240,7 +240,7 @@ impl Model {
         Ok(())
     }
 
-    /// A flush by vCPU `vcpu`: nothing that it could show is ever held back here.
+    /// A flush by vCPU `vcpu`, which never finds held samples in this model.
     pub(super) fn flush(&self, vcpu: u32, id: u64) -> Result<(), Errno> {
         match self.events.get(&id) {
             _ if id == 0 => Ok(()),
@@ -250,7 +250,7 @@ impl Model {
         }
     }
 
-    /// First everything counts, then overflows act, then they are written.
+    /// First all events count the mark, then overflows act, then records are written.
     pub(super) fn mark(&mut self, vcpu: u32, value: u64, place: u64) {
         let mut overflowed = Vec::new();
         let ids: Vec<u64> = self.events.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! What the host reads of the rings of persistent events, whatever the guest wrote there.
+//! The host's reading of persistent events' rings, whatever the guest wrote there.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
@@ -49,7 +49,7 @@ fn what_the_guest_scribbles_is_left_out_or_ends_it() {
     let at = |newest: u64| GuestAddress(DATA + 4096 - 72 * (6 - newest));
     let header = 9_u64 | 2 << 32 | 72 << 48;
     let write = |newest, word: u64| memory.write_obj(word, at(newest)).expect("in memory");
-    // Of another kind, or of another event: not one of its own.
+    // A record of another kind or event is not its own.
     write(3, 1 | 72 << 48);
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     write(3, header);
@@ -58,7 +58,7 @@ fn what_the_guest_scribbles_is_left_out_or_ends_it() {
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     memory.write_obj(event, id).expect("in memory");
     assert_eq!(ips(&rig, event), [1, 2, 3, 4, 5]);
-    // Of a size that makes no sense: nobody knows where the next begins.
+    // With an invalid size, the start of the next record is unknown.
     for size in [0_u64, 4, 7, 12, 0xffff, 0xfff8] {
         write(3, header & !(0xffff << 48) | size << 48);
         assert_eq!(ips(&rig, event), [4, 5], "size {size}");
@@ -71,7 +71,7 @@ fn what_the_guest_scribbles_is_left_out_or_ends_it() {
         .expect("in memory");
     let history = rig.vpmu.history(event).expect("a history");
     assert!(history.records.len() <= 4096);
-    // The page that says where things are is for the guest alone.
+    // Only the guest uses the metadata page.
     memory
         .write_slice(&[0xff; 4096], GuestAddress(WINDOW))
         .expect("in memory");

@@ -1,4 +1,4 @@
-//! What the list of persistent events tells.
+//! The list of persistent events.
 
 use vpmu::abi::*;
 

@@ -1,4 +1,4 @@
-//! Persistent events: what makes one, what becomes of it, who may do what with it.
+//! Persistent events: their start, life and end, and the permissions on them.
 
 mod attaching;
 mod detaching;
@@ -17,9 +17,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::reader::{Reader, SAMPLE};
 use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, limits, open_of, sampling};
 
-/// Where the guest sees the window: beyond its memory.
+/// The window's address in the guest: above its memory.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
-/// What a driver negotiates that knows of the window.
+/// Features of a driver that supports the window.
 pub(crate) const WINDOW_FEATURES: u64 = ALL_FEATURES | 1 << F_WINDOW;
 
 /// Memory for a window of so many pages.
@@ -29,7 +29,7 @@ pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
 }
 
 impl Rig {
-    /// A device with a window of its VMM's, and a driver that knows of it. Nobody is throttled.
+    /// A device with a window and a driver that supports it, without throttling.
     pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
         let limits = Limits {
             max_sample_rate: u32::MAX,
@@ -93,7 +93,7 @@ impl Rig {
         }
     }
 
-    /// Lays a ring with so many data pages into the window: the number of its first page.
+    /// Maps a ring with `data` data pages in the window; returns the number of its first page.
     pub(crate) fn map_window(&mut self, event: u64, data: u32, flags: u32) -> Result<u32, Errno> {
         let request = MapRequest {
             header: Self::header(CONTROL_MAP, event),
@@ -117,8 +117,8 @@ pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader 
     Reader::new(window, &pages)
 }
 
-/// What an operator asks for: a sample of each overflow of period 1, all fields but counts and callers,
-/// four data pages.
+/// An operator's request: a sample for each overflow with period 1, all fields except counts and call
+/// chain, four data pages.
 pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     Persist {
         name: Some("recorder".to_owned()),

@@ -1,4 +1,4 @@
-//! The operator's events: what starts and ends them, and that the guest changes nothing about them.
+//! The operator's events: their start and end; the guest cannot change them.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;

@@ -1,4 +1,4 @@
-//! What a reset leaves, and what it takes.
+//! What a reset keeps, and what it closes.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};

@@ -1,4 +1,4 @@
-//! The window: where rings lie in it, and what it refuses.
+//! The window: placement of rings, and refused requests.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! States that no device was saved with: refused, and by name.
+//! Forged states: each is refused with an error that names the fault.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ impl Rich {
         let window = window(64);
         let mut rig = Rig::windowed(&window);
         rig.runs(0, 11, 12);
-        // 1 and 2: the operator's, and the guest's in the window.
+        // 1 and 2: an event of the operator, and a guest event in the window.
         rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
         let guests = rig.open(&marks(0, 1)).expect("open");
         rig.detach(guests, "mine").expect("detached");
@@ -58,7 +58,7 @@ impl Rich {
         rig.map_pages(trace, MAP_WRITABLE, &pages[..2])
             .expect("a ring");
         map_aux(&mut rig, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
-        // 9: a task's, with an area of the driver's.
+        // 9: a task's trace with an area that the driver manages.
         let task = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
@@ -97,7 +97,7 @@ impl Rich {
         {
             Ok(()) => Ok(next),
             Err(error) => {
-                // As new: it takes a driver, and a sound state.
+                // The device is new: it accepts a driver and a valid state.
                 assert_eq!(next.vpmu.persistent(), []);
                 let (features, queues) = next.transport();
                 let memory = next.memory.clone();
@@ -119,7 +119,7 @@ fn restored_device_has_the_state_that_was_saved() {
     let state = rich.state();
     let next = rich.restore(state.clone());
     let next = next.unwrap_or_else(|error| panic!("{error:?}"));
-    // But for the locks of metadata pages: their clocks were shown anew.
+    // Metadata page locks differ, because the clock conversion was written again.
     let but_locks = |mut state: Value| {
         for sink in state["sinks"].as_array_mut().expect("sinks") {
             if let Some(ring) = sink["ring"].as_object_mut() {
@@ -409,7 +409,7 @@ fn forged_states_harm_nobody() {
             return Ok(());
         };
         restored.set(restored.get() + 1);
-        // It serves whatever it has become.
+        // The device works with whatever state it accepted.
         (0..2).for_each(|vcpu| next.attach(vcpu));
         mark(&next, 1, 20);
         let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();

@@ -1,4 +1,4 @@
-//! A device that is saved and goes on as another, on another host, as if nothing had been.
+//! A device that is saved and restored into another device, on another host, and continues.
 
 mod areas;
 mod counting;
@@ -12,7 +12,7 @@ use vpmu::abi::*;
 
 use crate::rig::{Rig, open_of, sampling};
 
-/// A mark's event that samples each, enabled.
+/// An enabled event that samples marks.
 fn marks(vcpu: u32, period: u64) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),

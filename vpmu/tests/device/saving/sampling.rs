@@ -24,7 +24,7 @@ fn periods_of_the_device_go_on_where_they_were() {
         rig.move_on();
     }
     ips.extend(ring.samples().iter().map(|sample| sample.ip));
-    // No record twice, none torn, none left out.
+    // All records are complete and occur exactly once.
     assert!((1..=28).map(|n| n * 7).eq(ips));
     assert_eq!(rig.vpmu.metrics().samples_lost, 0);
 }
@@ -221,7 +221,7 @@ fn persistent_events_of_both_sides_go_on() {
     assert_eq!(names, [("recorder", true), ("mine", false)]);
     assert_eq!(rig.close(operators), Err(libc::EPERM));
     assert_eq!(rig.close(guests), Err(libc::EBUSY));
-    // The window's pages are known to be taken, and are given back.
+    // The window's pages are allocated again, and freed later.
     let other = rig.open(&marks(0, 1)).expect("open");
     rig.detach(other, "").expect("detached");
     let second = rig.map_window(other, 2, 0).expect("mapped");

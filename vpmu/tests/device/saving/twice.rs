@@ -1,4 +1,4 @@
-//! Several devices that go on from one saved state.
+//! Several devices restored from one saved state.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

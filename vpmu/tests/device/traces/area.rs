@@ -11,7 +11,7 @@ use crate::rig::{Errno, Rig};
 const AUX_HEAD: u64 = 1056;
 const AUX_TAIL: u64 = 1064;
 
-/// A packet as it stands there, padding left out.
+/// A packet without its padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Packet {
     Sync(SyncPacket),
@@ -19,7 +19,7 @@ pub(crate) enum Packet {
     Sample(SamplePacket),
 }
 
-/// The reader of one area, and of the metadata page that tells of it.
+/// The reader of one area and of its metadata page.
 #[derive(Debug)]
 pub(crate) struct AreaReader {
     memory: GuestMemoryMmap,
@@ -28,7 +28,7 @@ pub(crate) struct AreaReader {
     tail: u64,
 }
 
-/// Gives a trace its ring of 2 data pages and an AUX area of so many, writable.
+/// Maps a ring of 2 data pages and a writable AUX area of `pages` pages for a trace.
 pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
     let metadata = rig.next_ring;
     rig.map(event, 2);
@@ -40,13 +40,13 @@ pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
     AreaReader::new(rig, metadata, pages)
 }
 
-/// The device's answer to an area of these pages.
+/// Maps an area of these pages; returns the device's answer.
 pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
     rig.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
-    /// A reader of `pages`, told of by the metadata page at `metadata`.
+    /// A reader of `pages` with the metadata page at `metadata`.
     pub(crate) fn new(rig: &Rig, metadata: u64, pages: Vec<u64>) -> Self {
         Self {
             memory: rig.memory.clone(),
@@ -56,30 +56,30 @@ impl AreaReader {
         }
     }
 
-    /// Gives `event` the same pages again; the reader of what is then written.
+    /// Maps the same pages for `event`; returns a reader of later data.
     pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
         map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
         Self::new(rig, self.metadata, self.pages.clone())
     }
 
-    /// Bytes ever written, as the reader is told.
+    /// Bytes ever written, from the metadata page.
     pub(crate) fn head(&self) -> u64 {
         self.memory
             .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
             .expect("in memory")
     }
 
-    /// What a driver that keeps the area shows: up to here.
+    /// Sets the head, like a driver that manages the area.
     pub(crate) fn set_head(&self, head: u64) {
         self.store(AUX_HEAD, head);
     }
 
-    /// What the device is told of the reader, true or not.
+    /// Sets the tail, valid or not.
     pub(crate) fn set_tail(&self, tail: u64) {
         self.store(AUX_TAIL, tail);
     }
 
-    /// What comes before is not read.
+    /// Skips data before `position`.
     pub(crate) fn skip_to(&mut self, position: u64) {
         self.tail = position;
     }
@@ -108,7 +108,7 @@ impl AreaReader {
             .expect("in memory");
     }
 
-    /// Takes every packet, and lets the device have the room.
+    /// Takes all packets, and gives the room back to the device.
     pub(crate) fn take(&mut self) -> Vec<Packet> {
         let head = self.head();
         let mut packets = Vec::new();
@@ -169,7 +169,7 @@ impl AreaReader {
         packet
     }
 
-    /// Packets are aligned, and none crosses a page.
+    /// Packets are aligned and do not cross a page.
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;

@@ -1,4 +1,4 @@
-//! Whose exits a trace holds, how it ends, and what it counts then.
+//! The exits that a trace records, how it ends, and its counts then.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -21,7 +21,7 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
         .collect()
 }
 
-/// What [`Rig::commands`] leaves the guest with.
+/// The guest's address after [`Rig::commands`].
 const KICK: u64 = u64::MAX;
 
 #[test]
@@ -36,7 +36,7 @@ fn a_tasks_trace_holds_its_exits_wherever_it_runs() {
         rig.command(vcpu, COMMAND_IN, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(2));
         rig.exit(1 - vcpu, ExitReason::Io, &mut At(3));
-        // The page names the next task by then: the exit is still the one's that leaves.
+        // The page already names the next task: the exit still belongs to the leaving task.
         rig.runs(vcpu, 99, 99);
         rig.command(vcpu, COMMAND_OUT, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(4));
@@ -96,7 +96,7 @@ fn vcpus_and_children_share_an_area() {
     assert_eq!((second.vcpu.get(), second.ip.get()), (1, 2));
     assert_eq!((of_parent.event.get(), of_parent.vcpu.get()), (parent, 0));
     assert_eq!((first.vcpu.get(), first.ip.get()), (0, 1));
-    // Each numbers its own, and both together are what stands there.
+    // Each trace numbers its own packets.
     assert_eq!((first.sequence.get(), second.sequence.get()), (0, 0));
     let counted: u64 = replies.iter().map(|reply| reply.value.get()).sum();
     assert_eq!(counted, area.head());
@@ -131,7 +131,7 @@ fn a_trace_says_who_it_is_in_each_area() {
     };
     assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
     assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
-    // An area mapped anew is one to learn of, too.
+    // A newly mapped area is announced, too.
     let unmap = Rig::header(CONTROL_UNMAP_AUX, second);
     rig.control(&unmap).expect("unmapped");
     let mut anew = other.again(&mut rig, second);
@@ -144,7 +144,7 @@ fn a_trace_says_who_it_is_in_each_area() {
 #[test]
 fn bytes_written_and_lost_are_what_was_produced() {
     let mut rig = Rig::new();
-    // The commands of the test are none of these.
+    // The test's commands are not I/O exits.
     let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     let trace = rig.open(&io).expect("open");
     let mut area = map(&mut rig, trace, 1);
@@ -166,7 +166,7 @@ fn bytes_written_and_lost_are_what_was_produced() {
     for packet in exits {
         match packet {
             Packet::Sync(sync) if sync.flags & SYNC_LOSS != 0 => {
-                // The packets that are missing have had their numbers.
+                // Lost packets have used up their numbers.
                 let missing = sync.sequence.get() - next;
                 assert_eq!(sync.lost.get() - lost, missing * 64);
                 (next, lost) = (sync.sequence.get(), sync.lost.get());
@@ -265,12 +265,12 @@ fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
     for (kind, config, errno) in [
         (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),
         (KIND_EXIT_TRACE, EXIT_OTHER + 1, libc::ENOENT),
-        // This host has no such counter that samples.
+        // This host does not have a sampling counter for this.
         (KIND_SAMPLE_TRACE, PACE_INSTRUCTIONS, libc::ENOENT),
     ] {
         assert_eq!(rig.open(&open_of(kind, config, 0)), Err(errno));
     }
-    // A driver that knows no areas has no traces.
+    // A driver without areas cannot open traces.
     let mut rig = Rig::with(limits(), 1 << 32 | 7);
     let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
     assert_eq!(rig.open(&trace), Err(libc::EOPNOTSUPP));

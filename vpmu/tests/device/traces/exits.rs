@@ -61,7 +61,7 @@ fn a_packet_tells_all_of_an_exit() {
     assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
     assert_eq!(exit.time.get(), left + TSC_OFFSET);
     assert_eq!(exit.ip.get(), 0x1234);
-    // The looks at the clock move it: that at the exit, and none in between.
+    // Clock reads advance the clock: one at the exit, and none in between.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
     assert_eq!(
@@ -139,7 +139,7 @@ fn the_exit_that_begins_a_trace_is_not_in_it_and_the_one_that_ends_it_is_cut() {
         .collect();
     assert_eq!(told, [(1, false), (u64::MAX, true)]);
     assert_eq!(reply.value.get(), area.head(), "both are counted");
-    // On again: the next sync packet says so, and numbers go on.
+    // Enabled again: the next sync packet shows it, and numbering continues.
     rig.command(0, COMMAND_ENABLE, event);
     rig.exit(0, ExitReason::Io, &mut At(3));
     rig.command(0, COMMAND_READ, event);
@@ -181,7 +181,7 @@ fn excluded_modes_are_left_out() {
         rig.command(0, COMMAND_READ, event);
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
-        // Where the mode is not known, nothing may be told.
+        // If the mode is unknown, the position must not be recorded.
         rig.exit(0, ExitReason::Io, &mut Nowhere);
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);

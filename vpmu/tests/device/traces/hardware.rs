@@ -1,4 +1,4 @@
-//! Traces of every exit, as the host recorded them.
+//! Traces of every exit, from the host's records.
 
 use std::sync::atomic::Ordering;
 
@@ -116,7 +116,7 @@ fn an_exit_that_is_not_over_is_cut_at_the_end() {
         let mut rig = Rig::new();
         let (event, mut area) = traced(&mut rig);
         rig.world.pass(10_000);
-        // One whose entry was lost, and the one that the trace ends in.
+        // An exit whose entry was lost, and the exit in which the trace ends.
         record(&rig, 0, exit(&rig, 1, 1000, None));
         record(&rig, 0, exit(&rig, 2, 400, None));
         rig.command(0, op, event);
@@ -145,7 +145,7 @@ fn they_are_collected_while_the_vcpu_runs_on() {
     record(&rig, 0, exit(&rig, 3, 100, Some(1)));
     rig.read(0, event);
     assert_eq!(ips(&mut area), [0, 1, 2, 3]);
-    // What the host records when it was told to stop is none of it.
+    // Exits recorded while the host is stopping are not part of the trace.
     rig.command(0, COMMAND_DISABLE, event);
     record(&rig, 0, exit(&rig, 4, 100, Some(1)));
     rig.command(0, COMMAND_ENABLE, event);
@@ -179,7 +179,7 @@ fn what_the_host_dropped_is_lost_by_the_byte() {
     };
     assert_eq!((sync.flags, sync.lost.get()), (SYNC_LOSS, 5 * LEN));
     assert_eq!((sync.sequence.get(), exit.sequence.get()), (6, 6));
-    // More than there can be harms nobody.
+    // An impossible number of losses is harmless.
     rig.world.record_exit(thread(0), Recorded::Lost(u64::MAX));
     rig.read(0, event);
 }

@@ -1,5 +1,4 @@
-//! Traces as a guest program reads them: which exits and samples they hold, in which order, from when
-//! on and until when.
+//! Traces as read by a guest program: their exits and samples, in order, with start and end.
 
 pub(crate) mod area;
 mod ends;

@@ -9,7 +9,7 @@ use crate::world::At;
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A vCPU that tells everything; each register is its number more than the address.
+/// A vCPU that provides its whole state; each register is the address plus its number.
 #[derive(Debug)]
 struct Everything(u64);
 

@@ -45,7 +45,7 @@ fn the_pausing_exit_is_the_last_and_the_resuming_one_is_not_in() {
     let (trace, mut area) = steered(&mut rig, 0);
     rig.exit(0, ExitReason::Io, &mut At(1));
     rig.mark(0, PAUSE, 2);
-    // A pause shows what there is.
+    // A pause publishes the data so far.
     assert_eq!(ips(&mut area), [1, 2]);
     for ip in 3..6 {
         rig.exit(0, ExitReason::Io, &mut At(ip));
@@ -195,7 +195,7 @@ fn steering_takes_a_trace_that_leads() {
         let request = steering(leader, KIND_MARK, 2, 1, flag);
         assert_eq!(rig.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
-    // What steers acts before the guest runs on: that takes the exit engine.
+    // A steering event must act before the guest runs on, which needs the exit engine.
     let request = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)

@@ -1,4 +1,4 @@
-//! A vCPU waits for no other.
+//! A vCPU does not wait for another vCPU.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -32,7 +32,7 @@ impl Own {
             let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
             kinds.map(open).to_vec()
         });
-        // They have been here.
+        // The tasks have been here.
         for task in &tasks {
             rig.commands(1, &each(COMMAND_IN, task));
             rig.commands(1, &each(COMMAND_OUT, task));
@@ -40,7 +40,7 @@ impl Own {
         Self { marks, tasks, ring }
     }
 
-    /// vCPU 1 switches, marks and flushes: all of it comes to an end, and is done.
+    /// Switches, marks and flushes on vCPU 1; checks that all of it completes.
     fn check(&mut self, vcpu: &VcpuThread) {
         const ROUNDS: usize = 100;
         let (marks, tasks) = (self.marks, self.tasks.clone());
@@ -64,7 +64,7 @@ impl Own {
     }
 }
 
-/// A hypervisor that tells the registers when the test lets it.
+/// A hypervisor that returns the registers when the test allows it.
 struct Slow {
     asked: Sender<()>,
     let_go: Receiver<()>,
@@ -95,7 +95,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
     rig.world.work(crate::rig::thread(0), 100, 4);
-    // From here on it does not come back.
+    // From here on, vCPU 0 does not come back.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
         let vpmu = Arc::clone(&rig.vpmu);
@@ -106,7 +106,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     let vpmu = Arc::clone(&rig.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
-    // Requests go on, about its events too.
+    // Requests are still served, also about vCPU 0's events.
     let other = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.close(other).expect("closed");
     assert_eq!(rig.vpmu.metrics().drains, 1);

@@ -1,4 +1,4 @@
-//! Host counters that the work of one vCPU visits: its own alone.
+//! The work of one vCPU visits only its own host counters.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

@@ -1,5 +1,5 @@
-//! Leaders and triggers on one vCPU, members and targets on another: what the one does to the other is
-//! done before its own vCPU runs on.
+//! Leaders and triggers on one vCPU, members and targets on another: an effect is complete before the
+//! vCPU that caused it runs on.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -13,7 +13,7 @@ fn state(rig: &mut Rig, event: u64) -> i32 {
     rig.read(0, event).state.get()
 }
 
-/// A leader that is in on vCPU 0 and off, its member in on vCPU 1 and on.
+/// A disabled leader scheduled in on vCPU 0, and its enabled member scheduled in on vCPU 1.
 fn split(rig: &mut Rig, leader: &OpenRequest, member: &OpenRequest) -> (u64, u64) {
     let off = OpenRequest {
         flags: 0.into(),
@@ -44,7 +44,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 1000, 4);
         assert_eq!(rig.value(0, member), expected);
     }
-    // Also a leader that is in nowhere.
+    // Also with a leader that is scheduled in nowhere.
     done(&mut rig, 0, COMMAND_OUT, leader);
     done(&mut rig, 0, COMMAND_ENABLE, leader);
     rig.world.work(thread(1), 5, 4);
@@ -271,7 +271,7 @@ fn chain_of_triggers_goes_from_vcpu_to_vcpu_and_back() {
     assert_eq!(rig.value(0, second), 100);
 }
 
-/// Links of three vCPUs' worth of events in a circle come to an end.
+/// Links in a circle of events on three vCPUs terminate.
 ///
 /// VPMU-D-6.11-4.
 #[test]

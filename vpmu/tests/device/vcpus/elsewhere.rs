@@ -23,7 +23,7 @@ fn place(rig: &Rig, vcpu: u32, times: u64) {
     (0..times).for_each(|_| rig.mark(vcpu, 5, 1));
 }
 
-/// An event that is active on vCPU 1, and on: one of the vCPU's, or of a task that is in there.
+/// An enabled event that is active on vCPU 1: a vCPU event, or a task event scheduled in there.
 fn on_second(rig: &mut Rig, context: u32) -> (u64, Reader) {
     let (event, ring) = marks(rig, context, OPEN_ENABLED);
     if context == CONTEXT_TASK {

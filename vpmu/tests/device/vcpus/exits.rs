@@ -1,4 +1,4 @@
-//! Traces that begin, end and pause while a vCPU stands in an exit, by what others do.
+//! Traces that other vCPUs and requests start, end and pause while a vCPU is in an exit.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -21,7 +21,7 @@ fn trace(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// Place and cut of each exit that has a packet.
+/// Address and cut flag of each exit packet.
 fn told(rig: &mut Rig, event: u64, area: &mut AreaReader) -> Vec<(u64, bool)> {
     done(rig, 1, COMMAND_READ, event);
     let exits = area.exits();
@@ -88,7 +88,7 @@ fn trace_that_ends_by_a_request_during_an_exit_has_it_cut_once() {
 
 #[test]
 fn trace_that_begins_during_an_exit_does_not_hold_it() {
-    // With and without a trace that holds it.
+    // With and without another trace that records the exit.
     for others in [0, 1] {
         let mut rig = Rig::new();
         let mut others: Vec<_> = (0..others).map(|_| trace(&mut rig, OPEN_ENABLED)).collect();
@@ -152,7 +152,7 @@ fn trace_that_another_vcpu_pauses_during_an_exit_holds_it() {
     rig.mark(1, 8, 1);
     assert_eq!(told(&mut rig, event, &mut area), [], "it is not over");
     rig.vcpus.enter(0);
-    // Shown at once: nothing follows.
+    // Published immediately, because later packets may never come.
     let exits = area.exits();
     let cuts = exits
         .iter()
@@ -204,7 +204,7 @@ fn exit_of_a_task_that_moves_is_cut_on_one_vcpu_and_not_held_on_the_other() {
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
     let mut area = map(&mut rig, event, 4);
-    // The second stands in an exit all the time, be it that another trace holds it.
+    // The second vCPU is in an exit all the time, and another trace records it.
     let other = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)
@@ -230,7 +230,7 @@ fn exit_of_a_task_that_moves_is_cut_on_one_vcpu_and_not_held_on_the_other() {
     assert_eq!(exits.collect::<Vec<_>>(), expected);
 }
 
-/// A hypervisor that is asked for the registers between an exit and what the device makes of it.
+/// A hypervisor that is asked for registers between an exit and its handling by the device.
 struct Asked {
     asked: Sender<()>,
     go_on: Receiver<()>,

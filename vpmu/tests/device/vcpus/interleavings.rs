@@ -1,4 +1,4 @@
-//! Requests, drains and other vCPUs that come at the worst moment.
+//! Requests, drains and other vCPUs at the worst moment.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread as threads;
@@ -69,7 +69,7 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
     rig.vpmu.reset();
     rig.vcpus.set(0, None);
     rig.world.be_thread(500);
-    // The guest's clock begins anew.
+    // The guest's clock restarts.
     let offset = 0_u64.wrapping_sub(rig.world.now());
     let session = rig.vpmu.attach(0, offset).expect("attached");
     rig.vcpus.set(0, Some(session));
@@ -169,7 +169,7 @@ fn throttled_event_is_looked_at_on_its_next_vcpu() {
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
-/// Registers whose reading lets a request that waits be served just then.
+/// Registers whose read lets a waiting request be served at that moment.
 struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {
@@ -228,7 +228,7 @@ fn reader_that_is_woken_finds_the_head() {
             let mut heads = Vec::new();
             loop {
                 let last = over.load(Ordering::Acquire);
-                // Whoever leaves the guest delivers.
+                // Each vCPU that leaves the guest delivers.
                 rig_.exit(1, ExitReason::Hlt, &mut At(1));
                 while events.reclaim().is_some() {
                     heads.push(ring_.head());

@@ -1,4 +1,4 @@
-//! Several vCPUs: which events are whose, and who waits for whom.
+//! Several vCPUs: placement of events, and locks between vCPUs.
 
 mod delays;
 mod drains;
@@ -25,10 +25,10 @@ use crate::driver::DriverQueue;
 use crate::rig::{Errno, Rig, command, open_of, structs};
 use crate::world::At;
 
-/// Nothing here takes that long, however busy the machine is.
+/// Longer than any step here takes, however busy the machine is.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A vCPU as its own thread has it: the session, and the driver's side of the queue.
+/// A vCPU on its own thread: the session, and the driver's side of the queue.
 struct Lane {
     vcpu: u32,
     session: VcpuSession,
@@ -36,9 +36,9 @@ struct Lane {
 }
 
 impl Lane {
-    /// The rig does nothing with this vCPU any more.
+    /// Takes the vCPU from the rig.
     fn new(rig: &mut Rig, vcpu: u32) -> Self {
-        // Nobody serves what stands in for it.
+        // A placeholder queue that is not served.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (idle, _) = DriverQueue::new(&memory, 0, 0);
         Self {
@@ -56,7 +56,7 @@ impl Lane {
         replies
     }
 
-    /// The commands without the exit that they take.
+    /// Notifies with the commands, without the exit around it.
     fn kick(&mut self, commands: &[Command]) -> Vec<Reply> {
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queue.request(commands.as_bytes(), room);
@@ -72,7 +72,7 @@ impl Lane {
     }
 }
 
-/// A thread of a vCPU's, which carries out what it is sent.
+/// A thread that runs a vCPU and executes jobs.
 struct VcpuThread(Sender<Job>);
 
 type Job = Box<dyn FnOnce(&mut Lane) + Send>;
@@ -103,7 +103,7 @@ impl VcpuThread {
     }
 }
 
-/// The result of what another thread does.
+/// The result of work on another thread.
 struct Pending<T>(Receiver<T>);
 
 impl<T> Pending<T> {
@@ -116,7 +116,7 @@ impl<T> Pending<T> {
     }
 }
 
-/// Does it on another thread, and lets that thread be if it never ends.
+/// Runs `act` on another thread, which is left alone if it never ends.
 fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
     let (done, result) = channel();
     thread::spawn(move || {
@@ -125,7 +125,7 @@ fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending
     Pending(result)
 }
 
-/// An enabled event of tasks'.
+/// An enabled task event.
 fn task_event(kind: u32, config: u64) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),

@@ -1,4 +1,4 @@
-//! Notices that the events of several vCPUs call for.
+//! Notices for events of several vCPUs.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use super::{done, task_event};
 use crate::rig::{Rig, Vcpus, open_of, sampling};
 use crate::world::At;
 
-/// An event of vCPU `vcpu` whose every mark 5 wakes.
+/// An event of vCPU `vcpu` that wakes its reader at every mark 5.
 fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -80,7 +80,7 @@ fn a_limit_takes_the_place_of_its_last_wakeup() {
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 2)));
     assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
     assert_eq!(rig.counted_notice(), None);
-    // With a wakeup every second record the last of three calls for none.
+    // With a wakeup at every second record, the third record does not cause one.
     rig.set_wakeup(event, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
     (0..2).for_each(|_| rig.mark(0, 5, 1));

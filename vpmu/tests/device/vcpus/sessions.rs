@@ -1,4 +1,4 @@
-//! Sessions: who has a vCPU, and what becomes of it without one.
+//! Sessions: which thread has a vCPU, and the vCPU's state without one.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -95,7 +95,7 @@ fn exit_that_lasts_ends_cut_with_its_session() {
         .iter()
         .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
-    // Nothing of it is left for the next.
+    // A new session inherits nothing from it.
     rig.attach(0);
     rig.vcpus.enter(0);
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -121,7 +121,7 @@ fn session_goes_on_in_another_thread() {
         lane.session.enter();
         lane.mark(5);
     });
-    // The thread that attached is the one whose events are counted.
+    // The device counts the events of the attached thread.
     rig.world.work(rig::thread(0), 10, 4);
     let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();

@@ -1,6 +1,6 @@
-//! Everything at once: vCPUs notify, mark, enter, leave, end and come back while requests, drains,
-//! flushes, metrics and resets go on. Nobody waits forever, no lock is taken out of its order, and
-//! nothing is left over.
+//! Everything at once: vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
+//! flushes, metrics and resets. Threads do not deadlock, locks are taken in order, and no state is
+//! left over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,14 +18,14 @@ use crate::driver::{Descriptor, DriverQueue};
 use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
 use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
 
-/// Resets; between two of them all others go on for a while.
+/// Number of resets; other threads run for a while between two of them.
 const RESETS: u32 = 150;
 const BETWEEN: Duration = Duration::from_millis(5);
-/// Rings and areas are mapped at so many places; several can be mapped at the same one.
+/// Number of addresses for rings and areas; several can share one.
 const PLACES: u64 = 6;
 const PAGES: u64 = 0x40_0000;
 
-/// Numbers that look like chance and are the same each time.
+/// A pseudo-random sequence with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -41,7 +41,7 @@ impl Dice {
         of[usize::try_from(self.below(most)).expect("few")]
     }
 
-    /// Each of these in a quarter of the cases.
+    /// Each of these flags with a probability of a quarter.
     fn flags(&mut self, of: &[u32]) -> u32 {
         let mut flags = 0;
         for flag in of {
@@ -63,11 +63,11 @@ struct Storm {
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
-    /// A thread that attaches says who it is first.
+    /// Serializes attaches, because a thread announces its id first.
     attaching: Mutex<()>,
-    /// Resets, requests and the host's calls end.
+    /// Set when resets, requests and the host's calls must end.
     over: AtomicBool,
-    /// So do the vCPUs, for whom flushes wait.
+    /// Set when the vCPUs, which flushes wait for, must end.
     ended: AtomicBool,
 }
 
@@ -76,7 +76,7 @@ impl Storm {
         self.queues[index].lock().expect("no panic")
     }
 
-    /// One of the events, or one that never was.
+    /// The id of an event, or of one that never existed.
     fn event(&self, dice: &mut Dice) -> u64 {
         let events = self.events.lock().expect("no panic");
         match events.len() {
@@ -117,7 +117,7 @@ impl Storm {
             }
             session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
             match dice.below(64) {
-                // It ends, be it in the midst of an exit or, as here, in the guest.
+                // The thread ends in an exit or, as here, in the guest.
                 0 => {
                     if dice.below(2) == 0 {
                         session.enter();
@@ -178,7 +178,7 @@ impl Storm {
         while queue.reclaim().is_some() {}
     }
 
-    /// The answer's status, and its value or id; `None`: there was a reset.
+    /// The answer's status, and its value or id; `None` after a reset.
     fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
         let mut queue = self.queue(0);
         queue.request(request, size_of::<OpenReply>());
@@ -306,10 +306,10 @@ impl Storm {
         self.ask(&bytes);
     }
 
-    /// The driver goes, and another comes.
+    /// Resets the device, and sets up a new driver.
     fn reset(&self) {
         self.vpmu.reset();
-        // Persistent ones are left.
+        // Persistent events stay.
         self.events.lock().expect("no panic").clear();
         let mut queues: Vec<_> = (0..self.queues.len()).map(|at| self.queue(at)).collect();
         let (drivers, made) = make_queues(&self.memory);
@@ -427,7 +427,7 @@ fn resets_requests_and_notifications_of_two_vcpus_end_and_leave_nothing_open() {
     }
     assert_eq!(storm.vpmu.persistent().len(), 0);
     assert_eq!(storm.world.open_counters(), 0);
-    // Throttling and collection are over, and the device is as at first.
+    // Throttling and collection have ended, and the device is as at the start.
     storm.vpmu.drain();
     assert!(!storm.world.draining());
     let mut session = storm.attach(0);
