@@ -198,8 +198,11 @@ impl Stage {
         self.attached[vcpu as usize] = true;
     }
 
-    /// Ends the thread of a vCPU.
+    /// Ends the thread of a vCPU, which was paused before.
     pub(crate) fn detach(&mut self, vcpu: u32) {
+        if self.attached[vcpu as usize] {
+            self.rig.vcpus.with(vcpu, |session| drop(session.pause()));
+        }
         self.rig.vcpus.set(vcpu, None);
         self.attached[vcpu as usize] = false;
     }
