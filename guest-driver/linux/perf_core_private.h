@@ -65,7 +65,7 @@ static inline struct perf_event_context *perf_core_task_context(struct task_stru
 
 /**
  * perf_core_anchor_task() - make a task's software context with an event of another PMU
- * @task: whose
+ * @task: the task
  *
  * Before 6.2 a task's perf context keeps a pointer to the PMU of the event that made it, and
  * would outlive this module. So a software event, which is released at once, makes it first.
@@ -274,7 +274,7 @@ static inline u64 perf_core_running(const struct perf_event *event)
  * @event: the event, whose context is locked
  * @running: the time
  *
- * Safe: with the lock nobody else adds to it, and no code of core.c compares it with a clock.
+ * Safe: core.c adds to it only with the lock, and never compares it with a clock.
  * Readers without the lock see the old or the new value.
  */
 static inline void perf_core_set_running(struct perf_event *event, u64 running)
@@ -293,10 +293,10 @@ static inline u64 perf_core_missed(const struct perf_event *event)
 	return event->total_time_enabled - event->total_time_running;
 }
 
-/* Families: an event and those that tasks have inherited of it */
+/* Families: an event and its children, which tasks inherit */
 
 /**
- * perf_core_lock_family() - keep tasks from inheriting an event, and heirs from ending
+ * perf_core_lock_family() - keep tasks from inheriting an event, and children from ending
  * @event: the event that was opened
  *
  * inherit_event() and perf_event_exit_event() change the list of children with this lock.
@@ -310,7 +310,7 @@ static inline void perf_core_lock_family(struct perf_event *event)
 /**
  * perf_core_lock_family_of() - perf_core_lock_family() for several events at once
  * @event: the event that was opened
- * @outer: a held mutex, without which nobody takes more than one of these
+ * @outer: a held mutex that everyone holds who takes more than one of these
  */
 #define perf_core_lock_family_of(event, outer) \
 	mutex_lock_nest_lock(&(event)->child_mutex, outer)
@@ -326,7 +326,7 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 }
 
 /**
- * perf_core_for_each_child() - all events that were inherited of an event
+ * perf_core_for_each_child() - iterate over the children of an event
  * @child: set to each of them
  * @event: the event that was opened, its family locked
  */
@@ -334,10 +334,10 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 	list_for_each_entry(child, &(event)->child_list, child_list)
 
 /**
- * perf_core_has_children() - whether tasks have inherited an event
+ * perf_core_has_children() - whether an event has children
  * @event: the event that was opened; without the lock of its family the answer is a hint
  *
- * Return: true if any has, and lives.
+ * Return: true if it has a live child.
  */
 static inline bool perf_core_has_children(const struct perf_event *event)
 {
@@ -345,7 +345,7 @@ static inline bool perf_core_has_children(const struct perf_event *event)
 }
 
 /**
- * perf_core_dead_count() - what heirs that have ended have counted
+ * perf_core_dead_count() - count of the children that have ended
  * @event: the event that was opened, its family locked
  *
  * Safe: sync_child_event() adds to it as a child ends; it is atomic in both versions.
@@ -358,7 +358,7 @@ static inline u64 perf_core_dead_count(const struct perf_event *event)
 }
 
 /**
- * perf_core_dead_missed() - perf_core_missed() of heirs that have ended
+ * perf_core_dead_missed() - perf_core_missed() of the children that have ended
  * @event: the event that was opened, its family locked
  *
  * Return: the time.
@@ -369,7 +369,7 @@ static inline u64 perf_core_dead_missed(const struct perf_event *event)
 	       atomic64_read(&event->child_total_time_running);
 }
 
-/* Where an event is, and whose it is */
+/* The CPU, the task and the group of an event */
 
 /**
  * perf_core_cpu() - the CPU that an event is active on
@@ -406,7 +406,7 @@ static inline bool perf_core_task_ended(const struct perf_event *event)
  * perf_core_is_of_task() - whether an event follows a task
  * @event: the event
  *
- * Safe: perf_event_alloc() sets the bit before event_init() and nobody clears it.
+ * Safe: perf_event_alloc() sets the bit before event_init(), and it is never cleared.
  *
  * Return: true if it does, false if it belongs to a CPU.
  */
@@ -421,7 +421,7 @@ static inline bool perf_core_is_of_task(const struct perf_event *event)
  *
  * Safe: a program that joins an event to it holds a descriptor; it can join later as well.
  *
- * Return: true if it leads nobody, and nobody leads it.
+ * Return: true if it has neither siblings nor another leader.
  */
 static inline bool perf_core_is_alone(const struct perf_event *event)
 {
@@ -429,9 +429,9 @@ static inline bool perf_core_is_alone(const struct perf_event *event)
 }
 
 /**
- * perf_core_handler_context() - what an in-kernel event was made with
+ * perf_core_handler_context() - the overflow handler context of an in-kernel event
  * @event: the event
- * @handler: the overflow handler that tells events of one origin
+ * @handler: the overflow handler that identifies events of one origin
  *
  * Safe: perf_event_alloc() sets both fields, and copies them to inherited events. A BPF program,
  * which before 6.10 replaces the handler, is attached through a descriptor, and an in-kernel
@@ -453,7 +453,7 @@ static inline void *perf_core_handler_context(const struct perf_event *event,
  *
  * Safe: it is compared and never followed; ring_buffer_attach() stores it as a whole.
  *
- * Return: an address that tells rings apart, or NULL without one.
+ * Return: an address that identifies the ring, or NULL without a ring.
  */
 static inline const void *perf_core_buffer(const struct perf_event *event)
 {
@@ -551,7 +551,7 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * Before 6.10 such a program is the event's overflow handler. Safe since: perf core calls
  * it likewise, under RCU, from __perf_event_overflow().
  *
- * Return: false if there is one, and it wants no record.
+ * Return: false if the program suppresses the record.
  */
 static inline bool perf_core_bpf_passes(struct perf_event *event, struct perf_sample_data *data,
 					struct pt_regs *regs)
@@ -585,7 +585,7 @@ static inline bool perf_core_bpf_passes(struct perf_event *event, struct perf_sa
  * The last call of perf_event_overflow(), which modules cannot call. Safe: perf core reads
  * the handler once as well, for a BPF program may replace it at any time before 6.10.
  *
- * Return: false if the event's BPF program wants no record.
+ * Return: false if the event's BPF program suppresses the record.
  */
 static inline bool perf_core_overflow(struct perf_event *event, struct perf_sample_data *data,
 				      struct pt_regs *regs)

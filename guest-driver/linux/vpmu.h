@@ -50,10 +50,10 @@ struct vpmu_replay;
  * @lock: protects @vq, @broken, @closed, @pending, @events, @commands and @replies; interrupts
  *        are off wherever it is held
  * @broken: the device did not answer at once, and owns the buffers until it is reset
- * @closed: there is no queue: none yet, none any more, or none while the machine sleeps
+ * @closed: the queue does not exist: not created yet, deleted, or the machine sleeps
  * @pmu_disabled: perf core has disabled the PMU: commands are gathered
  * @reading: perf core reads a group: commands are gathered
- * @group_read: the leader whose group was read as it went, while the PMU is disabled
+ * @group_read: the leader of a group that was read on its way out, while the PMU is disabled
  * @pending: how many commands are gathered
  * @events: the events of these
  * @commands: VPMU_BATCH gathered commands, then VPMU_DIRECT slots for direct ones
@@ -62,7 +62,7 @@ struct vpmu_replay;
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU
- * @stopped: those that have just been stopped, whose last samples are to be replayed
+ * @stopped: sampling events that were just stopped; their last samples have to be replayed
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
  * @replay_call: replays on this CPU
@@ -119,7 +119,7 @@ struct vpmu_pmu {
  * struct vpmu_control_queue - the control queue
  * @vq: the queue, NULL while there are no queues
  * @lock: protects all of this; taken with interrupts off
- * @closed: the negative errno of requests; 0 while there is a queue for them
+ * @closed: the negative errno of requests; 0 while the queue exists
  * @sent: requests in the queue
  * @waiting: requests that found no room in the queue, the oldest first
  */
@@ -135,7 +135,7 @@ struct vpmu_control_queue {
  * struct vpmu_event_queue - the event queue
  * @vq: the queue
  * @lock: held by the CPU that takes notices; taken with interrupts off
- * @closed: there is no queue
+ * @closed: the queue does not exist
  * @buffers: VPMU_NOTICES of them, posted on @vq
  */
 struct vpmu_event_queue {
@@ -174,7 +174,7 @@ struct vpmu_window {
  * @files: the files of persistent events, one reference each
  * @generation: how often the list was compared with the device's
  * @has_new: the device's list has an event that is not in @files
- * @closed: there is no list
+ * @closed: the list does not exist
  * @work: compares the lists again
  */
 struct vpmu_persistent_set {
@@ -304,7 +304,7 @@ struct vpmu_device {
 	struct miscdevice misc;
 	struct vpmu_permission permission;
 	struct vpmu_lookup lookup;
-	struct mutex output_lock; /* rings and who writes to them */
+	struct mutex output_lock; /* rings and their writers */
 	struct mutex link_lock; /* starters and stoppers */
 	struct vpmu_life life;
 };

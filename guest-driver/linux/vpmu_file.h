@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events of /dev/vpmu: what is behind a descriptor, and who acts on it.
+ * Events of /dev/vpmu: the object behind a descriptor, and the operations on it.
  */
 #ifndef _VPMU_FILE_H
 #define _VPMU_FILE_H
@@ -188,7 +188,7 @@ struct vpmu_waiters {
  * @handles: descriptors and perf core's views
  * @views: how many of these are views; vpmu_device::lookup.lock protects it
  * @active: the event outlives its handles; written with vpmu_device::output_lock held, too
- * @operator: the event is the host's own
+ * @operator: the host's operator owns the event
  * @entry: in vpmu_device::persistent.files
  * @generation: the last refresh of the list in which the device had the event
  * @name: the event's name in sysfs
@@ -210,12 +210,12 @@ struct vpmu_persistence {
 };
 
 /**
- * struct vpmu_backend - who schedules the event of a file: perf core, or the device by itself
+ * struct vpmu_backend - the scheduler of a file's event: perf core, or the device itself
  * @group: see vpmu_call_group()
  * @refresh: as PERF_EVENT_IOC_REFRESH, for so many overflows; the group is locked
  * @period: as PERF_EVENT_IOC_PERIOD; the group is locked
  * @has_error: whether the event is in error, besides vpmu_file::error; the group is locked
- * @close: end the event of a file that nobody has open
+ * @close: end the event of a file without open descriptors
  */
 struct vpmu_backend {
 	int (*group)(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
@@ -231,7 +231,7 @@ struct vpmu_backend {
  * @ref: held by each descriptor, by each event, inherited ones included, by each sibling and by
  *       the list of persistent events
  * @rcu: frees the file after a grace period: notices look it up without a lock
- * @backend: who schedules the event: vpmu_perf_backend, or vpmu_direct_backend for an event that
+ * @backend: scheduler of the event: vpmu_perf_backend, or vpmu_direct_backend for an event that
  *           is or was persistent; changed with the group locked
  * @event: the perf event that was opened, which its children point to; NULL without one. The
  *         group's lock protects it for events of a CPU
@@ -250,7 +250,7 @@ struct vpmu_backend {
  * @group: its part in a group
  * @links: which events start and stop it
  * @output: where its records go
- * @waiters: who waits for it
+ * @waiters: wait queue of its readers
  * @persist: how it outlives its descriptors
  */
 struct vpmu_file {
@@ -328,7 +328,7 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 /**
  * vpmu_call_group() - send a command for all events of a group
  * @leader: the leader, whose group is locked, so its files stay open
- * @only: the file whose event is meant, with those that inherit it; NULL for all
+ * @only: the file of the one event to act on, with its inherited events; NULL for all
  * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets vpmu_tally::totals
  *      of the files meant; or zero to start and stop all that runs as the files have it
  *

@@ -56,7 +56,7 @@ struct vpmu_aux {
  * struct vpmu_ring - pages that the host writes and programs map
  * @mapped: how many maps there are, through any event, those of @aux included
  * @id: the device's id of the event that it was first mapped with
- * @writers: the files whose records go there
+ * @writers: the files that write their records there
  * @wakeup: the number of its last wakeup, out of vpmu_lookup::wakeups
  * @kept: it stays without maps, because its event is persistent
  * @window: it lies in the window, from @pfn on

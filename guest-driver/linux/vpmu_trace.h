@@ -35,7 +35,7 @@ struct vpmu_area {
  * struct vpmu_trace - a trace's part of an event
  * @own: the event
  * @area: the area that it was mapped with, or NULL
- * @buffer: perf core's ring beside @area; tells whether the event still writes there
+ * @buffer: perf core's ring beside @area; shows whether the event still writes there
  * @handle: perf core's handle, within a turn
  * @active: in vpmu_vcpu::traces, within a turn
  * @cpu: the CPU of the turn, -1 between two turns
