@@ -21,6 +21,9 @@ mod run_page;
 mod stats;
 mod vcpu;
 
+// Their types are in this crate's signatures.
+pub use {kvm_bindings, kvm_ioctls};
+
 pub use arch::{ExitRegisters, HALTS, clock_offset, registers, syncs_registers};
 pub use drain::DrainTimer;
 pub use kick::{Joined, Threads};
