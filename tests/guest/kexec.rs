@@ -71,7 +71,7 @@ fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
         .ok_or_else(|| format!("{end:#x} bytes of memory, {taken:#x} taken").into())
 }
 
-/// Bytes that programs can still have.
+/// Bytes of memory that can still be taken.
 fn available_memory() -> Result<usize, Box<dyn Error>> {
     let lines = fs::read_to_string("/proc/meminfo")?;
     let line = lines
@@ -91,7 +91,8 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     attr.set_write_backward(1);
     // Rings too high are kept, and memory is taken, so that the next ring lies elsewhere.
     let mut high = Vec::new();
-    let mut taken: Vec<Vec<u8>> = Vec::new();
+    // Full pipes: the kernel keeps its own pages apart from those of programs, and a ring's are the kernel's.
+    let mut taken = Vec::new();
     loop {
         let clock = device.start(&silent(attr), How::on_cpu(0))?;
         let ring = Pages::map(&clock, 1, READ)?;
@@ -102,7 +103,7 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
         }
         clock.disable(0)?;
         high.push((clock, ring));
-        taken.push(vec![1; STEP]);
+        taken.push(os::full_pipe(STEP)?);
         ensure!(
             taken.len() < steps,
             "all rings lie above {limit:#x}, the last at {pages:#x?}"

@@ -4,7 +4,7 @@
 use perf_event_open_sys::bindings::perf_event_attr;
 use std::ffi::CStr;
 use std::fs;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -233,6 +233,16 @@ pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     } else {
         -libc::WTERMSIG(status)
     })
+}
+
+/// A pipe that is filled with `bytes` bytes, a power of two and at least a page: that much memory of the kernel's.
+pub(crate) fn full_pipe(bytes: usize) -> io::Result<(PipeReader, PipeWriter)> {
+    let size = i32::try_from(bytes).map_err(io::Error::other)?;
+    let (reader, mut writer) = io::pipe()?;
+    // SAFETY: takes a number; the descriptor is open.
+    checked(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, size) })?;
+    writer.write_all(&vec![0; bytes])?;
+    Ok((reader, writer))
 }
 
 /// Whether anything is mapped at `address`.
