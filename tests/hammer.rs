@@ -2,6 +2,8 @@
 //! allocation.
 
 tests::guest_tests! {
-    "hammer" appending "slub_debug=FZPU";
+    // With the usual share of a vCPU's time for samples. Random clocks of the shortest period that may have all
+    // of it leave an emulated processor to nobody else.
+    "hammer" appending "slub_debug=FZPU", started &[];
     random_calls_of_several_users_leave_kernel_and_device_clean,
 }

@@ -387,8 +387,8 @@ mod tests {
 
     use super::archive::{Archive, Deb};
     use super::*;
-    use crate::error::chain;
     use crate::packages::{self, PackageError};
+    use vpmu_errors::chain;
 
     const NAME: &str = "linux-kbuild-6.1";
 

@@ -1,6 +1,5 @@
 //! The errors of running a command in a guest, and the one that many of its steps share.
 
-use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -14,15 +13,6 @@ use crate::machine::MachineError;
 use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
-
-/// `error` and its causes on one line, as the program prints them.
-#[must_use]
-pub fn chain(error: &dyn Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", chain(cause)),
-        None => error.to_string(),
-    }
-}
 
 /// Errors of running a command in a guest.
 #[derive(Debug, thiserror::Error)]

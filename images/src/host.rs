@@ -338,7 +338,7 @@ fn is_static(path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::apt::archive::{Archive, Deb};
-    use crate::error::chain;
+    use vpmu_errors::chain;
 
     #[test]
     fn installation_of_package_replaced_in_archive_refreshes_lists_once() {

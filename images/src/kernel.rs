@@ -298,8 +298,8 @@ fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
 mod tests {
     use super::*;
     use crate::apt::archive::{Archive, Deb};
-    use crate::error::chain;
     use crate::vmlinux::tests::image;
+    use vpmu_errors::chain;
 
     /// The packages of a kernel, like Debian's.
     fn debs(release: &str, version: &str) -> Vec<Deb> {

@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use cli::{Action, ArchKernelArgs, BootArgs, Cli};
 use images::cache::Cache;
-use images::error::chain;
 use images::kernel::Kernel;
 use images::programs::Programs;
 use images::{Arch, Boot, Outcome, dkms, initramfs, module, style};
+use vpmu_errors::chain;
 
 fn main() -> ExitCode {
     match run(Cli::parse_from(cli::arguments(std::env::args_os())).action) {

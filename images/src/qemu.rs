@@ -258,7 +258,7 @@ fn failed(path: &Path, source: io::Error) -> QemuError {
 mod tests {
     use super::*;
     use crate::apt::archive::{Archive, Deb, Source};
-    use crate::error::chain;
+    use vpmu_errors::chain;
 
     const FIRST: &str = "1:7.2+dfsg.1";
     const SECOND: &str = "1:7.2+dfsg.2";

@@ -78,6 +78,13 @@ fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
 }
 
+/// A program's own port accesses, by the event's name in sysfs.
+fn own_port_exits(pmu: &PerfPmu) -> Result<EventAttr, Box<dyn Error>> {
+    let mut attr = pmu.attr(cpu::PORT_EXITS)?;
+    attr.exclude_kernel = cpu::OWN_IN_USER_MODE;
+    Ok(attr)
+}
+
 fn perf_counts_a_task_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?)?;
@@ -186,7 +193,7 @@ fn both_doors_count_the_same() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
     let shared = vpmu.open_event(&vpmu.attr(&cpu::own_port_exits())?)?;
-    let core = pmu.open_event(&pmu.attr(&cpu::own_port_exits())?)?;
+    let core = pmu.open_event(&own_port_exits(&pmu)?)?;
     shared.enable()?;
     core.enable()?;
     for _ in 0..77 {
@@ -204,7 +211,7 @@ fn both_doors_count_the_same() -> Outcome {
 fn perf_events_start_and_stop_each_other() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
-    let ports = pmu.open_event(&pmu.attr(&cpu::own_port_exits())?.enabled_on_starter())?;
+    let ports = pmu.open_event(&own_port_exits(&pmu)?.enabled_on_starter())?;
     let begin = pmu.open_event(&mark_attr(&pmu, 1)?.sampling(1))?;
     let end = pmu.open_event(&mark_attr(&pmu, 2)?.sampling(1))?;
     vpmu.set_perf_starter(&begin, &ports)?;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
+use crate::arch::MOST_EXITS;
 use crate::areas::Area;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TID;
@@ -16,8 +17,8 @@ use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
 use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
 use crate::programs::{text, vperf};
 use crate::raw::{
-    Device, EXIT_ALL, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How,
-    KIND_EXIT_TRACE, KIND_MARK, kernels, kernels_own, refused, silent,
+    Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
+    KIND_MARK, kernels, kernels_own, refused, silent,
 };
 use crate::{Outcome, Test, cpu, os};
 
@@ -170,7 +171,7 @@ impl Open {
         let of_cpu = device.start(&device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
         let sampling = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
         let ring = Pages::map(&sampling, 1, READ_WRITE)?;
-        let trace = device.start(&silent(device.attr(KIND_EXIT_TRACE, EXIT_ALL)), How::OWN)?;
+        let trace = device.start(&silent(device.attr(KIND_EXIT_TRACE, MOST_EXITS)), How::OWN)?;
         let trace_ring = Pages::map(&trace, 1, READ_WRITE)?;
         let area = Area::map(&trace, &trace_ring, 1, READ_WRITE)?;
         let (persistent, _) = persistent(&device, &sequence(&device), 1, "survivor")?;

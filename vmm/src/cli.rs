@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
-use vpmu::PersistSpec;
+use vpmu::{PersistSpec, SizeError, parse_bytes, parse_scaled};
 
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::kernel;
@@ -322,32 +322,10 @@ fn cmdline_help() -> String {
 
 /// Parses `512`, `512M` or `4G` to mebibytes.
 fn parse_memory(text: &str) -> Result<u64, String> {
-    let (number, factor) = match text.as_bytes().last() {
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 1024),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 1),
-        _ => (text, 1),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "give a number of MiB, or one with M or G".to_owned())?;
-    number
-        .checked_mul(factor)
-        .ok_or_else(|| "more than any machine has".to_owned())
-}
-
-/// Parses `65536`, `64K` or `16M` to bytes.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let (number, factor) = match text.as_bytes().last() {
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
-        _ => (text, 1),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "give a number of bytes, or one with K or M".to_owned())?;
-    number
-        .checked_mul(factor)
-        .ok_or_else(|| "more than any machine has".to_owned())
+    parse_scaled(text, &[('M', 1), ('G', 1024)]).map_err(|error| match error {
+        SizeError::Number => "give a number of MiB, or one with M or G".to_owned(),
+        SizeError::TooLarge => error.to_string(),
+    })
 }
 
 /// The arguments of this process.
@@ -399,17 +377,6 @@ mod tests {
             assert!(parse_memory(bad).is_err(), "{bad}");
         }
         assert!(parse_memory(&format!("{}G", u64::MAX)).is_err());
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_bytes("4096"), Ok(4096));
-        assert_eq!(parse_bytes("64K"), Ok(64 << 10));
-        assert_eq!(parse_bytes("16m"), Ok(16 << 20));
-        for bad in ["", "K", "1.5M", "-1", "4G", "é", "99999999999999999999"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
-        assert!(parse_bytes(&format!("{}M", u64::MAX)).is_err());
     }
 
     #[test]

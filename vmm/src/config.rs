@@ -302,17 +302,17 @@ impl TryFrom<&RunArgs> for Config {
             memory_mib,
             vpmu,
             guest_pmu,
-            hardware: Hardware {
-                events: policy.hardware != HardwareUse::Never,
-                left_to_mediated: false,
-                count_mode: args
+            hardware: Hardware::default().with(|hardware| {
+                hardware.events = policy.hardware != HardwareUse::Never;
+                hardware.left_to_mediated = false;
+                hardware.count_mode = args
                     .count_mode
                     .or(file.count_mode)
                     .unwrap_or_default()
-                    .into(),
-                raw: policy.raw.clone(),
-                pinned: args.pin_hardware || file.pin_hardware.unwrap_or(false),
-            },
+                    .into();
+                hardware.raw = policy.raw.clone();
+                hardware.pinned = args.pin_hardware || file.pin_hardware.unwrap_or(false);
+            }),
             policy,
             window,
             persistent,

@@ -3,9 +3,9 @@
 
 use clap::Args;
 use serde::{Deserialize, Deserializer};
+use vpmu::parse_bytes;
 
 use crate::arch::layout::PAGE;
-use crate::cli::parse_bytes;
 use crate::logger;
 
 /// The limits as flags, and as the object "limits" of a configuration file, by the flags' long names.
@@ -205,27 +205,27 @@ impl LimitArgs {
         let max_aux_pages = self.max_aux_pages.unwrap_or(usual.max_aux_pages);
         // Leave room for areas of the largest allowed size.
         let max_pages = usual.max_pages.max(max_aux_pages.saturating_mul(2));
-        let device = vpmu::Limits {
-            max_events: self.max_events.unwrap_or(usual.max_events),
-            max_persistent: self.max_persistent.unwrap_or(usual.max_persistent),
-            max_host_counters: self.max_host_counters.unwrap_or(usual.max_host_counters),
-            max_active_counters: self
+        let device = vpmu::Limits::default().with(|limits| {
+            limits.max_events = self.max_events.unwrap_or(usual.max_events);
+            limits.max_persistent = self.max_persistent.unwrap_or(usual.max_persistent);
+            limits.max_host_counters = self.max_host_counters.unwrap_or(usual.max_host_counters);
+            limits.max_active_counters = self
                 .max_active_counters
-                .unwrap_or(usual.max_active_counters),
-            max_sample_rate: self.max_sample_rate.unwrap_or(usual.max_sample_rate),
-            max_samples: self.max_samples.unwrap_or(usual.max_samples),
-            max_record_bytes: self.max_record_bytes.unwrap_or(usual.max_record_bytes),
-            max_sampling_percent: self
+                .unwrap_or(usual.max_active_counters);
+            limits.max_sample_rate = self.max_sample_rate.unwrap_or(usual.max_sample_rate);
+            limits.max_samples = self.max_samples.unwrap_or(usual.max_samples);
+            limits.max_record_bytes = self.max_record_bytes.unwrap_or(usual.max_record_bytes);
+            limits.max_sampling_percent = self
                 .max_sampling_percent
-                .unwrap_or(usual.max_sampling_percent),
-            min_hardware_period: self
+                .unwrap_or(usual.max_sampling_percent);
+            limits.min_hardware_period = self
                 .min_hardware_period
-                .unwrap_or(usual.min_hardware_period),
-            max_ring_pages: self.max_ring_pages.unwrap_or(usual.max_ring_pages),
-            max_aux_pages,
-            max_pages: self.max_pages.unwrap_or(max_pages),
-            max_window_pages: u32::try_from(guest_window / PAGE).unwrap_or(u32::MAX),
-        };
+                .unwrap_or(usual.min_hardware_period);
+            limits.max_ring_pages = self.max_ring_pages.unwrap_or(usual.max_ring_pages);
+            limits.max_aux_pages = max_aux_pages;
+            limits.max_pages = self.max_pages.unwrap_or(max_pages);
+            limits.max_window_pages = u32::try_from(guest_window / PAGE).unwrap_or(u32::MAX);
+        });
         device.check().map_err(|error| match error {
             vpmu::LimitsError::PowerOfTwo { limit, given } => LimitError::PowerOfTwo {
                 flag: flag(limit),
@@ -282,10 +282,7 @@ mod tests {
     #[test]
     fn without_flags_each_limit_has_its_default() {
         let limits = LimitArgs::default().limits(WINDOW).expect("limits");
-        let device = vpmu::Limits {
-            max_window_pages: 3072,
-            ..vpmu::Limits::default()
-        };
+        let device = vpmu::Limits::default().with(|limits| limits.max_window_pages = 3072);
         assert_eq!(limits.device, device);
         assert!(!limits.host_counters_asked);
         assert_eq!((limits.resets, limits.log_lines), (30, 20));

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &dyn Error, code: u8) -> u8 {
-    eprintln!("vmm: {}", report::chain(error));
+    eprintln!("vmm: {}", vpmu_errors::chain(error));
     code
 }
 

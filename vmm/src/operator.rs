@@ -14,7 +14,6 @@ use crate::config::Config;
 use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
 use crate::policy;
 use crate::recording::{Recorder, RecordingError};
-use crate::report;
 
 /// Default file of recordings.
 const DEFAULT_RECORDING: &str = "perf.data";
@@ -159,7 +158,7 @@ impl Operator {
         }
         let recorded = self
             .dump(None, wanted)
-            .inspect_err(|error| log::error!("{}", report::chain(error)))
+            .inspect_err(|error| log::error!("{}", vpmu_errors::chain(error)))
             .ok()?;
         room.spend(recorded.bytes, Instant::now());
         Some(recorded)
@@ -175,7 +174,7 @@ impl Operator {
     pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
         match self.done(request, file) {
             Ok(answer) => Reply::Ok(answer),
-            Err(error) => Reply::Error(report::chain(&error)),
+            Err(error) => Reply::Error(vpmu_errors::chain(&error)),
         }
     }
 
@@ -277,7 +276,10 @@ impl Operator {
     ) -> Result<Recorded, OperatorError> {
         // Includes the records of an event in error.
         if let Err(error) = self.vpmu.flush(None) {
-            log::warn!("the recording may lack samples: {}", report::chain(&error));
+            log::warn!(
+                "the recording may lack samples: {}",
+                vpmu_errors::chain(&error)
+            );
         }
         let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
         // A panic of a recorder leaves no partial file.

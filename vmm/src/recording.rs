@@ -10,7 +10,6 @@ use vpmu::History;
 use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
 
 use crate::place::Place;
-use crate::report;
 
 /// Errors of a recording.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +136,7 @@ impl Recorder {
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)
         {
-            log::warn!("the recording has no names: {}", report::chain(&error));
+            log::warn!("the recording has no names: {}", vpmu_errors::chain(&error));
         }
         let mut out = BufWriter::new(file);
         let summary = recording.write(&mut out).map_err(failed)?;

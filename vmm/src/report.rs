@@ -1,7 +1,6 @@
 //! The result of a run, for programs (JSON) and for people (a few lines).
 
 use std::collections::BTreeMap;
-use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -240,19 +239,6 @@ pub struct Report {
     pub vmm_overhead_bytes: Option<u64>,
 }
 
-/// An error and its sources, in one line.
-#[must_use]
-pub fn chain(error: &dyn StdError) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        // Writing to a string cannot fail.
-        let _ = write!(line, ": {source}");
-        next = source.source();
-    }
-    line.replace('\n', " ")
-}
-
 fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -264,7 +250,7 @@ impl Report {
         Self {
             ending: "error",
             exit_code: EXIT_FAILURE,
-            error: Some(chain(error)),
+            error: Some(vpmu_errors::chain(error)),
             wall_ns: 0,
             boots: 0,
             boot_to_init_ns: None,
@@ -307,7 +293,7 @@ impl Report {
             let metrics = vpmu.metrics();
             VpmuReport {
                 policy: ran.policy,
-                events: vpmu.guest_events(),
+                events: ran.events.clone(),
                 events_opened: metrics.events_opened,
                 control_requests: metrics.control_requests,
                 commands: metrics.commands,
@@ -344,7 +330,11 @@ impl Report {
                 .ending
                 .as_ref()
                 .map_or(EXIT_FAILURE, |ending| ending.exit_code()),
-            error: ran.ending.as_ref().err().map(|error| chain(error)),
+            error: ran
+                .ending
+                .as_ref()
+                .err()
+                .map(|error| vpmu_errors::chain(error)),
             wall_ns: nanoseconds(ran.wall),
             boots: ran.boots,
             boot_to_init_ns: ran.boot.map(nanoseconds),

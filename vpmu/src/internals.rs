@@ -11,7 +11,7 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::record::{
-    Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
+    Layout, MODE_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
     SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
 };
 use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
@@ -94,7 +94,7 @@ impl Producer {
                 ..Layout::default()
             };
             let sample = Sample {
-                misc: MISC_USER,
+                misc: MODE_USER,
                 ip: self.time,
                 period: 5,
                 chain: &self.chain,

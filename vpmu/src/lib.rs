@@ -50,6 +50,7 @@ mod settings;
 mod shard;
 mod shared;
 mod sink;
+mod size;
 pub mod source;
 mod tasks;
 mod throttle;
@@ -74,6 +75,7 @@ pub use refusal::Refusal;
 pub use save::{RestoreError, SaveError, SavedState};
 pub use session::{Paused, VcpuSession};
 pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
+pub use size::{SizeError, parse_bytes, parse_scaled};
 pub use source::Source;
 /// The traits of [`Memory`] are of this version.
 pub use vm_memory;

@@ -64,6 +64,7 @@ impl Settings {
 
 /// What the host's hardware counts for a guest, and for its operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Hardware {
     /// Whether hardware events may be opened. While one is open, Linux starts no VM with a mediated
     /// PMU on the host.
@@ -78,6 +79,15 @@ pub struct Hardware {
     /// share a counter with others, and are in error if they get none. Each is then read with its
     /// own system call.
     pub pinned: bool,
+}
+
+impl Hardware {
+    /// With the fields that `set` changes.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
 }
 
 impl Default for Hardware {
@@ -145,6 +155,7 @@ pub enum Engines {
 
 /// Limits of one guest's use of its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Most events open at once. Events that only count share one host file descriptor per vCPU and
     /// kind; sampling events have counters of their own.
@@ -206,6 +217,13 @@ pub enum LimitsError {
 }
 
 impl Limits {
+    /// With the fields that `set` changes.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
+
     /// Checks the limits.
     ///
     /// # Errors

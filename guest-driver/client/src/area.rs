@@ -7,16 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{AUX_HEAD, AUX_OFFSET, AUX_SIZE, AUX_TAIL};
+
 use crate::event::{Event, EventError};
-use crate::map::Mapping;
 use crate::ring::{PAGE_SIZE, Ring};
 use crate::trace::{ALIGN, Chunk};
-
-// Byte offsets in perf's metadata page.
-const AUX_HEAD: usize = 1056;
-const AUX_TAIL: usize = 1064;
-const AUX_OFFSET: usize = 1072;
-const AUX_SIZE: usize = 1080;
 
 /// Most bytes read at once, so that the host regains room while the rest is read.
 const MOST: u64 = 1 << 20;

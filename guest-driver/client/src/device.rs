@@ -13,7 +13,8 @@ use crate::Error;
 use crate::attr::EventAttr;
 use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
-use crate::sys::{self, Scope};
+use crate::sys;
+use vpmu_perf::call::Scope;
 
 /// Path of the driver's device file.
 pub const PATH: &str = "/dev/vpmu";

@@ -1,5 +1,7 @@
 //! The library's error type for callers that use several modules, and its one-line form.
 
+pub use vpmu_errors::chain;
+
 use crate::{
     area, attr, catalogue, device, event, history, marks, overwrite, perf, persistent, ring, tasks,
     trigger,
@@ -52,32 +54,4 @@ pub enum Error {
     /// From following tasks.
     #[error(transparent)]
     Tasks(#[from] tasks::TasksError),
-}
-
-/// Returns `error` and its sources on one line, joined by ": ".
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        // A transparent wrapper displays the text of its source.
-        if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        cause = error.source();
-    }
-    line
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chain_names_each_cause_once() {
-        let error = Error::from(event::EventError::Read(std::io::Error::other("gone")));
-        assert_eq!(chain(&error), "reading the event: gone");
-    }
 }

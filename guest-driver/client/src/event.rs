@@ -16,9 +16,11 @@ use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
 use crate::history::{History, HistoryError};
 use crate::overwrite::{Overwrite, OverwriteError};
 use crate::reading::{self, Reading};
-use crate::record::{Layout, Words};
+use crate::record::Layout;
 use crate::ring::{Ring, RingError};
-use crate::sys::{self, Scope, Switch};
+use crate::sys;
+use vpmu_perf::call::{self, Scope};
+use vpmu_perf::record::Words;
 
 /// The largest reading of a group: 1 MiB, for tens of thousands of events.
 const MOST_BYTES: usize = 1 << 20;
@@ -72,7 +74,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Enable`].
     pub fn enable(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Enable, Scope::Event).map_err(EventError::Enable)
+        call::enable(self, Scope::Event).map_err(EventError::Enable)
     }
 
     /// Stops counting; the count remains.
@@ -80,7 +82,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Disable`].
     pub fn disable(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Disable, Scope::Event).map_err(EventError::Disable)
+        call::disable(self, Scope::Event).map_err(EventError::Disable)
     }
 
     /// Sets the count to zero; the times remain.
@@ -88,7 +90,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Reset`].
     pub fn reset(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Reset, Scope::Event).map_err(EventError::Reset)
+        call::reset(self, Scope::Event).map_err(EventError::Reset)
     }
 
     /// Like [`Event::enable`], for every event in the group.
@@ -96,7 +98,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Enable`].
     pub fn enable_group(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Enable, Scope::Group).map_err(EventError::Enable)
+        call::enable(self, Scope::Group).map_err(EventError::Enable)
     }
 
     /// Like [`Event::disable`], for every event in the group.
@@ -104,7 +106,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Disable`].
     pub fn disable_group(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Disable, Scope::Group).map_err(EventError::Disable)
+        call::disable(self, Scope::Group).map_err(EventError::Disable)
     }
 
     /// Like [`Event::reset`], for every event in the group.
@@ -112,7 +114,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Reset`].
     pub fn reset_group(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Reset, Scope::Group).map_err(EventError::Reset)
+        call::reset(self, Scope::Group).map_err(EventError::Reset)
     }
 
     /// Enables the event for `overflows` more overflows, then disables it.
@@ -120,7 +122,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or has children.
     pub fn refresh(&self, overflows: u32) -> Result<(), EventError> {
-        sys::refresh(self.as_fd(), overflows).map_err(EventError::Refresh)
+        call::refresh(self, overflows).map_err(EventError::Refresh)
     }
 
     /// Redirects records to the ring of `target`; `None` restores the event's own ring.
@@ -128,7 +130,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Output`], with `EINVAL` if the two cannot share a ring.
     pub fn set_output(&self, target: Option<&Event>) -> Result<(), EventError> {
-        sys::set_output(self.as_fd(), target.map(AsFd::as_fd)).map_err(EventError::Output)
+        call::set_output(self, target.map(AsFd::as_fd)).map_err(EventError::Output)
     }
 
     /// Pauses or resumes writing to the ring. Overflows while paused are lost.
@@ -136,7 +138,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Pause`], with `EINVAL` if the event has no ring.
     pub fn pause_output(&self, paused: bool) -> Result<(), EventError> {
-        sys::pause_output(self.as_fd(), paused).map_err(EventError::Pause)
+        call::pause_output(self, paused).map_err(EventError::Pause)
     }
 
     /// Applies the attributes of `attr` that the kernel allows to change.
@@ -144,7 +146,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Modify`].
     pub fn modify(&self, attr: &EventAttr) -> Result<(), EventError> {
-        sys::modify(self.as_fd(), &mut attr.to_raw()).map_err(EventError::Modify)
+        call::modify(self, &attr.to_raw()).map_err(EventError::Modify)
     }
 
     /// Returns the engine that samples the event: [`Engine::Any`] if it only counts.
@@ -178,7 +180,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Period`], with `EINVAL` if it is zero or the event does not sample.
     pub fn set_period(&self, period: u64) -> Result<(), EventError> {
-        sys::set_period(self.as_fd(), period).map_err(EventError::Period)
+        call::set_period(self, period).map_err(EventError::Period)
     }
 
     /// Sets the wakeup interval of the event and of its inherited copies, counted from now.
@@ -199,7 +201,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Id`].
     pub fn id(&self) -> Result<u64, EventError> {
-        sys::id(self.as_fd()).map_err(EventError::Id)
+        call::id(self).map_err(EventError::Id)
     }
 
     /// Reads the count and the times, inherited events included.

@@ -7,10 +7,15 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{DATA_HEAD, DATA_TAIL};
+use vpmu_perf::record::in_words;
+
 use crate::event::{Event, EventError};
-use crate::map::Mapping;
-use crate::record::{Header, Layout, Record};
-use crate::ring::{self, DATA_HEAD, DATA_TAIL, PAGE_SIZE, RingError, WORD};
+use crate::record::{Layout, Record};
+use crate::ring::{self, PAGE_SIZE, RingError};
+
+const WORD: usize = 8;
 
 /// An error of reading a ring's history.
 #[derive(Debug, thiserror::Error)]
@@ -197,7 +202,7 @@ pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
     let size = size(mapping);
     let positions = (0..bytes / WORD as u64).map(|index| index * WORD as u64);
     positions
-        .map(|offset| ring::data_word(mapping, size, position.wrapping_add(offset)))
+        .map(|offset| ring::data_word(mapping, position.wrapping_add(offset) % size))
         .collect()
 }
 
@@ -207,22 +212,10 @@ pub(crate) fn walk<'a>(
     position: u64,
     layout: &'a Layout,
 ) -> impl Iterator<Item = (Result<Record, RingError>, u64)> + 'a {
-    let mut read = 0;
-    std::iter::from_fn(move || {
-        let rest = held.get(read..)?;
-        let header = Header::from_word(*rest.first()?);
-        let length = usize::from(header.size);
-        if length == 0 || !length.is_multiple_of(WORD) {
-            return None;
-        }
-        let body = rest.get(1..length / WORD)?;
-        let tail = position.wrapping_add((read * WORD) as u64);
+    in_words(held, position).map(|(header, tail, body)| {
         let record = Record::parse(header, body, layout);
-        read += length / WORD;
-        Some((
-            record.map_err(|source| RingError::Record { tail, source }),
-            length as u64,
-        ))
+        let record = record.map_err(|source| RingError::Record { tail, source });
+        (record, header.size.into())
     })
 }
 

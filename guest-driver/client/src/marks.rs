@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use crate::Error;
 use crate::device::{DeviceError, Vpmu};
-use crate::map::Register;
+use crate::register::Register;
 use crate::sys;
 
 /// An error of setting up marks.

@@ -3,22 +3,14 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{
+    CAP_USER_TIME, CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING,
+    TIME_ZERO, WIDTH_SHIFT_MULT,
+};
+
 use crate::arch;
-use crate::map::Mapping;
 use crate::reading::Reading;
-
-// Byte offsets in perf's metadata page.
-pub(crate) const LOCK_INDEX: usize = 8;
-pub(crate) const OFFSET: usize = 16;
-pub(crate) const TIME_ENABLED: usize = 24;
-pub(crate) const TIME_RUNNING: usize = 32;
-pub(crate) const CAPABILITIES: usize = 40;
-pub(crate) const TIME_CONVERSION: usize = 48;
-pub(crate) const TIME_OFFSET: usize = 56;
-pub(crate) const TIME_ZERO: usize = 64;
-
-/// perf's `cap_user_time`: the times can be extrapolated with the TSC.
-const CAP_USER_TIME: u64 = 1 << 3;
 
 /// Attempts to read between two writes.
 const SEQUENCE_TRIES: u32 = 1000;
@@ -100,7 +92,7 @@ pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
 #[expect(clippy::cast_possible_truncation, reason = "takes words' parts apart")]
 fn unlocked(page: &Mapping, lock_index: u64) -> Metadata {
     let load = |offset| page.load(offset, Ordering::Relaxed);
-    let conversion = load(TIME_CONVERSION);
+    let conversion = load(WIDTH_SHIFT_MULT);
     Metadata {
         index: (lock_index >> 32) as u32,
         offset: load(OFFSET),

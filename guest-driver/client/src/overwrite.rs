@@ -4,11 +4,13 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
+use vpmu_perf::Mapping;
+use vpmu_perf::page::DATA_HEAD;
+
 use crate::event::{Event, EventError};
 use crate::history;
-use crate::map::Mapping;
 use crate::record::{Layout, Record};
-use crate::ring::{self, DATA_HEAD, PAGE_SIZE, RingError};
+use crate::ring::{self, PAGE_SIZE, RingError};
 
 /// An error of a snapshot.
 #[derive(Debug, thiserror::Error)]

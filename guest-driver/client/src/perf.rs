@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use crate::attr::EventAttr;
 use crate::event::Event;
-use crate::sys;
 
 /// The PMU's directory in sysfs.
 pub const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
@@ -201,7 +200,7 @@ fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
     if attr.enable_on_starter {
         raw.__bindgen_anon_3.config1 = vpmu_abi::uapi::CONFIG1_PAUSED;
     }
-    let fd = sys::perf_event_open(&mut raw, place).map_err(PerfError::Open)?;
+    let fd = vpmu_perf::call::open(&raw, place).map_err(PerfError::Open)?;
     Ok(Event::new(fd, attr))
 }
 

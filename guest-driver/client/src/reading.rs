@@ -1,7 +1,7 @@
 //! Counts in the layout of the read format: from read(2), a sample, or a record of counts.
 
 use crate::attr::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
-use crate::record::Words;
+use vpmu_perf::record::Words;
 
 /// A count at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]

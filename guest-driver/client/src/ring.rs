@@ -6,20 +6,17 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::map::Mapping;
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{DATA_HEAD, DATA_TAIL};
+use vpmu_perf::record::{Broken, Records as Walk};
+
 use crate::metadata;
 pub use crate::metadata::Metadata;
 use crate::reading::Reading;
-use crate::record::{Header, Layout, Record, RecordError};
+use crate::record::{Layout, Record, RecordError};
 
 /// Page size of the device's interface and of every supported guest.
 pub const PAGE_SIZE: usize = 4096;
-
-pub(crate) const WORD: usize = 8;
-
-// Byte offsets in perf's metadata page.
-pub(crate) const DATA_HEAD: usize = 1024;
-pub(crate) const DATA_TAIL: usize = 1032;
 
 /// An error of a ring.
 #[derive(Debug, thiserror::Error)]
@@ -150,29 +147,21 @@ impl Ring {
     /// [`RingError::Overrun`] and [`RingError::Malformed`] persist until [`Ring::skip`].
     pub fn next_record(&mut self) -> Result<Option<Record>, RingError> {
         let (head, tail, size) = (self.head(), self.tail, self.size());
-        let available = head.wrapping_sub(tail);
-        if available == 0 {
-            return Ok(None);
-        }
-        if available > size {
-            return Err(RingError::Overrun { head, tail, size });
-        }
-        let header = Header::from_word(self.word(tail));
-        let length = u64::from(header.size);
-        // Records begin and end at words, and so do tail and head.
-        let aligned = (length | tail | head).is_multiple_of(WORD as u64);
-        if length == 0 || length > available || !aligned {
-            return Err(RingError::Malformed {
-                tail,
-                size: header.size,
-                available,
-            });
-        }
-        let body: Vec<u64> = (1..u64::from(header.size) / WORD as u64)
-            .map(|index| self.word(tail.wrapping_add(index * WORD as u64)))
-            .collect();
+        let word = |offset| data_word(&self.mapping, offset);
+        let (header, body) = match Walk::new(&word, size, tail, head).next() {
+            None => return Ok(None),
+            Some(Ok(record)) => (record.header, record.body()),
+            Some(Err(Broken::Overrun)) => return Err(RingError::Overrun { head, tail, size }),
+            Some(Err(Broken::Malformed { size, available })) => {
+                return Err(RingError::Malformed {
+                    tail,
+                    size,
+                    available,
+                });
+            }
+        };
         let record = Record::parse(header, &body, &self.layout);
-        self.consume(tail.wrapping_add(length));
+        self.consume(tail.wrapping_add(header.size.into()));
         record
             .map(Some)
             .map_err(|source| RingError::Record { tail, source })
@@ -222,10 +211,6 @@ impl Ring {
         metadata.reading(tsc).ok_or(RingError::Register)
     }
 
-    fn word(&self, position: u64) -> u64 {
-        data_word(&self.mapping, self.size(), position)
-    }
-
     fn consume(&mut self, tail: u64) {
         self.tail = tail;
         // Release: the host may write there only after all loads of the record are done.
@@ -251,15 +236,10 @@ pub(crate) fn map<'fd>(
         })
 }
 
-/// The data word at `position`, which grows without wrapping at `size`, the ring's bytes. The ring
-/// must have data pages.
-pub(crate) fn data_word(mapping: &Mapping, size: u64, position: u64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "less than the mapping's length"
-    )]
-    let offset = (position % size) as usize;
-    mapping.load(PAGE_SIZE + offset, Ordering::Relaxed)
+/// The word at `offset` of the data.
+pub(crate) fn data_word(mapping: &Mapping, offset: u64) -> u64 {
+    let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+    mapping.load(PAGE_SIZE.saturating_add(offset), Ordering::Relaxed)
 }
 
 /// Iterator of [`Ring::records`].

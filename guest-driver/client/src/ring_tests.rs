@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::attr::{SAMPLE_ID, SAMPLE_IP};
-use crate::metadata::{
-    CAPABILITIES, LOCK_INDEX, OFFSET, TIME_CONVERSION, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING,
-    TIME_ZERO,
-};
 use crate::record::Sample;
+use vpmu_perf::page::{
+    CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING, TIME_ZERO,
+    WIDTH_SHIFT_MULT,
+};
 
 const LAYOUT: Layout = Layout {
     sample_type: SAMPLE_IP | SAMPLE_ID,
@@ -211,7 +211,7 @@ fn metadata_is_read_between_writes_only() {
     writer.put(OFFSET, 100);
     writer.put(TIME_ENABLED, 200);
     writer.put(TIME_RUNNING, 150);
-    writer.put(TIME_CONVERSION, 7 << 32 | 5 << 16 | 48);
+    writer.put(WIDTH_SHIFT_MULT, 7 << 32 | 5 << 16 | 48);
     writer.put(CAPABILITIES, 8);
     writer.put(TIME_OFFSET, 11);
     writer.put(TIME_ZERO, 9);

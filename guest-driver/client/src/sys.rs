@@ -1,5 +1,5 @@
-//! System calls behind safe functions: ioctls of the device and of events, perf_event_open(2),
-//! poll(2). Passes the driver's structs on without interpreting them.
+//! System calls behind safe functions: ioctls of the device and its own on events, poll(2). Passes
+//! the driver's structs on without interpreting them. Perf's calls are in `vpmu_perf`.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 mod lasting;
@@ -10,26 +10,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use perf_event_open_sys::bindings::{self, perf_event_attr};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use vpmu_abi::uapi;
-
-/// perf's ioctls that act on one event or its group.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Switch {
-    Enable,
-    Disable,
-    Reset,
-}
-
-/// Whether an ioctl acts on one event or its group.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Scope {
-    Event,
-    Group,
-}
+use vpmu_perf::bindings::{self, perf_event_attr};
+use vpmu_perf::call::Place;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -81,20 +67,6 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Arguments of an open besides the attributes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) pid: i32,
-    pub(crate) cpu: i32,
-    pub(crate) leader: Option<BorrowedFd<'a>>,
-}
-
-impl Place<'_> {
-    fn group_fd(&self) -> RawFd {
-        self.leader.map_or(-1, |leader| leader.as_raw_fd())
-    }
-}
-
 pub(crate) fn open(
     device: BorrowedFd<'_>,
     attr: &mut perf_event_attr,
@@ -106,7 +78,7 @@ pub(crate) fn open(
         attr: std::ptr::from_mut(attr).expose_provenance() as u64,
         pid: place.pid,
         cpu: place.cpu,
-        group_fd: place.group_fd(),
+        group_fd: place.leader.map_or(-1, |leader| leader.as_raw_fd()),
         engine,
         flags: u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | flags,
     };
@@ -122,57 +94,10 @@ pub(crate) fn open(
     Ok(owned(fd))
 }
 
-pub(crate) fn perf_event_open(attr: &mut perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
-    let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
-    let (pid, cpu, group) = (place.pid, place.cpu, place.group_fd());
-    // SAFETY: the kernel reads the attr and may write its size; it is borrowed mutably. The event
-    // itself touches no memory of this process.
-    let fd =
-        checked(unsafe { perf_event_open_sys::perf_event_open(attr, pid, cpu, group, flags) })?;
-    Ok(owned(fd))
-}
-
 /// An ioctl with an argument by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
-    Ok(())
-}
-
-pub(crate) fn switch(event: BorrowedFd<'_>, switch: Switch, scope: Scope) -> io::Result<()> {
-    let request = match switch {
-        Switch::Enable => bindings::ENABLE,
-        Switch::Disable => bindings::DISABLE,
-        Switch::Reset => bindings::RESET,
-    };
-    let flags = match scope {
-        Scope::Event => 0,
-        Scope::Group => bindings::PERF_IOC_FLAG_GROUP,
-    };
-    by_value(event, request, flags.into())
-}
-
-pub(crate) fn refresh(event: BorrowedFd<'_>, overflows: u32) -> io::Result<()> {
-    by_value(event, bindings::REFRESH, overflows.into())
-}
-
-pub(crate) fn set_output(event: BorrowedFd<'_>, target: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let target = target.map_or(-1, |target| target.as_raw_fd());
-    by_value(
-        event,
-        bindings::SET_OUTPUT,
-        i64::from(target).cast_unsigned(),
-    )
-}
-
-pub(crate) fn pause_output(event: BorrowedFd<'_>, paused: bool) -> io::Result<()> {
-    by_value(event, bindings::PAUSE_OUTPUT, paused.into())
-}
-
-pub(crate) fn modify(event: BorrowedFd<'_>, attr: &mut perf_event_attr) -> io::Result<()> {
-    let request = bindings::MODIFY_ATTRIBUTES.into();
-    // SAFETY: the request reads the attr and may write its size; it is borrowed mutably.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), request, &raw mut *attr) })?;
     Ok(())
 }
 
@@ -181,25 +106,6 @@ pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: the request writes one u32, which `engine` has room for.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine) })?;
     Ok(engine)
-}
-
-pub(crate) fn set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
-    // SAFETY: the request reads one u64, which outlives the call.
-    checked(unsafe {
-        libc::ioctl(
-            event.as_raw_fd(),
-            bindings::PERIOD.into(),
-            &raw const period,
-        )
-    })?;
-    Ok(())
-}
-
-pub(crate) fn id(event: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut id = 0u64;
-    // SAFETY: the request writes one u64, which `id` has room for.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), bindings::ID.into(), &raw mut id) })?;
-    Ok(id)
 }
 
 /// poll(2) for input on all of `fds`; a `timeout` of `None` waits without limit. Returns `revents`

@@ -7,24 +7,19 @@
 
 use std::io;
 
-use perf_event_open_sys::bindings::{
-    self, PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr,
-};
+use vpmu_perf::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
+use vpmu_perf::call::{self, Place};
+use vpmu_perf::record::{MODE_MASK, MODE_USER, TYPE_COMM, TYPE_FORK, TYPE_MMAP, halves};
 
 use crate::arch;
 use crate::attr::{EventAttr, SAMPLE_TID, SAMPLE_TIME};
 use crate::device::Info;
 use crate::event::Event;
-use crate::record::{Record, halves};
+use crate::record::Record;
 use crate::ring::{Ring, RingError};
-use crate::sys::{self, Place};
+use crate::sys;
 
-const TYPE_MAP: u32 = bindings::PERF_RECORD_MMAP;
-const TYPE_NAME: u32 = bindings::PERF_RECORD_COMM;
-const TYPE_FORK: u32 = bindings::PERF_RECORD_FORK;
 const MISC_EXEC: u16 = 1 << 13;
-const MISC_MODE: u16 = 7;
-const MISC_USER: u16 = 2;
 
 /// 2^3 pages hold about four hundred notices between two reads.
 const PAGES_LOG2: u32 = 3;
@@ -94,7 +89,7 @@ impl Tasks {
             cpu,
             leader: None,
         };
-        let fd = sys::perf_event_open(&mut dummy(), place).map_err(TasksError::Open)?;
+        let fd = call::open(&dummy(), place).map_err(TasksError::Open)?;
         let event = Event::new(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
         Ok(Self {
             ring: event.map(PAGES_LOG2)?,
@@ -160,14 +155,14 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let time = trailer[1];
     let is_main_thread = pid == second;
     let action = match record_type {
-        TYPE_MAP if misc & MISC_MODE == MISC_USER => Action::Map {
+        TYPE_MMAP if misc & MODE_MASK == MODE_USER => Action::Map {
             start: *body.get(1)?,
             length: *body.get(2)?,
             offset: *body.get(3)?,
             path: text(body.get(4..)?),
         },
-        TYPE_NAME if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
-        TYPE_NAME if is_main_thread => Action::Name(text(body.get(1..)?)),
+        TYPE_COMM if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
+        TYPE_COMM if is_main_thread => Action::Name(text(body.get(1..)?)),
         // For this record the second half is the parent.
         TYPE_FORK if pid != second => Action::ForkOf(second),
         _ => return None,
@@ -248,16 +243,16 @@ mod tests {
     fn records_that_make_no_sense_are_nothing() {
         for words in 0..5 {
             assert_eq!(
-                notice(TYPE_MAP, MISC_USER, &[1; 5][..words]),
+                notice(TYPE_MMAP, MODE_USER, &[1; 5][..words]),
                 None,
                 "{words}"
             );
         }
-        assert_eq!(notice(TYPE_NAME, 0, &[]), None);
+        assert_eq!(notice(TYPE_COMM, 0, &[]), None);
         assert_eq!(notice(77, 0, &[1, 2, 3]), None);
         let thread = 7 | 8 << 32;
         assert_eq!(
-            notice(TYPE_NAME, 0, &[thread, 0, 0, 0]),
+            notice(TYPE_COMM, 0, &[thread, 0, 0, 0]),
             None,
             "a thread's own name"
         );
@@ -269,7 +264,7 @@ mod tests {
         };
         let main = 7 | 7 << 32;
         assert_eq!(
-            notice(TYPE_NAME, MISC_EXEC, &[main, name, main, 9]),
+            notice(TYPE_COMM, MISC_EXEC, &[main, name, main, 9]),
             Some(expected)
         );
     }

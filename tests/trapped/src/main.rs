@@ -19,7 +19,7 @@ use vmm::config::Config;
 use vmm::confine::Inherited;
 use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
 use vmm::logger;
-use vmm::report::{self, Destination, Report};
+use vmm::report::{Destination, Report};
 use vmm::vm::Vm;
 
 use layout::Layout;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(code) => code.into(),
         Err((code, error)) => {
-            eprintln!("trapped: {}", report::chain(error.as_ref()));
+            eprintln!("trapped: {}", vpmu_errors::chain(error.as_ref()));
             code.into()
         }
     }

@@ -9,7 +9,7 @@ use vpmu::{Hardware, Machine, Settings, Vpmu};
 
 use super::facts::Check;
 use crate::policy::{Decision, PolicyArgs, PolicyError, PolicyFile, Tier};
-use crate::{report, signal};
+use crate::signal;
 
 /// The events of one list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -66,7 +66,7 @@ pub(super) fn offered(
     let one = |decision: &Decision| {
         let (events, error) = match events(decision, statistics, mediated) {
             Ok(events) => (events, None),
-            Err(error) => (Vec::new(), Some(report::chain(&*error))),
+            Err(error) => (Vec::new(), Some(vpmu_errors::chain(&*error))),
         };
         Offered {
             policy: decision.name(),
@@ -85,11 +85,10 @@ fn events(
     if decision.tier == Some(Tier::Off) {
         return Ok(Vec::new());
     }
-    let hardware = Hardware {
-        events: decision.hardware.on(mediated),
-        raw: decision.raw.clone(),
-        ..Hardware::default()
-    };
+    let hardware = Hardware::default().with(|hardware| {
+        hardware.events = decision.hardware.on(mediated);
+        hardware.raw = decision.raw.clone();
+    });
     let files = HostFiles::read(&hardware);
     let source = PerfSource::confined(files, signal::kick_signal(), || Ok(()))?;
     let settings = Settings::new(1, 1_000_000)

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
-use perf_event_open_sys::bindings::{
+use vpmu_perf::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
     PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS,
@@ -28,7 +28,6 @@ use vpmu_kvm::probe::{Samples, Sampling, sample_guest};
 
 use super::facts::{AutoEngine, Event, Finding, Perf};
 use crate::host_kernel;
-use crate::report;
 use crate::signal::kick_signal;
 
 /// Time that a thread spins to find out whether its own host work is counted.
@@ -267,5 +266,6 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
         exits.stop()?;
         Ok(exits.read()?.value)
     };
-    micro::spin(time, Ring::User, start, |_| false, finish).map_err(|error| report::chain(&error))
+    micro::spin(time, Ring::User, start, |_| false, finish)
+        .map_err(|error| vpmu_errors::chain(&error))
 }

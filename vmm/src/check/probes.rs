@@ -5,7 +5,6 @@ use std::time::Duration;
 use vpmu_kvm::micro::{self, Machine, MachineError, Ring, code};
 
 use super::Finding;
-use crate::report;
 
 /// Builds a machine on a watched thread and lets `judge` run it.
 ///
@@ -17,7 +16,7 @@ pub(crate) fn on_machine<T: Send + 'static>(
     program: &'static [code::Unit],
     judge: impl FnOnce(&mut Machine) -> Result<T, MachineError> + Send + 'static,
 ) -> Result<T, String> {
-    micro::on_machine(budget, ring, program, judge).map_err(|error| report::chain(&error))
+    micro::on_machine(budget, ring, program, judge).map_err(|error| vpmu_errors::chain(&error))
 }
 
 /// The result of `judge`, or the reason for its absence.

@@ -55,14 +55,13 @@ impl Machine for BenchMachine {
 
 /// A new device with guest memory of its own. Returns a seat for each of its vCPUs.
 pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>> {
-    let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits {
-        max_sample_rate: u32::MAX,
-        max_samples: u32::MAX,
-        max_record_bytes: u64::MAX,
-        max_sampling_percent: 100,
-        min_hardware_period: 1,
-        ..Limits::default()
-    });
+    let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits::default().with(|limits| {
+        limits.max_sample_rate = u32::MAX;
+        limits.max_samples = u32::MAX;
+        limits.max_record_bytes = u64::MAX;
+        limits.max_sampling_percent = 100;
+        limits.min_hardware_period = 1;
+    }));
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);
     let len = place(vcpus).try_into().map_err(io::Error::other)?;

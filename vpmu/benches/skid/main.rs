@@ -89,14 +89,13 @@ fn measure() -> io::Result<()> {
     let mut guest = Guest::new(&kvm, &program())?;
     let tsc_khz = guest.vcpu.get_tsc_khz().map_err(system)?;
     let settings = Settings::new(1, tsc_khz)
-        .with_limits(Limits {
-            max_sample_rate: u32::MAX,
-            max_samples: u32::MAX,
-            max_record_bytes: u64::MAX,
-            max_sampling_percent: 100,
-            min_hardware_period: 1,
-            ..Limits::default()
-        })
+        .with_limits(Limits::default().with(|limits| {
+            limits.max_sample_rate = u32::MAX;
+            limits.max_samples = u32::MAX;
+            limits.max_record_bytes = u64::MAX;
+            limits.max_sampling_percent = 100;
+            limits.min_hardware_period = 1;
+        }))
         .with_engines(Engines::Exit);
     let watch = Watch::default();
     let source = Watched {

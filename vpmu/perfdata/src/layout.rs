@@ -8,10 +8,11 @@ use std::io::{self, Write};
 
 use vpmu::abi;
 use vpmu::source::Rate;
+use vpmu_perf::record::TYPE_KSYMBOL;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::record::{TYPE_FINISHED_ROUND, TYPE_KSYMBOL};
+use crate::record::TYPE_FINISHED_ROUND;
 use crate::stream::{self, Stream};
 use crate::symbols::Function;
 

@@ -6,35 +6,20 @@
 
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
+use vpmu_perf::field::{
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
+    SAMPLE_ADDR as ADDR, SAMPLE_CALLCHAIN as CALLCHAIN, SAMPLE_CPU as CPU, SAMPLE_ID as ID,
+    SAMPLE_IDENTIFIER as IDENTIFIER, SAMPLE_IP as IP, SAMPLE_PERIOD as PERIOD, SAMPLE_READ as READ,
+    SAMPLE_STREAM_ID as STREAM_ID, SAMPLE_TID as TID, SAMPLE_TIME as TIME,
+};
+use vpmu_perf::record::{
+    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
+    TYPE_THROTTLE, TYPE_UNTHROTTLE, Words,
+};
 
-/// `PERF_RECORD_LOST`.
-pub(crate) const TYPE_LOST: u32 = 2;
-const TYPE_THROTTLE: u32 = 5;
-const TYPE_UNTHROTTLE: u32 = 6;
-const TYPE_READ: u32 = 8;
-pub(crate) const TYPE_SAMPLE: u32 = 9;
-const TYPE_AUX: u32 = 11;
-const TYPE_ITRACE_START: u32 = 12;
-/// `PERF_RECORD_KSYMBOL`.
-pub(crate) const TYPE_KSYMBOL: u32 = 17;
 /// `PERF_RECORD_FINISHED_ROUND`.
 pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
 
-/// `PERF_RECORD_MISC_CPUMODE_MASK`.
-const MODE_MASK: u16 = 7;
-const MODE_USER: u16 = 2;
-
-const IP: u64 = 1 << 0;
-const TID: u64 = 1 << 1;
-const TIME: u64 = 1 << 2;
-const ADDR: u64 = 1 << 3;
-const READ: u64 = 1 << 4;
-const CALLCHAIN: u64 = 1 << 5;
-const ID: u64 = 1 << 6;
-const CPU: u64 = 1 << 7;
-const PERIOD: u64 = 1 << 8;
-const STREAM_ID: u64 = 1 << 9;
-const IDENTIFIER: u64 = 1 << 16;
 /// Fields of one word each, in a sample's order.
 const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
 /// Fields of every sample of a file: perf prints only the fields that all events have.
@@ -42,12 +27,6 @@ const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
 /// Registers and stacks follow all used fields and are dropped: reports do not show them.
 const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
 const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
-
-const FORMAT_ENABLED: u64 = 1 << 0;
-const FORMAT_RUNNING: u64 = 1 << 1;
-const FORMAT_ID: u64 = 1 << 2;
-const FORMAT_GROUP: u64 = 1 << 3;
-const FORMAT_LOST: u64 = 1 << 4;
 
 /// `PERF_CONTEXT_MAX`: values from here on mark a mode, not an address.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
@@ -123,18 +102,16 @@ impl Form {
     /// Classifies one record of the ring, header included; `before` is the time of the previous
     /// one.
     pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
-        let Some((header, body)) = record.split_at_checked(8) else {
+        let (words, cut) = record.as_chunks();
+        let Some((header, body)) = words.split_first().filter(|_| cut.is_empty()) else {
             return Found::Foreign;
         };
-        let header = word(header);
-        if !body.len().is_multiple_of(8) {
-            return Found::Foreign;
-        }
-        let [k0, k1, k2, k3, m0, m1, ..] = header.to_le_bytes();
-        let misc = u16::from_le_bytes([m0, m1]) & MODE_MASK;
-        let found = match u32::from_le_bytes([k0, k1, k2, k3]) {
-            TYPE_SAMPLE => self.sample(misc, Words(body), before),
-            kind @ (TYPE_THROTTLE | TYPE_UNTHROTTLE) => self.throttle(kind, Words(body)),
+        let header = Header::from_word(u64::from_le_bytes(*header));
+        let body: Vec<u64> = body.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let body = Words::new(&body);
+        let found = match header.kind {
+            TYPE_SAMPLE => self.sample(header.mode(), body, before),
+            kind @ (TYPE_THROTTLE | TYPE_UNTHROTTLE) => self.throttle(kind, body),
             TYPE_LOST | TYPE_READ | TYPE_AUX | TYPE_ITRACE_START => return Found::Other,
             _ => None,
         };
@@ -213,7 +190,7 @@ impl Form {
             0 => u64::from(each - 1),
             _ => first.checked_mul(u64::from(each))?,
         };
-        let times = words(FORMAT_ENABLED | FORMAT_RUNNING);
+        let times = words(FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING);
         from.skip(rest.checked_add(u64::from(times))?)
     }
 
@@ -254,25 +231,4 @@ fn kernel_address(address: u64) -> Option<u64> {
     (1 << 63..FIRST_CONTEXT)
         .contains(&address)
         .then_some(address)
-}
-
-/// Iterates over the words of a record's body.
-struct Words<'a>(&'a [u8]);
-
-impl Words<'_> {
-    fn next(&mut self) -> Option<u64> {
-        let (first, rest) = self.0.split_at_checked(8)?;
-        self.0 = rest;
-        Some(word(first))
-    }
-
-    fn skip(&mut self, words: u64) -> Option<()> {
-        let bytes = usize::try_from(words).ok()?.checked_mul(8)?;
-        self.0 = self.0.get(bytes..)?;
-        Some(())
-    }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    bytes.try_into().map_or(0, u64::from_le_bytes)
 }

@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use vpmu::{History, PersistentStatus};
+use vpmu_perf::record::{TYPE_LOST, TYPE_SAMPLE};
 
-use crate::record::{Form, Found, Record, TYPE_LOST};
+use crate::record::{Form, Found, Record};
 
 /// perf stores a record's length in 16 bits.
 const RECORD_MAX: usize = 65_528;
@@ -146,7 +147,7 @@ pub(crate) fn in_order<E>(
         order.extend(following.as_ref().map(|record| head(at, record)));
         if let Some(record) = std::mem::replace(slot, following) {
             let mut words = record.body;
-            if record.kind != crate::record::TYPE_SAMPLE
+            if record.kind != TYPE_SAMPLE
                 && let Some(stream) = streams.get(at)
             {
                 words.extend(stream.form.trailer(time));

@@ -1,6 +1,6 @@
 //! The system calls behind the perf source, for [`confine`](crate::confine).
 
-use perf_event_open_sys::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
+use vpmu_perf::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
 
 use crate::confine::{Argument, Call, call};
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use perf_event_open_sys::bindings::{
+use vpmu_perf::bindings::{
     PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_SAMPLE_IP,
     PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME, perf_event_attr,
 };
@@ -62,8 +62,8 @@ pub(super) fn open(
         false => None,
     };
     let event = match group {
-        Some(group) => HostEvent::Timed(Timer::open(group, &attr(what, source.pmu), thread)?),
-        None => HostEvent::Alone(sys::open(&attr(what, source.pmu), thread)?),
+        Some(group) => HostEvent::Timed(Timer::open(group, &attr(what, source.pmu()), thread)?),
+        None => HostEvent::Alone(sys::open(&attr(what, source.pmu()), thread)?),
     };
     let ring = match what.sampling {
         Some(sampling) => Some(match sampling.engine {
@@ -90,8 +90,6 @@ pub(super) fn open(
 pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     let (type_, config) = pmu.event(what);
     let mut attr = perf_event_attr {
-        // A kernel with a shorter struct accepts zeros beyond it.
-        size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
         type_,
         config,
         read_format: u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED)

@@ -3,15 +3,17 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 
-use perf_event_open_sys::bindings::PERF_FORMAT_GROUP;
+use vpmu_perf::Mapping;
+use vpmu_perf::field::FORMAT_GROUP;
 
 use super::counter::attr;
 use super::pmc;
 use super::pmus::CpuPmu;
 use super::probe::is_clock;
 use super::readings::Readings;
-use super::sys::{self, Mapping};
+use super::sys;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::arch;
 use crate::source::{CounterKey, Reading, Request};
@@ -117,7 +119,7 @@ impl Member {
     fn open(what: &Request, key: CounterKey, on: On, leader: Option<&File>) -> io::Result<Self> {
         let mut attr = attr(what, on.pmu);
         attr.set_disabled(0);
-        attr.read_format |= u64::from(PERF_FORMAT_GROUP);
+        attr.read_format |= FORMAT_GROUP;
         let event = match leader {
             Some(leader) => sys::open_member(&attr, on.thread, leader)?,
             None => sys::open(&attr, on.thread)?,
@@ -125,7 +127,7 @@ impl Member {
         let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
             // Without a page the host reads the event: its limit of locked memory may be reached.
-            true => Mapping::new(&event, sys::page_size()?).ok(),
+            true => Mapping::new(event.as_fd(), sys::page_size()?).ok(),
             false => None,
         };
         Ok(Self {
@@ -414,7 +416,7 @@ mod tests {
         let (mut group, keys) = two(&mut readings, &mut into);
         assert_eq!(group.pages(), 0, "a software event never has a counter");
         for member in &mut group.members {
-            let page = Mapping::new(&member.event, sys::page_size().unwrap()).unwrap();
+            let page = Mapping::new(member.event.as_fd(), sys::page_size().unwrap()).unwrap();
             assert_eq!(pmc::read(&page), None);
             member.page = Some(page);
         }

@@ -1,5 +1,4 @@
-//! The host's perf events as a [`Source`]: the only module that calls `perf_event_open`, and the
-//! only one with unsafe code.
+//! The host's perf events as a [`Source`]: the only module that opens any.
 
 mod aux;
 pub(crate) mod calls;
@@ -21,7 +20,7 @@ pub(crate) mod tracepoint;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use libc::c_int;
 
@@ -73,8 +72,10 @@ impl HostFiles {
     /// opens no hardware events, not even to probe them.
     #[must_use]
     pub fn read(hardware: &Hardware) -> Self {
-        for HostTrace { pmu, refused } in host_traces() {
-            log::info!("no guest gets the trace of the host's {pmu}: {refused}");
+        if log::log_enabled!(log::Level::Info) {
+            for HostTrace { pmu, refused } in host_traces() {
+                log::info!("no guest gets the trace of the host's {pmu}: {refused}");
+            }
         }
         Self {
             tracepoints: Tracepoints::find(),
@@ -93,10 +94,12 @@ pub struct PerfSource {
     timers: Timers,
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
-    pmu: CpuPmu,
-    offers: Vec<Offer>,
-    /// Kinds without events, with the reasons.
-    refusals: Vec<(u32, Refusal)>,
+    /// The operator's decision on hardware events.
+    hardware: Hardware,
+    /// The PMU of hardware events.
+    cpu_pmu: Result<CpuPmu, Refusal>,
+    /// Probed at the first question: a device without a driver costs its host no perf event.
+    probed: OnceLock<Probed>,
 }
 
 impl PerfSource {
@@ -109,9 +112,11 @@ impl PerfSource {
         Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
-    /// Probes this host's events: opens each candidate once on the calling thread, with its current
-    /// capabilities. Starts the crate's one thread, whose list of system calls is
+    /// Starts the crate's one thread, whose list of system calls is
     /// [`Thread::Closer`](crate::confine::Thread::Closer)'s; it calls `begin` first.
+    ///
+    /// This host's events are probed later, when the guest's driver or the VMM first asks for them: each
+    /// candidate is opened once on the thread that asks, with its capabilities.
     ///
     /// `signal` is sent to a vCPU's thread when one of its sampling events overflows. The VMM's
     /// handler must make the run call return; without a handler the signal ends the process.
@@ -132,14 +137,6 @@ impl PerfSource {
             .and_then(Tracepoints::permitted)
             .inspect_err(|refusal| log::info!("exits that KVM handles cannot be traced: {refusal}"))
             .ok();
-        let Probed {
-            mut offers,
-            refusals,
-        } = probe::probe(&files.hardware, files.pmu);
-        for (kind, refusal) in &refusals {
-            log_refusal(*kind, *refusal);
-        }
-        offers.extend(tracepoints.map(|_| tracepoint::offer()));
         Ok(Self {
             signal,
             clock: Arc::new(Clock::new()),
@@ -147,11 +144,27 @@ impl PerfSource {
             timers: Timers::default(),
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
-            // Without a PMU, no offer uses it.
-            pmu: files.pmu.unwrap_or_default(),
-            offers,
-            refusals,
+            hardware: files.hardware,
+            cpu_pmu: files.pmu,
+            probed: OnceLock::new(),
         })
+    }
+
+    fn probed(&self) -> &Probed {
+        self.probed.get_or_init(|| {
+            let mut probed = probe::probe(&self.hardware, self.cpu_pmu);
+            for (kind, refusal) in &probed.refusals {
+                log_refusal(*kind, *refusal);
+            }
+            let traces = self.tracepoints.as_ref().map(|_| tracepoint::offer());
+            probed.offers.extend(traces);
+            probed
+        })
+    }
+
+    /// The PMU of hardware events; without one, no offer uses it.
+    fn pmu(&self) -> CpuPmu {
+        self.cpu_pmu.unwrap_or_default()
     }
 }
 
@@ -240,11 +253,11 @@ impl Source for PerfSource {
     }
 
     fn offers(&self) -> &[Offer] {
-        &self.offers
+        &self.probed().offers
     }
 
     fn refusal(&self, kind: u32) -> Option<Refusal> {
-        let mut refusals = self.refusals.iter();
+        let mut refusals = self.probed().refusals.iter();
         refusals.find_map(|&(of, refusal)| (of == kind).then_some(refusal))
     }
 
@@ -255,7 +268,7 @@ impl Source for PerfSource {
             let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
-        self.pmu.check(what)?;
+        self.pmu().check(what)?;
         counter::open(self, what, thread).map_err(|error| unknown(what, error))
     }
 
@@ -276,6 +289,6 @@ impl Source for PerfSource {
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
-        Box::new(PerfSet::new(thread, self.pmu))
+        Box::new(PerfSet::new(thread, self.pmu()))
     }
 }

@@ -5,31 +5,17 @@
 //! thread that the event counts: the kernel updates the page when it assigns the event a counter on
 //! this CPU or takes it away.
 
-use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
 
-use perf_event_open_sys::bindings::perf_event_mmap_page;
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{
+    CAP_USER_RDPMC, CAP_USER_TIME, CAP_USER_TIME_SHORT, CAPABILITIES, LOCK_INDEX, OFFSET,
+    TIME_CYCLES, TIME_ENABLED, TIME_MASK, TIME_OFFSET, TIME_RUNNING, WIDTH_SHIFT_MULT,
+};
+use vpmu_perf::record::halves;
 
-use super::sys::Mapping;
 use crate::arch;
 use crate::source::Reading;
-
-/// Words of the page. `lock` and `index` share one, as do `pmc_width`, `time_shift` and
-/// `time_mult`.
-const LOCK_INDEX: usize = offset_of!(perf_event_mmap_page, lock);
-const OFFSET: usize = offset_of!(perf_event_mmap_page, offset);
-const TIME_ENABLED: usize = offset_of!(perf_event_mmap_page, time_enabled);
-const TIME_RUNNING: usize = offset_of!(perf_event_mmap_page, time_running);
-const CAPABILITIES: usize = offset_of!(perf_event_mmap_page, __bindgen_anon_1);
-const WIDTH_SHIFT_MULT: usize = offset_of!(perf_event_mmap_page, pmc_width);
-const TIME_OFFSET: usize = offset_of!(perf_event_mmap_page, time_offset);
-const TIME_CYCLES: usize = offset_of!(perf_event_mmap_page, time_cycles);
-const TIME_MASK: usize = offset_of!(perf_event_mmap_page, time_mask);
-
-/// Bits of `capabilities`.
-const CAP_USER_RDPMC: u64 = 1 << 2;
-const CAP_USER_TIME: u64 = 1 << 3;
-const CAP_USER_TIME_SHORT: u64 = 1 << 5;
 
 /// Concurrent updates by the kernel that the reader tolerates before it calls the kernel.
 const TRIES: usize = 4;
@@ -65,7 +51,7 @@ pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     for _ in 0..TRIES {
         let before = event.word(LOCK_INDEX);
         fence(Ordering::Acquire);
-        let [lock, index] = halves(before);
+        let (lock, index) = halves(before);
         let reading = snapshot(event, index)?;
         fence(Ordering::Acquire);
         if event.word(LOCK_INDEX) == before && lock % 2 == 0 {
@@ -83,7 +69,7 @@ fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
         return None;
     }
     let [width, shift, _, _] = quarters(event.word(WIDTH_SHIFT_MULT));
-    let [_, mult] = halves(event.word(WIDTH_SHIFT_MULT));
+    let (_, mult) = halves(event.word(WIDTH_SHIFT_MULT));
     let mut ticks = event.tsc();
     if capabilities & CAP_USER_TIME_SHORT != 0 {
         let known = event.word(TIME_CYCLES);
@@ -112,11 +98,6 @@ fn extended(counter: u64, width: u16) -> Option<u64> {
     let unused = u64::BITS.checked_sub(width.into())?;
     let counter = counter.checked_shl(unused)?.cast_signed();
     Some((counter >> unused).cast_unsigned())
-}
-
-fn halves(word: u64) -> [u32; 2] {
-    let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
-    [[a, b, c, d], [e, f, g, h]].map(u32::from_ne_bytes)
 }
 
 fn quarters(word: u64) -> [u16; 4] {

@@ -79,6 +79,7 @@ pub(super) fn is_clock(kind: u32, config: u64) -> bool {
 }
 
 /// The result of probing.
+#[derive(Debug)]
 pub(super) struct Probed {
     /// Every candidate that opens.
     pub(super) offers: Vec<Offer>,

@@ -1,18 +1,11 @@
-//! Parses the records of a host ring. Lengths are not trusted: they cannot lead out of the ring or
-//! stop the walk; a walk over nonsense ends, and skipped bytes count as a loss.
+//! Interprets the records of a host ring. Bytes that cannot be records count as a loss.
+
+use vpmu_perf::record::{
+    self, MODE_GUEST_KERNEL, MODE_GUEST_USER, Records, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE,
+};
 
 use crate::source::Mode;
 
-const TYPE_LOST: u32 = 2;
-const TYPE_THROTTLE: u32 = 5;
-pub(super) const TYPE_SAMPLE: u32 = 9;
-
-/// `PERF_RECORD_MISC_CPUMODE_MASK` and two of its values.
-const MODE_MASK: u64 = 7;
-const GUEST_KERNEL: u64 = 4;
-const GUEST_USER: u64 = 5;
-
-const WORD: u64 = 8;
 /// IP, TIME, PERIOD.
 const SAMPLE_WORDS: u64 = 3;
 /// Id, number.
@@ -38,36 +31,6 @@ pub enum Record {
     Throttle,
 }
 
-/// One record in a ring: its header, and its words on demand.
-pub(super) struct Body<'a> {
-    /// `PERF_RECORD_*`.
-    pub(super) kind: u32,
-    misc: u64,
-    /// Words behind the header.
-    pub(super) words: u64,
-    word: &'a dyn Fn(u64) -> u64,
-}
-
-impl Body<'_> {
-    /// Word `index` behind the header; zero beyond the record.
-    pub(super) fn word(&self, index: u64) -> u64 {
-        if index >= self.words {
-            return 0;
-        }
-        (self.word)(index)
-    }
-
-    /// The content of a record other than a sample, which every event can have.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        match self.kind {
-            TYPE_LOST if self.words >= LOST_WORDS => Some(Notice::Lost(self.word(1))),
-            TYPE_LOST => Some(Notice::Lost(1)),
-            TYPE_THROTTLE => Some(Notice::Throttle),
-            _ => None,
-        }
-    }
-}
-
 /// The content of a record other than a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
@@ -75,6 +38,16 @@ pub(super) enum Notice {
     Lost(u64),
     /// `PERF_RECORD_THROTTLE`.
     Throttle,
+}
+
+/// The content of a record other than a sample, which every event can have.
+pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Option<Notice> {
+    match record.header.kind {
+        TYPE_LOST if record.words() >= LOST_WORDS => Some(Notice::Lost(record.word(1))),
+        TYPE_LOST => Some(Notice::Lost(1)),
+        TYPE_THROTTLE => Some(Notice::Throttle),
+        _ => None,
+    }
 }
 
 /// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first. `word`
@@ -88,63 +61,30 @@ pub fn take(
     head: u64,
     mut found: impl FnMut(Record),
 ) {
-    walk(word, size, tail, head, |body| match body {
-        None => found(Record::Lost(1)),
-        Some(body) if body.kind == TYPE_SAMPLE => match body.words {
-            SAMPLE_WORDS => found(Record::Sample {
-                mode: mode(body.misc),
-                ip: body.word(0),
-                time: body.word(1),
-                period: body.word(2),
-            }),
-            _ => found(Record::Lost(1)),
-        },
-        Some(body) => match body.notice() {
-            Some(Notice::Lost(lost)) => found(Record::Lost(lost)),
-            Some(Notice::Throttle) => found(Record::Throttle),
-            None => {}
-        },
-    });
-}
-
-/// Walks the records between `tail` and `head` like [`take`]; `None` for nonsense, which ends the
-/// walk.
-pub(super) fn walk(
-    word: impl Fn(u64) -> u64,
-    size: u64,
-    tail: u64,
-    head: u64,
-    mut found: impl FnMut(Option<Body<'_>>),
-) {
-    let held = head.wrapping_sub(tail);
-    if size == 0 || held > size || !(held | tail).is_multiple_of(WORD) {
-        if held != 0 {
-            found(None);
+    for record in Records::new(&word, size, tail, head) {
+        match record {
+            Err(_) => found(Record::Lost(1)),
+            Ok(record) if record.header.kind == TYPE_SAMPLE => match record.words() {
+                SAMPLE_WORDS => found(Record::Sample {
+                    mode: mode(record.header.mode()),
+                    ip: record.word(0),
+                    time: record.word(1),
+                    period: record.word(2),
+                }),
+                _ => found(Record::Lost(1)),
+            },
+            Ok(record) => match notice(&record) {
+                Some(Notice::Lost(lost)) => found(Record::Lost(lost)),
+                Some(Notice::Throttle) => found(Record::Throttle),
+                None => {}
+            },
         }
-        return;
-    }
-    let at = |position: u64| word(tail.wrapping_add(position) % size);
-    let mut position = 0;
-    while position < held {
-        let header = at(position);
-        let len = header >> 48;
-        if len < WORD || !len.is_multiple_of(WORD) || len > held - position {
-            return found(None);
-        }
-        found(Some(Body {
-            // The low half, which fits.
-            kind: u32::try_from(header & 0xffff_ffff).unwrap_or(0),
-            misc: header >> 32 & MODE_MASK,
-            words: len / WORD - 1,
-            word: &|index| at(position + WORD + index * WORD),
-        }));
-        position += len;
     }
 }
 
-fn mode(mode: u64) -> Mode {
+fn mode(mode: u16) -> Mode {
     match mode {
-        GUEST_KERNEL | GUEST_USER => Mode::Guest,
+        MODE_GUEST_KERNEL | MODE_GUEST_USER => Mode::Guest,
         _ => Mode::Host,
     }
 }
@@ -261,7 +201,7 @@ mod tests {
             let expected: Vec<_> = samples
                 .iter()
                 .map(|&(misc, [ip, time, period])| Record::Sample {
-                    mode: mode(misc.into()),
+                    mode: mode(misc),
                     ip,
                     time,
                     period,

@@ -2,19 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::offset_of;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use perf_event_open_sys::bindings::perf_event_mmap_page;
+use vpmu_perf::Mapping;
+use vpmu_perf::page::{DATA_HEAD, DATA_TAIL};
 
 use super::clock::Clock;
 use super::records::{self, Record};
-use super::sys::{self, Mapping};
+use super::sys;
 use crate::source::{Overflow, Overflows};
 
-const DATA_HEAD: usize = offset_of!(perf_event_mmap_page, data_head);
-const DATA_TAIL: usize = offset_of!(perf_event_mmap_page, data_tail);
 /// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
 pub(super) const BATCHED_PAGES: usize = 16;
 /// Data pages of all long rings together: the guest determines their number, and the host cannot
@@ -89,7 +88,7 @@ impl HostRing {
     fn map(event: &File, mut pages: usize, share: Option<Share>) -> io::Result<Self> {
         let page = sys::page_size()?;
         loop {
-            match Mapping::new(event, (1 + pages) * page) {
+            match Mapping::new(event.as_fd(), (1 + pages) * page) {
                 Ok(mapping) => {
                     return Ok(Self {
                         mapping,

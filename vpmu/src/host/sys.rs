@@ -1,55 +1,44 @@
-//! The system calls behind the perf source, each wrapped once.
+//! The perf source's system calls: those on events with the process's limit of descriptors, and those
+//! on the thread, each wrapped once.
 #![expect(
     unsafe_code,
-    reason = "perf_event_open, its ioctls and mappings have no safe form"
+    reason = "calls of the thread and the process that have no safe form here"
 )]
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd};
 
-use libc::{c_int, c_ulong};
-use perf_event_open_sys as perf;
-use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
-
-/// `fcntl` operations and owner kind that `libc` does not name for every target.
-const F_SETSIG: c_int = 10;
-const F_SETOWN_EX: c_int = 15;
-const F_OWNER_TID: c_int = 0;
+use libc::c_int;
+use vpmu_perf::bindings::perf_event_attr;
+use vpmu_perf::call::{self, Place, Scope};
+pub(super) use vpmu_perf::call::{announce, set_period, thread};
 
 /// Descriptors of the process that events leave free: a guest opens as many events as it may, and
 /// its host still needs files and clients.
 pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
-/// `struct f_owner_ex`.
-#[repr(C)]
-struct Owner {
-    kind: c_int,
-    pid: c_int,
-}
-
 /// Opens a perf event on `thread` (0: the calling one), on any CPU.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
-    open_in(attr, thread, -1)
+    open_at(attr, Place::thread(thread))
 }
 
 /// The same in the group of `leader`: it counts while the leader is enabled.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
-    open_in(attr, thread, leader.as_raw_fd())
+    let leader = Some(leader.as_fd());
+    open_at(
+        attr,
+        Place {
+            leader,
+            ..Place::thread(thread)
+        },
+    )
 }
 
-fn open_in(attr: &perf_event_attr, thread: i32, group: c_int) -> io::Result<File> {
-    let mut attr = *attr;
-    let flags = c_ulong::from(PERF_FLAG_FD_CLOEXEC);
-    // SAFETY: `attr` is a whole, initialised struct that outlives the call.
-    let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, group, flags) };
-    check(fd)?;
-    // SAFETY: the call has just made this descriptor, and nothing else owns it.
-    let event = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    match u64::try_from(fd).is_ok_and(|fd| fd < most_descriptors()) {
+fn open_at(attr: &perf_event_attr, place: Place<'_>) -> io::Result<File> {
+    let event = File::from(call::open(attr, place)?);
+    match u64::try_from(event.as_raw_fd()).is_ok_and(|fd| fd < most_descriptors()) {
         true => Ok(event),
         false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
     }
@@ -69,46 +58,16 @@ fn most_descriptors() -> u64 {
 }
 
 pub(super) fn enable(event: &File) -> io::Result<()> {
-    // SAFETY: an ioctl without a pointer, on a descriptor that `event` owns.
-    check(unsafe { perf::ioctls::ENABLE(event.as_raw_fd(), 0) })
+    call::enable(event, Scope::Event)
 }
 
 pub(super) fn disable(event: &File) -> io::Result<()> {
-    // SAFETY: see `enable`.
-    check(unsafe { perf::ioctls::DISABLE(event.as_raw_fd(), 0) })
-}
-
-pub(super) fn set_period(event: &File, period: u64) -> io::Result<()> {
-    let argument = (&raw const period).expose_provenance() as u64;
-    // SAFETY: the kernel reads one u64 at the address, which lives until the call returns.
-    check(unsafe { perf::ioctls::PERIOD(event.as_raw_fd(), argument) })
+    call::disable(event, Scope::Event)
 }
 
 /// Redirects the event's records to the ring of `target`.
 pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
-    // SAFETY: no pointer; both descriptors are owned by their files.
-    check(unsafe { perf::ioctls::SET_OUTPUT(event.as_raw_fd(), target.as_raw_fd()) })
-}
-
-/// Makes the event's overflows send `signal` to `thread`.
-pub(super) fn announce(event: &File, thread: i32, signal: c_int) -> io::Result<()> {
-    let fd = event.as_raw_fd();
-    let owner = Owner {
-        kind: F_OWNER_TID,
-        pid: thread,
-    };
-    // SAFETY: the kernel reads one `f_owner_ex` at the address, which lives until then.
-    check(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-    // SAFETY: no pointer.
-    check(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
-    // SAFETY: no pointer.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
-}
-
-/// The calling thread's id.
-pub(super) fn thread() -> i32 {
-    // SAFETY: takes nothing, cannot fail.
-    unsafe { libc::gettid() }
+    call::set_output(event, Some(target.as_fd()))
 }
 
 /// CPUs of the largest supported set; Linux has none larger.
@@ -206,67 +165,4 @@ fn check(result: c_int) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// A mapping shared with the kernel, read and written in aligned words.
-#[derive(Debug)]
-pub(super) struct Mapping {
-    start: NonNull<AtomicU64>,
-    len: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone, and is only touched through atomics.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps the first `len` bytes of a perf event, a multiple of the page size.
-    pub(super) fn new(event: &File, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { start, len })
-    }
-
-    /// The word at byte `offset`; 0 beyond the mapping.
-    pub(super) fn load(&self, offset: usize, order: Ordering) -> u64 {
-        self.word(offset).map_or(0, |word| word.load(order))
-    }
-
-    /// Sets the word at byte `offset`; nothing beyond the mapping.
-    pub(super) fn store(&self, offset: usize, value: u64, order: Ordering) {
-        if let Some(word) = self.word(offset) {
-            word.store(value, order);
-        }
-    }
-
-    fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        let index = offset / size_of::<AtomicU64>();
-        if index >= self.len / size_of::<AtomicU64>() {
-            return None;
-        }
-        // SAFETY: the index was just found to be inside the mapping.
-        let word = unsafe { self.start.add(index) };
-        // SAFETY: the mapping begins at a page, so the word is aligned; it lives as long as `self`,
-        // and both sides access it atomically.
-        Some(unsafe { word.as_ref() })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and no reference into it outlives `self`.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
-    }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
+use vpmu_perf::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
 
 use super::sys;
 
@@ -235,7 +235,6 @@ impl Drop for Timer {
 impl TimerGroup {
     fn open(thread: i32) -> io::Result<Self> {
         let mut attr = perf_event_attr {
-            size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
             type_: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_DUMMY.into(),
             ..perf_event_attr::default()
@@ -298,7 +297,6 @@ mod tests {
 
     fn timer(timers: &Timers) -> Timer {
         let mut attr = perf_event_attr {
-            size: u32::try_from(size_of::<perf_event_attr>()).unwrap(),
             type_: PERF_TYPE_SOFTWARE,
             ..perf_event_attr::default()
         };

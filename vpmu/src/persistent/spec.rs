@@ -1,19 +1,20 @@
-//! Persistent events in the operator's syntax. Fills in defaults; the catalogue knows the countable events.
+//! Persistent events in the operator's syntax. Fills in defaults; the catalogue lists the countable events.
 
 use std::str::FromStr;
 
 use super::Persist;
 use crate::abi;
+use crate::size::parse_bytes;
 use crate::source::Rate;
 
-/// perf's `PERF_SAMPLE_*`: identifier, address of the instruction, task, time, address (of a mark:
-/// its value), CPU, period. A record of these is 64 bytes long.
+/// perf's `PERF_SAMPLE_*`: identifier, instruction pointer, task, time, address (for a mark: its
+/// value), CPU, period. Such a record is 64 bytes long.
 const SAMPLE_TYPE: u64 = 1 << 16 | 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7 | 1 << 8;
 const DEFAULT_FREQUENCY: u64 = 1000;
 /// 64 KiB.
 const DEFAULT_PAGES: u32 = 16;
 const PAGE: u64 = abi::PAGE_SIZE as u64;
-/// Events that no host samples; the catalogue lists these without `CATALOGUE_SAMPLES`.
+/// Events that no host samples; the catalogue lists them without `CATALOGUE_SAMPLES`.
 const COUNTED: [&str; 7] = [
     "tsc",
     "exits",
@@ -24,7 +25,7 @@ const COUNTED: [&str; 7] = [
     "cpu-migrations",
 ];
 
-/// One persistent event, or one for each vCPU, in an operator's words: a catalogue name, then options.
+/// One persistent event, or one per vCPU, in the operator's syntax: a catalogue name, then options.
 ///
 /// ```
 /// let each: vpmu::PersistSpec = "cpu-clock,freq=100,size=64K,name=flight".parse()?;
@@ -162,7 +163,8 @@ impl PersistSpec {
     }
 }
 
-/// One event: as [`PersistSpec::events`] of a machine of one vCPU, unless `cpu` names another.
+/// One event: as [`PersistSpec::events`] for a machine with one vCPU, unless `cpu` names another
+/// vCPU.
 impl FromStr for Persist {
     type Err = PersistSpecError;
 
@@ -229,7 +231,7 @@ fn vcpu(value: &str) -> Result<Option<u32>, PersistSpecError> {
 }
 
 fn pages(value: &str) -> Result<u32, PersistSpecError> {
-    let bytes = bytes(value);
+    let bytes = parse_bytes(value).ok();
     let whole = bytes.filter(|bytes| bytes.is_multiple_of(PAGE));
     whole
         .and_then(|bytes| u32::try_from(bytes / PAGE).ok())
@@ -237,21 +239,9 @@ fn pages(value: &str) -> Result<u32, PersistSpecError> {
         .ok_or_else(|| wrong("size", value, "4K, 8K, 16K and so on, or 0"))
 }
 
-/// `65536`, `64K` or `16M` in bytes.
-fn bytes(text: &str) -> Option<u64> {
-    let (number, factor) = match text.strip_suffix(['M', 'm']) {
-        Some(number) => (number, 1 << 20),
-        None => match text.strip_suffix(['K', 'k']) {
-            Some(number) => (number, 1 << 10),
-            None => (text, 1),
-        },
-    };
-    number.parse::<u64>().ok()?.checked_mul(factor)
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
     use super::*;
 
@@ -299,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn one_event_is_the_first_vcpus_unless_it_names_another() {
+    fn single_event_defaults_to_the_first_vcpu() {
         let one = |text: &str| text.parse::<Persist>().unwrap();
         let event = one("cpu-clock,freq=100");
         assert_eq!((event.vcpu, event.name.as_deref()), (0, Some("cpu-clock")));

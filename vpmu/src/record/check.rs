@@ -1,6 +1,9 @@
 //! Checks that bytes a guest could have written are a record of an event: of a kind that the device
 //! writes for it, with the length of its fields, and with its id.
 
+use vpmu_perf::field::FORMAT_GROUP;
+use vpmu_perf::record::{Header, Words};
+
 use super::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ,
     SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID,
@@ -14,33 +17,14 @@ const BEFORE_ID: u64 = 0xf;
 /// Fields of one word each at the end of other records.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
-/// perf's `PERF_FORMAT_GROUP`.
-const FORMAT_GROUP: u64 = 1 << 3;
-/// The part of a header word with the record's kind.
-const KIND: u64 = 0xffff_ffff;
-
-/// The unchecked words of a record.
-struct Words<'a>(&'a [u8]);
-
-impl Words<'_> {
-    fn next(&mut self) -> Option<u64> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    fn skip(&mut self, words: u64) -> Option<()> {
-        let bytes = usize::try_from(words.checked_mul(8)?).ok()?;
-        self.0 = self.0.split_at_checked(bytes)?.1;
-        Some(())
-    }
-}
 
 /// Whether `record`, of its header's length, can be a record of the event `id` with this layout.
 pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
-    let mut words = Words(record);
-    let header = words.next();
-    let fits = header.and_then(|header| match u32::try_from(header & KIND).ok()? {
+    let (words, cut) = record.as_chunks();
+    let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let mut words = Words::new(&words);
+    let header = words.next().map(Header::from_word);
+    let fits = header.and_then(|header| match header.kind {
         TYPE_SAMPLE => admits_sample(layout, &mut words, id),
         // Its id, and the number lost.
         TYPE_LOST => (words.next()? == id)
@@ -54,7 +38,7 @@ pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
         }
         _ => None,
     });
-    fits.is_some() && words.0.is_empty()
+    fits.is_some() && words.is_empty() && cut.is_empty()
 }
 
 fn trailer_words(layout: &Layout) -> u64 {

@@ -9,35 +9,21 @@ use crate::aux::Chunk;
 use zerocopy::IntoBytes;
 
 pub(crate) use check::admits;
-use read::{FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING};
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
-pub(crate) const TYPE_LOST: u32 = 2;
-pub(crate) const TYPE_THROTTLE: u32 = 5;
-pub(crate) const TYPE_UNTHROTTLE: u32 = 6;
-pub(crate) const TYPE_READ: u32 = 8;
-pub(crate) const TYPE_SAMPLE: u32 = 9;
-pub(crate) const TYPE_AUX: u32 = 11;
-pub(crate) const TYPE_ITRACE_START: u32 = 12;
-pub(crate) const MISC_UNKNOWN: u16 = 0;
-pub(crate) const MISC_KERNEL: u16 = 1;
-pub(crate) const MISC_USER: u16 = 2;
-
-pub(crate) const SAMPLE_IP: u64 = 1 << 0;
-pub(crate) const SAMPLE_TID: u64 = 1 << 1;
-pub(crate) const SAMPLE_TIME: u64 = 1 << 2;
-pub(crate) const SAMPLE_ADDR: u64 = 1 << 3;
-pub(crate) const SAMPLE_READ: u64 = 1 << 4;
-pub(crate) const SAMPLE_CALLCHAIN: u64 = 1 << 5;
-pub(crate) const SAMPLE_ID: u64 = 1 << 6;
-pub(crate) const SAMPLE_CPU: u64 = 1 << 7;
-pub(crate) const SAMPLE_PERIOD: u64 = 1 << 8;
-pub(crate) const SAMPLE_STREAM_ID: u64 = 1 << 9;
-pub(crate) const SAMPLE_REGS_USER: u64 = 1 << 12;
-pub(crate) const SAMPLE_STACK_USER: u64 = 1 << 13;
-pub(crate) const SAMPLE_IDENTIFIER: u64 = 1 << 16;
-pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
+use vpmu_perf::field::{
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
+};
+pub(crate) use vpmu_perf::field::{
+    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
+    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+};
+pub(crate) use vpmu_perf::record::{
+    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ,
+    TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
+};
 
 /// Most bytes of a record: its size has 16 bits and is a multiple of 8.
 pub(crate) const RECORD_MAX: usize = 65_528;
@@ -170,7 +156,7 @@ impl Record {
         self.push(origin.task());
         self.push_reading(layout.read_format, reading);
         self.trailer(layout, origin);
-        self.end(TYPE_READ, MISC_UNKNOWN)
+        self.end(TYPE_READ, MODE_UNKNOWN)
     }
 
     /// Builds `PERF_RECORD_SAMPLE`. A stack that does not fit is cut.
@@ -260,10 +246,10 @@ impl Record {
         } else {
             self.push(first.value);
         }
-        if read_format & FORMAT_ENABLED != 0 {
+        if read_format & FORMAT_TIME_ENABLED != 0 {
             self.push(reading.time_enabled);
         }
-        if read_format & FORMAT_RUNNING != 0 {
+        if read_format & FORMAT_TIME_RUNNING != 0 {
             self.push(reading.time_running);
         }
         if !group {
@@ -364,7 +350,7 @@ impl Record {
 
     /// Writes the header of a record that cannot be too long.
     fn finish(&mut self, kind: u32) -> &[u64] {
-        self.end(kind, MISC_UNKNOWN).unwrap_or_default()
+        self.end(kind, MODE_UNKNOWN).unwrap_or_default()
     }
 
     /// Writes the header.

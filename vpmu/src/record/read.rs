@@ -1,11 +1,9 @@
 //! Counts in the layout of `read_format`, for samples, the record of a closing event and perf's
 //! `read()`.
 
-pub(super) const FORMAT_ENABLED: u64 = 1 << 0;
-pub(super) const FORMAT_RUNNING: u64 = 1 << 1;
-pub(super) const FORMAT_ID: u64 = 1 << 2;
-pub(super) const FORMAT_GROUP: u64 = 1 << 3;
-pub(super) const FORMAT_LOST: u64 = 1 << 4;
+use vpmu_perf::field::{
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
+};
 
 /// One event of a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,7 +28,7 @@ pub(crate) struct Reading<'a> {
 /// Bytes of a reading of `members` events.
 pub(crate) fn read_size(read_format: u64, members: usize) -> usize {
     let one_if = |bit| usize::from(read_format & bit != 0);
-    let times = one_if(FORMAT_ENABLED) + one_if(FORMAT_RUNNING);
+    let times = one_if(FORMAT_TIME_ENABLED) + one_if(FORMAT_TIME_RUNNING);
     let each = 1 + one_if(FORMAT_ID) + one_if(FORMAT_LOST);
     let words = match read_format & FORMAT_GROUP {
         0 => times + each,

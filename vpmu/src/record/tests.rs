@@ -28,7 +28,7 @@ const MEMBERS: [Member; 2] = [
 
 fn sample() -> Sample<'static> {
     Sample {
-        misc: MISC_USER,
+        misc: MODE_USER,
         ip: 0x1111,
         addr: 0x3333,
         period: 10,

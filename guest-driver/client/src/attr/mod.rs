@@ -7,10 +7,10 @@ pub use bits::*;
 
 use std::os::fd::BorrowedFd;
 
-use perf_event_open_sys::bindings::{self, perf_event_attr};
 use vpmu_abi::{ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, uapi};
+use vpmu_perf::bindings::{self, perf_event_attr};
 
-use crate::sys::Place;
+use vpmu_perf::call::Place;
 
 #[expect(
     clippy::cast_possible_truncation,

@@ -3,28 +3,18 @@
 
 mod layout;
 mod sample;
-mod words;
 
 pub(crate) use layout::Layout;
 pub use sample::{Frame, Registers, Sample, SampleId};
-pub(crate) use words::{Words, halves};
 
-use perf_event_open_sys::bindings;
+use vpmu_perf::bindings;
+use vpmu_perf::record::{
+    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
+    TYPE_THROTTLE, TYPE_UNTHROTTLE, Words, halves,
+};
 
 use crate::attr::FORMAT_GROUP;
 use crate::reading::{self, Reading};
-
-const TYPE_LOST: u32 = bindings::PERF_RECORD_LOST;
-const TYPE_THROTTLE: u32 = bindings::PERF_RECORD_THROTTLE;
-const TYPE_UNTHROTTLE: u32 = bindings::PERF_RECORD_UNTHROTTLE;
-const TYPE_READ: u32 = bindings::PERF_RECORD_READ;
-const TYPE_SAMPLE: u32 = bindings::PERF_RECORD_SAMPLE;
-const TYPE_AUX: u32 = bindings::PERF_RECORD_AUX;
-const TYPE_ITRACE_START: u32 = bindings::PERF_RECORD_ITRACE_START;
-/// perf's `PERF_RECORD_MISC_CPUMODE_MASK`.
-const MODE_MASK: u16 = 7;
-/// perf's `PERF_RECORD_MISC_USER`.
-const MODE_USER: u16 = 2;
 
 /// A record that contradicts its type.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,29 +31,6 @@ pub enum RecordError {
     /// The sample type has fields that this library cannot parse.
     #[error("samples of type {0:#x} have fields that this library does not know")]
     SampleType(u64),
-}
-
-/// Header of a record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) record_type: u32,
-    pub(crate) misc: u16,
-    /// Bytes of the record, the header included.
-    pub(crate) size: u16,
-}
-
-impl Header {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "takes the word's fields apart"
-    )]
-    pub(crate) fn from_word(word: u64) -> Self {
-        Self {
-            record_type: word as u32,
-            misc: (word >> 32) as u16,
-            size: (word >> 48) as u16,
-        }
-    }
 }
 
 /// One record. Only `sample_id_all` adds task and time to records other than samples.
@@ -177,7 +144,7 @@ impl Record {
         body: &[u64],
         layout: &Layout,
     ) -> Result<Self, RecordError> {
-        let record_type = header.record_type;
+        let record_type = header.kind;
         if record_type == TYPE_SAMPLE && layout.sample_type & !layout::KNOWN != 0 {
             return Err(RecordError::SampleType(layout.sample_type));
         }
@@ -198,11 +165,11 @@ impl Record {
 
 /// The outer `None` is an unparsed type, the inner one a truncated record.
 fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option<Record>> {
-    if header.record_type == TYPE_SAMPLE {
-        let user = header.misc & MODE_MASK == MODE_USER;
+    if header.kind == TYPE_SAMPLE {
+        let user = header.mode() == MODE_USER;
         return Some(sample::parse(user, layout, &mut words).map(Record::Sample));
     }
-    let take_apart = match header.record_type {
+    let take_apart = match header.kind {
         TYPE_LOST => lost,
         TYPE_THROTTLE | TYPE_UNTHROTTLE => throttle,
         TYPE_READ => read,
@@ -241,7 +208,7 @@ fn throttle(
         stream_id: words.next()?,
         who,
     };
-    Some(if header.record_type == TYPE_THROTTLE {
+    Some(if header.kind == TYPE_THROTTLE {
         Record::Throttle(throttle)
     } else {
         Record::Unthrottle(throttle)

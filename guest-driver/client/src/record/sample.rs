@@ -1,13 +1,13 @@
 //! `PERF_RECORD_SAMPLE` and its fields.
 
 use super::layout::Layout;
-use super::words::{Words, halves};
 use crate::attr::{
     SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
     SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
     SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 use crate::reading::{self, Reading};
+use vpmu_perf::record::{Words, halves};
 
 /// perf's `PERF_CONTEXT_KERNEL`: kernel addresses follow.
 const CONTEXT_KERNEL: u64 = 128_u64.wrapping_neg();

@@ -3,10 +3,12 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use perf_event_open_sys::bindings;
 use vpmu_abi::{PERSISTENT_NAME, uapi};
+use vpmu_perf::bindings;
 
-use super::{Scope, by_value, checked};
+use vpmu_perf::call::Scope;
+
+use super::{by_value, checked};
 
 /// Returns the number of `entries` filled, with events whose ids are above `after`.
 pub(crate) fn persistent(

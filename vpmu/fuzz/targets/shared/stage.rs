@@ -78,31 +78,23 @@ pub(crate) fn features(input: &mut Unstructured<'_>) -> Result<u64> {
 }
 
 fn limits(input: &mut Unstructured<'_>) -> Result<Limits> {
-    let limits = Limits {
-        max_events: *input.choose(&[32, 32, 3])?,
-        max_ring_pages: *input.choose(&[16, 2])?,
-        max_pages: *input.choose(&[64, 64, FEW_PAGES])?,
-        max_persistent: *input.choose(&[6, 1])?,
-        max_samples: u32::MAX,
-        max_record_bytes: u64::MAX,
-        min_hardware_period: 1,
-        ..Limits::default()
-    };
-    Ok(match *input.choose(&[u32::MAX, 1000])? {
-        1000 => Limits {
-            max_sample_rate: 1000,
-            max_active_counters: 2,
-            max_host_counters: 4,
-            max_samples: 3000,
-            max_record_bytes: 200_000,
-            max_window_pages: 8,
-            ..limits
-        },
-        max_sample_rate => Limits {
-            max_sample_rate,
-            ..limits
-        },
-    })
+    let mut limits = Limits::default();
+    limits.max_events = *input.choose(&[32, 32, 3])?;
+    limits.max_ring_pages = *input.choose(&[16, 2])?;
+    limits.max_pages = *input.choose(&[64, 64, FEW_PAGES])?;
+    limits.max_persistent = *input.choose(&[6, 1])?;
+    limits.max_samples = u32::MAX;
+    limits.max_record_bytes = u64::MAX;
+    limits.min_hardware_period = 1;
+    limits.max_sample_rate = *input.choose(&[u32::MAX, 1000])?;
+    if limits.max_sample_rate == 1000 {
+        limits.max_active_counters = 2;
+        limits.max_host_counters = 4;
+        limits.max_samples = 3000;
+        limits.max_record_bytes = 200_000;
+        limits.max_window_pages = 8;
+    }
+    Ok(limits)
 }
 
 impl Stage {

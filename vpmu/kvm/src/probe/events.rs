@@ -1,16 +1,16 @@
-//! `perf_event_open(2)` on the calling thread and its ring, without interpretation of either.
-
-#![expect(unsafe_code, reason = "system calls and a shared mapping")]
+//! Events on the calling thread and their rings, without interpretation of either.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use libc::c_int;
-use perf_event_open_sys::bindings::{perf_event_attr, perf_event_mmap_page};
-use perf_event_open_sys::ioctls;
+use vpmu_perf::Mapping;
+use vpmu_perf::bindings::perf_event_attr;
+use vpmu_perf::call::{self, Place, Scope};
+use vpmu_perf::page::DATA_HEAD;
+use vpmu_perf::record::{Header, Records};
 
 const PAGE: usize = 4096;
 /// Data pages of a ring: a power of two.
@@ -28,66 +28,24 @@ impl Event {
     /// # Errors
     /// The error of perf_event_open(2).
     pub fn open(mut attr: perf_event_attr) -> io::Result<Self> {
-        attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
         attr.set_disabled(1);
-        let cloexec = perf_event_open_sys::bindings::PERF_FLAG_FD_CLOEXEC;
-        // SAFETY: `attr` is initialised and its size field matches it.
-        let fd = unsafe {
-            perf_event_open_sys::perf_event_open(&raw mut attr, 0, -1, -1, cloexec.into())
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made this descriptor and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = File::from(call::open(&attr, Place::HERE)?);
         Ok(Event { file })
     }
 
     /// Starts counting.
     pub fn enable(&self) -> io::Result<()> {
-        // SAFETY: the descriptor is a perf event's as long as `file` lives.
-        let answer = unsafe { ioctls::ENABLE(self.file.as_raw_fd(), 0) };
-        if answer < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        call::enable(&self.file, Scope::Event)
     }
 
     /// Makes it send `signal` to the calling thread whenever it wakes its readers.
     pub fn announce(&self, signal: c_int) -> io::Result<()> {
-        /// `struct f_owner_ex`, and the kind of owner that is a thread.
-        #[repr(C)]
-        struct Owner {
-            kind: c_int,
-            pid: c_int,
-        }
-        const THREAD: c_int = 0;
-        const F_SETOWN_EX: c_int = 15;
-        const F_SETSIG: c_int = 10;
-        let fd = self.file.as_raw_fd();
-        // SAFETY: takes nothing.
-        let pid = unsafe { libc::gettid() };
-        let owner = Owner { kind: THREAD, pid };
-        let checked = |answer: c_int| match answer {
-            0.. => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        };
-        // SAFETY: the kernel reads one `f_owner_ex` within the call.
-        checked(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-        // SAFETY: no pointer.
-        checked(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
-        // SAFETY: no pointer.
-        checked(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC) })
+        call::announce(&self.file, call::thread(), signal)
     }
 
     /// Stops counting.
     pub fn disable(&self) -> io::Result<()> {
-        // SAFETY: see `enable`.
-        let answer = unsafe { ioctls::DISABLE(self.file.as_raw_fd(), 0) };
-        if answer < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        call::disable(&self.file, Scope::Event)
     }
 
     /// Reads its count.
@@ -99,60 +57,33 @@ impl Event {
 
     /// Maps a ring for its samples.
     pub fn ring(&self) -> io::Result<Ring> {
-        let length = (1 + DATA_PAGES) * PAGE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                self.file.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Ring { base, length })
+        let mapping = Mapping::new(self.file.as_fd(), (1 + DATA_PAGES) * PAGE)?;
+        Ok(Ring { mapping })
     }
 }
 
 /// The pages that the kernel writes samples to.
 #[derive(Debug)]
 pub struct Ring {
-    base: NonNull<u8>,
-    length: usize,
+    mapping: Mapping,
 }
 
 impl Ring {
-    /// The bytes written since the ring was mapped; they are never consumed, so the kernel stops
-    /// when the ring is full. The event must be disabled.
-    pub fn records(&self) -> Vec<u8> {
-        let page = self.base.cast::<perf_event_mmap_page>();
-        // SAFETY: the first page of the mapping is a perf_event_mmap_page; no reference is made.
-        let head = unsafe { &raw mut (*page.as_ptr()).data_head };
-        // SAFETY: an aligned word that is only ever accessed as a whole, here and in the kernel.
-        let head = unsafe { AtomicU64::from_ptr(head) };
-        let written = head.load(Ordering::Acquire);
-        fence(Ordering::Acquire);
-        let size = self.length - PAGE;
-        let written = usize::try_from(written).map_or(size, |written| written.min(size));
-        let mut records = vec![0; written];
-        // SAFETY: the data pages follow the first one within the mapping.
-        let data = unsafe { self.base.add(PAGE) };
-        // SAFETY: `written` bytes lie within the data pages, and the event is disabled, so the
-        // kernel does not write to them.
-        let data = unsafe { std::slice::from_raw_parts(data.as_ptr(), written) };
-        records.copy_from_slice(data);
-        records
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `Event::ring` made; no reference to it remains.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    /// The records written since the ring was mapped, each with the words behind its header; they
+    /// are never consumed, so the kernel stops when the ring is full. The event must be disabled.
+    #[must_use]
+    pub fn records(&self) -> Vec<(Header, Vec<u64>)> {
+        // Pairs with the kernel's release: the records are stored before the head moves.
+        let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
+        let word = |offset: u64| {
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            let offset = PAGE.saturating_add(offset);
+            self.mapping.load(offset, Ordering::Relaxed)
+        };
+        let size = (DATA_PAGES * PAGE) as u64;
+        Records::new(&word, size, 0, head)
+            .map_while(Result::ok)
+            .map(|record| (record.header, record.body()))
+            .collect()
     }
 }

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use perf_event_open_sys::bindings::{
+use vpmu_perf::bindings::{
     PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 

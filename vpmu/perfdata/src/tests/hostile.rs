@@ -16,7 +16,6 @@ fn foreign_record_is_left_out_and_counted() {
     let of = event(5, "marks", 0, USUAL);
     let other = event(6, "other", 0, USUAL);
     let elsewhere = event(5, "marks", 1, USUAL);
-    let whole = usual(&of, USER, 1, 15, 9);
     let words = |count: usize| record(9, USER, &vec![5; count]);
     let bad = [
         // Of another event, of another vCPU, too short, too long, of no mode of a guest.
@@ -36,8 +35,6 @@ fn foreign_record_is_left_out_and_counted() {
         record(64, 0, &[5; 16]),
         record(68, 0, &[]),
         record(u32::MAX, u16::MAX, &[5; 3]),
-        // Not whole words.
-        [&whole[..6], &[62, 0], &whole[8..62]].concat(),
         record(5, 0, &[15, 6, 6]),
         record(5, 0, &[15]),
     ];
@@ -54,6 +51,17 @@ fn foreign_record_is_left_out_and_counted() {
     let text = perf(&["script", "--show-lost-events"], &recorded.path);
     assert!(text.contains(&format!("lost {}", bad.len())), "{text}");
     perf(&["report", "--stdio"], &recorded.path);
+}
+
+#[test]
+fn record_of_cut_words_ends_history() {
+    let of = event(5, "marks", 0, USUAL);
+    let whole = usual(&of, USER, 1, 15, 9);
+    let cut = [&whole[..6], &[62, 0], &whole[8..62]].concat();
+    let records = [whole.clone(), cut, whole];
+    let recorded = recorded(&[history(of, &records)], None);
+    let summary = (recorded.summary.samples, recorded.summary.left_out);
+    assert_eq!(summary, (1, 0));
 }
 
 #[test]

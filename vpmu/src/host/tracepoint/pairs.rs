@@ -1,9 +1,11 @@
 //! Combines the records of a host ring to exits of a vCPU, each with the entry that ended it.
 //! Lengths are not trusted; unreadable records count as losses.
 
+use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
+
 use super::Layout;
 use super::told::told;
-use crate::host::records::{Body, Notice, TYPE_SAMPLE, walk};
+use crate::host::records::{Notice, notice};
 
 /// Most raw data to examine.
 pub(super) const RAW_MOST: usize = 120;
@@ -55,29 +57,31 @@ impl Pairs {
         head: u64,
         mut found: impl FnMut(Found),
     ) {
-        walk(word, size, tail, head, |body| match body {
-            None => self.lose(1, &mut found),
-            Some(body) if body.kind == TYPE_SAMPLE => match moment(layout, &body) {
-                Some(Moment::Exit(exit)) => {
-                    self.finish(&mut found);
-                    self.inside = false;
-                    self.open = Some(exit);
-                }
-                Some(Moment::Entry(back)) => {
-                    self.inside = true;
-                    if let Some(exit) = self.open.take() {
-                        let back = Some(back);
-                        found(Found::Exit(Exit { back, ..exit }));
+        for record in Records::new(&word, size, tail, head) {
+            match record {
+                Err(_) => self.lose(1, &mut found),
+                Ok(record) if record.header.kind == TYPE_SAMPLE => match moment(layout, &record) {
+                    Some(Moment::Exit(exit)) => {
+                        self.finish(&mut found);
+                        self.inside = false;
+                        self.open = Some(exit);
+                    }
+                    Some(Moment::Entry(back)) => {
+                        self.inside = true;
+                        if let Some(exit) = self.open.take() {
+                            let back = Some(back);
+                            found(Found::Exit(Exit { back, ..exit }));
+                        }
+                    }
+                    None => self.lose(1, &mut found),
+                },
+                Ok(record) => {
+                    if let Some(Notice::Lost(records)) = notice(&record) {
+                        self.lose(records, &mut found);
                     }
                 }
-                None => self.lose(1, &mut found),
-            },
-            Some(body) => {
-                if let Some(Notice::Lost(records)) = body.notice() {
-                    self.lose(records, &mut found);
-                }
             }
-        });
+        }
     }
 
     /// Reports the open exit without an entry, which will not come.
@@ -100,15 +104,15 @@ impl Pairs {
     }
 }
 
-fn moment(layout: &Layout, body: &Body<'_>) -> Option<Moment> {
+fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Moment> {
     let time = body.word(0);
     let mut raw = [0; RAW_MOST + 8];
     let (words, _) = raw.as_chunks_mut::<8>();
-    for (word, index) in words.iter_mut().zip(RAW_WORD..body.words) {
+    for (word, index) in words.iter_mut().zip(RAW_WORD..body.words()) {
         *word = body.word(index).to_le_bytes();
     }
     let count = usize::try_from(body.word(RAW_WORD) & 0xffff_ffff).ok()?;
-    let held = usize::try_from(body.words.checked_sub(RAW_WORD)?).ok()?;
+    let held = usize::try_from(body.words().checked_sub(RAW_WORD)?).ok()?;
     let held = held.checked_mul(8)?.checked_sub(RAW_COUNT)?;
     let raw = raw.get(RAW_COUNT..)?;
     let raw = raw.get(..count.min(raw.len()))?;

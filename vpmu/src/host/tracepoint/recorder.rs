@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use perf_event_open_sys::bindings::{
+use vpmu_perf::bindings::{
     PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT, perf_event_attr,
 };
 
@@ -82,8 +82,6 @@ pub(super) fn probe(layout: &Layout) -> io::Result<()> {
 /// The host's attributes for a tracepoint: each hit, with all raw data.
 fn attr(id: u16, disabled: bool) -> perf_event_attr {
     let mut attr = perf_event_attr {
-        // A kernel with a shorter struct accepts zeros beyond it.
-        size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
         type_: PERF_TYPE_TRACEPOINT,
         config: id.into(),
         sample_type: u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_RAW),

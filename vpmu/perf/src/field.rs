@@ -1,0 +1,43 @@
+//! perf's numbers for the contents of records and readings.
+
+use perf_event_open_sys::bindings as perf;
+
+/// perf's `PERF_SAMPLE_IP`: the instruction pointer.
+pub const SAMPLE_IP: u64 = perf::PERF_SAMPLE_IP as u64;
+/// perf's `PERF_SAMPLE_TID`: process and thread.
+pub const SAMPLE_TID: u64 = perf::PERF_SAMPLE_TID as u64;
+/// perf's `PERF_SAMPLE_TIME`: nanoseconds of the guest's clock.
+pub const SAMPLE_TIME: u64 = perf::PERF_SAMPLE_TIME as u64;
+/// perf's `PERF_SAMPLE_ADDR`: the accessed address; zero where unknown.
+pub const SAMPLE_ADDR: u64 = perf::PERF_SAMPLE_ADDR as u64;
+/// perf's `PERF_SAMPLE_READ`: the counts, laid out by the read format.
+pub const SAMPLE_READ: u64 = perf::PERF_SAMPLE_READ as u64;
+/// perf's `PERF_SAMPLE_CALLCHAIN`: the callers, up to the thread's entry.
+pub const SAMPLE_CALLCHAIN: u64 = perf::PERF_SAMPLE_CALLCHAIN as u64;
+/// perf's `PERF_SAMPLE_ID`: the event's id; an inherited event reports its parent's.
+pub const SAMPLE_ID: u64 = perf::PERF_SAMPLE_ID as u64;
+/// perf's `PERF_SAMPLE_CPU`.
+pub const SAMPLE_CPU: u64 = perf::PERF_SAMPLE_CPU as u64;
+/// perf's `PERF_SAMPLE_PERIOD`: the events that this sample represents.
+pub const SAMPLE_PERIOD: u64 = perf::PERF_SAMPLE_PERIOD as u64;
+/// perf's `PERF_SAMPLE_STREAM_ID`: the event's own id, also for an inherited event.
+pub const SAMPLE_STREAM_ID: u64 = perf::PERF_SAMPLE_STREAM_ID as u64;
+/// perf's `PERF_SAMPLE_REGS_USER`: the user-mode registers.
+pub const SAMPLE_REGS_USER: u64 = perf::PERF_SAMPLE_REGS_USER as u64;
+/// perf's `PERF_SAMPLE_STACK_USER`: the top of the user stack.
+pub const SAMPLE_STACK_USER: u64 = perf::PERF_SAMPLE_STACK_USER as u64;
+/// perf's `PERF_SAMPLE_IDENTIFIER`: the id again, at the start of the record.
+pub const SAMPLE_IDENTIFIER: u64 = perf::PERF_SAMPLE_IDENTIFIER as u64;
+/// perf's `PERF_SAMPLE_REGS_INTR`: the registers at the overflow.
+pub const SAMPLE_REGS_INTR: u64 = perf::PERF_SAMPLE_REGS_INTR as u64;
+
+/// perf's `PERF_FORMAT_TOTAL_TIME_ENABLED`.
+pub const FORMAT_TIME_ENABLED: u64 = perf::PERF_FORMAT_TOTAL_TIME_ENABLED as u64;
+/// perf's `PERF_FORMAT_TOTAL_TIME_RUNNING`.
+pub const FORMAT_TIME_RUNNING: u64 = perf::PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
+/// perf's `PERF_FORMAT_ID`.
+pub const FORMAT_ID: u64 = perf::PERF_FORMAT_ID as u64;
+/// perf's `PERF_FORMAT_GROUP`: the whole group, read at one moment.
+pub const FORMAT_GROUP: u64 = perf::PERF_FORMAT_GROUP as u64;
+/// perf's `PERF_FORMAT_LOST`: records of the event that were lost.
+pub const FORMAT_LOST: u64 = perf::PERF_FORMAT_LOST as u64;

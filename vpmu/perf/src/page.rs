@@ -1,0 +1,46 @@
+//! Byte offsets in perf's metadata page, `struct perf_event_mmap_page`, and bits of its
+//! capabilities. The words in between are of no use to this project.
+
+use std::mem::offset_of;
+
+use perf_event_open_sys::bindings::perf_event_mmap_page as Page;
+
+/// The sequence lock; the hardware counter's number is the word's upper half.
+pub const LOCK_INDEX: usize = offset_of!(Page, lock);
+/// The count, without the hardware counter's part.
+pub const OFFSET: usize = offset_of!(Page, offset);
+/// Nanoseconds enabled.
+pub const TIME_ENABLED: usize = offset_of!(Page, time_enabled);
+/// Nanoseconds counted.
+pub const TIME_RUNNING: usize = offset_of!(Page, time_running);
+/// `CAP_*`.
+pub const CAPABILITIES: usize = offset_of!(Page, __bindgen_anon_1);
+/// The counter's width, then shift and multiplier of the conversion from ticks to nanoseconds.
+pub const WIDTH_SHIFT_MULT: usize = offset_of!(Page, pmc_width);
+/// Added to converted ticks for the time since the page was written.
+pub const TIME_OFFSET: usize = offset_of!(Page, time_offset);
+/// Added to converted ticks for the time in records.
+pub const TIME_ZERO: usize = offset_of!(Page, time_zero);
+/// Ticks of a narrow clock at one moment.
+pub const TIME_CYCLES: usize = offset_of!(Page, time_cycles);
+/// The width of a narrow clock.
+pub const TIME_MASK: usize = offset_of!(Page, time_mask);
+/// Bytes written to the data so far.
+pub const DATA_HEAD: usize = offset_of!(Page, data_head);
+/// Bytes of them that the reader has consumed.
+pub const DATA_TAIL: usize = offset_of!(Page, data_tail);
+/// Bytes written to the AUX area so far.
+pub const AUX_HEAD: usize = offset_of!(Page, aux_head);
+/// Bytes of them that the reader has consumed.
+pub const AUX_TAIL: usize = offset_of!(Page, aux_tail);
+/// Where the AUX area is to be mapped.
+pub const AUX_OFFSET: usize = offset_of!(Page, aux_offset);
+/// Its bytes.
+pub const AUX_SIZE: usize = offset_of!(Page, aux_size);
+
+/// perf's `cap_user_rdpmc`: programs may read the hardware counter.
+pub const CAP_USER_RDPMC: u64 = 1 << 2;
+/// perf's `cap_user_time`: the times can be extrapolated with the CPU's clock.
+pub const CAP_USER_TIME: u64 = 1 << 3;
+/// perf's `cap_user_time_short`: that clock is narrow.
+pub const CAP_USER_TIME_SHORT: u64 = 1 << 5;
