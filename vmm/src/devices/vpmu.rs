@@ -15,10 +15,10 @@ use crate::bus::{Caller, Device};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 
-/// Most entries of each virtqueue.
+/// Maximum number of entries of each virtqueue.
 const QUEUE_SIZE: u16 = 256;
 
-/// While it lives, the device is not drained.
+/// Keeps the device from being drained while it lives.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
 
@@ -26,7 +26,7 @@ pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, 
 #[derive(Debug)]
 pub struct DrainThread {
     timer: Arc<DrainTimer>,
-    /// Held during a drain, and by a thread that keeps drains from starting.
+    /// Locked during a drain, and by a thread that keeps drains from starting.
     turn: Arc<Mutex<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,14 +58,14 @@ impl DrainThread {
         })
     }
 
-    /// Waits for a drain to end; until the value is dropped no other begins.
+    /// Waits for a running drain to end; no other starts until the value is dropped.
     pub(crate) fn hold(&self) -> Held<'_> {
         hold(&self.turn)
     }
 }
 
 fn hold(turn: &Mutex<()>) -> Held<'_> {
-    // It guards nothing that a panic could spoil.
+    // The lock protects no data that a panic could corrupt.
     Held(turn.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -84,7 +84,7 @@ impl Drop for DrainThread {
 
 impl vpmu::Interrupt for Interrupt {
     fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        // One line for all of them: the driver looks at each.
+        // One interrupt for all queues: the driver checks each.
         self.used_buffer()
     }
 }
@@ -92,11 +92,11 @@ impl vpmu::Interrupt for Interrupt {
 /// The device behind its transport.
 #[derive(Debug)]
 pub struct VirtioPmu {
-    /// The device.
+    /// The PMU device.
     pub vpmu: Arc<Vpmu>,
     /// Its transport's interrupt.
     pub interrupt: Arc<Interrupt>,
-    /// Bytes of its window; zero: it has none.
+    /// Size of the window in bytes; zero without a window.
     pub window: u64,
     /// Signalled when the control queue needs service.
     pub control: Arc<EventFd>,
@@ -160,7 +160,7 @@ impl Backend for VirtioPmu {
     }
 }
 
-/// A queue as a driver set it up, for the device.
+/// A queue as set up by a driver, for the device.
 pub(crate) fn queue_state(queue: &Queue) -> QueueState {
     QueueState {
         ready: queue.ready(),

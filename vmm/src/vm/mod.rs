@@ -10,6 +10,7 @@ mod pmu;
 mod snapshot;
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,6 +109,8 @@ pub struct Ran {
     pub held_back: HeldBack,
     /// The list of the guest's events, in one word.
     pub policy: &'static str,
+    /// The events that the guest could open, if a report was requested.
+    pub events: Vec<String>,
     /// The PMU, unless disabled.
     pub vpmu: Option<Arc<Vpmu>>,
     /// KVM's statistics of each vCPU, if this KVM has them.
@@ -119,6 +122,9 @@ pub struct Ran {
     /// The process's memory.
     pub footprint: Footprint,
 }
+
+/// What probes found out about this host, for as long as it runs.
+const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
@@ -143,9 +149,10 @@ impl Vm {
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config)?;
-        // It runs small guests, concurrently with the other steps.
+        // It runs small guests, concurrently with the other steps, unless another machine has done so.
         let asks = config.vpmu && config.engine == Engine::Auto;
-        let guest_ips = asks.then(GuestIps::begin).transpose();
+        let known = Path::new(KNOWN_HOST);
+        let guest_ips = asks.then(|| GuestIps::begin(Some(known))).transpose();
         let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
         let mut images = Images::open(&config)?;
         let restored = config.restore.as_deref().map(crate::snapshot::open);
@@ -283,6 +290,7 @@ impl Vm {
         let mut boots = 0;
         let ending = self.run_boots(&mut boots);
         self.control.end();
+        let events = self.pmu.as_mut().map(|pmu| std::mem::take(&mut pmu.events));
         Ran {
             ending,
             wall: start.elapsed(),
@@ -295,6 +303,7 @@ impl Vm {
                 console: self.console.serial.bytes(),
             },
             policy: self.config.policy.name(),
+            events: events.unwrap_or_default(),
             vpmu: self.shared.vpmu.clone(),
             stats: self.stats,
             memory: self.memory,
@@ -356,7 +365,7 @@ impl Vm {
         let end = Arc::clone(&self.shared.end);
         let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {
             while events.run()? == Stopped::Asked {
-                self.answer_desk(&boot.vm);
+                self.answer_desk(&boot);
             }
             Ok(())
         });

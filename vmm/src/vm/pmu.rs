@@ -41,6 +41,8 @@ pub(super) struct Pmu {
     drain: DrainThread,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
+    /// The events that the guest may open, if a report was requested.
+    pub(super) events: Vec<String>,
 }
 
 /// The machine's parts that the device uses.
@@ -145,13 +147,13 @@ impl Pmu {
             None => Memory::from(parts.memory.clone()),
         };
         let vpmu = Arc::new(vpmu);
-        // Query it now: the report at the end of the run comes after KVM's statistics are gone.
-        let events = vpmu.guest_events();
-        log::info!(
-            "the guest may open {} events: {}",
-            events.len(),
-            config.policy.name()
-        );
+        log::info!("events that the guest may open: {}", config.policy.name());
+        // Only for the report, and now: KVM's statistics are gone when it is written. Else the first
+        // driver has the events probed: the host's first perf event takes its kernel milliseconds.
+        let events = match config.report {
+            Some(_) => vpmu.guest_events(),
+            None => Vec::new(),
+        };
         let queues = Queues {
             control: Arc::new(event()?),
             notices: Arc::new(event()?),
@@ -180,6 +182,7 @@ impl Pmu {
             drain,
             interrupt,
             transport,
+            events,
         })
     }
 
@@ -232,7 +235,7 @@ enum PmuError {
     Transport(#[from] TransportError),
     #[error(transparent)]
     Device(#[from] RestoreError),
-    #[error("its transport has a driver, or it has one itself, but not both")]
+    #[error("the transport and the device disagree on whether a driver was active")]
     Driver,
 }
 

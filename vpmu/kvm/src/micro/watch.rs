@@ -40,7 +40,7 @@ pub enum WatchError {
     #[error("cannot prepare the signal that bounds a probe")]
     Signal(#[source] io::Error),
     /// It did not react to the signal.
-    #[error("no answer, not even to a signal")]
+    #[error("no response, not even to a signal")]
     Stuck,
 }
 

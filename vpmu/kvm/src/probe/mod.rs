@@ -2,10 +2,12 @@
 //! to find out.
 
 pub mod events;
+mod known;
 mod samples;
 
 use std::io;
 use std::ops::AddAssign;
+use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use vpmu_perf::bindings::{
     PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use self::known::Known;
 use crate::micro::{self, MicroError, Ring};
 
 /// How long a guest's loop is sampled, and how often.
@@ -83,6 +86,12 @@ impl Samples {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
+    /// Whether another guest would be sampled likewise: a host that labels samples as the guest's does
+    /// so for few of them while it is busy.
+    fn are_conclusive(&self) -> bool {
+        self.are_enough() && (self.guest == 0 || self.guest >= Self::ENOUGH)
+    }
+
     /// Whether host samples have guest instruction pointers; `None` if samples are too few.
     #[must_use]
     pub fn carry_guest_ips(&self) -> Option<bool> {
@@ -105,40 +114,80 @@ impl Samples {
 /// takes tens of milliseconds, four threads and the signal `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
-    let knows =
-        |ring| sample_guest(ring, Sampling::QUICK).is_ok_and(|samples| samples.name_places());
+    conclusive_guest_ips().unwrap_or(false)
+}
+
+/// The same; `None` without a guest, or with too few samples for a conclusion.
+fn conclusive_guest_ips() -> Option<bool> {
+    let knows = |ring| {
+        let samples = sample_guest(ring, Sampling::QUICK).ok()?;
+        samples.are_conclusive().then(|| samples.name_places())
+    };
     // Most of the time goes to waits of the host's kernel, as it makes and unmakes the guests.
-    let knows = thread::scope(|scope| {
+    let rings = thread::scope(|scope| {
         let user = thread::Builder::new().spawn_scoped(scope, || knows(Ring::User));
         let kernel = knows(Ring::Kernel);
-        let user = user.is_ok_and(|user| user.join().unwrap_or(false));
-        kernel && user
+        [kernel, user.ok().and_then(|user| user.join().ok()?)]
     });
-    log::info!("host samples name guest addresses: {knows}");
+    let knows = match rings {
+        [Some(true), Some(true)] => Some(true),
+        // One is enough for a no.
+        rings if rings.contains(&Some(false)) => Some(false),
+        _ => None,
+    };
+    let text = knows.map_or("unknown, taken for false", |knows| {
+        if knows { "true" } else { "false" }
+    });
+    log::info!("host samples name guest addresses: {text}");
     knows
 }
 
-/// [`guest_ips`] on its own thread, concurrent with other preparations of a guest.
+/// [`guest_ips`] on its own thread, concurrent with other preparations of a guest; or the answer of an earlier
+/// probe on this host.
 #[derive(Debug)]
-pub struct GuestIps(JoinHandle<bool>);
+pub struct GuestIps(Answer);
+
+#[derive(Debug)]
+enum Answer {
+    Known(bool),
+    Asked(JoinHandle<Option<bool>>, Option<Known>),
+}
 
 impl GuestIps {
-    /// Starts the probe.
+    /// Starts the probe, unless a file in `directory` has the answer of an earlier one, made since the host
+    /// booted and loaded KVM. The file must be root's or the caller's, and writable by its owner alone. A
+    /// missing directory is made.
     ///
     /// # Errors
     /// The host cannot start another thread.
-    pub fn begin() -> io::Result<Self> {
+    pub fn begin(directory: Option<&Path>) -> io::Result<Self> {
+        let known = directory.and_then(Known::of_host);
+        if let Some(answer) = known.as_ref().and_then(Known::answer) {
+            log::info!("host samples name guest addresses: {answer}, by an earlier probe");
+            return Ok(Self(Answer::Known(answer)));
+        }
         let thread = thread::Builder::new().name("guest-ips".to_owned());
-        Ok(Self(thread.spawn(guest_ips)?))
+        let thread = thread.spawn(conclusive_guest_ips)?;
+        Ok(Self(Answer::Asked(thread, known)))
     }
 
-    /// Waits for the result and joins the thread.
+    /// Waits for the result and joins the thread. Keeps a conclusive one for the next guests of this host.
     #[must_use]
     pub fn answer(self) -> bool {
-        self.0.join().unwrap_or_else(|_| {
+        let (thread, known) = match self.0 {
+            Answer::Known(answer) => return answer,
+            Answer::Asked(thread, known) => (thread, known),
+        };
+        let answer = thread.join().unwrap_or_else(|_| {
             log::error!("the probe of host samples panicked");
-            false
-        })
+            None
+        });
+        if let Some((known, answer)) = known.zip(answer)
+            && let Err(error) = known.keep(answer)
+        {
+            log::debug!("the next guest of this host is probed again: {error}");
+        }
+        answer.unwrap_or(false)
     }
 }
 
@@ -215,5 +264,7 @@ mod tests {
         assert!(!of_guest(8, 8, 8).name_places());
         assert!(of_guest(190, 190, 0).are_enough() && of(200, 0).are_enough());
         assert!(!of(30, 0).are_enough());
+        assert!(of(200, 0).are_conclusive() && of_guest(200, 20, 0).are_conclusive());
+        assert!(!of(30, 0).are_conclusive() && !of_guest(200, 19, 0).are_conclusive());
     }
 }

@@ -56,6 +56,8 @@ pub const TCR_EL1: u64 = system(3, 0, 2, 0, 2);
 pub const VBAR_EL1: u64 = system(3, 0, 12, 0, 0);
 /// The virtual counter, under the number that KVM's interface has given it by mistake.
 pub const TIMER_COUNT: u64 = system(3, 3, 14, 3, 2);
+/// The physical counter.
+pub const PHYSICAL_COUNT: u64 = system(3, 3, 14, 0, 1);
 
 /// PSTATE at EL1 and EL0, every interrupt masked.
 pub const PSTATE_EL1: u64 = 0x3c5;
@@ -113,5 +115,6 @@ mod tests {
         assert_eq!(PSTATE, 0x6030_0000_0010_0042);
         assert_eq!(SP_EL1, 0x6030_0000_0010_0044);
         assert_eq!(TIMER_COUNT, 0x6030_0000_0013_df1a);
+        assert_eq!(PHYSICAL_COUNT, 0x6030_0000_0013_df01);
     }
 }
