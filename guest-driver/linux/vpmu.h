@@ -18,6 +18,7 @@
 #include <linux/mutex.h>
 #include <linux/notifier.h>
 #include <linux/perf_event.h>
+#include <linux/seqlock.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
@@ -245,6 +246,7 @@ struct vpmu_permission {
  * @vdev: the virtio device
  * @features: the device's own feature bits that both sides have accepted
  * @info: the configuration space and the types of the PMUs, as programs see them
+ * @info_lock: protects @info after the probe; a reader of one field needs no lock
  * @catalogue: the events that can be counted, @info.catalogue_len entries
  * @refused: bits of VPMU_REFUSED_* that are in the kernel's log
  * @vcpus: @info.vcpus queues
@@ -276,7 +278,7 @@ struct vpmu_permission {
  *   notices.lock, lookup.lock, {ctx->lock} of the task that goes, {ctx->lock} of the task that
  *     comes (only tried), vpmu_vcpu::lock
  *   life.lock, {ctx->lock}
- *   control.lock, with no other lock inside
+ *   control.lock; info_lock: with no other lock inside
  *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
  *
  * The two locks of vpmu_task.c are explained there.
@@ -288,6 +290,7 @@ struct vpmu_device {
 	struct virtio_device *vdev;
 	u64 features;
 	struct vpmu_info info;
+	seqlock_t info_lock;
 	struct vpmu_catalogue_entry *catalogue;
 	unsigned long refused;
 	struct vpmu_vcpu *vcpus;
@@ -308,6 +311,19 @@ struct vpmu_device {
 	struct mutex link_lock; /* starters and stoppers */
 	struct vpmu_life life;
 };
+
+/* A consistent copy of the configuration */
+static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
+{
+	struct vpmu_info info;
+	unsigned int seq;
+
+	do {
+		seq = read_seqbegin(&dev->info_lock);
+		info = dev->info;
+	} while (read_seqretry(&dev->info_lock, seq));
+	return info;
+}
 
 /* Whether perf_event_attr::config of our PMU means an event that writes to an AUX area. */
 static inline bool vpmu_config_is_trace(u64 config)

@@ -63,12 +63,14 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	struct vpmu_device *dev = to_vpmu(filp);
 	void __user *user = (void __user *)arg;
 	int lost = READ_ONCE(dev->life.lost);
+	struct vpmu_info info;
 
 	if (lost)
 		return lost;
 	switch (cmd) {
 	case VPMU_IOC_INFO:
-		return copy_to_user(user, &dev->info, sizeof(dev->info)) ? -EFAULT : 0;
+		info = vpmu_info_of(dev);
+		return copy_to_user(user, &info, sizeof(info)) ? -EFAULT : 0;
 	case VPMU_IOC_OPEN:
 		return cdev_open_event(dev, user);
 	case VPMU_IOC_CATALOGUE:

@@ -100,8 +100,9 @@ static void records_copy(const struct vpmu_records *records, u64 from, void *to,
 /* The current time of the clock in the device's records */
 static u64 device_clock(const struct vpmu_device *dev)
 {
-	return dev->info.time_zero +
-	       mul_u64_u32_shr(get_cycles(), dev->info.time_mult, dev->info.time_shift);
+	struct vpmu_info info = vpmu_info_of(dev);
+
+	return info.time_zero + mul_u64_u32_shr(get_cycles(), info.time_mult, info.time_shift);
 }
 
 /* A task's number in the records of an event; @nr is its number in the first namespace. */

@@ -230,15 +230,13 @@ static u64 device_features(struct virtio_device *vdev)
 	return (offered | vdev->features) & known;
 }
 
-static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
+/* Reads the fields that a restore of the machine on another host can change. */
+static void device_host_info(struct virtio_device *vdev, struct vpmu_info *info)
 {
 	u16 shift;
 
-	virtio_cread_le(vdev, struct vpmu_config, version, &info->version);
-	virtio_cread_le(vdev, struct vpmu_config, vcpus, &info->vcpus);
 	virtio_cread_le(vdev, struct vpmu_config, max_events, &info->max_events);
 	virtio_cread_le(vdev, struct vpmu_config, max_ring_pages, &info->max_ring_pages);
-	virtio_cread_le(vdev, struct vpmu_config, catalogue_len, &info->catalogue_len);
 	virtio_cread_le(vdev, struct vpmu_config, count_mode, &info->count_mode);
 	virtio_cread_le(vdev, struct vpmu_config, time_zero, &info->time_zero);
 	virtio_cread_le(vdev, struct vpmu_config, time_mult, &info->time_mult);
@@ -249,6 +247,14 @@ static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 		virtio_cread_le(vdev, struct vpmu_config, max_aux_pages, &info->max_aux_pages);
 	virtio_cread_le(vdev, struct vpmu_config, max_persistent, &info->max_persistent);
 	info->time_shift = shift;
+}
+
+static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
+{
+	virtio_cread_le(vdev, struct vpmu_config, version, &info->version);
+	virtio_cread_le(vdev, struct vpmu_config, vcpus, &info->vcpus);
+	virtio_cread_le(vdev, struct vpmu_config, catalogue_len, &info->catalogue_len);
+	device_host_info(vdev, info);
 
 	if (info->version != VPMU_VERSION) {
 		dev_err(&vdev->dev, "the device has version %u, this driver supports version %u\n",
@@ -407,6 +413,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 		return ERR_PTR(-ENOMEM);
 	dev->vdev = vdev;
 	vdev->priv = dev;
+	seqlock_init(&dev->info_lock);
 	spin_lock_init(&dev->control.lock);
 	INIT_LIST_HEAD(&dev->control.sent);
 	INIT_LIST_HEAD(&dev->control.waiting);
@@ -748,6 +755,24 @@ static void vpmu_remove(struct virtio_device *vdev)
 	atomic_set(&vpmu_present, 0);
 }
 
+/*
+ * Called in an interrupt after a restore of the machine, perhaps on another host. Events that this
+ * host lacks stay in the catalogue: the device refuses to open them.
+ */
+static void vpmu_config_changed(struct virtio_device *vdev)
+{
+	struct vpmu_device *dev = vdev->priv;
+	struct vpmu_info info;
+	unsigned long flags;
+
+	/* virtio never calls this twice at once, nor before the end of the probe. */
+	info = dev->info;
+	device_host_info(vdev, &info);
+	write_seqlock_irqsave(&dev->info_lock, flags);
+	dev->info = info;
+	write_sequnlock_irqrestore(&dev->info_lock, flags);
+}
+
 /* Called before the machine sleeps or is written to a disk. */
 static int vpmu_freeze(struct virtio_device *vdev)
 {
@@ -798,6 +823,7 @@ static struct virtio_driver vpmu_driver = {
 	.feature_table_size = ARRAY_SIZE(vpmu_features),
 	.probe = vpmu_probe,
 	.remove = vpmu_remove,
+	.config_changed = vpmu_config_changed,
 	.freeze = vpmu_freeze,
 	.restore = vpmu_restore,
 };

@@ -1,6 +1,6 @@
 //! The virtio-mmio transport, version 2: registers, queue setup, the device status.
 //!
-//! Carries any [`Backend`] and knows nothing of the device.
+//! It works with any [`Backend`], and does not depend on the device.
 
 mod interrupt;
 mod saved;
@@ -89,19 +89,19 @@ pub trait Backend: Send + Sync + Debug {
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// The shared memory region `id`, if there is one.
     fn region(&self, id: u8) -> Option<Region>;
-    /// The driver is ready: the device may use its queues.
+    /// Starts the device: the driver has set the queues up.
     ///
     /// # Errors
-    /// The error; the driver is asked to reset the device.
+    /// An error sets DEVICE_NEEDS_RESET in the device status.
     fn activate(
         &self,
         memory: Memory,
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
-    /// The driver is gone: memory and queues are no longer accessed.
+    /// Stops the device: it must no longer access memory and queues.
     fn reset(&self);
-    /// `vcpu` notified `queue` and waits until this returns.
+    /// Handles a notification of `queue` by `vcpu`, which waits until this returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 
@@ -112,6 +112,8 @@ struct State {
     driver_features_select: u32,
     driver_features: u64,
     queue_select: u32,
+    /// Generation of configuration space: the number of restores, modulo 2^32.
+    generation: u32,
     queues: Vec<Queue>,
     region: Option<Region>,
 }
@@ -122,7 +124,7 @@ pub struct VirtioMmio {
     backend: Arc<dyn Backend>,
     memory: Memory,
     interrupt: Arc<Interrupt>,
-    /// Whether notifications reach the backend; read on every kick without the lock.
+    /// Whether notifications reach the backend; read at every notification without the lock.
     live: AtomicBool,
     state: Mutex<State>,
 }
@@ -159,13 +161,14 @@ impl VirtioMmio {
                 driver_features_select: 0,
                 driver_features: 0,
                 queue_select: 0,
+                generation: 0,
                 queues,
                 region: None,
             }),
         })
     }
 
-    /// Resets the device like a driver would: every register has its power-on value.
+    /// Resets the device like a driver: every register gets its power-on value.
     pub fn reset(&self) {
         self.reset_state(&mut self.state());
     }
@@ -179,7 +182,7 @@ impl VirtioMmio {
             return self.interrupt.status();
         }
         let state = self.state();
-        // The specification's answer for a region that does not exist is all ones.
+        // For a region that does not exist the specification requires all ones.
         let region = state.region.unwrap_or(Region {
             address: u64::MAX,
             size: u64::MAX,
@@ -201,8 +204,7 @@ impl VirtioMmio {
             register::REGION_SIZE_HIGH => half(region.size, true),
             register::REGION_BASE_LOW => half(region.address, false),
             register::REGION_BASE_HIGH => half(region.address, true),
-            // Configuration space does not change while a driver runs.
-            register::CONFIG_GENERATION => 0,
+            register::CONFIG_GENERATION => state.generation,
             _ => 0,
         }
     }
@@ -229,7 +231,7 @@ impl VirtioMmio {
             self.reset_state(state);
             return;
         }
-        // Bits are only added; a driver clears them only with a reset.
+        // Bits are only added; a driver clears them only by a reset.
         let added = value & !state.status & !NEEDS_RESET;
         for bit in [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK, FAILED] {
             if added & bit == 0 {
@@ -270,7 +272,7 @@ impl VirtioMmio {
         match started {
             Ok(()) => self.live.store(true, Ordering::Release),
             Err(error) => {
-                log::warn!("the driver's setup does not serve: {error}");
+                log::warn!("the driver's setup is not valid: {error}");
                 state.status |= NEEDS_RESET;
                 if let Err(error) = self.interrupt.raise(CONFIG_CHANGE) {
                     log::error!("the interrupt failed: {error}");
@@ -317,7 +319,7 @@ impl State {
         };
     }
 
-    /// Queues are set up between agreement on features and the start of the driver.
+    /// Queues are set up after the feature negotiation and before the driver's start.
     fn set_queue(&mut self, offset: u64, value: u32) {
         if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
             return;

@@ -45,15 +45,16 @@ wire! {
     pub struct Config {
         /// [`VERSION`].
         pub version: U32,
-        /// Number of vCPUs, and so of vCPU queues.
+        /// Number of vCPUs, each with a vCPU queue.
         pub vcpus: U32,
-        /// Most events open at once in this VM.
+        /// Maximum number of open events in this VM.
         pub max_events: U32,
-        /// Most data pages of one ring, a power of two.
+        /// Maximum number of data pages of one ring, a power of two.
         pub max_ring_pages: U32,
         /// Number of entries in the catalogue.
         pub catalogue_len: U32,
-        /// Work that counts include where the backing can tell: [`COUNT_GUEST`] or [`COUNT_VCPU`].
+        /// Whether counts include host work, where the backing can separate it: [`COUNT_GUEST`] or
+        /// [`COUNT_VCPU`].
         pub count_mode: U32,
         /// Added to the scaled TSC, in nanoseconds.
         pub time_zero: U64,
@@ -69,12 +70,12 @@ wire! {
         pub refused_software: u8,
         /// Guest TSC frequency in kHz.
         pub tsc_khz: U32,
-        /// Most samples per second of one event, and the highest frequency that
+        /// Maximum samples per second of one event, and the highest frequency that
         /// [`OPEN_FREQ`](super::OPEN_FREQ) accepts.
         pub max_sample_rate: U32,
-        /// Most pages of one AUX area, a power of two.
+        /// Maximum number of pages of one AUX area, a power of two.
         pub max_aux_pages: U32,
-        /// Most persistent events that the guest may have.
+        /// Maximum number of the guest's persistent events.
         pub max_persistent: U32,
         /// The offered device-specific feature bits, for transports that hide them.
         pub features: U64,
@@ -93,11 +94,11 @@ pub const REFUSED_DESCRIPTORS: u8 = 3;
 pub const REFUSED_ABSENT: u8 = 4;
 /// Reason for a refusal: the operator has disabled or denied such events.
 pub const REFUSED_POLICY: u8 = 5;
-/// Reason for a refusal: another one.
+/// Reason for a refusal: any other reason.
 pub const REFUSED_OTHER: u8 = 6;
-/// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on some without one.
+/// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on CPUs without one.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
-/// Reason for a refusal: the hardware is left to VMs with a mediated PMU.
+/// Reason for a refusal: the hardware is reserved for VMs with a mediated PMU.
 pub const REFUSED_MEDIATED: u8 = 8;
 
 /// [`Config::count_mode`]: only while the guest runs.

@@ -37,7 +37,8 @@ use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::Holder;
 
-/// Restored figures must be smaller: a device cannot count so far, and a sum stays far from an overflow.
+/// Restored figures must be smaller: a device cannot count that far, and a sum stays far from an
+/// overflow.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -49,7 +50,7 @@ pub(crate) struct Driver<'a> {
 }
 
 impl Control {
-    /// Updates all events and writes their pending samples. Call it while no vCPU is in the guest.
+    /// Updates all events and writes their pending samples. No vCPU may be in the guest.
     pub(crate) fn quiesce(&mut self) {
         for shard in (0..).take(self.shards.len()) {
             self.on(shard, State::quiesce);
@@ -96,7 +97,7 @@ impl Control {
                     role,
                 })
                 .collect(),
-            // Notices are for a driver.
+            // Without a driver there are no notices.
             notices: match driver {
                 Some(_) => self.notices.due().save(),
                 None => Vec::new(),
@@ -144,8 +145,7 @@ impl Control {
 
     /// Restores a saved device into this new one; the caller has checked `driver`.
     ///
-    /// # Errors
-    /// [`RestoreError`]: the state does not fit, and the device is new again.
+    /// [`RestoreError`]: the state does not fit; the device is unused again.
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
@@ -153,7 +153,7 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // Persistent events go too.
+            // Also removes persistent events.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;
@@ -185,7 +185,7 @@ impl Control {
         for saved in &state.events {
             let (id, owner) = (saved.spec.id, saved.spec.owner);
             if id <= last || id >= state.next_id || owner == 0 || owner > id {
-                return Err(event(id, "its id, or its parent's, cannot be"));
+                return Err(event(id, "its id or its parent's is not valid"));
             }
             last = id;
             self.sinks.join(owner, id);
@@ -231,7 +231,7 @@ impl Control {
             queues,
             interrupt,
         } = driver;
-        // The transport does not know the features that the driver accepted by CONTROL_FEATURES.
+        // The transport's features lack those that the driver accepted by CONTROL_FEATURES.
         let accepted = saved.features & !features;
         if features & !saved.features != 0 || accepted & !self.offered() != 0 {
             return Err(RestoreError::Features {
@@ -272,7 +272,7 @@ impl Control {
                 sum = sum.saturating_add(more);
             }
             if sum >= UNREACHED {
-                return Err(fault("it has not left the guest so often"));
+                return Err(fault("its number of exits is too large"));
             }
             self.shards[vcpu as usize].vcpu.restore_exits(exits);
             let Some(page) = saved.task_page.map(GuestAddress) else {
@@ -282,7 +282,7 @@ impl Control {
                 || page.0 == 0
                 || !self.guest.view().is_page(page)
             {
-                return Err(fault("it has no such task page"));
+                return Err(fault("its task page is not valid"));
             }
             self.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
         }
@@ -297,7 +297,7 @@ impl Control {
             let id = saved.id;
             let fault = |what| RestoreError::Sink { id, what };
             if id <= last || id >= state.next_id {
-                return Err(fault("its id cannot be"));
+                return Err(fault("its id is not valid"));
             }
             last = id;
             let found = state
@@ -314,12 +314,14 @@ impl Control {
                 return Err(fault("it does not exist, or is named twice"));
             }
             if self.sinks.get(saved.sink).is_none() {
-                return Err(fault("there is no such ring or area"));
+                return Err(fault("its ring or area does not exist"));
             }
             if owner != saved.sink
                 && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink))
             {
-                return Err(fault("it has a ring of its own, or the other has none"));
+                return Err(fault(
+                    "it also has a ring of its own, or the other event has no ring",
+                ));
             }
             last = owner;
             self.sinks.move_family(owner, Some(saved.sink));
@@ -330,7 +332,7 @@ impl Control {
     /// Restores the ring and the area that were mapped with an event, which may be closed.
     fn restore_sink(&mut self, saved: &SavedSink, event: Option<&SavedEvent>) -> Result<(), Fault> {
         if saved.ring.is_none() && saved.area.is_none() {
-            return Err("there is neither");
+            return Err("it has neither a ring nor an area");
         }
         if saved.ring.is_none() && (saved.pending.is_some() || saved.window_page.is_some()) {
             return Err("it has no ring");
@@ -339,10 +341,10 @@ impl Control {
             .and_then(|event| event.persistence.as_ref())
             .is_some_and(|known| known.operator);
         if operators && (saved.window_page.is_none() || saved.area.is_some()) {
-            return Err("the operator's lies outside the window");
+            return Err("the ring of an operator's event lies outside the window");
         }
         if event.is_some_and(|event| event.spec.owner != event.spec.id) {
-            return Err("an inherited event has none");
+            return Err("an inherited event cannot have a ring or an area");
         }
         let holder = match operators {
             true => Holder::Operator,
@@ -356,7 +358,7 @@ impl Control {
             Some(ring) => Some((ring, self.ring_memory(saved, ring, &taken, holder)?)),
             None => None,
         };
-        // The sink owns its window pages from here on, and frees them when it is removed.
+        // The sink now owns its window pages, and frees them when it is removed.
         self.sinks.adopt(Sink::new(saved.id), saved.window_page);
         if let (Some((ring, memory)), Some(sink)) = (memory, self.sinks.get(saved.id)) {
             sink.set_ring(Ring::restore(&memory.view(), &taken, ring)?, &memory);
@@ -364,18 +366,18 @@ impl Control {
         let metadata = taken.first().copied();
         let Some(area) = &saved.area else {
             return match saved.pending {
-                Some(_) => Err("a record of it reports an area that it has not"),
+                Some(_) => Err("a pending record reports an area, but it has none"),
                 None => Ok(()),
             };
         };
         let pages = self.area_pages(area, &taken)?;
         let memory = self.area_memory(saved.id);
         let area = Area::restore(&memory.view(), pages, metadata, area)?;
-        let sink = self.sinks.get(saved.id).ok_or("it is gone")?;
+        let sink = self.sinks.get(saved.id).ok_or("its sink does not exist")?;
         sink.set_area(area, &memory);
         if let Some(pending) = &saved.pending {
             if !is_allowed(&pending.layout) {
-                return Err("a record of it has unknown fields");
+                return Err("a pending record has unknown fields");
             }
             sink.set_pending(pending);
         }
@@ -392,12 +394,12 @@ impl Control {
     ) -> Result<Memory, Fault> {
         let count = u32::try_from(ring.pages.len()).map_err(|_| "it has too many pages")?;
         let sized = self.check_size(count);
-        sized.map_err(|_| "a ring has no such number of pages")?;
+        sized.map_err(|_| "the number of pages of its ring is not valid")?;
         if let Some(first) = saved.window_page {
             let taken = self.sinks.retake_pages(first, count, holder);
-            let taken = taken.ok_or("the window has no such pages, or they are taken")?;
+            let taken = taken.ok_or("its window pages do not exist, or are in use")?;
             if taken != pages {
-                let window = "its pages are not those of the window";
+                let window = "its pages do not match the window";
                 self.sinks.give_back_pages(first);
                 return Err(window);
             }
@@ -422,12 +424,12 @@ impl Control {
         }
         let most = self.backend.settings.limits.max_aux_pages as usize;
         if !area.pages.len().is_power_of_two() || area.pages.len() > most {
-            return Err("an area has no such number of pages");
+            return Err("the number of pages of its area is not valid");
         }
         let pages = addresses(&area.pages);
         self.check_pages(&pages)?;
         if pages.iter().any(|page| taken.contains(page)) {
-            return Err("a page is the ring's and the area's");
+            return Err("the ring and the area share a page");
         }
         Ok(pages)
     }
@@ -450,7 +452,7 @@ impl Control {
             };
             let own = self.events.get(&id);
             if own.is_some() && !families.contains(&id) {
-                return Err(fault("its own event writes elsewhere"));
+                return Err(fault("its own event writes to another ring"));
             }
             let one = own.or_else(|| self.events.get(first));
             for owner in &families {
@@ -465,7 +467,7 @@ impl Control {
                     || backward.is_some_and(|backward| backward != spec.has(OPEN_BACKWARD))
                     || *owner != id && entry.persistence.is_some()
                 {
-                    return Err(fault("an event writes there that may not"));
+                    return Err(fault("one of its writers may not write there"));
                 }
             }
             let Some(area) = &saved.area else {
@@ -475,12 +477,12 @@ impl Control {
             if let Some(own) = own
                 && (!own.spec.is_trace() || driven && own.spec.kind == KIND_VMM_TRACE)
             {
-                return Err(fault("its event has no such area"));
+                return Err(fault("its event does not match the area"));
             }
             if let SavedKeeper::Driver { turn: Some(turn) } = &area.keeper
                 && !self.sinks.writers(id).contains(&turn.event)
             {
-                return Err(fault("an event may write that is of another family"));
+                return Err(fault("the event that may write is of another family"));
             }
         }
         Ok(())
@@ -495,14 +497,14 @@ impl Control {
         let operators = operators.is_some_and(|known| known.operator);
         if !operators {
             let room = self.check_events();
-            room.map_err(|_| "there are more events than are allowed")?;
+            room.map_err(|_| "the number of events exceeds the limit")?;
         }
         self.check_place(saved)?;
         let (opening, refused) = self.reopen(saved)?;
         let request = request(saved);
         let mut own = opening.spec(&request, spec.id, Some(spec.owner));
         if own.layout != spec.layout {
-            return Err("its records have other fields than its flags say");
+            return Err("the fields of its records contradict its flags");
         }
         own.flags = spec.flags;
         own.wakeup = spec.wakeup;
@@ -520,7 +522,7 @@ impl Control {
             false => Persistent::Guest,
         });
         let leader = self.leader(&request, saved.context);
-        let leader = leader.map_err(|_| "it cannot be led by that event")?;
+        let leader = leader.map_err(|_| "that event cannot lead it")?;
         event.sink = self.sinks.of_family(spec.owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
@@ -561,7 +563,7 @@ impl Control {
             Context::Task(None) => true,
         };
         if !placed || saved.shard >= vcpus || saved.life.last_vcpu >= vcpus {
-            return Err("there is no such vCPU, or it is of another");
+            return Err("its vCPU does not exist, or is not the one of its context");
         }
         let spec = &saved.spec;
         if spec.owner == spec.id {
@@ -577,8 +579,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks the request that an event was opened with. Returns the reason if the host cannot count the event
-    /// any more, or if the operator's policy denies it.
+    /// Checks the request that an event was opened with. Returns the reason if the host can no
+    /// longer count the event, or if the operator's policy denies it.
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
         let backend = &self.backend;
@@ -589,17 +591,17 @@ impl Control {
             catalogue: backend.catalogue(),
             policy,
             settings: &backend.settings,
-            // Features of the driver that opened the event, which may be gone.
+            // The features of the driver that opened the event, which may be gone.
             has_rings: true,
             has_areas: true,
             guest_ips: backend.guest_ips(),
         };
         let period = saved.life.period.as_ref();
         if period.is_some_and(|period| Period::restore(period).is_none()) {
-            return Err("it has no such period");
+            return Err("its period is not valid");
         }
         let context = terms.check_context(&request);
-        context.map_err(|_| "it was not opened so")?;
+        context.map_err(|_| "its request is not valid")?;
         let frequency = period.is_some_and(|period| period.frequency.is_some());
         if frequency != (spec.flags & OPEN_FREQ != 0)
             || spec.layout.sample_id_all != (spec.flags & OPEN_SAMPLE_ID_ALL != 0)
@@ -607,7 +609,7 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // This host does not report guest IPs: from here on each sample costs an exit.
+        // This host does not report guest IPs: from now on each sample costs an exit.
         let falls_back = spec.engine == ENGINE_BATCHED
             && needs_guest_ips(&request, backend.settings.engines)
             && backend.guest_ips() != Some(true);
@@ -616,10 +618,10 @@ impl Control {
         }
         match terms.check(&request) {
             Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
-            Ok(_) => Err("another engine makes its samples"),
-            Err(Errno::EINVAL) => Err("it was not opened so"),
+            Ok(_) => Err("its engine does not match its request"),
+            Err(Errno::EINVAL) => Err("its request is not valid"),
             Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => {
-                Err("it was not opened so")
+                Err("its request is not valid")
             }
             Err(_) => {
                 let denied = policy.is_some_and(|policy| !policy.allows(spec.kind, spec.config));
@@ -638,16 +640,16 @@ impl Control {
         let Some(known) = &saved.persistence else {
             return Ok(None);
         };
-        let name = Name::new(&known.name).ok_or("it cannot have that name")?;
+        let name = Name::new(&known.name).ok_or("its name is not valid")?;
         let alone = saved.leader.is_none() && !self.sinks.is_redirected(id);
         if !alone || !matches!(saved.context, Context::Vcpu(_)) {
             return Err("it cannot be persistent");
         }
         let named = self.check_name(id, &name);
-        named.map_err(|_| "it cannot have that name")?;
+        named.map_err(|_| "its name is not allowed")?;
         if !known.operator {
             let room = self.check_persistent();
-            room.map_err(|_| "there are more persistent events than are allowed")?;
+            room.map_err(|_| "the number of persistent events exceeds the limit")?;
         }
         Ok(Some(Persistence {
             name,
@@ -667,11 +669,11 @@ impl Control {
             what,
         };
         let allowed = self.check_link(trigger, target);
-        allowed.map_err(|_| fault("one cannot act on the other"))?;
+        allowed.map_err(|_| fault("the two events cannot be linked"))?;
         let linked = self.links.link(trigger, target, role);
         linked.map_err(|refused| match refused {
             Refused::Linked => fault("they are linked already"),
-            Refused::Taken => fault("another does that"),
+            Refused::Taken => fault("the target has another such link"),
         })?;
         self.publish_links(trigger);
         Ok(())
@@ -709,7 +711,7 @@ impl Control {
         };
         match known {
             true => self.notices.due().restore(saved),
-            false => Err("there is no such event"),
+            false => Err("the event does not exist"),
         }
     }
 }

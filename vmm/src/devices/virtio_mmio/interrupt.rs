@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Reason: buffers were used.
 pub(super) const USED_BUFFER: u32 = 1;
-/// Reason: the device needs its driver's attention.
+/// Reason: the device status or the configuration has changed.
 pub(super) const CONFIG_CHANGE: u32 = 2;
 /// A bit of [`Interrupt::status`] that the guest does not see: the driver has started the device.
 const STARTED: u32 = 1 << 31;
@@ -29,7 +29,7 @@ impl Interrupt {
         }
     }
 
-    /// The interrupt line, to be wired.
+    /// The interrupt line, to be connected to the VM.
     #[must_use]
     pub fn line(&self) -> &EventFd {
         &self.line
@@ -37,9 +37,9 @@ impl Interrupt {
 
     /// Reports used buffers. The status is set before the edge, so that the handler sees it.
     ///
-    /// Does nothing while the driver has not started the device. Another thread of the VMM can get here
-    /// while the driver resets the device; Linux frees its queues then, and a status that says that
-    /// buffers were used would make its handler walk them.
+    /// Does nothing before the driver has started the device. Another thread of the VMM can call
+    /// this while the driver resets the device; Linux frees its queues then, and its handler would
+    /// walk the freed queues if the status reported used buffers.
     ///
     /// # Errors
     /// The line's error.
@@ -53,7 +53,7 @@ impl Interrupt {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |status| {
                 (status & STARTED != 0).then_some(status | why)
             });
-        // After a reset by another thread in between, the handler finds the status zero.
+        // After a concurrent reset, the handler reads a status of zero.
         raised.map_or(Ok(()), |_| self.line.write(1))
     }
 
@@ -71,25 +71,23 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst)
     }
 
-    /// Takes the place of an interrupt that was saved so. The line is raised again where the driver has not
-    /// acknowledged the last edge, which it may not have had: it takes one too many for what it is.
+    /// Restores a saved status. A started driver also gets a configuration change: the limits and
+    /// the clock of this host may differ. The edge for the saved reasons may have been lost, so the
+    /// line is raised for them, too; drivers ignore an edge without a reason.
     ///
     /// # Errors
-    /// The line's.
+    /// The line's error.
     pub(super) fn restore(&self, status: u32) -> io::Result<()> {
         self.status.store(status, Ordering::SeqCst);
-        match self.status() {
-            0 => Ok(()),
-            _ => self.line.write(1),
-        }
+        self.raise(CONFIG_CHANGE)
     }
 
-    /// The driver starts the device: from here on interrupts are raised.
+    /// Called when the driver starts the device: interrupts are raised from now on.
     pub(super) fn start(&self) {
         self.status.store(STARTED, Ordering::SeqCst);
     }
 
-    /// The device is reset: the status stays zero from here on.
+    /// Called when the device is reset: the status stays zero from now on.
     pub(super) fn stop(&self) {
         self.status.store(0, Ordering::SeqCst);
     }

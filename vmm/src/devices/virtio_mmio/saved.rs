@@ -9,27 +9,27 @@ use vpmu::Memory;
 
 use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
 
-/// Why saved registers cannot be restored.
+/// Errors of restoring registers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransportError {
-    /// A queue that no driver can have set up.
+    /// A queue is not valid.
     #[error("the saved queue {index} is not valid")]
     Queue {
-        /// Which one.
+        /// The queue's index.
         index: usize,
         /// The fault of the queue.
         #[source]
         source: virtio_queue::Error,
     },
-    /// Queues that the device does not offer.
+    /// The saved queues do not match the device's queues.
     #[error("the saved device has other queues, or larger ones")]
     Queues,
-    /// The interrupt.
+    /// The interrupt line returned an error.
     #[error("the interrupt failed")]
     Interrupt(#[source] io::Error),
 }
 
-/// The registers, the interrupt's among them.
+/// The saved registers, those of the interrupt included.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedTransport {
@@ -39,11 +39,12 @@ pub(crate) struct SavedTransport {
     driver_features_select: u32,
     driver_features: u64,
     queue_select: u32,
+    generation: u32,
     region: Option<(u64, u64)>,
     queues: Vec<SavedQueue>,
 }
 
-/// A queue as its driver set it up.
+/// A queue as set up by the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedQueue {
@@ -108,7 +109,7 @@ impl SavedTransport {
 }
 
 impl VirtioMmio {
-    /// Its registers.
+    /// The current registers, to be saved.
     pub(crate) fn save(&self) -> SavedTransport {
         let state = self.state();
         SavedTransport {
@@ -118,13 +119,14 @@ impl VirtioMmio {
             driver_features_select: state.driver_features_select,
             driver_features: state.driver_features,
             queue_select: state.queue_select,
+            generation: state.generation,
             region: state.region.map(|region| (region.address, region.size)),
             queues: state.queues.iter().map(SavedQueue::from).collect(),
         }
     }
 
-    /// Takes the place of a transport that was saved so; the driver, if there was one, for the device behind
-    /// it, which is to be restored next.
+    /// Restores a saved transport; returns the driver's setup if a driver uses the device. The
+    /// caller then restores the device behind the transport.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -144,6 +146,8 @@ impl VirtioMmio {
             driver_features_select: saved.driver_features_select,
             driver_features: saved.driver_features,
             queue_select: saved.queue_select,
+            // The limits and the clock of this host may differ.
+            generation: saved.generation.wrapping_add(1),
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),
         };

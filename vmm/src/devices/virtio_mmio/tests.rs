@@ -3,7 +3,7 @@
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::interrupt::USED_BUFFER;
+use super::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use super::*;
 use crate::bus::tests::as_vcpu;
 
@@ -117,7 +117,7 @@ impl Driver {
         }
     }
 
-    /// Up to the negotiated features.
+    /// The steps up to the negotiated features.
     fn negotiate(&self) {
         assert!(self.add_status(ACKNOWLEDGE));
         assert!(self.add_status(DRIVER));
@@ -140,7 +140,7 @@ impl Driver {
 }
 
 #[test]
-fn a_driver_finds_the_device() {
+fn driver_finds_the_device() {
     let driver = Driver::new(Recorder::default());
     assert_eq!(driver.read(register::MAGIC), 0x7472_6976);
     assert_eq!(driver.read(register::VERSION), 2);
@@ -157,14 +157,18 @@ fn a_driver_finds_the_device() {
 }
 
 #[test]
-fn the_right_order_starts_the_device() {
+fn steps_in_order_start_the_device() {
     let driver = Driver::new(Recorder::default());
     driver.negotiate();
     driver.set_up_queue(0);
     driver.set_up_queue(2);
     assert_eq!(driver.read(register::QUEUE_READY), 1);
     driver.write(QUEUE_NOTIFY, 2);
-    assert_eq!(driver.calls(), [], "nobody listens before DRIVER_OK");
+    assert_eq!(
+        driver.calls(),
+        [],
+        "notifications are ignored before DRIVER_OK"
+    );
     assert!(driver.add_status(DRIVER_OK));
     driver.write(QUEUE_NOTIFY, 2);
     driver.write(QUEUE_NOTIFY, 0x1_0000);
@@ -188,7 +192,7 @@ fn steps_out_of_order_do_nothing() {
     driver.set_up_queue(0);
     assert!(driver.add_status(DRIVER_OK));
     driver.write(register::QUEUE_READY, 0);
-    assert_eq!(driver.read(register::QUEUE_READY), 1, "set up is over");
+    assert_eq!(driver.read(register::QUEUE_READY), 1, "the setup is over");
     let features = match driver.calls().first() {
         Some(Call::Activate { features, .. }) => *features,
         other => panic!("{other:?}"),
@@ -197,7 +201,7 @@ fn steps_out_of_order_do_nothing() {
 }
 
 #[test]
-fn a_status_in_one_write_works_as_in_many() {
+fn status_in_one_write_equals_status_in_steps() {
     let driver = Driver::new(Recorder::default());
     driver.write(register::STATUS, ACKNOWLEDGE | DRIVER);
     driver.accept(OFFERED);
@@ -210,7 +214,7 @@ fn a_status_in_one_write_works_as_in_many() {
 
 /// VPMU-D-3-1.
 #[test]
-fn features_beyond_the_offer_are_not_agreed_on() {
+fn features_beyond_the_offer_are_refused() {
     for features in [OFFERED | 1 << 5, FEATURE, 0] {
         let driver = Driver::new(Recorder::default());
         driver.add_status(ACKNOWLEDGE);
@@ -218,13 +222,16 @@ fn features_beyond_the_offer_are_not_agreed_on() {
         driver.accept(features);
         assert!(!driver.add_status(FEATURES_OK), "{features:#x}");
         driver.accept(OFFERED);
-        assert!(driver.add_status(FEATURES_OK), "a second try is allowed");
+        assert!(
+            driver.add_status(FEATURES_OK),
+            "a second attempt is allowed"
+        );
     }
 }
 
 /// VPMU-D-5-1.
 #[test]
-fn a_refused_start_asks_for_a_reset() {
+fn refused_start_sets_needs_reset() {
     let driver = Driver::new(Recorder {
         refuses: true,
         ..Default::default()
@@ -238,16 +245,16 @@ fn a_refused_start_asks_for_a_reset() {
 }
 
 #[test]
-fn a_reset_forgets_everything() {
-    forgets_everything(|driver| driver.write(register::STATUS, 0));
+fn reset_clears_all_registers() {
+    assert_reset_clears_registers(|driver| driver.write(register::STATUS, 0));
 }
 
 #[test]
-fn a_reset_of_the_machine_does_so_too() {
-    forgets_everything(|driver| driver.transport.reset());
+fn machine_reset_clears_all_registers() {
+    assert_reset_clears_registers(|driver| driver.transport.reset());
 }
 
-fn forgets_everything(reset: impl FnOnce(&Driver)) {
+fn assert_reset_clears_registers(reset: impl FnOnce(&Driver)) {
     let driver = Driver::new(Recorder::default());
     driver.negotiate();
     driver.set_up_queue(0);
@@ -260,17 +267,17 @@ fn forgets_everything(reset: impl FnOnce(&Driver)) {
     assert_eq!(driver.read(register::STATUS), 0);
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     assert_eq!(driver.line.read().expect("the edge before the reset"), 1);
-    // A thread of the device may be late.
+    // A thread of the device may call late.
     driver.transport.interrupt.used_buffer().expect("ignored");
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     driver.line.read().expect_err("an edge after the reset");
     assert_eq!(driver.read(register::QUEUE_READY), 0);
     driver.negotiate();
-    assert!(driver.add_status(DRIVER_OK), "and works again");
+    assert!(driver.add_status(DRIVER_OK), "the device works again");
 }
 
 #[test]
-fn the_status_stands_before_the_edge_and_until_acknowledged() {
+fn interrupt_status_is_set_before_the_edge_until_acknowledged() {
     let driver = Driver::new(Recorder::default());
     driver.negotiate();
     driver.add_status(DRIVER_OK);
@@ -283,8 +290,31 @@ fn the_status_stands_before_the_edge_and_until_acknowledged() {
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
 }
 
+/// VPMU-D-6.13-10.
 #[test]
-fn a_region_is_told_and_an_absent_one_is_all_ones() {
+fn restore_changes_the_generation_and_notifies_a_started_driver() {
+    let driver = Driver::new(Recorder::default());
+    driver.negotiate();
+    let restored = || {
+        let other = Driver::new(Recorder::default());
+        let saved = driver.transport.save();
+        let _ = other.transport.restore(&saved).expect("restored");
+        other
+    };
+    let unstarted = restored();
+    assert_eq!(unstarted.read(register::CONFIG_GENERATION), 1);
+    assert_eq!(unstarted.read(register::INTERRUPT_STATUS), 0);
+    assert!(unstarted.line.read().is_err());
+    assert!(driver.add_status(DRIVER_OK));
+    let started = restored();
+    assert_eq!(started.read(register::CONFIG_GENERATION), 1);
+    assert_eq!(started.read(register::INTERRUPT_STATUS), CONFIG_CHANGE);
+    assert_eq!(started.line.read().expect("an edge"), 1);
+    assert_eq!(driver.read(register::CONFIG_GENERATION), 0);
+}
+
+#[test]
+fn region_registers_report_a_region_and_all_ones_for_none() {
     let driver = Driver::new(Recorder::default());
     let region = |id| {
         driver.write(register::REGION_SELECT, id);
@@ -302,7 +332,7 @@ fn a_region_is_told_and_an_absent_one_is_all_ones() {
 }
 
 #[test]
-fn strange_accesses_are_harmless() {
+fn invalid_accesses_are_harmless() {
     let driver = Driver::new(Recorder::default());
     for (offset, len) in [(0, 1), (1, 4), (0x70, 8), (0xfe, 2), (0x54, 4)] {
         let mut data = vec![0xaa; len];

@@ -32,7 +32,7 @@ fn exits(rig: &Rig, from: u64, count: u64) {
 }
 
 #[test]
-fn packets_are_numbered_on() {
+fn packet_numbers_continue_after_a_restore() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, &io(), MAP_WRITABLE);
     let mut read = Vec::new();
@@ -55,7 +55,7 @@ fn packets_are_numbered_on() {
 }
 
 #[test]
-fn full_area_loses_on() {
+fn full_area_stays_full_after_a_restore() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, &io(), MAP_WRITABLE);
     exits(&rig, 0, 400);
@@ -75,7 +75,7 @@ fn full_area_loses_on() {
 }
 
 #[test]
-fn snapshot_area_goes_on_round() {
+fn snapshot_area_wraps_after_a_restore() {
     let mut rig = Rig::new();
     let (event, _) = traced(&mut rig, &io(), 0);
     exits(&rig, 0, 300);
@@ -84,11 +84,11 @@ fn snapshot_area_goes_on_round() {
     let reply = rig.read(0, event);
     assert_eq!(reply.lost.get(), 0);
     let packet = size_of::<ExitPacket>() as u64;
-    assert!(reply.value.get() >= 600 * packet, "none was left out");
+    assert!(reply.value.get() >= 600 * packet, "no packet is missing");
 }
 
 #[test]
-fn drivers_area_goes_on_in_its_turn() {
+fn turn_of_the_driver_continues_after_a_restore() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -118,7 +118,7 @@ fn drivers_area_goes_on_in_its_turn() {
 }
 
 #[test]
-fn child_that_traces_nothing_keeps_its_turn() {
+fn child_that_is_no_trace_keeps_its_turn() {
     let mut rig = Rig::new();
     let event = rig
         .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK))
@@ -143,7 +143,7 @@ fn child_that_traces_nothing_keeps_its_turn() {
 
 /// VPMU-D-6.13-9.
 #[test]
-fn exit_that_lasts_is_cut() {
+fn open_exit_is_cut_by_a_save() {
     let mut rig = Rig::new();
     let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);
     let (event, mut area) = traced(&mut rig, &user, MAP_WRITABLE);
@@ -159,7 +159,7 @@ fn exit_that_lasts_is_cut() {
 }
 
 #[test]
-fn producer_that_writes_is_waited_for() {
+fn save_is_refused_while_a_producer_writes() {
     let producer = AuxProducer {
         name: "watchdog",
         counts: "frames",

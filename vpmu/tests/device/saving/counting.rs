@@ -10,7 +10,7 @@ use crate::world::{At, CYCLES, FAULTS};
 
 /// VPMU-D-6.13-2.
 #[test]
-fn counts_go_on_over_twenty_saves() {
+fn counts_continue_over_twenty_saves() {
     let mut rig = Rig::new();
     let requests = [
         open_of(KIND_MARK, 5, 0),
@@ -70,12 +70,12 @@ fn time_between_save_and_attach_is_not_counted() {
     assert!(page.field(40) & 1 << 3 != 0);
     next.world.pass(500);
     let after = next.read(0, event).time_enabled.get();
-    // Each look at the clock is a tick later.
+    // Each clock read advances the clock by a tick.
     assert!((500..600).contains(&(after - before)), "{}", after - before);
 }
 
 #[test]
-fn states_and_limits_stay() {
+fn states_and_limits_are_restored() {
     let mut rig = Rig::new();
     let off = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let request = OpenRequest {
@@ -118,7 +118,7 @@ fn states_and_limits_stay() {
 }
 
 #[test]
-fn event_in_error_stays_so() {
+fn event_in_error_stays_in_error() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -136,7 +136,7 @@ fn event_in_error_stays_so() {
 
 /// VPMU-D-6.13-6.
 #[test]
-fn host_without_counters_has_the_event_in_error() {
+fn restored_event_without_a_host_counter_is_in_error() {
     let mut rig = Rig::new();
     let lost = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     let kept = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -161,7 +161,7 @@ fn host_without_counters_has_the_event_in_error() {
 
 /// VPMU-D-6.13-6.
 #[test]
-fn operator_who_denies_the_event_has_it_in_error() {
+fn restored_event_denied_by_the_operator_is_in_error() {
     let window = window(16);
     let mut rig = Rig::windowed(&window);
     let denied = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -219,7 +219,7 @@ fn totals_and_exits_only_grow() {
 
 /// VPMU-D-6.13-3.
 #[test]
-fn ids_are_never_used_again() {
+fn ids_are_not_reused_after_a_restore() {
     let mut rig = Rig::new();
     let first = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let second = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -231,7 +231,7 @@ fn ids_are_never_used_again() {
 
 /// VPMU-D-6.13-4.
 #[test]
-fn requests_that_wait_are_served_after_it() {
+fn waiting_requests_are_served_after_a_restore() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     rig.halt();

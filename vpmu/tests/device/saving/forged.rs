@@ -114,7 +114,7 @@ impl Rich {
 
 /// VPMU-D-6.13-2.
 #[test]
-fn restored_device_has_the_state_that_was_saved() {
+fn restored_device_saves_the_same_state() {
     let rich = Rich::new();
     let state = rich.state();
     let next = rich.restore(state.clone());
@@ -139,7 +139,7 @@ fn restored_device_has_the_state_that_was_saved() {
 
 /// VPMU-D-7-4.
 #[test]
-fn forged_states_are_refused_by_name() {
+fn forged_states_are_refused_with_the_fault() {
     let rich = Rich::new();
     let state = rich.state();
     let event = |number: usize, field: &str| format!("/events/{number}{field}");
@@ -157,7 +157,7 @@ fn forged_states_are_refused_by_name() {
         ("/vcpus".into(), json!([]), "vCPUs"),
         ("/vcpus/0/task_page".into(), json!(1), "task page"),
         ("/vcpus/0/task_page".into(), json!(MEMORY), "task page"),
-        ("/vcpus/1/exits/io".into(), json!(u64::MAX), "so often"),
+        ("/vcpus/1/exits/io".into(), json!(u64::MAX), "too large"),
         ("/driver/features".into(), json!(1_u64 << 32), "negotiated"),
         (
             "/driver/features".into(),
@@ -171,7 +171,11 @@ fn forged_states_are_refused_by_name() {
         (event(3, "/spec/owner"), json!(0), "its id"),
         (event(3, "/spec/owner"), json!(5), "its id"),
         (event(3, "/spec/owner"), json!(1), "inherited"),
-        (event(2, "/spec/flags"), json!(u32::MAX), "not opened so"),
+        (
+            event(2, "/spec/flags"),
+            json!(u32::MAX),
+            "its request is not valid",
+        ),
         (
             event(2, "/spec/layout/sample_type"),
             json!(1_u64 << 63),
@@ -182,41 +186,73 @@ fn forged_states_are_refused_by_name() {
             json!(true),
             "contradict",
         ),
-        (event(2, "/spec/engine"), json!(0), "another engine"),
-        (event(2, "/spec/engine"), json!(9), "not opened so"),
-        (event(2, "/context"), json!({"Vcpu": 2}), "no such vCPU"),
-        (event(2, "/shard"), json!(1), "no such vCPU"),
-        (event(8, "/shard"), json!(7), "no such vCPU"),
-        (event(2, "/life/last_vcpu"), json!(2), "no such vCPU"),
-        (event(2, "/life/period/length"), json!(0), "no such period"),
-        (event(2, "/life/period/counted"), json!(3), "no such period"),
+        (event(2, "/spec/engine"), json!(0), "its engine"),
+        (
+            event(2, "/spec/engine"),
+            json!(9),
+            "its request is not valid",
+        ),
+        (
+            event(2, "/context"),
+            json!({"Vcpu": 2}),
+            "its vCPU does not exist",
+        ),
+        (event(2, "/shard"), json!(1), "its vCPU does not exist"),
+        (event(8, "/shard"), json!(7), "its vCPU does not exist"),
+        (
+            event(2, "/life/last_vcpu"),
+            json!(2),
+            "its vCPU does not exist",
+        ),
+        (
+            event(2, "/life/period/length"),
+            json!(0),
+            "its period is not valid",
+        ),
+        (
+            event(2, "/life/period/counted"),
+            json!(3),
+            "its period is not valid",
+        ),
         (
             event(6, "/life/period/frequency"),
             json!(0),
-            "no such period",
+            "its period is not valid",
         ),
         (
             event(6, "/life/period/frequency"),
             json!(null),
             "contradict",
         ),
-        (event(5, "/life/limit"), json!(1), "no overflows"),
+        (event(5, "/life/limit"), json!(1), "never overflows"),
         (
             event(2, "/life/task"),
             json!({"pid": 1, "tid": 1}),
-            "a vCPU's",
+            "is a vCPU",
         ),
-        (event(7, "/life/trace"), json!(null), "traces"),
-        (event(7, "/life/trace/due"), json!(255), "no such trace"),
-        (event(6, "/leader"), json!(7), "led"),
-        (event(6, "/leader"), json!(2), "led"),
-        (event(6, "/leader"), json!(99), "led"),
-        (event(1, "/persistence/name"), json!("No"), "that name"),
-        (event(1, "/persistence/name"), json!("event9"), "that name"),
+        (event(7, "/life/trace"), json!(null), "contradicts its kind"),
+        (
+            event(7, "/life/trace/due"),
+            json!(255),
+            "its trace is not valid",
+        ),
+        (event(6, "/leader"), json!(7), "lead it"),
+        (event(6, "/leader"), json!(2), "lead it"),
+        (event(6, "/leader"), json!(99), "lead it"),
+        (
+            event(1, "/persistence/name"),
+            json!("No"),
+            "its name is not",
+        ),
+        (
+            event(1, "/persistence/name"),
+            json!("event9"),
+            "its name is not",
+        ),
         (
             event(1, "/persistence/name"),
             json!("recorder"),
-            "that name",
+            "its name is not",
         ),
         (
             event(8, "/persistence"),
@@ -230,15 +266,15 @@ fn forged_states_are_refused_by_name() {
         (sink(3, "/ring/pages/1"), json!(MEMORY), "not guest memory"),
         (sink(3, "/ring/pages/1"), json!(8), "not guest memory"),
         (sink(3, "/ring/head"), json!(4095), "between two words"),
-        (sink(3, "/ring/bytes"), json!(u64::MAX), "so much"),
+        (sink(3, "/ring/bytes"), json!(u64::MAX), "too large"),
         (sink(3, "/ring/sequence"), json!(1), "being changed"),
         (sink(3, "/ring/backward"), json!(true), "may not"),
-        (sink(2, "/window_page"), json!(62), "no such pages"),
-        (sink(2, "/window_page"), json!(u32::MAX), "no such pages"),
+        (sink(2, "/window_page"), json!(62), "do not exist"),
+        (sink(2, "/window_page"), json!(u32::MAX), "do not exist"),
         (
             sink(2, "/window_page"),
             json!(20),
-            "not those of the window",
+            "do not match the window",
         ),
         (sink(1, "/window_page"), json!(null), "outside the window"),
         (
@@ -252,7 +288,7 @@ fn forged_states_are_refused_by_name() {
         (
             sink(8, "/area/keeper"),
             json!({"Driver": {"turn": null}}),
-            "beside a ring",
+            "has a ring",
         ),
         (
             sink(8, "/area/keeper/Device/flags"),
@@ -269,22 +305,26 @@ fn forged_states_are_refused_by_name() {
             json!(3),
             "another family",
         ),
-        (sink(9, "/area/keeper/Driver/turn"), json!(null), "none may"),
+        (
+            sink(9, "/area/keeper/Driver/turn"),
+            json!(null),
+            "contradicts",
+        ),
         (
             sink(9, "/area/keeper"),
             json!({"Device": {"flags": 0, "full": false}}),
             "no ring",
         ),
-        ("/families/0/sink".into(), json!(77), "no such ring"),
+        ("/families/0/sink".into(), json!(77), "does not exist"),
         ("/families/0/owner".into(), json!(77), "does not exist"),
         ("/families/1/sink".into(), json!(3), "of its own"),
         // Links and notices.
-        ("/links/0/trigger".into(), json!(6), "act on"),
-        ("/links/0/trigger".into(), json!(99), "act on"),
-        ("/links/0/target".into(), json!(1), "act on"),
-        ("/links/0/target".into(), json!(5), "act on"),
+        ("/links/0/trigger".into(), json!(6), "cannot be linked"),
+        ("/links/0/trigger".into(), json!(99), "cannot be linked"),
+        ("/links/0/target".into(), json!(1), "cannot be linked"),
+        ("/links/0/target".into(), json!(5), "cannot be linked"),
         ("/notices/0/kind".into(), json!(99), "known kind"),
-        ("/notices/0/event".into(), json!(99), "no such event"),
+        ("/notices/0/event".into(), json!(99), "does not exist"),
         (
             "/notices".into(),
             json!([{"kind": NOTICE_WAKEUP, "event": 3, "value": 0}]),
@@ -293,7 +333,7 @@ fn forged_states_are_refused_by_name() {
         (
             "/notices".into(),
             json!([{"kind": NOTICE_ERROR, "event": 3, "value": 1}]),
-            "no such event",
+            "does not exist",
         ),
         (
             "/notices".into(),
@@ -352,7 +392,7 @@ fn device_in_use_is_not_restored() {
 }
 
 #[test]
-fn more_events_than_are_allowed_are_refused() {
+fn events_beyond_the_limit_are_refused() {
     let rich = Rich::new();
     let state = rich.rig.save();
     let mut settings = rich.rig.settings();
@@ -366,7 +406,7 @@ fn more_events_than_are_allowed_are_refused() {
         .vpmu
         .restore(&state, memory, features, &queues, next.interrupt.clone());
     let error = restored.expect_err("too many").to_string();
-    assert!(error.contains("more events"), "{error}");
+    assert!(error.contains("number of events"), "{error}");
 }
 
 fn forgery() -> impl Strategy<Value = Forgery> {
@@ -390,7 +430,7 @@ fn forgery() -> impl Strategy<Value = Forgery> {
 
 /// VPMU-D-7-4.
 #[test]
-fn forged_states_harm_nobody() {
+fn forged_states_do_no_harm() {
     let rich = Rich::new();
     let state = rich.state();
     let places = leaves(&state);

@@ -29,7 +29,7 @@ fn members_follow_their_leader() {
 }
 
 #[test]
-fn group_reads_of_samples_go_on() {
+fn group_reads_of_samples_continue_after_a_restore() {
     let mut rig = Rig::new();
     let leader = rig
         .open(&OpenRequest {
@@ -87,7 +87,7 @@ fn links_act_on() {
 }
 
 #[test]
-fn families_write_to_their_parents_ring() {
+fn restored_families_write_to_their_parents_ring() {
     let mut rig = Rig::new();
     let parent = rig.open(&marks(0, 1)).expect("open");
     let mut ring = rig.map(parent, 8);

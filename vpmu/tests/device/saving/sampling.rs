@@ -8,10 +8,10 @@ use crate::persistent::{self, asked, reader, window};
 use crate::reader::{Record, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
-use vpmu::{ExitReason, Limits};
+use vpmu::ExitReason;
 
 #[test]
-fn periods_of_the_device_go_on_where_they_were() {
+fn elapsed_periods_of_the_device_are_restored() {
     let mut rig = Rig::new();
     let event = rig.open(&marks(0, 7)).expect("open");
     let mut ring = rig.map(event, 8);
@@ -73,7 +73,7 @@ fn paused_ring_stays_paused() {
 }
 
 #[test]
-fn wakeups_are_counted_on() {
+fn wakeup_counts_are_restored() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         wakeup: 10.into(),
@@ -94,7 +94,7 @@ fn wakeups_are_counted_on() {
 
 /// VPMU-D-6.13-1.
 #[test]
-fn overflows_that_the_host_holds_are_written_before() {
+fn overflows_that_the_host_holds_are_written_before_a_save() {
     let mut rig = Rig::new();
     let request = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
     let event = rig.open(&request).expect("open");
@@ -113,7 +113,7 @@ fn overflows_that_the_host_holds_are_written_before() {
 
 /// VPMU-D-6.13-1.
 #[test]
-fn records_of_the_batched_engine_are_collected_before() {
+fn records_of_the_batched_engine_are_collected_before_a_save() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     rig.world.pass(10_000_000);
@@ -170,10 +170,7 @@ fn host_without_guest_ips_samples_at_exits() {
 
 #[test]
 fn throttled_event_samples_again() {
-    let limits = Limits {
-        max_sample_rate: 100,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_sample_rate = 100);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.pass(100_000_000);
     let event = rig.open(&marks(0, 1)).expect("open");
@@ -189,7 +186,7 @@ fn throttled_event_samples_again() {
 }
 
 #[test]
-fn task_pages_name_tasks_on() {
+fn restored_task_pages_name_tasks() {
     let mut rig = Rig::new();
     rig.runs(0, 11, 12);
     let event = rig.open(&marks(0, 1)).expect("open");
@@ -201,7 +198,7 @@ fn task_pages_name_tasks_on() {
 }
 
 #[test]
-fn persistent_events_of_both_sides_go_on() {
+fn persistent_events_of_guest_and_operator_are_restored() {
     let memory = window(64);
     let mut rig = Rig::windowed(&memory);
     let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
@@ -233,7 +230,7 @@ fn persistent_events_of_both_sides_go_on() {
 }
 
 #[test]
-fn operators_event_without_a_driver_goes_on() {
+fn operators_event_without_a_driver_is_restored() {
     let memory = window(64);
     let mut rig = Rig::windowed(&memory);
     let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");

@@ -8,7 +8,7 @@ use crate::rig::{Rig, open_of};
 use crate::world::At;
 
 #[test]
-fn vcpu_in_the_guest_is_not_saved() {
+fn save_is_refused_while_a_vcpu_is_in_the_guest() {
     let rig = Rig::new();
     rig.vcpus.enter(1);
     assert!(matches!(rig.vpmu.save(), Err(SaveError::Inside(1))));
@@ -17,7 +17,7 @@ fn vcpu_in_the_guest_is_not_saved() {
 }
 
 #[test]
-fn device_goes_on_after_a_save() {
+fn device_continues_after_a_save() {
     let mut rig = Rig::new();
     let event = rig.open(&super::marks(0, 3)).expect("open");
     let mut ring = rig.map(event, 4);
@@ -31,7 +31,7 @@ fn device_goes_on_after_a_save() {
 
 /// VPMU-D-6.13-7.
 #[test]
-fn another_frequency_is_in_every_page() {
+fn restored_pages_have_the_new_tsc_frequency() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let page = rig.map(event, 1);
@@ -54,7 +54,7 @@ fn another_frequency_is_in_every_page() {
     assert_eq!(shown & 0xffff, 64);
     assert_eq!(page.field(8) & 1, 0, "an even sequence");
     let after = next.read(0, event).time_enabled.get();
-    // Each look at the clock is two nanoseconds now.
+    // Each clock read now advances the clock by two nanoseconds.
     assert!(after - before < 200, "{before} {after}");
     next.world.pass(1000);
     let later = next.read(0, event).time_enabled.get();

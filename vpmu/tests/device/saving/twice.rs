@@ -6,7 +6,7 @@ use super::{mark, marks};
 use crate::reader::Reader;
 use crate::rig::Rig;
 
-/// Other memory with the same bytes.
+/// Another memory with the same bytes.
 fn copy(rig: &Rig) -> GuestMemoryMmap {
     let bytes = rig.snapshot();
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]);
@@ -17,7 +17,7 @@ fn copy(rig: &Rig) -> GuestMemoryMmap {
 }
 
 #[test]
-fn two_devices_go_on_from_one_state() {
+fn two_devices_are_restored_from_one_state() {
     let mut rig = Rig::new();
     let event = rig.open(&marks(0, 2)).expect("open");
     let pages: Vec<u64> = (0..5).map(|page| rig.next_ring + page * 0x1000).collect();
@@ -41,5 +41,5 @@ fn two_devices_go_on_from_one_state() {
         assert_eq!(ips, expected);
         twin.close(event).expect("closed");
     }
-    assert_eq!(rig.value(0, event), 6, "whatever others do");
+    assert_eq!(rig.value(0, event), 6, "independent of the other device");
 }
