@@ -4,10 +4,15 @@
     reason = "output that cannot be read fails the test"
 )]
 
+use images::Arch;
+use serde_json::Value;
 use tests::host::SharedSession;
 
 /// Lines of the guest, as its program numbers them.
 const LINES: u32 = 150;
+/// Lines of the machine that is saved [`CYCLES`] times.
+const LINES_OF_CYCLES: u32 = 400;
+const CYCLES: usize = 20;
 /// Programs that place a mark at each line while a tool measures them.
 const PROGRAMS: usize = 4;
 
@@ -39,6 +44,17 @@ restore() {
 	put "$name.console" "/tmp/$name.console"
 	put "$name.log" "/tmp/$name.log"
 }
+forge() {
+	mkdir /tmp/forged
+	ln /tmp/here/memory /tmp/forged/memory
+	sed "$2" /tmp/here/state > /tmp/forged.state
+	tail -n 1 /tmp/forged.state | tr -d '\n' > /tmp/forged.body
+	digest=$(sha256sum < /tmp/forged.body | cut -d ' ' -f 1)
+	head -n 1 /tmp/forged.state | sed "s/\"digest\":\"[0-9a-f]*\"/\"digest\":\"$digest\"/" > /tmp/forged/state
+	cat /tmp/forged.body >> /tmp/forged/state
+	restore "forged-$1" /tmp/forged
+	rm -r /tmp/forged
+}
 # Tools measure programs while the machine is saved twice. Its host's own event goes on, too.
 ACT=tools
 boot measured --ctl /tmp/ctl --persistent marks,name=flight > /tmp/measured.said &
@@ -59,13 +75,54 @@ restore last /tmp/measured.2 --recording /tmp/last.data
 rm -r /tmp/measured.2
 perf script -i /tmp/last.data -F cpu,time,event,addr > /tmp/last.marks
 put last.marks /tmp/last.marks
+# Saved and restored twenty times, while its events count, sample, trace and flush.
+ACT=cycles
+boot cycle0 --ctl /tmp/ctl > /tmp/cycle0.said &
+for cycle in $(seq 0 19); do
+	until_line cycle$cycle '[0-9]*'
+	next=$((cycle + 1))
+	snapshot cycle$cycle /tmp/cycle.$next --then-exit
+	wait
+	cat /tmp/cycle$cycle.said
+	rm -rf /tmp/cycle.$cycle
+	restore cycle$next /tmp/cycle.$next --ctl /tmp/ctl > /tmp/cycle$next.said &
+done
+wait
+cat /tmp/cycle20.said
+rm -r /tmp/cycle.20
+put cycle0.console /tmp/cycle0.console
 ACT=lines
-# A machine without a device.
-boot live --no-vpmu --ctl /tmp/ctl > /tmp/live.said &
+# A machine without a device, on aarch64 with a PMU of KVM's.
+case $(uname -m) in
+aarch64) pmu=--guest-pmu ;;
+*) pmu= ;;
+esac
+boot live --no-vpmu $pmu --ctl /tmp/ctl > /tmp/live.said &
 until_line live 40
 snapshot live /tmp/here
 wait
 cat /tmp/live.said
+# Its state with changes, and with the digests that belong to them; the first has none.
+forge none ''
+forge arch 's/"arch":"[a-z0-9_]*"/"arch":"riscv64"/'
+case $(uname -m) in
+x86_64)
+	forge counter 's/"tsc_khz":[0-9]*/"tsc_khz":7/'
+	forge register 's/"msrs":\[\[[0-9]*,/"msrs":[[2147418112,/'
+	forge controllers 's/"irqchips":\[.*\],"clock"/"irqchips":[],"clock"/'
+	;;
+aarch64)
+	forge counter 's/"hertz":[0-9]*/"hertz":7000/'
+	forge processor 's/"processor":\[[0-9]*,/"processor":[99,/'
+	forge register 's/"registers":\[\[[0-9]*,/"registers":[[6931039826524504063,/'
+	forge size 's/"registers":\[\[[0-9]*,/"registers":[[6985083022052941594,/'
+	forge registers "s/\"registers\":\[/&$(seq 600 | sed 's/.*/[1,0,0],/' | tr -d '\n')/"
+	forge state 's/"mp":\[[0-9]*,/"mp":[77,/'
+	forge controllers 's/"distributor":\[[0-9]*,/"distributor":[/'
+	forge controller 's/"distributor":\[[0-9]*,/"distributor":[7,/'
+	forge interfaces 's/"interfaces":\[\[\([0-9]*\),[0-9]*,/"interfaces":[[\1,1792,/'
+	;;
+esac
 rm -r /tmp/here
 
 # One whose device is in use: it goes on after its first snapshot and ends with its second, which has only what
@@ -83,41 +140,49 @@ du -k /tmp/first/memory /tmp/second/memory > /tmp/sizes
 put sizes /tmp/sizes
 restore early /tmp/first > /tmp/early.said &
 restore one /tmp/second > /tmp/one.said &
-restore two /tmp/second > /tmp/two.said &
+restore two /tmp/second --max-sample-rate 40000 > /tmp/two.said &
 wait
 cat /tmp/early.said /tmp/one.said /tmp/two.said
 true
 "#;
 
-static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
+static SESSION: SharedSession = SharedSession::with_perf(SCRIPT).on_any();
 
-/// Checks that a console has every line up to the last once, in order, its times never going back, and then
+/// The lines of a console: number and time of each.
+fn lines(console: &[u8]) -> Vec<(u32, u64)> {
+    let text = String::from_utf8_lossy(console).replace('\r', "");
+    let said = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("@guest line "));
+    said.map(|line| {
+        let (number, time) = line.split_once(' ').expect("two numbers");
+        let time = time.parse().expect("a time");
+        (number.parse().expect("a number"), time)
+    })
+    .collect()
+}
+
+/// Checks that a console has every line up to [`LINES`] once, in order, its times never going back, and then
 /// the end; the first line that it has.
 fn rest(console: &[u8]) -> u32 {
+    rest_of(LINES, console)
+}
+
+/// The same up to line `last`.
+fn rest_of(last: u32, console: &[u8]) -> u32 {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let said: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix("@guest "))
+        .filter(|line| !line.starts_with("limit "))
         .collect();
-    let (last, lines) = said.split_last().expect("the guest says something");
-    assert_eq!(*last, "whole", "{text}");
-    let lines: Vec<(u32, u64)> = lines
-        .iter()
-        .map(|line| {
-            let mut words = line.split(' ');
-            let word = (words.next(), words.next(), words.next(), words.next());
-            let (Some("line"), Some(number), Some(time), None) = word else {
-                panic!("no line: {line:?} in {text}");
-            };
-            (
-                number.parse().expect("a number"),
-                time.parse().expect("a time"),
-            )
-        })
-        .collect();
+    let (end, others) = said.split_last().expect("the guest says something");
+    assert_eq!(*end, "whole", "{text}");
+    let lines = lines(console);
+    assert_eq!(lines.len(), others.len(), "{text}");
     let numbers: Vec<u32> = lines.iter().map(|(number, _)| *number).collect();
     let first = *numbers.first().expect("a line");
-    assert_eq!(numbers, (first..=LINES).collect::<Vec<_>>(), "{text}");
+    assert_eq!(numbers, (first..=last).collect::<Vec<_>>(), "{text}");
     assert!(lines.is_sorted_by_key(|(_, time)| *time), "{text}");
     first
 }
@@ -153,6 +218,32 @@ fn each_copy_says_the_rest_of_the_lines_once() {
         println!("{log}");
         whole(&[before, session.file(&format!("{copy}.console"))].concat());
     }
+}
+
+/// VPMU-G-6.13-1, VPMU-D-6.13-10.
+#[test]
+fn driver_of_each_copy_reports_the_limits_of_its_host() {
+    let session = SESSION.get();
+    for (copy, limit) in [("one", "100000"), ("two", "40000")] {
+        let console = session.text(&format!("{copy}.console"));
+        let mut lines = console.lines();
+        let found = lines.find_map(|line| line.trim_end().strip_prefix("@guest limit "));
+        assert_eq!(found, Some(limit), "{copy}: {console}");
+    }
+}
+
+#[test]
+fn machine_that_is_saved_and_restored_twenty_times_loses_nothing() {
+    let session = SESSION.get();
+    let mut consoles = Vec::new();
+    for cycle in 0..=CYCLES {
+        let name = format!("cycle{cycle}");
+        let log = session.text(&format!("{name}.log"));
+        let code = if cycle == CYCLES { 0 } else { 6 };
+        assert_eq!(session.exit(&name), code, "{name}: {log}");
+        consoles.push(session.file(&format!("{name}.console")));
+    }
+    assert_eq!(rest_of(LINES_OF_CYCLES, &consoles.concat()), 1);
 }
 
 #[test]
@@ -192,11 +283,15 @@ fn tools_measure_on_over_two_saves() {
     whole(&consoles.concat());
 }
 
-/// How far the TSC of the second vCPU is ahead of that of the first, in a state file.
-fn tsc_distance(file: &str) -> u64 {
+/// What a state file says of the machine.
+fn state(file: &str) -> Value {
     let text = SESSION.get().text(file);
     let line = text.lines().nth(1).expect("a second line");
-    let state: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    serde_json::from_str(line).expect("JSON")
+}
+
+/// How far the TSC of the second vCPU is ahead of that of the first.
+fn tsc_distance(state: &Value) -> u64 {
     let [one, other] = [0, 1].map(|vcpu| {
         let offset = state["vcpus"][vcpu]["tsc_offset"].as_u64();
         offset.expect("the lab's KVM reports offsets")
@@ -204,9 +299,81 @@ fn tsc_distance(file: &str) -> u64 {
     other.wrapping_sub(one)
 }
 
+/// The guest's time in nanoseconds at which its counter had the value in `state`.
+fn counted(state: &Value) -> u64 {
+    let of = |name: &str| state["vm"][name].as_u64().expect("a number");
+    let nanoseconds = u128::from(of("counter")) * 1_000_000_000 / u128::from(of("hertz"));
+    u64::try_from(nanoseconds).expect("not so long")
+}
+
 #[test]
-fn tscs_of_vcpus_keep_their_distance_over_a_restore() {
-    assert_eq!(tsc_distance("later.state"), tsc_distance("measured.state"));
+fn counters_of_vcpus_go_on_together_over_a_restore() {
+    let [before, after] = ["measured.state", "later.state"].map(state);
+    match SESSION.arch() {
+        Arch::X86_64 => assert_eq!(tsc_distance(&after), tsc_distance(&before)),
+        // They are one counter. It counts no more between two saves than the guest's lines around them show,
+        // and no less.
+        Arch::Aarch64 => {
+            let times = |machine: &str| {
+                let lines = lines(SESSION.get().file(&format!("{machine}.console")));
+                let times: Vec<u64> = lines.iter().map(|(_, time)| *time).collect();
+                let ends = times.first().copied().zip(times.last().copied());
+                ends.expect("lines")
+            };
+            let [(_, before_all), (first, last), (after_all, _)] =
+                ["measured", "later", "last"].map(times);
+            let counted = counted(&after) - counted(&before);
+            println!("{counted} ns between saves, {first} to {last} ns in lines");
+            assert!(last - first <= counted && counted <= after_all - before_all);
+        }
+    }
+}
+
+/// The words for states that were changed.
+fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
+    match arch {
+        Arch::X86_64 => &[
+            ("arch", "is a machine of riscv64, this host has x86_64"),
+            ("counter", "runs at 7 kHz"),
+            ("register", "model-specific register 0x7fff0000"),
+            ("controllers", "set of interrupt controllers"),
+        ],
+        Arch::Aarch64 => &[
+            ("arch", "is a machine of riscv64, this host has aarch64"),
+            ("counter", "runs at 7000 Hz"),
+            ("processor", "another kind of processor"),
+            ("register", "register 0x603000000013ffff"),
+            ("size", "register 0x60f000000013df1a"),
+            ("registers", "saved set of registers is not valid"),
+            ("state", "cannot restore the run state"),
+            (
+                "controllers",
+                "saved set of distributor registers is not valid",
+            ),
+            ("controller", "distributor's register 0x8"),
+            (
+                "interfaces",
+                "saved set of CPU interface registers is not valid",
+            ),
+        ],
+    }
+}
+
+#[test]
+fn forged_state_starts_nothing() {
+    let session = SESSION.get();
+    // What changes nothing is no forgery.
+    let log = session.text("forged-none.log");
+    assert_eq!(session.exit("forged-none"), 0, "{log}");
+    rest(session.file("forged-none.console"));
+    for (name, words) in forged(SESSION.arch()) {
+        let name = format!("forged-{name}");
+        let log = session.text(&format!("{name}.log"));
+        assert_eq!(session.exit(&name), 1, "{name}: {log}");
+        assert!(log.contains(words), "{name}: no {words:?} in: {log}");
+        assert_eq!(log.lines().count(), 1, "{name}: {log}");
+        assert!(session.file(&format!("{name}.console")).is_empty());
+    }
 }
 
 #[test]

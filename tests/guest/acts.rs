@@ -67,7 +67,8 @@ fn perform() -> Outcome {
         "wait" => wait(),
         "profiled" => crate::profiled::rounds(),
         "lines" => crate::restore::lines(),
-        "events" => crate::restore::events(),
+        "events" => crate::restore::events(crate::restore::LINES),
+        "cycles" => crate::restore::events(crate::restore::LINES_OF_CYCLES),
         "tools" => crate::restore::tools(),
         "counts" => crate::conformance::counts(),
         other => match other.strip_prefix("close-") {

@@ -26,7 +26,9 @@ use crate::{Outcome, cpu, fields};
 use perf_event_open_sys::bindings::perf_event_attr;
 
 /// Lines of a run.
-const LINES: u32 = 150;
+pub(crate) const LINES: u32 = 150;
+/// Lines of a run that is saved again and again.
+pub(crate) const LINES_OF_CYCLES: u32 = 400;
 /// Between two of them, for the host to get a word in.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -71,14 +73,14 @@ const MARKS: u64 = 3;
 const TICK: u64 = 1_000_000;
 
 /// The same lines. Each is three marks, which every event of its vCPU counts, samples or traces.
-pub(crate) fn events() -> Outcome {
+pub(crate) fn events(lines: u32) -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
     let bell = Doorbell::map(&device)?;
     let over = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
         let flushing = scope.spawn(|| flushes(&over).map_err(|error| error.to_string()));
-        let seen = events_of_lines(&device, &bell, &mut watches);
+        let seen = events_of_lines(lines, &device, &bell, &mut watches);
         over.store(true, Ordering::Relaxed);
         flushing.join().map_err(|_| "a thread panicked")??;
         seen
@@ -94,14 +96,16 @@ pub(crate) fn events() -> Outcome {
         last.is_some_and(|last| last < next),
         "id {next} again, after {last:?}"
     );
+    // The driver has read the limit of the host where the machine is now.
+    say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
     Ok(())
 }
 
-fn events_of_lines(device: &Device, bell: &Doorbell, watches: &mut [Watch]) -> Outcome {
+fn events_of_lines(lines: u32, device: &Device, bell: &Doorbell, watches: &mut [Watch]) -> Outcome {
     let start = Instant::now();
-    for number in 1..=LINES {
+    for number in 1..=lines {
         let place = (number % 2) as usize;
         cpu::pin(place)?;
         let watch = watches.get_mut(place).ok_or("a vCPU")?;

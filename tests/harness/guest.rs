@@ -10,7 +10,7 @@ use std::time::Duration;
 use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
-use vpmu_client::error::chain;
+use vpmu_errors::chain;
 
 use crate::wire::{self, Verdict};
 
@@ -258,6 +258,11 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
         .ok_or_else(|| format!("{ARCH}={wanted}: say x86_64 or aarch64"))
 }
 
+/// The architecture that the tests were asked to run on, or else `own`.
+pub(crate) fn asked_arch(own: Arch) -> Result<Arch, String> {
+    arch(env::var(ARCH).ok().as_deref(), own, false)
+}
+
 fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let (series, debug) = named(kernel)?;
     let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
@@ -360,6 +365,11 @@ macro_rules! guest_tests {
     ($group:literal with $files:path, run by $vmm:literal $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {
             @of $crate::guest::Group::run_by($vmm, $args, $group, $files); $($test),+
+        }
+    };
+    ($group:literal appending $words:literal, started $args:expr; $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::appending($group, $words).with_arguments($args); $($test),+
         }
     };
     ($group:literal appending $words:literal; $($test:ident),+ $(,)?) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use images::foreign::Files;
 use images::{Arch, Boot, PlaceChoice, Sources};
-use vpmu_client::error::chain;
+use vpmu_errors::chain;
 
 use crate::guest;
 
@@ -54,21 +54,17 @@ impl Session {
     /// # Errors
     /// The lab is unavailable, or the script failed, with its output.
     pub fn run(script: &str, files: Files) -> Result<Self, String> {
-        Self::run_on(Arch::default(), script, files)
+        Self::run_on(Arch::default(), PlaceChoice::Lab, script, files)
     }
 
-    fn run_on(arch: Arch, script: &str, files: Files) -> Result<Self, String> {
+    fn run_on(arch: Arch, place: PlaceChoice, script: &str, files: Files) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
             // Snapshots lie in it.
             memory_mib: 1024,
-            place: match arch {
-                Arch::X86_64 => PlaceChoice::Lab,
-                // Its counters are exact there.
-                Arch::Aarch64 => PlaceChoice::Exact,
-            },
+            place,
             timeout: LIMIT,
             sources: Sources {
                 arch,
@@ -157,6 +153,9 @@ impl Session {
 pub struct SharedSession {
     script: &'static str,
     arch: Arch,
+    place: PlaceChoice,
+    /// Whether `VPMU_TEST_ARCH` can ask for another architecture.
+    free: bool,
     perf: bool,
     session: OnceLock<Result<Session, String>>,
 }
@@ -168,6 +167,8 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::X86_64,
+            place: PlaceChoice::Lab,
+            free: false,
             perf: true,
             session: OnceLock::new(),
         }
@@ -179,6 +180,8 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::X86_64,
+            place: PlaceChoice::Lab,
+            free: false,
             perf: false,
             session: OnceLock::new(),
         }
@@ -190,8 +193,37 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::Aarch64,
+            // Its counters are exact there.
+            place: PlaceChoice::Exact,
+            free: false,
             perf: false,
             session: OnceLock::new(),
+        }
+    }
+
+    /// The same on the architecture that `VPMU_TEST_ARCH` names.
+    #[must_use]
+    pub const fn on_any(mut self) -> Self {
+        self.free = true;
+        self
+    }
+
+    /// The architecture of the session's host.
+    ///
+    /// # Panics
+    /// `VPMU_TEST_ARCH` names none.
+    #[must_use]
+    pub fn arch(&self) -> Arch {
+        match self.asked_arch() {
+            Ok(arch) => arch,
+            Err(error) => panic!("no session: {error}"),
+        }
+    }
+
+    fn asked_arch(&self) -> Result<Arch, String> {
+        match self.free {
+            true => guest::asked_arch(self.arch),
+            false => Ok(self.arch),
         }
     }
 
@@ -201,11 +233,12 @@ impl SharedSession {
     /// The session failed, for this test or one before.
     pub fn get(&self) -> &Session {
         let session = self.session.get_or_init(|| {
+            let arch = self.asked_arch()?;
             let files = match self.perf {
-                true => images::foreign::perf(self.arch).map_err(|error| chain(&error))?,
+                true => images::foreign::perf(arch).map_err(|error| chain(&error))?,
                 false => Files::new(),
             };
-            Session::run_on(self.arch, self.script, files)
+            Session::run_on(arch, self.place, self.script, files)
         });
         match session {
             Ok(session) => session,

@@ -673,7 +673,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     );
     no(
         &|it| replaced(it, "\"vcpus\":2", "\"vcpus\":3"),
-        &["cannot be"],
+        &["invalid machine"],
     );
     no(
         &|it| replaced(it, "\"memory_mib\":16", "\"memory_mib\":17"),
@@ -741,9 +741,9 @@ fn forged_state_with_a_digest_of_its_own_starts_nothing() {
         json!([[7, 1], [7, 1]]),
         json!([[1, u64::MAX]]),
     ] {
-        forged("/changed", pages, &["cannot be"]);
+        forged("/changed", pages, &["invalid machine"]);
     }
-    forged("/changed", json!(null), &["cannot be"]);
+    forged("/changed", json!(null), &["invalid machine"]);
 }
 
 #[test]

@@ -11,9 +11,10 @@ use vpmu_kvm::{Stats, syncs_registers};
 
 use super::VmError;
 use crate::arch::clock::GuestClock;
+use crate::arch::cpus::{self, Controller, Cpus};
 use crate::arch::emulation::Emulation;
-use crate::arch::state::clock_told;
-use crate::arch::{cpus, platform};
+use crate::arch::platform;
+use crate::arch::state::{StateError, VmState};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::machine::Machine;
 use crate::memory;
@@ -26,6 +27,7 @@ use crate::vcpu::{Shared, Vcpu};
 pub(super) struct Boot {
     // Fields drop in this order.
     vcpus: Vec<VcpuFd>,
+    controller: Controller,
     pub(super) vm: VmFd,
     pub(super) clock: GuestClock,
     can_sync: bool,
@@ -46,13 +48,14 @@ impl Boot {
     ) -> Result<Self, VmError> {
         let vm = platform::create_vm(kvm)?;
         memory::register(&vm, memories, tracked)?;
-        let vcpus = cpus::create(kvm, &vm, machine, emulation)?;
+        let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine, emulation)?;
         let clock = match clock {
             Some(clock) => clock.go_on(kvm, &vm, &vcpus)?,
             None => GuestClock::new(kvm, &vm, &vcpus)?,
         };
         Ok(Self {
             vcpus,
+            controller,
             vm,
             clock,
             can_sync: syncs_registers(kvm),
@@ -64,12 +67,19 @@ impl Boot {
     /// # Errors
     /// [`VmError::Snapshot`], [`VmError::Kvm`].
     pub(super) fn restore(&mut self, kvm: &Kvm, state: &State) -> Result<(), VmError> {
-        let restored = state.vm.restore(&self.vm, &self.vcpus, &state.vcpus);
+        let State { vm, vcpus, .. } = state;
+        let restored = vm.restore(&self.vm, &self.controller, &self.vcpus, vcpus);
         restored.map_err(SnapshotError::State)?;
-        self.clock = GuestClock::new(kvm, &self.vm, &self.vcpus)?;
-        // The guest keeps the frequency that it learned at boot.
-        clock_told(&mut self.clock, &state.vcpus);
+        self.clock = vm.clock(kvm, &self.vm, &self.vcpus, vcpus)?;
         Ok(())
+    }
+
+    /// The state of the VM without its vCPUs, which stand still.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub(super) fn save(&self) -> Result<VmState, StateError> {
+        VmState::save(&self.vm, &self.controller, &self.clock)
     }
 
     /// Makes the first vCPU the one that boots, at `entry`.

@@ -6,17 +6,15 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvm_ioctls::VmFd;
-
+use super::boot::Boot;
 use super::pmu::Pmu;
 use super::{Vm, reached};
-use crate::arch::state::{StateError, VmState};
+use crate::arch::state::StateError;
 use crate::confine::Confinement;
 use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket, Taken};
 use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
-use crate::report;
 use crate::snapshot::desk::{Desk, Wanted, Whole};
 use crate::snapshot::dirty::DiffError;
 use crate::snapshot::memory::WriteError;
@@ -28,7 +26,7 @@ use crate::vcpu::Closed;
 #[derive(Debug, thiserror::Error)]
 enum TakeError {
     /// Its end is announced.
-    #[error("the machine ends")]
+    #[error("the machine is ending")]
     Ends,
     /// Registers that only the embedder knows.
     #[error("the machine has registers that its embedder emulates, which are not saved")]
@@ -51,8 +49,8 @@ enum TakeError {
 }
 
 impl Vm {
-    /// Answers a request to save the machine, whose VM is `vm`.
-    pub(super) fn answer_desk(&self, vm: &VmFd) {
+    /// Answers a request to save the machine in its `boot`.
+    pub(super) fn answer_desk(&self, boot: &Boot) {
         let desk = &self.control.desk;
         if let Some(whole) = desk.take_finished() {
             self.settle(&whole);
@@ -63,7 +61,7 @@ impl Vm {
         let Some(asked) = desk.take() else {
             return;
         };
-        match self.take(vm, &asked.wanted, &asked.file) {
+        match self.take(boot, &asked.wanted, &asked.file) {
             Ok((taken, still)) if asked.wanted.then_exit => {
                 desk.answer(asked, Ok(taken));
                 self.end_with_snapshot(still);
@@ -72,7 +70,7 @@ impl Vm {
                 drop(still);
                 desk.answer(asked, Ok(taken));
             }
-            Err(error) => desk.answer(asked, Err(report::chain(&error))),
+            Err(error) => desk.answer(asked, Err(vpmu_errors::chain(&error))),
         }
     }
 
@@ -128,7 +126,7 @@ impl Vm {
     /// for this.
     fn take(
         &self,
-        vm: &VmFd,
+        boot: &Boot,
         wanted: &Wanted,
         file: &File,
     ) -> Result<(Taken, Still<'_>), TakeError> {
@@ -150,11 +148,13 @@ impl Vm {
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
         // The guest's own writes are in KVM's log; the device has just made its last.
         let tracker = self.tracker.as_ref();
-        let changed = tracker.map(|tracker| tracker.changed(vm)).transpose()?;
+        let changed = tracker
+            .map(|tracker| tracker.changed(&boot.vm))
+            .transpose()?;
         let state = State {
             changed: changed.filter(|_| wanted.base.is_some()),
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
-            vm: VmState::save(vm)?,
+            vm: boot.save()?,
             console: self.console.serial.save(),
             pmu,
         };

@@ -75,10 +75,33 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
 ];
 
-/// Requests with which a vCPU's thread saves its vCPU: none.
-pub const SAVE_VCPU: [(u32, &str); 0] = [];
-/// Requests with which the main thread saves the rest of the VM: none.
-pub const SAVE_VM: [(u32, &str); 0] = [];
+/// Requests with which a vCPU's thread saves its vCPU, besides [`VCPU`].
+pub const SAVE_VCPU: [(u32, &str); 3] = [
+    (
+        kvm(READ | WRITE, 0xb0, size_of::<u64>()),
+        "KVM_GET_REG_LIST: a snapshot",
+    ),
+    (
+        kvm(READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()),
+        "KVM_GET_MP_STATE: a snapshot",
+    ),
+    (
+        kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
+        "KVM_GET_VCPU_EVENTS: a snapshot",
+    ),
+];
+
+/// Requests with which the main thread saves the rest of the VM.
+pub const SAVE_VM: [(u32, &str); 2] = [
+    (
+        kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
+        "KVM_GET_DIRTY_LOG: a snapshot of the pages that were written",
+    ),
+    (
+        kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_GET_DEVICE_ATTR: the interrupt controller, for a snapshot",
+    ),
+];
 
 /// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
@@ -113,5 +136,9 @@ mod tests {
             boot[4..],
             [0x4018_aee1, 0x4010_aeab, 0x4010_aeac, 0x4010_aeb5]
         );
+        let save = SAVE_VCPU.map(|(number, _)| number);
+        assert_eq!(save, [0xc008_aeb0, 0x8004_ae98, 0x8040_ae9f]);
+        let save = SAVE_VM.map(|(number, _)| number);
+        assert_eq!(save, [0x4010_ae42, 0x4018_aee2]);
     }
 }

@@ -34,10 +34,19 @@ impl GuestClock {
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn new(kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+        Self::at(0).go_on(kvm, vm, vcpus)
+    }
+
+    /// The counter that has this value now, of a VM that has yet to take it with [`Self::go_on`].
+    pub(crate) fn at(count: u64) -> Self {
         Self {
-            offset: host_ticks().wrapping_neg(),
+            offset: count.wrapping_sub(host_ticks()),
         }
-        .go_on(kvm, vm, vcpus)
+    }
+
+    /// Its value now.
+    pub(crate) fn count(&self) -> u64 {
+        host_ticks().wrapping_add(self.offset)
     }
 
     /// Lets the counter of `vcpus`, which belong to a new VM and have not run yet, go on from this one.
@@ -55,8 +64,7 @@ impl GuestClock {
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };
-        let now = host_ticks().wrapping_add(self.offset);
-        reg::set(first, reg::TIMER_COUNT, now)
+        reg::set(first, reg::TIMER_COUNT, self.count())
             .map_err(KvmError::refused("set the guest's counter"))?;
         let offset = clock_offset(first).map_err(KvmError::refused("read the guest's counter"))?;
         Ok(Self { offset })
@@ -65,12 +73,7 @@ impl GuestClock {
     /// Its frequency in kHz.
     #[must_use]
     pub fn khz(&self) -> u32 {
-        let hertz: u64;
-        // SAFETY: reads the counter's frequency, which Linux leaves open to programs.
-        unsafe {
-            core::arch::asm!("mrs {}, cntfrq_el0", out(reg) hertz, options(nomem, nostack));
-        }
-        u32::try_from(hertz / 1000).unwrap_or(u32::MAX)
+        u32::try_from(hertz() / 1000).unwrap_or(u32::MAX)
     }
 
     /// The guest's counter minus the host's on a vCPU.
@@ -78,6 +81,16 @@ impl GuestClock {
     pub fn offset(&self, _vcpu: usize) -> u64 {
         self.offset
     }
+}
+
+/// The frequency of the host's counter, and of each guest's.
+pub(super) fn hertz() -> u64 {
+    let hertz: u64;
+    // SAFETY: reads the counter's frequency, which Linux leaves open to programs.
+    unsafe {
+        core::arch::asm!("mrs {}, cntfrq_el0", out(reg) hertz, options(nomem, nostack));
+    }
+    hertz
 }
 
 /// Makes the guest's counter minus the host's `offset`.

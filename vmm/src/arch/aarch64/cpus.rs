@@ -8,7 +8,8 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vpmu_kvm::arch::{preferred, reg};
 
 use super::emulation::Emulation;
-use super::{gic, layout};
+use super::gic::{self, Gic};
+use super::layout;
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
@@ -36,6 +37,23 @@ pub enum CpuError {
 /// The affinity fields of MPIDR_EL1.
 const AFFINITY: u64 = 0xff_00ff_ffff;
 
+/// The vCPUs of a VM, and what else is made with them.
+#[derive(Debug)]
+pub struct Cpus {
+    /// The vCPUs, by number.
+    pub vcpus: Vec<VcpuFd>,
+    /// Their interrupt controller.
+    pub controller: Controller,
+}
+
+/// The interrupt controller of a VM, and the kind of its vCPUs.
+#[derive(Debug)]
+pub struct Controller {
+    pub(super) gic: Gic,
+    /// As each vCPU was set up, but for its being powered on.
+    pub(super) processor: kvm_vcpu_init,
+}
+
 /// Makes the vCPUs of `machine` in `vm`, which has its memory, and their interrupt controller.
 ///
 /// # Errors
@@ -45,33 +63,37 @@ pub fn create(
     vm: &VmFd,
     machine: &Machine,
     _emulation: Option<&Emulation>,
-) -> Result<Vec<VcpuFd>, CpuError> {
+) -> Result<Cpus, CpuError> {
     if machine.pmu && !kvm.check_extension(Cap::ArmPmuV3) {
         return Err(CpuError::NoPmu);
     }
-    let target = preferred(vm).map_err(KvmError::refused("tell what processors it offers"))?;
-    let vcpus = (0..machine.vcpus).map(|index| create_one(vm, index, &target, machine.pmu));
+    let mut processor =
+        preferred(vm).map_err(KvmError::refused("tell what processors it offers"))?;
+    if machine.pmu {
+        processor.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
+    }
+    let vcpus = (0..machine.vcpus).map(|index| create_one(vm, index, &processor));
     let vcpus: Vec<VcpuFd> = vcpus.collect::<Result<_, _>>()?;
-    gic::create(vm)?;
+    let gic = gic::create(vm, machine.vcpus)?;
     if machine.pmu {
         vcpus.iter().try_for_each(connect_pmu)?;
     }
-    Ok(vcpus)
+    Ok(Cpus {
+        vcpus,
+        controller: Controller { gic, processor },
+    })
 }
 
-fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result<VcpuFd, CpuError> {
+fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd, CpuError> {
     let fd = vm
         .create_vcpu(u64::from(index))
         .map_err(KvmError::refused("create a vCPU"))?;
-    let mut target = *target;
+    let mut processor = *processor;
     if index > 0 {
         // Until the guest's kernel starts it.
-        target.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
+        processor.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
     }
-    if pmu {
-        target.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
-    }
-    fd.vcpu_init(&target)
+    fd.vcpu_init(&processor)
         .map_err(KvmError::refused("set a vCPU up"))?;
     let expected = mpidr(index);
     let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("tell a vCPU's affinity"))?;

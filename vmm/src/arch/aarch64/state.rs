@@ -1,77 +1,296 @@
-//! The state of a machine that KVM holds: it is not saved on aarch64 yet.
+//! The state of a machine that KVM holds: vCPUs, their interrupt controller, their counter. Saved while no vCPU runs,
+//! and put into a new VM whose vCPUs have not run yet.
 
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_bindings::{RegList, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_init};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
+use vpmu_kvm::arch::reg;
 
-use super::clock::GuestClock;
+use super::clock::{self, GuestClock};
+use super::cpus::Controller;
+use super::gic::{Part, SavedGic};
+use crate::kvm::KvmError;
 
 /// Why state cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// There is no code for it.
-    #[error("machines of aarch64 cannot be saved yet")]
-    Unsupported,
+    /// KVM lacks a request.
+    #[error("this KVM lacks {0}")]
+    Lacks(&'static str),
+    /// KVM refuses a piece of state.
+    #[error("KVM cannot {action} {what}")]
+    Kvm {
+        /// `save` or `restore`.
+        action: &'static str,
+        /// Which piece.
+        what: &'static str,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// KVM refuses a register of a vCPU.
+    #[error("KVM cannot {action} the register {id:#x}")]
+    Register {
+        /// `save` or `restore`.
+        action: &'static str,
+        /// KVM's number of it.
+        id: u64,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// KVM refuses a register of the interrupt controller.
+    #[error("KVM cannot {action} the {part}'s register {register:#x}")]
+    Gic {
+        /// `save` or `restore`.
+        action: &'static str,
+        /// Which part of it.
+        part: Part,
+        /// Its offset, or its number among system registers.
+        register: u32,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// More registers than KVM's interface has room for.
+    #[error("too many registers")]
+    TooMany(#[source] vmm_sys_util::fam::Error),
+    /// KVM makes vCPUs of another kind.
+    #[error(
+        "the guest's vCPUs are another kind of processor than this host's: restore it on a host with the same \
+         processor"
+    )]
+    Processor,
+    /// The host's counter is faster or slower.
+    #[error(
+        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore it on such a host"
+    )]
+    Counter {
+        /// The guest's.
+        saved: u64,
+        /// This host's.
+        host: u64,
+    },
     /// The saved state has another shape than a machine.
     #[error("the saved {0} is not valid")]
     Malformed(&'static str),
 }
 
-/// Facts of this KVM that saving needs.
+/// Most registers of a vCPU: as many as kvm-bindings lists.
+const MAX_REGISTERS: usize = 500;
+/// Bytes of the largest register, which is one of vectors.
+const MAX_BYTES: usize = 16;
+
+/// Capabilities that saving and restoring need, besides those of every machine.
+const NEEDED: [(Cap, &str); 2] = [
+    (Cap::MpState, "the run states of vCPUs"),
+    (Cap::VcpuEvents, "the pending exceptions of vCPUs"),
+];
+
+/// This KVM has what saving needs.
 #[derive(Debug)]
 pub(crate) struct Saver(());
 
-/// State of a vCPU: no value of it exists here.
+/// One vCPU.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum VcpuState {}
+#[serde(deny_unknown_fields)]
+pub(crate) struct VcpuState {
+    /// KVM's number of each register, and the low and the high half of its value.
+    registers: Vec<(u64, u64, u64)>,
+    mp: kvm_mp_state,
+    serror: Option<SError>,
+}
 
-/// State of the rest of the VM: no value of it exists here.
+/// A system error that is pending.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum VmState {}
+#[serde(deny_unknown_fields)]
+struct SError {
+    /// Its syndrome, if it has one.
+    syndrome: Option<u64>,
+}
+
+/// The rest of the VM.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VmState {
+    /// The kind of processor and its features.
+    processor: kvm_vcpu_init,
+    gic: SavedGic,
+    /// The guest's counter when the VM stood still.
+    counter: u64,
+    hertz: u64,
+}
+
+fn save(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    cannot("save", what)
+}
+
+fn restore(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    cannot("restore", what)
+}
+
+fn cannot(
+    action: &'static str,
+    what: &'static str,
+) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Kvm {
+        action,
+        what,
+        source,
+    }
+}
+
+fn refused(action: &'static str, id: u64) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Register { action, id, source }
+}
 
 impl Saver {
-    /// Nothing is asked.
+    /// Asks `kvm` for what saving needs.
     ///
     /// # Errors
-    /// None.
-    #[expect(clippy::unnecessary_wraps, reason = "other architectures ask KVM")]
-    pub(crate) fn new(_kvm: &Kvm) -> Result<Self, StateError> {
-        Ok(Self(()))
+    /// [`StateError::Lacks`].
+    pub(crate) fn new(kvm: &Kvm) -> Result<Self, StateError> {
+        let lacks = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap));
+        match lacks {
+            None => Ok(Self(())),
+            Some((_, what)) => Err(StateError::Lacks(what)),
+        }
     }
 
-    /// The state of a vCPU.
+    /// The state of a vCPU that has come back from its run call and finished its last access.
     ///
     /// # Errors
-    /// [`StateError::Unsupported`].
-    pub(crate) fn vcpu(&self, _fd: &VcpuFd) -> Result<VcpuState, StateError> {
-        Err(StateError::Unsupported)
+    /// [`StateError`].
+    #[expect(clippy::unused_self, reason = "it shows that KVM can")]
+    pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
+        let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
+        fd.get_reg_list(&mut list)
+            .map_err(save("the list of registers"))?;
+        // First: KVM resets a vCPU that another has just started.
+        let registers = list.as_slice().iter().map(|&id| {
+            let (low, high) = get(fd, id).map_err(refused("save", id))?;
+            Ok((id, low, high))
+        });
+        let registers = registers.collect::<Result<_, _>>()?;
+        let events = fd.get_vcpu_events().map_err(save("pending exceptions"))?;
+        let exception = events.exception;
+        Ok(VcpuState {
+            registers,
+            mp: fd.get_mp_state().map_err(save("the run state"))?,
+            serror: (exception.serror_pending != 0).then(|| SError {
+                syndrome: (exception.serror_has_esr != 0).then_some(exception.serror_esr),
+            }),
+        })
     }
 }
 
-/// The VM was paused.
+/// The low and the high half of a register.
+fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
+    let mut value = [0; MAX_BYTES];
+    fd.get_one_reg(id, &mut value)?;
+    let value = u128::from_le_bytes(value);
+    #[expect(clippy::cast_possible_truncation, reason = "its halves")]
+    let halves = (value as u64, (value >> 64) as u64);
+    Ok(halves)
+}
+
+/// The VM was paused: KVM on arm64 has no message about it for the guest.
 pub(crate) fn paused(_fd: &VcpuFd) {}
 
-impl VmState {
-    /// The state of `vm`.
-    ///
-    /// # Errors
-    /// [`StateError::Unsupported`].
-    pub(crate) fn save(_vm: &VmFd) -> Result<Self, StateError> {
-        Err(StateError::Unsupported)
-    }
-
-    /// Puts this state into `vm`.
-    ///
-    /// # Errors
-    /// [`StateError::Unsupported`].
-    pub(crate) fn restore(
-        &self,
-        _vm: &VmFd,
-        _fds: &[VcpuFd],
-        _vcpus: &[VcpuState],
-    ) -> Result<(), StateError> {
-        Err(StateError::Unsupported)
+impl VcpuState {
+    /// Puts this state into `fd`, which has not run yet.
+    fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
+        if self.registers.len() > MAX_REGISTERS {
+            return Err(StateError::Malformed("set of registers"));
+        }
+        for &(id, low, high) in &self.registers {
+            // The VM's clock sets them, for all vCPUs.
+            if [reg::TIMER_COUNT, reg::PHYSICAL_COUNT].contains(&id) {
+                continue;
+            }
+            // Many cannot be written, and have the right value already.
+            if get(fd, id).map_err(refused("restore", id))? == (low, high) {
+                continue;
+            }
+            let value = u128::from(high) << 64 | u128::from(low);
+            fd.set_one_reg(id, &value.to_le_bytes())
+                .map_err(refused("restore", id))?;
+        }
+        let mut events = kvm_vcpu_events::default();
+        if let Some(serror) = &self.serror {
+            events.exception.serror_pending = 1;
+            events.exception.serror_has_esr = serror.syndrome.is_some().into();
+            events.exception.serror_esr = serror.syndrome.unwrap_or_default();
+        }
+        fd.set_vcpu_events(&events)
+            .map_err(restore("pending exceptions"))?;
+        fd.set_mp_state(self.mp).map_err(restore("the run state"))
     }
 }
 
-/// Gives `clock` the frequency of the guest of `vcpus`: always the host's.
-pub(crate) fn clock_told(_clock: &mut GuestClock, _vcpus: &[VcpuState]) {}
+impl VmState {
+    /// The state of the VM of `controller`, whose vCPUs stand still, and their counter.
+    ///
+    /// # Errors
+    /// [`StateError::Gic`].
+    pub(crate) fn save(
+        _vm: &VmFd,
+        controller: &Controller,
+        clock: &GuestClock,
+    ) -> Result<Self, StateError> {
+        Ok(Self {
+            processor: controller.processor,
+            gic: controller.gic.save()?,
+            counter: clock.count(),
+            hertz: clock::hertz(),
+        })
+    }
+
+    /// Puts this state and that of its vCPUs into `vm`.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub(crate) fn restore(
+        &self,
+        vm: &VmFd,
+        controller: &Controller,
+        fds: &[VcpuFd],
+        vcpus: &[VcpuState],
+    ) -> Result<(), StateError> {
+        let lacks = NEEDED.iter().find(|(cap, _)| !vm.check_extension(*cap));
+        if let Some((_, what)) = lacks {
+            return Err(StateError::Lacks(what));
+        }
+        if fds.len() != vcpus.len() {
+            return Err(StateError::Malformed("set of vCPUs"));
+        }
+        if self.processor != controller.processor {
+            return Err(StateError::Processor);
+        }
+        let host = clock::hertz();
+        if self.hertz != host {
+            return Err(StateError::Counter {
+                saved: self.hertz,
+                host,
+            });
+        }
+        for (fd, state) in fds.iter().zip(vcpus) {
+            state.restore(fd)?;
+        }
+        controller.gic.restore(&self.gic)
+    }
+
+    /// Lets the counter of `vcpus`, which have been restored, go on from where it was.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub(crate) fn clock(
+        &self,
+        kvm: &Kvm,
+        vm: &VmFd,
+        vcpus: &[VcpuFd],
+        _states: &[VcpuState],
+    ) -> Result<GuestClock, KvmError> {
+        GuestClock::at(self.counter).go_on(kvm, vm, vcpus)
+    }
+}

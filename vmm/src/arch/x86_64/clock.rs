@@ -14,7 +14,7 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// The counter of `vcpus`, which have not run yet.
+    /// The counter of `vcpus`, which must not have run yet.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -30,14 +30,14 @@ impl GuestClock {
         })
     }
 
-    /// Lets the counters of `vcpus`, which belong to a new VM and have not run yet, go on from these.
-    /// Returns them.
+    /// Continues these counters on `vcpus`, which belong to a new VM and have not run yet. Returns
+    /// the counters.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
-            // Where KVM reports no offset, the times in records do not depend on it either.
+            // Without an offset from KVM, the times in records do not depend on it.
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
@@ -47,7 +47,7 @@ impl GuestClock {
         Self::new(kvm, vm, vcpus)
     }
 
-    /// The guest knows its frequency, `khz`, from another host.
+    /// Sets the frequency `khz`, which the guest measured on another host.
     pub(crate) fn set_khz(&mut self, khz: u32) {
         self.khz = khz;
     }
@@ -58,8 +58,8 @@ impl GuestClock {
         self.khz
     }
 
-    /// The guest's counter minus the host's on a vCPU; zero where KVM does not report it, as before Linux
-    /// 5.16.
+    /// The guest's counter minus the host's on a vCPU; zero if KVM does not report it, as before
+    /// Linux 5.16.
     #[must_use]
     pub fn offset(&self, vcpu: usize) -> u64 {
         self.offsets.get(vcpu).copied().flatten().unwrap_or(0)

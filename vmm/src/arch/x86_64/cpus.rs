@@ -11,7 +11,7 @@ use crate::machine::Machine;
 /// Errors of creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// KVM refuses a step.
+    /// KVM returns an error.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// KVM refuses a vCPU's initial state.
@@ -22,8 +22,21 @@ pub enum CpuError {
     Cpuid(#[source] vmm_sys_util::fam::Error),
 }
 
-/// Makes the vCPUs of `machine` in `vm`, which has its memory. Accesses to the registers in `emulation`
-/// return to the VMM.
+/// The vCPUs of a VM, and what else is made with them.
+#[derive(Debug)]
+pub struct Cpus {
+    /// The vCPUs, by number.
+    pub vcpus: Vec<VcpuFd>,
+    /// Their interrupt controllers.
+    pub controller: Controller,
+}
+
+/// The interrupt controllers of a VM: KVM reaches them by the VM itself.
+#[derive(Debug)]
+pub struct Controller(());
+
+/// Creates the vCPUs of `machine` in `vm`, whose memory is set up. Accesses to the registers in
+/// `emulation` return to the VMM.
 ///
 /// # Errors
 /// [`CpuError`].
@@ -32,7 +45,7 @@ pub fn create(
     vm: &VmFd,
     machine: &Machine,
     emulation: Option<&Emulation>,
-) -> Result<Vec<VcpuFd>, CpuError> {
+) -> Result<Cpus, CpuError> {
     if let Some(device) = emulation {
         msrs::trap(vm, &**device)?;
     }
@@ -40,7 +53,7 @@ pub fn create(
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(KvmError::refused("tell what processors it offers"))?;
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-    (0..machine.vcpus)
+    let vcpus = (0..machine.vcpus)
         .map(|index| {
             let fd = vm
                 .create_vcpu(u64::from(index))
@@ -62,10 +75,14 @@ pub fn create(
             regs::prepare(&fd)?;
             Ok(fd)
         })
-        .collect()
+        .collect::<Result<_, CpuError>>()?;
+    Ok(Cpus {
+        vcpus,
+        controller: Controller(()),
+    })
 }
 
-/// Makes `first` the vCPU that boots, at `entry`.
+/// Makes `first` the boot vCPU, which starts at `entry`.
 ///
 /// # Errors
 /// [`CpuError::Registers`].

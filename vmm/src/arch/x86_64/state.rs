@@ -1,5 +1,5 @@
-//! The state of a PC that KVM holds: vCPUs, interrupt controllers, clocks. Saved while no vCPU runs, and
-//! put into a new VM whose vCPUs have not run yet.
+//! The state of a PC in KVM: vCPUs, interrupt controllers, clocks. It is saved while no vCPU runs,
+//! and restored into a new VM whose vCPUs have not run yet.
 
 use kvm_bindings::{
     CpuId, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
@@ -11,33 +11,35 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
 use super::clock::{self, GuestClock};
+use super::cpus::Controller;
+use crate::kvm::KvmError;
 
-/// Why state cannot be saved or restored.
+/// Errors of saving and restoring state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// KVM refuses a piece of state.
+    /// KVM refuses a part of the state.
     #[error("KVM cannot {action} {what}")]
     Kvm {
         /// `save` or `restore`.
         action: &'static str,
-        /// Which piece.
+        /// The part.
         what: &'static str,
-        /// KVM's reason.
+        /// KVM's error.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// A model-specific register keeps another value.
+    /// A model-specific register does not accept its saved value.
     #[error("KVM does not take {value:#x} for the model-specific register {index:#x}")]
     Msr {
-        /// Which one.
+        /// The register's number.
         index: u32,
         /// The saved value.
         value: u64,
     },
-    /// A vCPU is in the middle of a VM of its own.
+    /// A vCPU runs a nested guest.
     #[error("the guest runs a hypervisor of its own, whose state is not saved")]
     Nested,
-    /// More entries than KVM's interface has room for.
+    /// There are more entries than KVM's interface can hold.
     #[error("too many {0}")]
     TooMany(&'static str, #[source] vmm_sys_util::fam::Error),
     /// The guest uses a feature that this host does not have.
@@ -46,20 +48,20 @@ pub enum StateError {
          a host with the same processor"
     )]
     Cpuid {
-        /// The leaf that has them.
+        /// The leaf with these features.
         leaf: u32,
     },
-    /// The host's TSC is faster or slower.
+    /// The host's TSC has another frequency.
     #[error(
         "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore it on such a host"
     )]
     Tsc {
-        /// The guest's.
+        /// The guest's frequency.
         saved: u32,
-        /// This host's.
+        /// This host's frequency.
         host: u32,
     },
-    /// The saved state has another shape than a machine.
+    /// The saved state does not describe a valid machine.
     #[error("the saved {0} is not valid")]
     Malformed(&'static str),
 }
@@ -67,18 +69,18 @@ pub enum StateError {
 /// Linux measures its TSC anew at each boot, to a few parts in a million.
 const TSC_TOLERANCE_PPM: u64 = 250;
 const MSR_TSC: u32 = 0x10;
-/// Most model-specific registers in one request.
+/// Maximum number of model-specific registers in one request.
 const MSRS_AT_ONCE: usize = 64;
 const EFER_SVME: u64 = 1 << 12;
 const CR4_VMXE: u64 = 1 << 13;
 
-/// Facts of this KVM that saving needs.
+/// Properties of this KVM that a save needs.
 #[derive(Debug)]
 pub(crate) struct Saver {
     msrs: Vec<u32>,
 }
 
-/// One vCPU.
+/// The state of one vCPU.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VcpuState {
@@ -93,17 +95,17 @@ pub(crate) struct VcpuState {
     events: kvm_vcpu_events,
     mp: kvm_mp_state,
     tsc_khz: u32,
-    /// Guest TSC minus host TSC, where KVM reports it.
+    /// Guest TSC minus host TSC, if KVM reports it.
     tsc_offset: Option<u64>,
 }
 
-/// The rest of the VM.
+/// The state of the rest of the VM.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {
     irqchips: Vec<kvm_irqchip>,
     clock: kvm_clock_data,
-    /// The host's TSC when the VM stood still.
+    /// The host's TSC while the VM was stopped.
     host_tsc: u64,
 }
 
@@ -135,7 +137,7 @@ fn host_tsc() -> u64 {
 }
 
 impl Saver {
-    /// Asks `kvm` which registers there are.
+    /// Reads the list of registers from `kvm`.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
@@ -148,12 +150,12 @@ impl Saver {
         })
     }
 
-    /// The state of a vCPU that has come back from its run call and finished its last access.
+    /// Saves the state of a vCPU that has returned from its run call and completed its last access.
     ///
     /// # Errors
     /// [`StateError`].
     pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
-        // First: KVM takes INIT and SIPI signals that are pending.
+        // First: KVM processes pending INIT and SIPI signals.
         let mp = fd.get_mp_state().map_err(save("the run state"))?;
         let sregs = fd.get_sregs().map_err(save("the system registers"))?;
         if sregs.efer & EFER_SVME != 0 || sregs.cr4 & CR4_VMXE != 0 {
@@ -181,14 +183,14 @@ impl Saver {
         })
     }
 
-    /// Every register that can be read.
+    /// Every readable register.
     fn msrs(&self, fd: &VcpuFd) -> Result<Vec<(u32, u64)>, StateError> {
         let mut saved = Vec::with_capacity(self.msrs.len());
         let mut left = self.msrs.as_slice();
         while !left.is_empty() {
             let asked = left.get(..MSRS_AT_ONCE.min(left.len())).unwrap_or(left);
             let values = read_msrs(fd, asked)?;
-            // KVM stops at one that the guest does not have.
+            // KVM stops at a register that the guest does not have.
             let step = match values.len() {
                 count if count < asked.len() => count + 1,
                 count => count,
@@ -200,7 +202,7 @@ impl Saver {
     }
 }
 
-/// The values of the first of `indices` that can be read.
+/// The values of the readable registers at the start of `indices`.
 fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError> {
     let entries: Vec<kvm_msr_entry> = indices
         .iter()
@@ -218,17 +220,17 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError
     Ok(values.map(|entry| (entry.index, entry.data)).collect())
 }
 
-/// The VM was paused: its watchdogs are not to take that for a hang.
+/// Notifies the guest that the VM was paused, so that its watchdogs do not report a hang.
 pub(crate) fn paused(fd: &VcpuFd) {
-    // A guest that does not use KVM's clock has nothing to hear.
+    // A guest that does not use KVM's clock needs no notification.
     if let Err(error) = fd.kvmclock_ctrl() {
         log::debug!("the guest does not hear of its pause: {error}");
     }
 }
 
 impl VcpuState {
-    /// Puts this state into `fd`, which has not run yet and has this machine's own CPUID. The host's TSC is
-    /// `since` ahead of that of the save.
+    /// Restores this state into `fd`, which has not run yet and has this machine's CPUID. The
+    /// host's TSC is `since` ahead of its value at the save.
     fn restore(&self, fd: &VcpuFd, since: u64) -> Result<(), StateError> {
         let own = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
@@ -242,7 +244,8 @@ impl VcpuState {
             fd.get_tsc_khz().map_err(restore("the TSC frequency"))?,
         )?;
         let keeps_offset = match self.tsc_offset {
-            // The guest's counter goes on from where it was, the same distance to those of other vCPUs.
+            // The guest's counter continues from its saved value, at the same distance to the
+            // counters of other vCPUs.
             Some(offset) => clock::set_offset(fd, offset.wrapping_sub(since)).is_ok(),
             None => false,
         };
@@ -251,7 +254,7 @@ impl VcpuState {
         fd.set_sregs(&self.sregs)
             .map_err(restore("the system registers"))?;
         set_xsave(fd, &self.xsave)?;
-        // A host without XSAVE has none, and takes none.
+        // A host without XSAVE has no such registers, and accepts none.
         if self.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&self.xcrs)
                 .map_err(restore("the extended control registers"))?;
@@ -260,7 +263,7 @@ impl VcpuState {
             .map_err(restore("the debug registers"))?;
         fd.set_lapic(&self.lapic)
             .map_err(restore("the local APIC"))?;
-        // After the local APIC, whose mode decides what becomes of the TSC deadline.
+        // After the local APIC, whose mode determines the use of the TSC deadline.
         self.set_msrs(fd, keeps_offset)?;
         fd.set_vcpu_events(&self.events)
             .map_err(restore("pending events"))
@@ -271,7 +274,7 @@ impl VcpuState {
             if index == MSR_TSC && keeps_offset {
                 continue;
             }
-            // Many cannot be written, and have the right value already.
+            // Many registers are read-only, and have the right value already.
             if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
                 continue;
             }
@@ -297,12 +300,12 @@ impl VcpuState {
     reason = "KVM would read past the structure in a VM with larger extended state"
 )]
 fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), StateError> {
-    // SAFETY: no permission for dynamic state is asked for anywhere in this process, so that KVM's extended
-    // state has the 4096 bytes of the structure.
+    // SAFETY: this process never requests permission for dynamic state, so KVM's extended state has
+    // the 4096 bytes of the structure.
     unsafe { fd.set_xsave(xsave) }.map_err(restore("the extended state"))
 }
 
-/// Leaves whose bits are features, each with the registers that have them.
+/// Leaves with feature bits, and the registers that contain them.
 const FEATURES: [(u32, u32, [bool; 4]); 4] = [
     (0x1, 0, [false, false, true, true]),
     (0x7, 0, [false, true, true, false]),
@@ -312,7 +315,7 @@ const FEATURES: [(u32, u32, [bool; 4]); 4] = [
 /// OSXSAVE and OSPKE follow the guest's CR4.
 const FOLLOWS_CR4: [(u32, usize, u32); 2] = [(0x1, 2, 1 << 27), (0x7, 2, 1 << 4)];
 
-/// The host must have every feature that the guest may have found.
+/// Checks that the host has every feature that the guest may have found.
 fn compare_features(
     saved: &[kvm_cpuid_entry2],
     own: &[kvm_cpuid_entry2],
@@ -353,11 +356,15 @@ const IRQCHIPS: [u32; 3] = [
 ];
 
 impl VmState {
-    /// The state of `vm`, whose vCPUs stand still.
+    /// Saves the state of `vm`, whose vCPUs are stopped.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
-    pub(crate) fn save(vm: &VmFd) -> Result<Self, StateError> {
+    pub(crate) fn save(
+        vm: &VmFd,
+        _controller: &Controller,
+        _clock: &GuestClock,
+    ) -> Result<Self, StateError> {
         let host_tsc = host_tsc();
         let clock = vm.get_clock().map_err(save("KVM's clock"))?;
         let irqchips = IRQCHIPS.map(|chip_id| {
@@ -376,13 +383,14 @@ impl VmState {
         })
     }
 
-    /// Puts this state and that of its vCPUs into `vm`.
+    /// Restores this state and that of its vCPUs into `vm`.
     ///
     /// # Errors
     /// [`StateError`].
     pub(crate) fn restore(
         &self,
         vm: &VmFd,
+        _controller: &Controller,
         fds: &[VcpuFd],
         vcpus: &[VcpuState],
     ) -> Result<(), StateError> {
@@ -396,26 +404,38 @@ impl VmState {
             vm.set_irqchip(chip)
                 .map_err(restore("the interrupt controllers"))?;
         }
-        // Before the registers that tell KVM where the guest reads its clock. Without the flags KVM takes
-        // the time as it is: the guest's goes on from where it was.
+        // Before the registers with the address of the guest's clock. Without the flags KVM uses
+        // the time as it is: the guest's time continues from its saved value.
         let clock = kvm_clock_data {
             flags: 0,
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
-        // Once, and at once: a guest compares this clock with the TSC of each vCPU.
+        // Once, and for all vCPUs: a guest compares this clock with the TSC of each vCPU.
         let since = host_tsc().wrapping_sub(self.host_tsc);
         for (fd, state) in fds.iter().zip(vcpus) {
             state.restore(fd, since)?;
         }
         Ok(())
     }
-}
 
-/// Gives `clock` the frequency that the guest of `vcpus` knows; it may differ a little from this host's.
-pub(crate) fn clock_told(clock: &mut GuestClock, vcpus: &[VcpuState]) {
-    if let Some(vcpu) = vcpus.first() {
-        clock.set_khz(vcpu.tsc_khz);
+    /// The counter of `vcpus`, whose states have been restored. The guest keeps the frequency that it learned at
+    /// boot, which may differ a little from this host's.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub(crate) fn clock(
+        &self,
+        kvm: &Kvm,
+        vm: &VmFd,
+        vcpus: &[VcpuFd],
+        states: &[VcpuState],
+    ) -> Result<GuestClock, KvmError> {
+        let mut clock = GuestClock::new(kvm, vm, vcpus)?;
+        if let Some(first) = states.first() {
+            clock.set_khz(first.tsc_khz);
+        }
+        Ok(clock)
     }
 }
 
