@@ -13,7 +13,7 @@ mod hardware {
 /// A list of its own, with only the named events.
 mod allowed {
     tests::guest_tests! {
-        "policy-allowed" started &["--allow-event", "tsc,exits-io,mark:7,exit-trace-io"];
+        "policy-allowed" started &["--allow-event", "tsc,exits-mmio,mark:7,exit-trace-mmio"];
         allowed_events_are_all_that_there_is,
         allowed_events_are_open_by_every_door_and_others_by_none,
         allowed_mark_counts_and_others_are_unknown,
@@ -24,8 +24,8 @@ mod allowed {
 mod denied {
     tests::guest_tests! {
         "policy-denied" started &[
-            "--deny-event", "tsc,exits-io,mark:7,exit-trace-io,software",
-            "--persistent", "exits-io,cpu=0,size=0,name=kept",
+            "--deny-event", "tsc,exits-mmio,mark:7,exit-trace-mmio,software",
+            "--persistent", "exits-mmio,cpu=0,size=0,name=kept",
         ];
         denied_events_are_not_listed,
         denied_events_are_closed_by_every_door_and_others_are_not,

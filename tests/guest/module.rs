@@ -56,7 +56,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     }
     {
         let pmu = PerfPmu::open()?;
-        let event = pmu.open_event(&pmu.attr(&cpu::own_port_exits())?)?;
+        let event = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?)?;
         event.enable()?;
         ensure!(
             !module("rmmod", "virtio_pmu")?,

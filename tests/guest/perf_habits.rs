@@ -688,7 +688,12 @@ fn annotate_names_the_hot_instructions() -> Outcome {
             continue;
         };
         // The address and the instruction.
-        if let (Ok(percent), true) = (percent.trim().parse::<f64>(), rest.contains(":  ")) {
+        let address = rest
+            .trim_start()
+            .split_once(':')
+            .map_or("", |(word, _)| word);
+        let is_instruction = u64::from_str_radix(address, 16).is_ok();
+        if let (Ok(percent), true) = (percent.trim().parse::<f64>(), is_instruction) {
             share += percent;
         }
     }

@@ -3,7 +3,9 @@
 
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::time::Duration;
 
+use crate::arch::EXITS_AT_ONCE;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, Sample};
 use crate::pages::{Pages, READ, READ_WRITE};
@@ -140,15 +142,22 @@ fn they_hold_what_was_before_the_driver() -> Outcome {
         boot.event.count()? >= samples.len() as u64,
         "fewer counted than recorded"
     );
-    // The first instruction was not long before.
+    // The first instruction was not long before, as a second shows.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
+    let uptime = Duration::from_secs_f64(uptime);
+    let reading = boot.event.read()?;
+    let enabled = reading.get(1).ok_or("no time enabled")?;
+    let enabled = Duration::from_nanos(*enabled) + Duration::from_secs(1);
+    ensure!(
+        enabled > uptime,
+        "enabled for {enabled:?}, a second added, the kernel {uptime:?} old"
+    );
     let now = device.time_of(cpu::tsc());
     let age = now - first.time.ok_or("no time")?;
-    let age = std::time::Duration::from_nanos(age) + std::time::Duration::from_secs(1);
-    let uptime = std::time::Duration::from_secs_f64(uptime);
+    let age = Duration::from_nanos(age) + Duration::from_secs(1);
     ensure!(
-        age > uptime,
+        age > uptime || !EXITS_AT_ONCE,
         "the first record is of {age:?} ago, a second added, the kernel {uptime:?} old"
     );
     Ok(())

@@ -7,7 +7,7 @@ use vpmu_client::Vpmu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{text, vperf};
 use crate::raw::{
-    Device, EXIT_MMIO, EXIT_PORT, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK,
+    Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK,
     KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, refused, sampling,
 };
 use crate::{Outcome, Test, cpu, os};
@@ -51,12 +51,12 @@ const INSTRUCTIONS: u64 = 1;
 /// Members of both lists: a name for vperf, a kind, a config, whether it samples.
 const MEMBERS: [(&str, u64, u64, bool); 3] = [
     ("tsc", KIND_TSC, 0, false),
-    ("exits-io", KIND_EXITS, EXIT_PORT, true),
+    ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
     ("mark=7", KIND_MARK, 7, true),
 ];
 /// Events of the same kinds that neither of them names.
 const OTHERS: [(&str, u64, u64, bool); 2] = [
-    ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
+    ("exits-user", KIND_EXITS, EXIT_USER, true),
     ("mark=8", KIND_MARK, 8, true),
 ];
 
@@ -126,7 +126,7 @@ fn names() -> Result<Vec<String>, Box<dyn std::error::Error>> {
 fn allowed_events_are_all_that_there_is() -> Outcome {
     ensure_eq!(
         names()?,
-        ["tsc", "exits-io", "mark", "exit-trace-io"],
+        ["tsc", "exits-mmio", "mark", "exit-trace-mmio"],
         "the catalogue"
     );
     let listed = |pmu: &str| -> std::io::Result<Vec<String>> {
@@ -138,8 +138,8 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
         names.sort();
         Ok(names)
     };
-    ensure_eq!(listed("vpmu")?, ["exits-io", "mark", "tsc"], "sysfs");
-    ensure_eq!(listed("vpmu_trace")?, ["exit-trace-io"], "sysfs");
+    ensure_eq!(listed("vpmu")?, ["exits-mmio", "mark", "tsc"], "sysfs");
+    ensure_eq!(listed("vpmu_trace")?, ["exit-trace-mmio"], "sysfs");
     Ok(())
 }
 
@@ -152,8 +152,8 @@ fn allowed_events_are_open_by_every_door_and_others_by_none() -> Outcome {
     for event in OTHERS.into_iter().chain([clock]) {
         every_door(&device, event, Some(libc::ENOENT))?;
     }
-    trace(&device, EXIT_PORT, None)?;
-    trace(&device, EXIT_MMIO, Some(libc::ENOENT))?;
+    trace(&device, EXIT_MMIO, None)?;
+    trace(&device, EXIT_USER, Some(libc::ENOENT))?;
     hardware_is_absent(&device)
 }
 
@@ -175,8 +175,8 @@ fn denied_events_are_not_listed() -> Outcome {
     let has = |name: &str| names.iter().any(|listed| listed == name);
     for name in [
         "tsc",
-        "exits-io",
-        "exit-trace-io",
+        "exits-mmio",
+        "exit-trace-mmio",
         "cpu-clock",
         "task-clock",
         "page-faults",
@@ -189,12 +189,11 @@ fn denied_events_are_not_listed() -> Outcome {
     for name in [
         "exits",
         "exits-user",
-        "exits-mmio",
         "halts",
         "guest-time",
         "marks",
         "mark",
-        "exit-trace-mmio",
+        "exit-trace-user",
         "sample-trace-exits",
     ] {
         ensure!(has(name), "{name} is not listed: {names:?}");
@@ -211,26 +210,24 @@ fn denied_events_are_closed_by_every_door_and_others_are_not() -> Outcome {
     for event in OTHERS {
         every_door(&device, event, None)?;
     }
-    trace(&device, EXIT_PORT, Some(libc::ENOENT))?;
-    trace(&device, EXIT_MMIO, None)
+    trace(&device, EXIT_MMIO, Some(libc::ENOENT))?;
+    trace(&device, EXIT_USER, None)
 }
 
 /// The operator's decision binds the guest, and not the operator.
 fn denied_event_of_the_operators_own_is_read() -> Outcome {
     cpu::pin(0)?;
-    cpu::allow_ports()?;
     let device = Device::open()?;
     let listed = device.persistent()?;
     let kept = listed.iter().find(|entry| entry.name() == "kept");
     let kept = device.reopen(kept.ok_or("it is not listed")?.id, 0)?;
     let before = kept.count()?;
-    for _ in 0..50 {
-        cpu::port_write();
-    }
+    // Each is a store to the doorbell.
+    device.place(8, 50)?;
     let counted = kept.count()? - before;
-    // The console writes to ports, too.
-    ensure!(counted >= 50, "{counted} of 50 port writes");
-    let own = device.open_event(&device.attr(KIND_EXITS, EXIT_PORT), How::on_cpu(0));
+    // The driver's notifications are stores, too.
+    ensure!(counted >= 50, "{counted} exits of 50 marks");
+    let own = device.open_event(&device.attr(KIND_EXITS, EXIT_MMIO), How::on_cpu(0));
     ensure_eq!(refused(own), Some(libc::ENOENT), "one of the guest's own");
     Ok(())
 }
