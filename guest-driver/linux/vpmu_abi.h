@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * The wire between the virtio PMU and its driver: sizes, offsets and values.
+ * The interface between the virtio PMU and its driver: sizes, offsets and values.
  *
- * The C twin of vpmu/abi, which is the source of truth and is compared
- * with this header field by field. vpmu/SPEC.md gives the meaning. All integers
- * are little-endian; reserved fields are zero. What programs see as well (event
- * kinds, the catalogue) is in vpmu_uapi.h.
+ * The C twin of vpmu/abi, which is the source of truth; a test compares the two
+ * field by field. vpmu/SPEC.md gives the meaning. All integers are little-endian;
+ * reserved fields are zero. Definitions that programs share (event kinds, the
+ * catalogue) are in vpmu_uapi.h.
  */
 #ifndef _VPMU_ABI_H
 #define _VPMU_ABI_H
@@ -19,15 +19,15 @@
 #define VPMU_VERSION		4	/* vpmu_config::version */
 
 /* Feature bits */
-#define VPMU_F_RING		0	/* samples go to rings in guest memory */
-#define VPMU_F_TASK_PAGE	1	/* who runs is read from a page per vCPU */
+#define VPMU_F_RING		0	/* writes samples into rings in guest memory */
+#define VPMU_F_TASK_PAGE	1	/* reads the running task from a page per vCPU */
 #define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
-#define VPMU_F_AUX		3	/* traces go to AUX areas in guest memory */
+#define VPMU_F_AUX		3	/* writes traces into AUX areas in guest memory */
 #define VPMU_F_WINDOW		4	/* shared memory region VPMU_SHM_WINDOW exists */
 #define VPMU_F_PERSISTENT	5	/* events can be made persistent and listed */
 #define VPMU_F_LINKS		6	/* events can start and stop each other */
 #define VPMU_F_FLUSH		7	/* events can be flushed */
-#define VPMU_F_END		24	/* the device's own bits are those below */
+#define VPMU_F_END		24	/* end of the device-specific bits */
 
 /* Virtqueues */
 #define VPMU_QUEUE_CONTROL	0
@@ -36,28 +36,28 @@
 
 /* Shared memory regions */
 #define VPMU_SHM_DOORBELL	0	/* a 32-bit write at its offset 0 is a mark */
-#define VPMU_SHM_WINDOW		1	/* holds rings that outlive a reset */
+#define VPMU_SHM_WINDOW		1	/* the VMM's memory for rings that outlive a reset */
 
 /**
  * struct vpmu_config - the device's configuration space
  * @version: VPMU_VERSION
  * @vcpus: number of vCPUs, and so of vCPU queues
- * @max_events: most events open at once in this VM
- * @max_ring_pages: most data pages of one ring, a power of two
+ * @max_events: maximum number of open events in this VM
+ * @max_ring_pages: maximum number of data pages of one ring, a power of two
  * @catalogue_len: number of entries in the catalogue
  * @count_mode: VPMU_COUNT_*
  * @time_zero: added to the scaled TSC, in nanoseconds
  * @time_mult: record time = @time_zero + ((tsc * @time_mult) >> @time_shift),
  *             the product taken in 128 bits
  * @time_shift: see @time_mult
- * @refused_hardware: VPMU_REFUSED_*, why the catalogue has no hardware event; zero:
- *                    it has some
- * @refused_software: the same of the host's software events
+ * @refused_hardware: the reason why the catalogue has no hardware event,
+ *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT: it has some
+ * @refused_software: the same for the host's software events
  * @tsc_khz: guest TSC frequency
- * @max_sample_rate: most samples that one event makes in a second
- * @max_aux_pages: most pages of one AUX area, a power of two
- * @max_persistent: most persistent events of the guest's own
- * @features: the device's own feature bits as it offers them
+ * @max_sample_rate: maximum samples per second of one event
+ * @max_aux_pages: maximum number of pages of one AUX area, a power of two
+ * @max_persistent: maximum number of the guest's persistent events
+ * @features: the offered device-specific feature bits
  */
 struct vpmu_config {
 	__le32 version;
@@ -78,18 +78,18 @@ struct vpmu_config {
 	__le64 features;
 };
 
-/* Why the host refuses a counter */
+/* Reasons for a refusal of the host */
 #define VPMU_REFUSED_NOT		0	/* the host did not refuse */
-#define VPMU_REFUSED_IN_USE		1	/* another user holds its counters */
+#define VPMU_REFUSED_IN_USE		1	/* another user holds its counters exclusively */
 #define VPMU_REFUSED_PERMISSION		2	/* the VMM lacks a permission */
-#define VPMU_REFUSED_DESCRIPTORS	3	/* no descriptor is left */
+#define VPMU_REFUSED_DESCRIPTORS	3	/* the VMM has no free descriptor */
 #define VPMU_REFUSED_ABSENT		4	/* the host has no such event, or no PMU */
-#define VPMU_REFUSED_POLICY		5	/* the operator has disabled them */
+#define VPMU_REFUSED_POLICY		5	/* the operator has disabled such events */
 #define VPMU_REFUSED_OTHER		6
-#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM is not kept on CPUs of one core PMU */
-#define VPMU_REFUSED_MEDIATED		8	/* left to VMs with a mediated PMU */
+#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM may run on several core PMUs */
+#define VPMU_REFUSED_MEDIATED		8	/* reserved for VMs with a mediated PMU */
 
-/* vpmu_control_header::op, with what follows and what answers */
+/* vpmu_control_header::op, with the request and the reply */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
 #define VPMU_CONTROL_CLOSE	2	/* header only, vpmu_control_reply */
 #define VPMU_CONTROL_MAP	3	/* vpmu_map_request + pages, vpmu_control_reply */
@@ -108,10 +108,10 @@ struct vpmu_config {
 #define VPMU_CONTROL_FEATURES	16	/* vpmu_features_request, vpmu_control_reply */
 
 /**
- * struct vpmu_control_header - first words of every control request
+ * struct vpmu_control_header - first words of a control request
  * @op: VPMU_CONTROL_*
  * @reserved: zero
- * @event: the event meant; zero where the operation has none
+ * @event: the event; zero where the operation has none
  */
 struct vpmu_control_header {
 	__le32 op;
@@ -120,10 +120,11 @@ struct vpmu_control_header {
 };
 
 /**
- * struct vpmu_control_reply - the answer where nothing but success is returned
+ * struct vpmu_control_reply - the reply to a request that returns only a status
  * @status: 0 or a positive Linux errno
- * @value: entries that follow for the catalogue and the list of persistent events, the
- *         first page for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW, else zero
+ * @value: number of entries that follow for the catalogue and the list of persistent events,
+ *         the ring's first page in the window for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW,
+ *         else zero
  */
 struct vpmu_control_reply {
 	__le32 status;
@@ -141,17 +142,17 @@ struct vpmu_control_reply {
 
 #define VPMU_OPEN_FREQ			(1U << 4)	/* period is in samples a second */
 #define VPMU_OPEN_SAMPLE_ID_ALL		(1U << 5)
-#define VPMU_OPEN_BACKWARD		(1U << 6)	/* the ring is written backwards */
-#define VPMU_OPEN_PINNED		(1U << 7)	/* counted always, or in error */
+#define VPMU_OPEN_BACKWARD		(1U << 6)	/* its ring is written backwards */
+#define VPMU_OPEN_PINNED		(1U << 7)	/* in error unless always counted */
 #define VPMU_OPEN_INHERIT_STAT		(1U << 8)	/* PERF_RECORD_READ at close */
 #define VPMU_OPEN_EXCLUDE_CHAIN_KERNEL	(1U << 9)
 #define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)
-#define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that waits to be resumed */
-#define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* overflow pauses the leader's trace */
-#define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* overflow resumes it */
-#define VPMU_OPEN_PAUSED		(1U << 14)	/* waits for its starter */
-#define VPMU_OPEN_PERSISTENT		(1U << 15)	/* as by VPMU_CONTROL_DETACH */
-#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* whatever the count mode */
+#define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that opens paused */
+#define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* an overflow pauses the leader's trace */
+#define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes it */
+#define VPMU_OPEN_PAUSED		(1U << 14)	/* opens paused, for its starter */
+#define VPMU_OPEN_PERSISTENT		(1U << 15)	/* opens persistent */
+#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* independent of the count mode */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
@@ -168,23 +169,23 @@ struct vpmu_control_reply {
  * @header: event is zero
  * @kind: VPMU_KIND_*
  * @context: a vCPU index or VPMU_CONTEXT_TASK
- * @config: which event of the kind
- * @period: a sample every so many, or so many a second with VPMU_OPEN_FREQ; zero
- *          counts only
- * @sample_type: perf's PERF_SAMPLE_*, out of VPMU_SAMPLE_ALLOWED
+ * @config: the event within the kind
+ * @period: events between samples, or samples per second with VPMU_OPEN_FREQ; zero
+ *          only counts
+ * @sample_type: perf's PERF_SAMPLE_*, a subset of VPMU_SAMPLE_ALLOWED
  * @flags: VPMU_OPEN_*
- * @wakeup: a wakeup every so many records, or bytes with VPMU_OPEN_WATERMARK;
- *          zero: every full page
+ * @wakeup: records between wakeups, or bytes with VPMU_OPEN_WATERMARK; zero wakes at
+ *          every full page
  * @engine: VPMU_ENGINE_*
- * @max_stack: most addresses of a call chain; zero: VPMU_MAX_STACK
- * @parent: zero, or the event whose ring and id the records use
+ * @max_stack: maximum length of a call chain; zero: VPMU_MAX_STACK
+ * @parent: zero, or the event that provides the ring and the id in the records
  * @leader: zero, or the leader of its group
- * @read_format: of PERF_SAMPLE_READ and PERF_RECORD_READ, out of VPMU_READ_ALLOWED
+ * @read_format: perf's PERF_FORMAT_*, a subset of VPMU_READ_ALLOWED, for PERF_SAMPLE_READ
+ *               and PERF_RECORD_READ
  * @regs_user: registers of PERF_SAMPLE_REGS_USER
  * @regs_intr: registers of PERF_SAMPLE_REGS_INTR
  * @stack_user: bytes of PERF_SAMPLE_STACK_USER
- * @aux_watermark: of a trace: a wakeup every so many bytes of AUX data; zero:
- *                 every half of the area
+ * @aux_watermark: for a trace: AUX bytes between wakeups; zero: half of the area
  */
 struct vpmu_open_request {
 	struct vpmu_control_header header;
@@ -207,12 +208,12 @@ struct vpmu_open_request {
 };
 
 /**
- * struct vpmu_open_reply - the answer to VPMU_CONTROL_OPEN
+ * struct vpmu_open_reply - the reply to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
- * @engine: the engine chosen; VPMU_ENGINE_ANY for an event without a period, but for a
- *          trace of every exit. With a @status, VPMU_REFUSED_*: why the host refused;
- *          zero: the device did
- * @id: of the event: never zero, never used again while the VM lives
+ * @engine: the chosen engine; VPMU_ENGINE_ANY for an event without a period, except for a
+ *          trace of every exit. With an error @status, the reason why the host refused,
+ *          VPMU_REFUSED_*; VPMU_REFUSED_NOT: the device refused
+ * @id: the event's id: never zero, and not reused while the VM lives
  */
 struct vpmu_open_reply {
 	__le32 status;
@@ -225,16 +226,16 @@ struct vpmu_open_reply {
  * data is overwritten
  */
 #define VPMU_MAP_WRITABLE	(1U << 0)
-/* Of an AUX area: VPMU_COMMAND_AUX_BEGIN says where there is room, and there is no ring */
+/* Of an AUX area: the driver grants room with VPMU_COMMAND_AUX_BEGIN; the event has no ring */
 #define VPMU_MAP_DRIVEN		(1U << 1)
-/* Of the ring of a persistent event: the device lays it into the window; no addresses follow */
+/* Of a persistent event's ring: the device places it in the window; no addresses follow */
 #define VPMU_MAP_WINDOW		(1U << 2)
 
 /**
  * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; @pages 64-bit
  *                           addresses follow
  * @header: event names the event
- * @pages: of a ring 1 or 1 + 2^n, of an AUX area 2^n
+ * @pages: number of pages: for a ring 1 or 1 + 2^n, for an AUX area 2^n
  * @flags: VPMU_MAP_*
  */
 struct vpmu_map_request {
@@ -245,8 +246,8 @@ struct vpmu_map_request {
 
 /**
  * struct vpmu_redirect_request - VPMU_CONTROL_REDIRECT
- * @header: event names the event whose records go elsewhere
- * @target: the event that has the ring; zero: back to its own
+ * @header: event names the event whose records are redirected
+ * @target: the event with the ring; zero restores the event's own
  */
 struct vpmu_redirect_request {
 	struct vpmu_control_header header;
@@ -255,8 +256,8 @@ struct vpmu_redirect_request {
 
 /**
  * struct vpmu_pause_request - VPMU_CONTROL_PAUSE
- * @header: event names an event whose records go to the ring
- * @paused: 1 or 0
+ * @header: event names an event that writes to the ring
+ * @paused: 1: later overflows are lost; 0: they are written again
  * @reserved: zero
  */
 struct vpmu_pause_request {
@@ -265,14 +266,14 @@ struct vpmu_pause_request {
 	__le32 reserved;
 };
 
-/* vpmu_link_request::role: what an overflow of the event does to the target */
+/* vpmu_link_request::role: the effect of an overflow on the target */
 #define VPMU_LINK_STARTER	1
 #define VPMU_LINK_STOPPER	2
 
 /**
  * struct vpmu_link_request - VPMU_CONTROL_LINK
  * @header: event names the event whose overflows start or stop the other
- * @target: the other
+ * @target: the event to start or stop
  * @role: VPMU_LINK_*
  * @reserved: zero
  */
@@ -286,7 +287,7 @@ struct vpmu_link_request {
 /**
  * struct vpmu_wakeup_request - VPMU_CONTROL_WAKEUP
  * @header: event names the event
- * @every: a wakeup every so many, 1 to 2^32 - 1
+ * @every: the wakeup interval in @unit, 1 to 2^32 - 1
  * @unit: VPMU_WAKEUP_*
  * @reserved: zero
  */
@@ -301,7 +302,7 @@ struct vpmu_wakeup_request {
  * struct vpmu_detach_request - VPMU_CONTROL_DETACH
  * @header: event names the event
  * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
- *        zero: the name that it has, or "event" and its id
+ *        zero keeps the current name, or assigns "event" followed by the id
  */
 struct vpmu_detach_request {
 	struct vpmu_control_header header;
@@ -311,8 +312,8 @@ struct vpmu_detach_request {
 /**
  * struct vpmu_persistent_request - VPMU_CONTROL_PERSISTENT
  * @header: event is zero
- * @after: only events with a higher id are wanted
- * @count: most of them wanted
+ * @after: list only events with a higher id
+ * @count: maximum number of events to list
  * @reserved: zero
  */
 struct vpmu_persistent_request {
@@ -323,11 +324,11 @@ struct vpmu_persistent_request {
 };
 
 /**
- * struct vpmu_persistent_event - a persistent event as it is now
+ * struct vpmu_persistent_event - the current state of a persistent event
  * @id: its id
- * @open: what it would be opened with; VPMU_OPEN_ENABLED if it is enabled now
- * @pages: of its ring, the metadata page included; zero: it has none
- * @map: VPMU_MAP_* that its ring was mapped with
+ * @open: the request that would open it; VPMU_OPEN_ENABLED reflects the current state
+ * @pages: number of pages of its ring, the metadata page included; zero without a ring
+ * @map: VPMU_MAP_* of its ring
  * @window_page: with VPMU_MAP_WINDOW the number of the ring's first page in the window
  * @flags: VPMU_PERSISTENT_*
  * @name: as for vpmu_detach_request::name
@@ -345,8 +346,8 @@ struct vpmu_persistent_event {
 /**
  * struct vpmu_catalogue_request - VPMU_CONTROL_CATALOGUE
  * @header: event is zero
- * @first: first entry wanted
- * @count: most entries wanted
+ * @first: first entry to read
+ * @count: maximum number of entries to read
  */
 struct vpmu_catalogue_request {
 	struct vpmu_control_header header;
@@ -357,8 +358,7 @@ struct vpmu_catalogue_request {
 /**
  * struct vpmu_features_request - VPMU_CONTROL_FEATURES
  * @header: event is zero
- * @features: bits out of vpmu_config::features: accepted from now on, beside those that
- *            were negotiated
+ * @features: bits of vpmu_config::features to accept in addition to the negotiated ones
  */
 struct vpmu_features_request {
 	struct vpmu_control_header header;
@@ -368,9 +368,9 @@ struct vpmu_features_request {
 /**
  * struct vpmu_task_page_request - VPMU_CONTROL_TASK_PAGE
  * @header: event is zero
- * @vcpu: whose page
+ * @vcpu: the vCPU of the page
  * @reserved: zero
- * @address: guest-physical, page-aligned; zero takes the page away
+ * @address: guest-physical address, page-aligned; zero removes the page
  */
 struct vpmu_task_page_request {
 	struct vpmu_control_header header;
@@ -383,7 +383,7 @@ struct vpmu_task_page_request {
 #define VPMU_TASK_HISTORY	254
 
 /**
- * struct vpmu_task_switch - a task began to run
+ * struct vpmu_task_switch - a switch to a task
  * @pid: process id
  * @tid: thread id
  * @since: guest TSC at the switch
@@ -395,11 +395,13 @@ struct vpmu_task_switch {
 };
 
 /**
- * struct vpmu_task_page - who runs on a vCPU and who ran there
+ * struct vpmu_task_page - the running and previous tasks of a vCPU
  * @pid: process id; written with @tid as one aligned 64-bit word
  * @tid: thread id
- * @user_regs: guest-virtual address of the task's struct pt_regs; zero without
- * @switches: written to @history so far; stored after the entry, with release semantics
+ * @user_regs: guest-virtual address of the task's struct pt_regs; zero for a task without
+ *             user registers
+ * @switches: number of switches written to @history; stored after the entry, with release
+ *            semantics
  * @reserved: zero
  * @history: switch number n, from 0, is entry n modulo VPMU_TASK_HISTORY
  */
@@ -413,25 +415,25 @@ struct vpmu_task_page {
 };
 
 /* vpmu_command::op */
-#define VPMU_COMMAND_VCPU	1	/* which vCPU notified; the answer's value */
-#define VPMU_COMMAND_ENABLE	2	/* leave "off"; the count goes on */
-#define VPMU_COMMAND_DISABLE	3	/* become "off" */
-#define VPMU_COMMAND_IN		4	/* a task event's task begins to run here */
-#define VPMU_COMMAND_OUT	5	/* it ceases to */
-#define VPMU_COMMAND_READ	6	/* nothing but the answer */
-#define VPMU_COMMAND_RESET	7	/* the count becomes zero; the times stay */
-#define VPMU_COMMAND_PERIOD	8	/* a new period or frequency, from this moment */
-#define VPMU_COMMAND_REFRESH	9	/* on for so many overflows more, then off */
+#define VPMU_COMMAND_VCPU	1	/* identify the vCPU: the reply's value is its index */
+#define VPMU_COMMAND_ENABLE	2	/* leave "off"; the count continues */
+#define VPMU_COMMAND_DISABLE	3	/* enter "off" */
+#define VPMU_COMMAND_IN		4	/* a task event's task starts to run on this vCPU */
+#define VPMU_COMMAND_OUT	5	/* it stops running on this vCPU */
+#define VPMU_COMMAND_READ	6	/* only return the reply */
+#define VPMU_COMMAND_RESET	7	/* set the count to zero; keep the times */
+#define VPMU_COMMAND_PERIOD	8	/* set the period or frequency, from now on */
+#define VPMU_COMMAND_REFRESH	9	/* enable for @value overflows, then enter "off" */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
-#define VPMU_COMMAND_AUX_END	11	/* no more; answers the head and what found no room */
-#define VPMU_COMMAND_FLUSH	12	/* show what was produced; 0: all persistent ones here */
+#define VPMU_COMMAND_AUX_END	11	/* withdraw the room; replies the head and lost bytes */
+#define VPMU_COMMAND_FLUSH	12	/* write pending data; 0: persistent events of this vCPU */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
- * @event: the event meant; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of all
- * @value: the new period for VPMU_COMMAND_PERIOD, overflows more for
+ * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of all events
+ * @value: the new period for VPMU_COMMAND_PERIOD, the number of further overflows for
  *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
  */
@@ -444,19 +446,19 @@ struct vpmu_command {
 };
 
 /* vpmu_reply::state */
-#define VPMU_STATE_ERROR	(-2)	/* backing lost, the count stands still */
+#define VPMU_STATE_ERROR	(-2)	/* backing lost; the count no longer changes */
 #define VPMU_STATE_OFF		(-1)	/* disabled */
 #define VPMU_STATE_INACTIVE	0	/* enabled, its context not running */
 #define VPMU_STATE_ACTIVE	1	/* counting */
 
 /**
- * struct vpmu_reply - the event as it is after a command
+ * struct vpmu_reply - the state of the event after a command
  * @status: 0 or a positive Linux errno
  * @state: VPMU_STATE_*, two's complement
  * @value: the count
  * @time_enabled: nanoseconds enabled with its context scheduled in
- * @time_running: nanoseconds of those in which the backing counted
- * @lost: overflows of it that no record was written of; of a trace, bytes that it lost
+ * @time_running: nanoseconds for which the backing counted
+ * @lost: overflows without a record; for a trace, lost bytes
  */
 struct vpmu_reply {
 	__le32 status;
@@ -468,22 +470,23 @@ struct vpmu_reply {
 };
 
 /* vpmu_notice::kind */
-#define VPMU_NOTICE_WAKEUP	1	/* with its record the ring has crossed the mark */
+#define VPMU_NOTICE_WAKEUP	1	/* a record of the event crossed the ring's wakeup mark */
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
-#define VPMU_NOTICE_LIMIT	3	/* what VPMU_COMMAND_REFRESH gave is used up */
-#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or fills */
-#define VPMU_NOTICE_PERSISTENT	5	/* the host has started or ended persistent events */
+#define VPMU_NOTICE_LIMIT	3	/* the overflows of VPMU_COMMAND_REFRESH are used up */
+#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or is filling up */
+#define VPMU_NOTICE_PERSISTENT	5	/* the host started or ended persistent events */
 
-/* Most wakeups that one notice stands for */
+/* Maximum number of wakeups in one notice */
 #define VPMU_NOTICE_COUNT	256
 
 /**
- * struct vpmu_notice - what the device tells the driver on the event queue
+ * struct vpmu_notice - a notice of the device on the event queue
  * @kind: VPMU_NOTICE_*
- * @value: of VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them it stands for, 1 to
- *         VPMU_NOTICE_COUNT; of VPMU_NOTICE_ERROR, VPMU_REFUSED_*: why the host refused the
- *         event's counter, zero if it gave up one that it had opened; else zero
- * @event: the event meant
+ * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: the number of them in this notice, 1
+ *         to VPMU_NOTICE_COUNT; for VPMU_NOTICE_ERROR: the reason why the host refused the
+ *         event's counter, VPMU_REFUSED_*; VPMU_REFUSED_NOT: the host revoked an open one;
+ *         else zero
+ * @event: the event
  */
 struct vpmu_notice {
 	__le32 kind;

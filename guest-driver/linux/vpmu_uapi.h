@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 OR MIT */
 /*
- * /dev/vpmu: the shared-page door to the paravirtual PMU.
+ * /dev/vpmu: the paravirtual PMU through shared pages.
  *
  * VPMU_IOC_OPEN takes the arguments of perf_event_open(2) and returns a file
  * descriptor with perf's own interface: read, poll, mmap and the
@@ -17,11 +17,11 @@
 #define VPMU_COUNT_VCPU		1	/* host work for the vCPU included */
 
 /**
- * struct vpmu_info - what this device is
+ * struct vpmu_info - properties of the device
  * @version: of the device interface
  * @vcpus: number of vCPUs it counts on
- * @max_events: most events open at once
- * @max_ring_pages: most data pages of one ring
+ * @max_events: maximum number of open events
+ * @max_ring_pages: maximum number of data pages of one ring
  * @catalogue_len: number of catalogue entries
  * @count_mode: VPMU_COUNT_*
  * @time_zero: see @time_mult
@@ -29,9 +29,9 @@
  * @time_shift: see @time_mult
  * @pmu_type: perf_event_attr::type of the vpmu PMU
  * @tsc_khz: guest TSC frequency
- * @max_sample_rate: most samples that one event makes in a second
- * @max_aux_pages: most pages of one AUX area
- * @max_persistent: most persistent events of the guest's own
+ * @max_sample_rate: maximum samples per second of one event
+ * @max_aux_pages: maximum number of pages of one AUX area
+ * @max_persistent: maximum number of the guest's persistent events
  * @persistent_type: perf_event_attr::type of the persistent PMU
  */
 struct vpmu_info {
@@ -52,17 +52,18 @@ struct vpmu_info {
 	__u32 persistent_type;
 };
 
-/* Who makes the samples: struct vpmu_open::engine and VPMU_IOC_ENGINE */
-#define VPMU_ENGINE_ANY		0	/* the device chooses; of an event that only counts */
+/* The sampling engine: struct vpmu_open::engine and VPMU_IOC_ENGINE */
+#define VPMU_ENGINE_ANY		0	/* the device chooses; of an event without samples */
 #define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call: exact on any host */
 #define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
 /**
  * struct vpmu_open - the arguments of perf_event_open(2)
  * @attr: address of a struct perf_event_attr; type is perf's HARDWARE, SOFTWARE,
- *        HW_CACHE or RAW, or the vpmu PMU's own (struct vpmu_info::pmu_type); or the
- *        persistent PMU's (::persistent_type) for a new descriptor of the persistent
- *        event whose id is config, everything else zero
+ *        HW_CACHE or RAW, or the vpmu PMU's type (struct vpmu_info::pmu_type). To open
+ *        a descriptor of an existing persistent event, type is the persistent PMU's
+ *        (struct vpmu_info::persistent_type), config is the event's id, and the rest
+ *        is zero
  * @pid: 0 for the caller, a thread, or -1 for every task on @cpu
  * @cpu: -1 for any, or a CPU number
  * @group_fd: -1, or the file descriptor of the group's leader
@@ -79,7 +80,7 @@ struct vpmu_open {
 };
 
 /* struct vpmu_open::flags */
-#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* then as VPMU_IOC_DETACH */
+#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* also makes it persistent */
 #define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
 
 /* Bytes of the name of a persistent event, the last always zero */
@@ -89,9 +90,9 @@ struct vpmu_open {
 
 /**
  * struct vpmu_detach - make an event persistent
- * @id: filled in: what to open it again with
+ * @id: output: the config that reopens the event
  * @name: at most 39 lower-case letters, digits, "-" and "_", a letter first; all
- *        zero: the name that it has, or "event" and its id
+ *        zero keeps the current name, or assigns "event" followed by the id
  */
 struct vpmu_detach {
 	__u64 id;
@@ -100,8 +101,8 @@ struct vpmu_detach {
 
 /**
  * struct vpmu_persistent - list persistent events
- * @after: only events with a higher id are wanted
- * @count: most of them wanted
+ * @after: list only events with a higher id
+ * @count: maximum number of events to list
  * @reserved: zero
  * @entries: address of an array of struct vpmu_persistent_entry
  */
@@ -113,16 +114,16 @@ struct vpmu_persistent {
 };
 
 /**
- * struct vpmu_persistent_entry - a persistent event as it is now
- * @id: config to open it again with
- * @name: under which sysfs lists it
- * @cpu: to open it again on
- * @pages: of its ring, the metadata page included, as they are to be mapped; zero: it has
- *         no ring yet
- * @engine: who makes its samples, VPMU_ENGINE_*
+ * struct vpmu_persistent_entry - the current state of a persistent event
+ * @id: the config that reopens it
+ * @name: its name in sysfs
+ * @cpu: the CPU to reopen it on
+ * @pages: number of pages to map for its ring, the metadata page included; zero: it has no
+ *         ring yet
+ * @engine: its sampling engine, VPMU_ENGINE_*
  * @flags: VPMU_PERSISTENT_*
- * @attr: a struct perf_event_attr of that size: what it counts and what its records hold;
- *        disabled as it is now
+ * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; disabled reflects the current
+ *        state
  */
 struct vpmu_persistent_entry {
 	__u64 id;
@@ -135,7 +136,7 @@ struct vpmu_persistent_entry {
 };
 
 /* struct vpmu_persistent_entry::flags */
-#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* the host's: read, flush */
+#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* owned by the host: only read and flush */
 #define VPMU_PERSISTENT_WINDOW		(1U << 1)	/* its ring outlives a reset of the guest */
 #define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 
@@ -144,8 +145,8 @@ struct vpmu_persistent_entry {
 #define VPMU_WAKEUP_BYTES	2	/* of records */
 
 /**
- * struct vpmu_wakeup - how often an event's records wake
- * @every: a wakeup every so many, 1 to 2^32 - 1, counted from the call on
+ * struct vpmu_wakeup - the wakeup interval of an event
+ * @every: the interval in @unit, 1 to 2^32 - 1, counted from the call on
  * @unit: VPMU_WAKEUP_*
  * @reserved: zero
  */
@@ -159,8 +160,8 @@ struct vpmu_wakeup {
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
  * @fd: the descriptor, of an event of this device's PMUs
  * @call: VPMU_IOC_FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
- * @arg: its argument: zero, an address, or the descriptor of a target, which is of
- *       perf_event_open(2), too
+ * @arg: the argument of @call: zero, an address, or the target's descriptor, also of
+ *       perf_event_open(2)
  */
 struct vpmu_perf {
 	__s32 fd;
@@ -170,8 +171,8 @@ struct vpmu_perf {
 
 /**
  * struct vpmu_catalogue - read catalogue entries
- * @first: first entry wanted
- * @count: most entries wanted
+ * @first: first entry to read
+ * @count: maximum number of entries to read
  * @entries: address of an array of struct vpmu_catalogue_entry (256 bytes each)
  */
 struct vpmu_catalogue {
@@ -184,11 +185,11 @@ struct vpmu_catalogue {
  * struct vpmu_catalogue_entry - one event that this host can count
  * @kind: VPMU_KIND_*; see VPMU_CONFIG
  * @flags: VPMU_CATALOGUE_*
- * @config: which event of the kind
- * @name: as written after "vperf -e"
- * @unit: of the count
- * @source: what counts it
- * @counts: what exactly is counted
+ * @config: the event within the kind
+ * @name: the name for "vperf -e"
+ * @unit: unit of the count
+ * @source: the backing that counts it
+ * @counts: description of the counted events
  */
 struct vpmu_catalogue_entry {
 	__u32 kind;
@@ -202,9 +203,9 @@ struct vpmu_catalogue_entry {
 
 /* struct vpmu_catalogue_entry::kind */
 #define VPMU_KIND_HARDWARE	0	/* config: PERF_COUNT_HW_* */
-#define VPMU_KIND_SOFTWARE	1	/* the host's, on the vCPU thread; PERF_COUNT_SW_* */
+#define VPMU_KIND_SOFTWARE	1	/* events of the vCPU thread; config: PERF_COUNT_SW_* */
 #define VPMU_KIND_HW_CACHE	3	/* config: as for PERF_TYPE_HW_CACHE */
-#define VPMU_KIND_RAW		4	/* where the operator allows it */
+#define VPMU_KIND_RAW		4	/* raw hardware events, where the operator allows them */
 #define VPMU_KIND_TSC		0x100	/* guest TSC ticks; config 0 */
 #define VPMU_KIND_EXITS		0x101	/* VM exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
@@ -213,20 +214,20 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
 #define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
-#define VPMU_KIND_VMM_TRACE	0x108	/* AUX: what the VMM writes; config: which producer */
+#define VPMU_KIND_VMM_TRACE	0x108	/* AUX: a trace of the VMM; config: the producer */
 
-/* config of VPMU_KIND_MARK: every mark; PERF_SAMPLE_ADDR of a sample is its value */
+/* config of VPMU_KIND_MARK: marks of any value. PERF_SAMPLE_ADDR of a sample is the value. */
 #define VPMU_MARK_ANY		(1ULL << 32)
 
-/* config of VPMU_KIND_SAMPLE_TRACE: what a period counts */
+/* config of VPMU_KIND_SAMPLE_TRACE: the unit of the period */
 #define VPMU_PACE_CPU_CLOCK	0	/* ns of the host's clock on the vCPU thread */
 #define VPMU_PACE_EXITS		1	/* exits that reached the VMM */
 #define VPMU_PACE_CYCLES	2
 #define VPMU_PACE_INSTRUCTIONS	3
 
 /* config of VPMU_KIND_EXITS and VPMU_KIND_EXIT_TRACE */
-#define VPMU_EXIT_ALL		0	/* those that the host kernel handles included */
-#define VPMU_EXIT_USER		1	/* all that reached the VMM */
+#define VPMU_EXIT_ALL		0	/* every exit, also those that the host kernel handles */
+#define VPMU_EXIT_USER		1	/* every exit that reached the VMM */
 #define VPMU_EXIT_IO		2	/* port I/O that reached the VMM */
 #define VPMU_EXIT_MMIO		3	/* memory-mapped I/O that reached the VMM */
 #define VPMU_EXIT_HLT		4	/* HLT that reached the VMM */
@@ -235,26 +236,26 @@ struct vpmu_catalogue_entry {
 
 /* struct vpmu_catalogue_entry::flags */
 #define VPMU_CATALOGUE_SAMPLES		(1U << 0)	/* can sample */
-#define VPMU_CATALOGUE_GUEST_ONLY	(1U << 1)	/* host work is left out */
-#define VPMU_CATALOGUE_ANY_CONFIG	(1U << 2)	/* config may be any value */
-#define VPMU_CATALOGUE_EXCLUDES		(1U << 3)	/* exclude_user, _kernel honoured */
+#define VPMU_CATALOGUE_GUEST_ONLY	(1U << 1)	/* host work is excluded */
+#define VPMU_CATALOGUE_ANY_CONFIG	(1U << 2)	/* any config value is valid */
+#define VPMU_CATALOGUE_EXCLUDES		(1U << 3)	/* honours exclude_user, exclude_kernel */
 #define VPMU_CATALOGUE_AUX		(1U << 4)	/* writes packets to an AUX area */
 /* Eight bits from here on: VPMU_FORMAT_* */
 #define VPMU_CATALOGUE_FORMAT_SHIFT	16
 
 /*
- * What an AUX area holds: packets, each at a multiple of VPMU_PACKET_ALIGN bytes from
- * the beginning of the area. All integers are little-endian.
+ * Packets in an AUX area, each at a multiple of VPMU_PACKET_ALIGN bytes from the start of
+ * the area. All integers are little-endian.
  */
 #define VPMU_PACKET_ALIGN	64
 
 /* Formats of a trace */
 #define VPMU_FORMAT_EXITS	1	/* vpmu_exit_packet, vpmu_sync_packet */
 #define VPMU_FORMAT_SAMPLES	2	/* vpmu_sample_packet, vpmu_sync_packet */
-#define VPMU_FORMAT_VMM		128	/* from here on: of VPMU_KIND_VMM_TRACE, the VMM's own */
+#define VPMU_FORMAT_VMM		128	/* first format of VPMU_KIND_VMM_TRACE */
 
 /* First byte of a packet */
-#define VPMU_PACKET_PADDING	0	/* VPMU_PACKET_ALIGN bytes that mean nothing */
+#define VPMU_PACKET_PADDING	0	/* VPMU_PACKET_ALIGN bytes without meaning */
 #define VPMU_PACKET_EXIT	1
 #define VPMU_PACKET_SAMPLE	2
 #define VPMU_PACKET_SYNC	3
@@ -263,22 +264,22 @@ struct vpmu_catalogue_entry {
 
 /* vpmu_sync_packet::flags */
 #define VPMU_SYNC_START		(1U << 0)	/* the trace begins */
-#define VPMU_SYNC_LOSS		(1U << 1)	/* what came before it was lost */
+#define VPMU_SYNC_LOSS		(1U << 1)	/* packets right before it were lost */
 #define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before it */
 #define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */
 
 /**
- * struct vpmu_sync_packet - where a reader can begin
+ * struct vpmu_sync_packet - a position where a reader can start
  * @kind: VPMU_PACKET_SYNC
  * @flags: VPMU_SYNC_*
  * @format: VPMU_FORMAT_*
- * @vcpu: the vCPU that the trace goes on with
+ * @vcpu: vCPU of the packets that follow
  * @magic: VPMU_SYNC_MAGIC
- * @event: the id of the event whose trace it is
+ * @event: id of the traced event
  * @time: guest time in nanoseconds
  * @tsc: the guest's TSC at that time
- * @sequence: number of the packet that comes next
- * @lost: bytes of the trace that were lost so far
+ * @sequence: number of the next packet
+ * @lost: bytes of the trace lost so far
  * @config: the event's config
  */
 struct vpmu_sync_packet {
@@ -296,12 +297,12 @@ struct vpmu_sync_packet {
 };
 
 /* vpmu_exit_packet::flags, vpmu_sample_packet::flags */
-#define VPMU_PACKET_USER	(1U << 0)	/* guest user mode */
+#define VPMU_PACKET_USER	(1U << 0)	/* the vCPU was in guest user mode */
 #define VPMU_PACKET_IP		(1U << 1)	/* address and mode are known */
-#define VPMU_PACKET_CUT		(1U << 2)	/* @outside is not all of it */
+#define VPMU_PACKET_CUT		(1U << 2)	/* @outside is incomplete */
 #define VPMU_PACKET_HARDWARE	(1U << 3)	/* @reason is the hardware's number */
 #define VPMU_PACKET_REGS	(1U << 4)	/* @regs are known */
-#define VPMU_PACKET_COLLISION	(1U << 5)	/* one for several overflows */
+#define VPMU_PACKET_COLLISION	(1U << 5)	/* represents several overflows */
 
 /* vpmu_exit_packet::detail of port and memory-mapped I/O, bits 0-7: bytes of an access */
 #define VPMU_DETAIL_WRITE	(1U << 8)
@@ -312,15 +313,15 @@ struct vpmu_sync_packet {
  * @kind: VPMU_PACKET_EXIT
  * @flags: VPMU_PACKET_*
  * @reason: VPMU_EXIT_*, or the hardware's number
- * @vcpu: which vCPU
+ * @vcpu: the vCPU
  * @time: guest time at the exit, nanoseconds
- * @ip: linear address of the instruction that the vCPU stood at
- * @outside: nanoseconds until it was back in the guest
+ * @ip: linear address of the instruction at the exit
+ * @outside: nanoseconds until guest re-entry
  * @qualification: port, or guest-physical address
  * @detail: VPMU_DETAIL_*
- * @pid: process that ran
- * @tid: thread that ran
- * @sequence: number of the packet in its trace; those lost have had theirs
+ * @pid: the running process
+ * @tid: the running thread
+ * @sequence: number of the packet in its trace; lost packets are numbered, too
  */
 struct vpmu_exit_packet {
 	__u8 kind;
@@ -342,13 +343,13 @@ struct vpmu_exit_packet {
  * @kind: VPMU_PACKET_SAMPLE
  * @flags: VPMU_PACKET_*
  * @reserved: zero
- * @vcpu: which vCPU
+ * @vcpu: the vCPU
  * @time: guest time, nanoseconds
- * @ip: linear address of the instruction that comes next
- * @period: what the pace has counted since the sample before
- * @pid: process that ran
- * @tid: thread that ran
- * @sequence: number of the packet in its trace; those lost have had theirs
+ * @ip: linear address of the next instruction
+ * @period: units that the pace counted since the previous sample
+ * @pid: the running process
+ * @tid: the running thread
+ * @sequence: number of the packet in its trace; lost packets are numbered, too
  * @reserved_1: zero
  * @regs: by perf's numbers for x86-64
  */
@@ -368,8 +369,8 @@ struct vpmu_sample_packet {
 };
 
 /*
- * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event of
- * that kind in bits 0-47.
+ * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event
+ * within the kind in bits 0-47.
  */
 #define VPMU_CONFIG_KIND_SHIFT	48
 #define VPMU_CONFIG(kind, event) \
@@ -385,39 +386,39 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_OPEN		_IOW(VPMU_IOC_MAGIC, 1, struct vpmu_open)
 /* Returns the number of entries written. */
 #define VPMU_IOC_CATALOGUE	_IOW(VPMU_IOC_MAGIC, 2, struct vpmu_catalogue)
-/* Places a mark on the CPU the caller runs on; the argument is its value. */
+/* Places a mark on the caller's CPU; the argument is its value. */
 #define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
 
-/* On an event's file descriptor: which engine samples it, a __u32. */
+/* On an event's file descriptor: writes its sampling engine, a __u32. */
 #define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
 
 /* On /dev/vpmu: lists persistent events; returns the number of entries written. */
 #define VPMU_IOC_PERSISTENT	_IOW(VPMU_IOC_MAGIC, 5, struct vpmu_persistent)
 /*
- * What was sampled and traced before stands in the mapped pages when this returns, and
- * pollers are woken: on an event's file descriptor of the event, or with
- * PERF_IOC_FLAG_GROUP as argument of its group; on /dev/vpmu of all persistent events.
+ * Writes pending samples and traces to the mapped pages and wakes pollers before it returns.
+ * On an event's file descriptor: flushes the event, or with PERF_IOC_FLAG_GROUP as argument
+ * its group. On /dev/vpmu: flushes all persistent events.
  */
 #define VPMU_IOC_FLUSH		_IO(VPMU_IOC_MAGIC, 6)
 
-/* On an event's file descriptor: it lives on without one. */
+/* On an event's file descriptor: makes the event persistent; it outlives its descriptors. */
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
-/* It no longer does: it ends with its last file descriptor. */
+/* Makes it non-persistent: it ends with its last file descriptor. */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
-/* Its overflows start, or stop, the event whose file descriptor is the argument. */
+/* The argument is the file descriptor of the event that overflows of this one start or stop. */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
 
 /* On /dev/vpmu: a call on an event of perf_event_open(2), see struct vpmu_perf. */
 #define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
 
-/* On an event's file descriptor: its records, and those of tasks that inherit it, wake so often. */
+/* On an event's file descriptor: sets its wakeup interval, and that of inherited events. */
 #define VPMU_IOC_WAKEUP		_IOW(VPMU_IOC_MAGIC, 12, struct vpmu_wakeup)
 
 /*
  * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its
- * beginning is a mark, as VPMU_IOC_MARK without a system call. It holds nothing to read.
- * The map takes CAP_SYS_RAWIO: EPERM.
+ * beginning places a mark, like VPMU_IOC_MARK without a system call. Reads return no data.
+ * Without CAP_SYS_RAWIO mmap(2) fails with EPERM.
  */
 
 #endif /* _UAPI_VPMU_H */

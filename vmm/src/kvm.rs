@@ -20,7 +20,7 @@ pub enum KvmError {
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
     /// Not the API version that is stable since 2007.
-    #[error("/dev/kvm speaks version {0} of its interface, not {KVM_API_VERSION}")]
+    #[error("/dev/kvm has version {0} of the interface, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
     #[error("this KVM lacks {0}: a host kernel of version 5.10 or later has it")]

@@ -43,7 +43,7 @@ pub enum MemoryError {
     #[error("cannot map the memory of the snapshot")]
     Map(#[source] MmapRegionError),
     /// The regions of a snapshot: a mistake of ours.
-    #[error("the memory of the snapshot has no place")]
+    #[error("cannot place the memory of the snapshot")]
     Place(#[source] GuestRegionCollectionError),
     /// The host does not keep guest memory apart.
     #[error("cannot keep the guest's memory out of core dumps")]

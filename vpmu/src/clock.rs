@@ -1,5 +1,5 @@
-//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters in configuration space
-//! and every metadata page.
+//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters that configuration space
+//! and every metadata page report.
 
 /// Largest shift announced: programs compute `1 << shift` and products of it in 64 bits.
 const MAX_SHIFT: u16 = 31;
@@ -43,19 +43,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_tsc_has_no_clock() {
+    fn stopped_tsc_has_no_clock() {
         assert_eq!(Clock::new(0), None);
     }
 
     #[test]
-    fn one_gigahertz_is_one_to_one() {
+    fn one_gigahertz_converts_one_to_one() {
         let clock = Clock::new(1_000_000).expect("ticks");
         assert_eq!(clock.nanoseconds(123_456_789_012_345), 123_456_789_012_345);
     }
 
     proptest! {
         #[test]
-        fn within_a_millionth_and_never_backwards(khz in 1_u32..20_000_000, ticks in 0_u64..1 << 56, more in 0_u64..1 << 40) {
+        fn conversion_is_within_a_millionth_and_monotonic(khz in 1_u32..20_000_000, ticks in 0_u64..1 << 56, more in 0_u64..1 << 40) {
             let clock = Clock::new(khz).expect("ticks");
             let exact = u128::from(ticks) * u128::from(NANOS_PER_MILLI) / u128::from(khz);
             prop_assume!(exact < 1 << 63);
@@ -66,7 +66,7 @@ mod tests {
         }
 
         #[test]
-        fn programs_computing_in_64_bits_agree(khz in 1000_u32..20_000_000, ticks in 0_u64..1 << 50) {
+        fn conversion_in_64_bits_agrees(khz in 1000_u32..20_000_000, ticks in 0_u64..1 << 50) {
             let clock = Clock::new(khz).expect("ticks");
             let (mult, shift) = (u64::from(clock.mult), u32::from(clock.shift));
             let (whole, rest) = (ticks >> shift, ticks & ((1 << shift) - 1));

@@ -19,7 +19,7 @@ const SHORT: usize = 16;
 /// A ring's pages are not writable memory, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
-    #[error("no guest memory there")]
+    #[error("not guest memory")]
     Unmapped(#[source] GuestMemoryError),
     #[error("beyond the page")]
     Beyond(#[source] VolatileMemoryError),

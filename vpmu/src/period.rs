@@ -7,10 +7,10 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// The fraction, one in this many, of the correction that an adaption step applies to the period.
 const STEPS: i128 = 8;
 
-/// perf takes no longer period.
+/// perf accepts no longer period.
 pub(crate) const LONGEST: u64 = u64::MAX >> 1;
 
-/// A period, fixed or adapted to a frequency, and how much of it is over.
+/// A period, fixed or adapted to a frequency, and the elapsed part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Period {
     length: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Period {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) overflows: u64,
-    /// The period of each.
+    /// The period of each overflow.
     pub(crate) length: u64,
 }
 
@@ -46,7 +46,7 @@ impl Period {
         }
     }
 
-    /// Periods adapted to `hertz` overflows per second; not zero.
+    /// Periods adapted to `hertz` overflows per second, which is not zero.
     pub(crate) fn frequency(hertz: u64) -> Self {
         Self {
             frequency: Some(Frequency {
@@ -58,7 +58,7 @@ impl Period {
         }
     }
 
-    /// As it is now; the speed of the count is found anew when it grows again.
+    /// The current state, to be saved; the rate of the count is measured anew after a restore.
     pub(crate) fn save(self) -> SavedPeriod {
         SavedPeriod {
             length: self.length,
@@ -67,14 +67,14 @@ impl Period {
         }
     }
 
-    /// As it was saved; `None` where no period can be so.
+    /// Restores a saved period; `None` if the saved state is not valid.
     pub(crate) fn restore(saved: &SavedPeriod) -> Option<Self> {
         let SavedPeriod {
             length,
             counted,
             frequency,
         } = *saved;
-        // A frequency's can have grown shorter than what is over of it.
+        // An adapted period may be shorter than its elapsed part.
         let most = if frequency.is_some() { LONGEST } else { length };
         let sound = (1..=LONGEST).contains(&length) && counted < most && frequency != Some(0);
         sound.then_some(Self {
@@ -88,7 +88,7 @@ impl Period {
         })
     }
 
-    /// As it was asked for.
+    /// The requested rate.
     pub(crate) fn rate(self) -> Rate {
         match self.frequency {
             None => Rate::Period(self.length),
@@ -127,7 +127,7 @@ impl Period {
             self.length = adapt(self.length, grown, elapsed, frequency.hertz);
         }
         let completed = completed.or_else(|| {
-            // A count that slowed down would otherwise keep the period of faster times.
+            // A count that slowed down would otherwise keep the long period of its faster rate.
             let length = self.counted;
             (overdue && length >= self.length).then(|| {
                 self.counted = 0;
@@ -195,20 +195,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn n_over_p_whatever_the_steps(length in 1_u64..50, steps in prop::collection::vec(0_u64..200, 0..50)) {
+        fn overflows_are_n_over_p_for_any_steps(length in 1_u64..50, steps in prop::collection::vec(0_u64..200, 0..50)) {
             let mut period = Period::new(length);
             let got: u64 = steps.iter().map(|&step| overflows(period.grow(step, || 0))).sum();
             prop_assert_eq!(got, steps.iter().sum::<u64>() / length);
         }
 
         #[test]
-        fn the_largest_numbers_do_not_wrap(length in 1_u64.., more in 0_u64..) {
+        fn largest_numbers_do_not_wrap(length in 1_u64.., more in 0_u64..) {
             let mut period = Period::new(length);
             prop_assert_eq!(overflows(period.grow(more, || 0)), more / length);
         }
 
         #[test]
-        fn a_frequency_stands_any_times(hertz in 0_u64.., steps in prop::collection::vec((0_u64.., 0_u64..), 0..50)) {
+        fn frequency_survives_any_times(hertz in 0_u64.., steps in prop::collection::vec((0_u64.., 0_u64..), 0..50)) {
             let mut period = Period::frequency(hertz);
             for (more, now) in steps {
                 let completed = period.grow(more, || now);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frequency_is_reached_and_kept() {
+    fn frequency_is_reached_and_kept() {
         for gap in [1_000, 10_000, 900_000] {
             let mut period = Period::frequency(100);
             run(&mut period, 0, gap, 1);
@@ -236,23 +236,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slower_than_the_frequency_overflows_each_time() {
+    fn count_slower_than_its_frequency_overflows_each_time() {
         let mut period = Period::frequency(1000);
         assert_eq!(run(&mut period, 0, 10_000_000, 10), 1000);
     }
 
     #[test]
-    fn a_count_that_slows_down_is_caught_up_with() {
+    fn slower_count_gets_a_shorter_period() {
         let mut period = Period::frequency(1000);
         run(&mut period, 0, 100, 1);
         assert!(period.length > 5000, "{period:?}");
-        // From ten million a second to a thousand.
+        // From ten million per second to a thousand.
         let slow = run(&mut period, NANOS_PER_SECOND, 1_000_000, 2);
         assert!(slow > 900, "{slow}");
     }
 
     #[test]
-    fn a_pause_is_no_slowness() {
+    fn pause_does_not_shorten_the_period() {
         let mut period = Period::frequency(100);
         run(&mut period, 0, 10_000, 1);
         let length = period.length;

@@ -71,7 +71,7 @@ struct Used {
 /// The rings of a queue are outside guest memory or inconsistent.
 #[derive(Debug, thiserror::Error)]
 enum BadRings {
-    #[error("a ring of it is not guest memory")]
+    #[error("its rings are not in guest memory")]
     Memory(#[from] GuestMemoryError),
     #[error("the driver made more buffers available than the queue has entries")]
     Index,
@@ -174,7 +174,7 @@ struct Part {
 
 /// A buffer outside memory, or too short.
 #[derive(Debug, thiserror::Error)]
-#[error("the buffer is not guest memory, or too short")]
+#[error("the buffer is outside guest memory, or too short")]
 pub(crate) struct BadChain;
 
 impl DeviceQueue {

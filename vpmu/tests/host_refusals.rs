@@ -113,10 +113,7 @@ fn thread_without_capabilities_is_refused_as_the_level_says() {
 fn source_without_hardware_offers_none_and_does_not_try() {
     let _alone = alone();
     let begin = || Ok(());
-    let without = Hardware {
-        events: false,
-        ..Hardware::default()
-    };
+    let without = Hardware::default().with(|hardware| hardware.events = false);
     let files = HostFiles::read(&without);
     let source = PerfSource::confined(files, SIGRTMIN(), begin).expect("a source");
     let hardware = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];

@@ -98,10 +98,7 @@ impl Guest {
     /// The device, and the driver's side of each vCPU queue.
     fn new(vcpus: u32, max_events: u32) -> (Self, Vec<DriverQueue>) {
         let settings = Settings::new(vcpus, 1_000_000)
-            .with_limits(Limits {
-                max_events,
-                ..Limits::default()
-            })
+            .with_limits(Limits::default().with(|limits| limits.max_events = max_events))
             .with_engines(Engines::Exit);
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

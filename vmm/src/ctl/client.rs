@@ -117,7 +117,7 @@ pub enum CtlError {
     #[error("no control socket at {0}: start the machine with 'vmm run --ctl {0}'")]
     Missing(PathBuf),
     /// No process listens.
-    #[error("nobody listens on {0}: the machine that made it has ended")]
+    #[error("no machine listens on {0}: the one that created it has ended")]
     Dead(PathBuf),
     /// The path is not a socket.
     #[error("{0} is not a control socket: give the one of 'vmm run --ctl' with --socket")]

@@ -31,7 +31,7 @@ pub enum ServerError {
     #[error("the host has no more {0} for the control socket")]
     Host(&'static str, #[source] io::Error),
     /// The thread failed.
-    #[error("the control socket is not served")]
+    #[error("cannot serve the control socket")]
     Thread(#[source] ConfineError),
     /// The event loop failed.
     #[error("the event loop of the control socket failed")]

@@ -22,11 +22,11 @@ const BATCH: usize = 4096;
 pub struct Patience {
     /// The end of the run.
     pub end: Arc<End>,
-    /// Pending signals that request the end.
+    /// Pending signals that end the run.
     pub signals: EndingSignals,
 }
 
-/// Standard output, with one write for many bytes. The event loop, notified through an event,
+/// Standard output, with one write for many bytes. The event loop is notified through an event, and
 /// writes the rest with [`Output::write_out`] a moment later.
 #[derive(Debug)]
 pub struct Output {
@@ -35,7 +35,7 @@ pub struct Output {
     waiting: Arc<EventFd>,
     patience: Patience,
     broken: bool,
-    /// Bytes that may still be written; `None`: unlimited.
+    /// Number of bytes that may still be written; `None`: unlimited.
     room: Option<Bucket>,
     bytes: ConsoleBytes,
 }
@@ -43,7 +43,7 @@ pub struct Output {
 /// Totals of the guest's console output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConsoleBytes {
-    /// Bytes passed on.
+    /// Bytes written to standard output.
     pub taken: u64,
     /// Bytes dropped by the limit per second.
     pub left_out: u64,
@@ -94,7 +94,7 @@ impl Output {
         taken
     }
 
-    /// Writes the held bytes, waiting for a slow reader. Drops the output if the reader is gone,
+    /// Writes the held bytes, and waits for a slow reader. Drops the output if the reader is gone,
     /// with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
@@ -105,7 +105,7 @@ impl Output {
             ];
             let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
                 Ok(true) => self.out.write(&rest[..rest.len().min(BATCH)]),
-                Ok(false) => Err(io::Error::other("the run ends and nobody reads it")),
+                Ok(false) => Err(io::Error::other("the run ends without a reader")),
                 Err(error) => Err(error),
             };
             match written {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_wait_for_one_another() {
+    fn bytes_are_batched() {
         let waiting = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
         let told = waiting.try_clone().expect("a clone");
         let mut file = tempfile::tempfile().expect("a temporary file");
@@ -222,7 +222,7 @@ mod tests {
         );
         for byte in b"login: " {
             output.write_all(&[*byte]).expect("kept");
-            output.flush().expect("nothing to do");
+            output.flush().expect("nothing to write");
         }
         assert_eq!(told.read().expect("signalled"), 1);
         assert_eq!(file.metadata().expect("a file").len(), 0);

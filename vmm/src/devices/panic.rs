@@ -1,4 +1,4 @@
-//! The pvpanic device, through which a guest's kernel reports a panic.
+//! The pvpanic device: the guest's kernel reports a panic through it.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ mod tests {
     use crate::bus::tests::as_vcpu;
 
     #[test]
-    fn a_panic_is_told_from_other_events() {
+    fn panic_is_distinguished_from_other_events() {
         let panic = |value| {
             let end = Arc::new(End::new().expect("an event descriptor"));
             let device = Panic(Arc::clone(&end));

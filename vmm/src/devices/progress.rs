@@ -13,7 +13,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes that the first vCPU is about to enter the guest.
+    /// Records that the first vCPU is about to enter the guest.
     pub fn started(&self) {
         self.start.get_or_init(Instant::now);
     }

@@ -36,7 +36,7 @@ impl SerialEvents for Room {
     fn tx_lost_byte(&self) {}
     fn in_buffer_empty(&self) {
         if let Err(error) = self.0.write(1) {
-            log::error!("console input stands still: {error}");
+            log::error!("console input has stopped: {error}");
         }
     }
 }
@@ -103,7 +103,7 @@ impl Serial {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The interrupt line, to be wired.
+    /// The interrupt line, to be connected to the VM.
     #[must_use]
     pub fn line(&self) -> &EventFd {
         &self.line.0
@@ -115,7 +115,7 @@ impl Serial {
         *self.lock() = Uart::with_events(line, room, wire);
     }
 
-    /// Its state.
+    /// The current state, to be saved.
     pub(crate) fn save(&self) -> SavedSerial {
         let state = self.lock().state();
         SavedSerial {
@@ -131,10 +131,10 @@ impl Serial {
         }
     }
 
-    /// Takes the place of a port that was saved so; raises the interrupt that was pending.
+    /// Restores a saved port; raises the interrupt that was pending.
     ///
     /// # Errors
-    /// More input than the port has room for, or the line's.
+    /// The saved input exceeds the buffer, or the line returns an error.
     pub(crate) fn restore(
         &self,
         saved: SavedSerial,
@@ -157,13 +157,13 @@ impl Serial {
         Ok(())
     }
 
-    /// Bytes of input that the port takes now.
+    /// Number of input bytes that the port accepts now.
     #[must_use]
     pub fn room(&self) -> usize {
         self.lock().fifo_capacity()
     }
 
-    /// Gives the guest input; returns how many bytes the port took.
+    /// Passes input to the guest; returns the number of bytes that the port accepted.
     pub fn input(&self, bytes: &[u8]) -> usize {
         match self.lock().enqueue_raw_bytes(bytes) {
             // In loopback the receiver is disconnected from the line, and input is lost.
@@ -178,13 +178,13 @@ impl Serial {
         }
     }
 
-    /// Totals of the guest's output so far.
+    /// Totals of the guest's output.
     #[must_use]
     pub fn bytes(&self) -> ConsoleBytes {
         self.wire.lock().bytes()
     }
 
-    /// Writes the guest's held output.
+    /// Writes the guest's pending output.
     pub fn write_out(&self) {
         self.wire.lock().write_out();
     }
@@ -221,7 +221,7 @@ mod tests {
     const LOOPBACK: u8 = 0x10;
 
     #[test]
-    fn a_reset_leaves_nothing_of_what_the_guest_set_or_has_not_read() {
+    fn reset_clears_registers_and_unread_input() {
         let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("a descriptor"));
         let patience = Patience {
             end: Arc::new(End::new().expect("event descriptors")),

@@ -51,7 +51,7 @@ pub(crate) struct Desk {
     event: EventFd,
 }
 
-const ENDS: &str = "the machine ends";
+const ENDS: &str = "the machine is ending";
 /// The error of a snapshot whose client has closed its connection.
 pub(crate) const GONE: &str = "its client is gone";
 const BUSY: &str = "another client writes a snapshot of this machine";
@@ -100,7 +100,7 @@ impl Desk {
             self.slot().unfinished = Some(wanted.id);
         }
         if answer.send(taken).is_err() {
-            log::warn!("nobody waits for the snapshot any more");
+            log::warn!("the client of the snapshot has disconnected");
             let mut slot = self.slot();
             if slot.unfinished.take().is_some() {
                 slot.finished = Some(Err(GONE.to_owned()));

@@ -22,7 +22,7 @@ pub(crate) enum DiffError {
     Untracked,
     /// Writes are tracked since another snapshot.
     #[error(
-        "the machine's last snapshot is another than this base: give the directory of the last one, or leave \
+        "this base is not the machine's last snapshot: give the directory of the last one, or leave \
          --diff out"
     )]
     Base,

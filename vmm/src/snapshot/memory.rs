@@ -63,7 +63,7 @@ pub(crate) enum WriteError {
     #[error("cannot read the guest's memory")]
     Memory(#[source] vm_memory::GuestMemoryError),
     /// The run is ending.
-    #[error("the machine ends")]
+    #[error("the machine is ending")]
     Ends,
 }
 

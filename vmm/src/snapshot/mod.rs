@@ -74,7 +74,7 @@ pub enum SnapshotError {
         saved: String,
     },
     /// The digest does not match.
-    #[error("{0} is damaged: its bytes are not those that were written")]
+    #[error("{0} is damaged: its digest does not match")]
     Damaged(PathBuf),
     /// The JSON does not describe a machine.
     #[error("{path} is damaged")]
@@ -114,7 +114,7 @@ pub enum SnapshotError {
     #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
     TooManyDiffs(PathBuf),
     /// The facts are not those of a possible machine.
-    #[error("{0} describes a machine that cannot be")]
+    #[error("{0} describes an invalid machine")]
     Facts(PathBuf),
     /// A flag contradicts the snapshot.
     #[error("{flag}: the snapshot's machine has {saved}; leave {flag} out")]
@@ -128,13 +128,13 @@ pub enum SnapshotError {
     #[error("the snapshot has changed while it was read")]
     Changed,
     /// KVM refuses the state.
-    #[error("this host cannot go on with the machine")]
+    #[error("cannot restore the machine on this host")]
     State(#[from] StateError),
     /// The console refuses its state.
     #[error("the saved console is not valid: {0}")]
     Console(String),
     /// The PMU device refuses its state.
-    #[error("the saved PMU device cannot go on")]
+    #[error("cannot restore the PMU device")]
     Pmu(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 

@@ -68,9 +68,9 @@ wire! {
     pub struct CatalogueRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// First requested entry.
+        /// First entry to read.
         pub first: U32,
-        /// Most requested entries; the writable bytes limit them, too.
+        /// Maximum number of entries to read; the writable bytes limit them, too.
         pub count: U32,
     }
 }
@@ -82,7 +82,7 @@ wire! {
         pub kind: U32,
         /// `CATALOGUE_*`.
         pub flags: U32,
-        /// The config that opens it.
+        /// The config that opens the event.
         pub config: U64,
         /// The name for `-e`: lower case, digits and dashes.
         pub name: [u8; 40],

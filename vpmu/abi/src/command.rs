@@ -22,7 +22,7 @@ wire! {
 
 /// vCPU command: identify the notifying vCPU; [`Reply::value`] is its index.
 pub const COMMAND_VCPU: u32 = 1;
-/// vCPU command: the event's state leaves *off*; its count goes on.
+/// vCPU command: the event's state leaves *off*; its count continues.
 pub const COMMAND_ENABLE: u32 = 2;
 /// vCPU command: the event's state becomes *off*.
 pub const COMMAND_DISABLE: u32 = 3;
@@ -32,10 +32,9 @@ pub const COMMAND_IN: u32 = 4;
 pub const COMMAND_OUT: u32 = 5;
 /// vCPU command: only return the reply.
 pub const COMMAND_READ: u32 = 6;
-/// vCPU command: the count becomes zero; the times stay.
+/// vCPU command: set the count to zero; keep the times.
 pub const COMMAND_RESET: u32 = 7;
-/// vCPU command: a new period (with [`OPEN_FREQ`](super::OPEN_FREQ): a new frequency), from
-/// this moment.
+/// vCPU command: set the period (with [`OPEN_FREQ`](super::OPEN_FREQ): the frequency), from now on.
 pub const COMMAND_PERIOD: u32 = 8;
 /// vCPU command: the state leaves *off* for the given number of overflows, after the last of which
 /// it is *off* again; like perf's `PERF_EVENT_IOC_REFRESH`.
@@ -47,7 +46,7 @@ pub const COMMAND_AUX_BEGIN: u32 = 10;
 /// [`Reply::lost`] the bytes lost for lack of room since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
 /// vCPU command: write the event's pending samples and traces to the guest's pages and wake its
-/// readers before the reply; event zero: of every persistent event of this vCPU.
+/// readers before the reply; event zero: those of every persistent event of this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
@@ -68,7 +67,7 @@ wire! {
     }
 }
 
-/// [`Reply::state`]: its backing was lost; the count no longer changes.
+/// [`Reply::state`]: the backing was lost; the count no longer changes.
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;

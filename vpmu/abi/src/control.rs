@@ -21,7 +21,7 @@ pub const CONTROL_OPEN: u32 = 1;
 pub const CONTROL_CLOSE: u32 = 2;
 /// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP: u32 = 3;
-/// Control operation: detach them; after the reply the device no longer writes there.
+/// Control operation: detach the ring pages; after the reply the device no longer writes there.
 pub const CONTROL_UNMAP: u32 = 4;
 /// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest), then
 /// [`ControlReply`] and entries.
@@ -32,12 +32,12 @@ pub const CONTROL_TASK_PAGE: u32 = 6;
 /// Control operation: send an event's records to the ring of another; [`RedirectRequest`],
 /// [`ControlReply`].
 pub const CONTROL_REDIRECT: u32 = 7;
-/// Control operation: stop and resume writing to a ring; [`PauseRequest`], [`ControlReply`].
+/// Control operation: stop or resume writing to a ring; [`PauseRequest`], [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
 /// Control operation: attach AUX pages to the ring mapped with an event; [`MapRequest`],
 /// [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
-/// Control operation: detach them; after the reply the device no longer writes there.
+/// Control operation: detach the AUX pages; after the reply the device no longer writes there.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
 /// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
 /// [`ControlReply`].
@@ -108,7 +108,7 @@ wire! {
     pub struct PauseRequest {
         /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: overflows from now on are lost; 0: they are written again.
+        /// 1: later overflows are lost; 0: they are written again.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,

@@ -8,7 +8,7 @@ wire! {
     pub struct Metadata {
         /// Version of this layout; zero.
         pub version: U32,
-        /// Lowest version compatible; zero.
+        /// Lowest compatible version; zero.
         pub compat_version: U32,
         /// Sequence lock: odd while the fields up to `time_zero` change.
         pub lock: U32,

@@ -1,4 +1,4 @@
-//! The event queue: unsolicited notices of the device to the driver.
+//! The event queue: notices of the device to the driver.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -7,17 +7,17 @@ wire! {
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of them that this notice
-        /// represents, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`], one of `REFUSED_*`: the reason
-        /// why the host refused the event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): the host
-        /// revoked an open one. Otherwise zero.
+        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of them in this notice, 1 to
+        /// [`NOTICE_COUNT`]. For [`NOTICE_ERROR`], one of `REFUSED_*`: the reason why the host
+        /// refused the event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): the host revoked an
+        /// open one. Otherwise zero.
         pub value: U32,
         /// The event.
         pub event: U64,
     }
 }
 
-/// Most wakeups in one notice, which bounds the driver's work for it.
+/// Maximum number of wakeups in one notice, which bounds the driver's work for it.
 pub const NOTICE_COUNT: u32 = 256;
 
 /// [`Notice::kind`]: a record of this event crossed the wakeup mark of its ring.
@@ -28,7 +28,7 @@ pub const NOTICE_ERROR: u32 = 2;
 /// used up; the event is in [`STATE_OFF`](super::STATE_OFF).
 pub const NOTICE_LIMIT: u32 = 3;
 /// [`Notice::kind`]: in an AUX area mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN), the event
-/// crossed the wakeup mark, used half of its room, or found none; the driver answers with
+/// crossed the wakeup mark, used half of its room, or found no room; the driver answers with
 /// [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
 /// [`Notice::kind`]: the host started or ended persistent events, `event` among them; the driver

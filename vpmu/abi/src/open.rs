@@ -26,10 +26,10 @@ wire! {
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,
-        /// Most addresses of a call chain, [`MAX_STACK`] at most; zero: [`MAX_STACK`].
+        /// Maximum length of a call chain, [`MAX_STACK`] at most; zero: [`MAX_STACK`].
         pub max_stack: U32,
-        /// Zero, or the event that provides the ring and the id in this one's records (inherited
-        /// events).
+        /// Zero, or the event that provides the ring and the id in the records of this one
+        /// (inherited events).
         pub parent: U64,
         /// Zero, or the leader of its group: an event of the same context without a leader.
         pub leader: U64,
@@ -86,7 +86,7 @@ pub const OPEN_PAUSED: u32 = 1 << 14;
 /// [`OpenRequest::flags`]: opens persistent, like after [`CONTROL_DETACH`](super::CONTROL_DETACH)
 /// without a name.
 pub const OPEN_PERSISTENT: u32 = 1 << 15;
-/// [`OpenRequest::flags`]: host work for the vCPU is excluded where the backing can tell,
+/// [`OpenRequest::flags`]: host work for the vCPU is excluded if the backing can separate it,
 /// independent of [`Config::count_mode`](super::Config::count_mode).
 pub const OPEN_EXCLUDE_HOST: u32 = 1 << 16;
 
@@ -95,7 +95,7 @@ pub const OPEN_EXCLUDE_HOST: u32 = 1 << 16;
 pub const SAMPLE_ALLOWED: u64 = 0x5_33ff;
 /// Supported `PERF_FORMAT_*` of perf: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID, GROUP, LOST.
 pub const READ_ALLOWED: u64 = 0x1f;
-/// Most addresses of a call chain, without the values that mark a mode.
+/// Maximum length of a call chain, without the values that mark a mode.
 pub const MAX_STACK: u32 = 127;
 
 /// [`OpenRequest::engine`]: the device chooses.

@@ -9,7 +9,7 @@ pub const PACKET_ALIGN: usize = 64;
 pub const FORMAT_EXITS: u16 = 1;
 /// Format of a trace: [`SamplePacket`], [`SyncPacket`].
 pub const FORMAT_SAMPLES: u16 = 2;
-/// First trace format of the VMM's producers, which have 128 to 255
+/// First trace format of the VMM's producers, which use 128 to 255
 /// ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)).
 pub const FORMAT_VMM: u16 = 128;
 
@@ -34,8 +34,8 @@ pub const SYNC_RESUME: u8 = 1 << 2;
 pub const SYNC_PAGE: u8 = 1 << 3;
 
 wire! {
-    /// A position where a reader can begin: at the beginning of each page of the area, and wherever
-    /// packets are missing. 64 bytes.
+    /// A position where a reader can start: at the beginning of each page of the area, and after
+    /// missing packets. 64 bytes.
     pub struct SyncPacket {
         /// [`PACKET_SYNC`].
         pub kind: u8,
@@ -51,7 +51,7 @@ wire! {
         pub event: U64,
         /// Guest time, nanoseconds.
         pub time: U64,
-        /// The guest's TSC at that time.
+        /// The guest's TSC at `time`.
         pub tsc: U64,
         /// Number of the next packet; see [`ExitPacket::sequence`].
         pub sequence: U64,
@@ -75,7 +75,7 @@ pub const PACKET_CUT: u8 = 1 << 2;
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
-/// [`SamplePacket::flags`]: it represents several overflows that were found together.
+/// [`SamplePacket::flags`]: the packet represents several overflows that were found together.
 pub const PACKET_COLLISION: u8 = 1 << 5;
 
 wire! {
@@ -104,7 +104,7 @@ wire! {
         pub pid: U32,
         /// The running thread.
         pub tid: U32,
-        /// Number of the packet in its trace, from zero; lost packets take numbers, too.
+        /// Number of the packet in its trace, from zero; lost packets are numbered, too.
         pub sequence: U64,
     }
 }

@@ -23,9 +23,9 @@ wire! {
     pub struct PersistentRequest {
         /// `event` is zero.
         pub header: ControlHeader,
-        /// Only events with a higher id are listed.
+        /// List only events with a higher id.
         pub after: U64,
-        /// Most events to list; the writable bytes limit them, too.
+        /// Maximum number of events to list; the writable bytes limit them, too.
         pub count: U32,
         /// Zero.
         pub reserved: U32,
@@ -53,5 +53,5 @@ wire! {
     }
 }
 
-/// [`PersistentEvent::flags`]: the operator's; the guest can only read and flush it.
+/// [`PersistentEvent::flags`]: owned by the operator; the guest can only read and flush it.
 pub const PERSISTENT_OPERATOR: u32 = 1 << 0;

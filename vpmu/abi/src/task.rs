@@ -10,10 +10,10 @@ wire! {
         pub pid: U32,
         /// Thread id.
         pub tid: U32,
-        /// Where the guest's kernel keeps the task's user registers while it is in the kernel: a
-        /// guest-virtual address of the architecture's `struct pt_regs`; zero for a task without.
+        /// Guest-virtual address of the user registers that the guest's kernel saved for the task,
+        /// the architecture's `struct pt_regs`; zero for a task without user registers.
         pub user_regs: U64,
-        /// Switches written to `history` so far; stored after the entry with release semantics.
+        /// Number of switches written to `history`; stored after the entry with release semantics.
         pub switches: U64,
         /// Zero.
         pub reserved: U64,

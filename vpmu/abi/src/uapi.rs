@@ -32,13 +32,13 @@ call! {
     pub struct Info {
         /// Version of the device interface: [`VERSION`](crate::VERSION).
         pub version: u32,
-        /// vCPUs with counters.
+        /// Number of vCPUs with counters.
         pub vcpus: u32,
-        /// Most events open at once.
+        /// Maximum number of open events.
         pub max_events: u32,
-        /// Most data pages of one ring.
+        /// Maximum number of data pages of one ring.
         pub max_ring_pages: u32,
-        /// Entries of the catalogue.
+        /// Number of entries in the catalogue.
         pub catalogue_len: u32,
         /// One of `COUNT_*`.
         pub count_mode: u32,
@@ -52,11 +52,11 @@ call! {
         pub pmu_type: u32,
         /// Frequency of the guest's TSC.
         pub tsc_khz: u32,
-        /// Most samples per second of one event.
+        /// Maximum samples per second of one event.
         pub max_sample_rate: u32,
-        /// Most pages of one AUX area.
+        /// Maximum number of pages of one AUX area.
         pub max_aux_pages: u32,
-        /// Most persistent events of the guest.
+        /// Maximum number of the guest's persistent events.
         pub max_persistent: u32,
         /// `perf_event_attr::type` of the persistent PMU.
         pub persistent_type: u32,
@@ -102,13 +102,13 @@ call! {
 call! {
     /// The argument of [`IOC_PERSISTENT`].
     pub struct Persistent {
-        /// Only events with a higher id.
+        /// List only events with a higher id.
         pub after: u64,
-        /// Most events wanted.
+        /// Maximum number of events to list.
         pub count: u32,
         /// Zero.
         pub reserved: u32,
-        /// Address of as many [`PersistentEntry`].
+        /// Address of an array of `count` [`PersistentEntry`].
         pub entries: u64,
     }
 }
@@ -165,11 +165,11 @@ call! {
 call! {
     /// The argument of [`IOC_CATALOGUE`].
     pub struct Catalogue {
-        /// First requested entry.
+        /// First entry to read.
         pub first: u32,
-        /// Most requested entries.
+        /// Maximum number of entries to read.
         pub count: u32,
-        /// Address of as many [`CatalogueEntry`].
+        /// Address of an array of `count` [`CatalogueEntry`].
         pub entries: u64,
     }
 }
@@ -214,7 +214,7 @@ const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
     direction << 30 | size << 16 | IOC_MAGIC << 8 | number
 }
 
-/// Describes the device: writes an [`Info`].
+/// Writes an [`Info`] that describes the device.
 pub const IOC_INFO: u32 = ioc(READ, 0, size_of::<Info>());
 /// Takes an [`Open`]; returns the event's descriptor.
 pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());

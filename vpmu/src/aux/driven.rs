@@ -9,7 +9,7 @@ use crate::save::{Fault, SavedKeeper, SavedTurn};
 #[derive(Debug)]
 pub(super) struct Driven {
     writer: Writer,
-    /// The driver is notified at multiples of it, or when half of the room is used.
+    /// The driver is notified at multiples of this many bytes, or when half of the room is used.
     watermark: u64,
     turn: Option<Turn>,
 }
@@ -54,20 +54,20 @@ impl Driven {
         SavedKeeper::Driver { turn }
     }
 
-    /// As it was saved.
+    /// Restores a saved area.
     ///
     /// # Errors
-    /// No area can be so.
+    /// The saved state is not valid.
     pub(super) fn restore(
         writer: Writer,
         watermark: u64,
         turn: Option<&SavedTurn>,
     ) -> Result<Self, Fault> {
         if turn.is_some() != writer.begun().is_some() {
-            return Err("an event writes, but none may, or none writes that may");
+            return Err("the open write contradicts the event that may write");
         }
         if turn.is_some_and(|turn| turn.room > writer.size()) {
-            return Err("an event has more room than there is");
+            return Err("an event has more room than the area");
         }
         let turn = turn.map(|turn| Turn {
             event: turn.event,
@@ -128,12 +128,12 @@ impl Driven {
         let due = match &placed {
             Ok(()) => {
                 let marked = before / self.watermark != head / self.watermark;
-                // If the next mark is beyond the room, the driver must still come in time.
+                // If the next mark is beyond the room, the driver must still be notified in time.
                 !self.writer.overwrites() && (marked || self.writer.room() <= turn.room / 2)
             }
             Err(refused) => {
                 if !matches!(refused, Refused::NoRoom) {
-                    log::debug!("an area: {refused}");
+                    log::debug!("AUX area: {refused}");
                 }
                 let packet = size_of_val(entry.parts[1]) as u64;
                 turn.lost = turn.lost.saturating_add(packet);

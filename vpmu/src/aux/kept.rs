@@ -11,7 +11,7 @@ use crate::save::{Fault, SavedKeeper};
 #[derive(Debug)]
 pub(super) struct Kept {
     writer: Writer,
-    /// The reader is woken at multiples of it.
+    /// The reader is woken at multiples of this many bytes.
     watermark: u64,
     /// Flags of the span being written.
     flags: u64,
@@ -55,7 +55,7 @@ impl Kept {
         self.watermark
     }
 
-    /// Flags and fullness; `None` while a producer of the VMM's writes.
+    /// Flags and fullness; `None` while a producer of the VMM writes.
     pub(super) fn save(&self) -> Option<SavedKeeper> {
         self.claim.is_none().then_some(SavedKeeper::Device {
             flags: self.flags,
@@ -63,10 +63,10 @@ impl Kept {
         })
     }
 
-    /// As it was saved.
+    /// Restores a saved area.
     ///
     /// # Errors
-    /// No area can be so.
+    /// The saved state is not valid.
     pub(super) fn restore(
         writer: Writer,
         watermark: u64,
@@ -89,7 +89,7 @@ impl Kept {
         self.writer.head()
     }
 
-    /// Whether an open span may be ended by anyone.
+    /// Whether events may end the open span; a producer of the VMM ends its own.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }
@@ -106,10 +106,10 @@ impl Kept {
         let written = self.writer.head().wrapping_sub(before);
         if let Err(refused) = placed {
             if !matches!(refused, Refused::NoRoom) {
-                log::debug!("an area: {refused}");
+                log::debug!("AUX area: {refused}");
             }
-            // Wake only for the first of several: a full area crosses no further mark, and its
-            // reader would otherwise sleep for ever.
+            // Wake only for the first loss: a full area crosses no further mark, and its reader
+            // would otherwise sleep forever.
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;
@@ -133,7 +133,7 @@ impl Kept {
         }
     }
 
-    /// Notes that data before the next entry is missing.
+    /// Records that data before the next entry is missing.
     pub(super) fn miss(&mut self) {
         self.flags |= PARTIAL;
     }
@@ -175,7 +175,7 @@ impl Kept {
         let ended = self.end(pages, 0);
         let begun = self.writer.head();
         if let Err(refused) = self.writer.begin(pages) {
-            log::debug!("an area: {refused}");
+            log::debug!("AUX area: {refused}");
             return Err(refused);
         }
         self.claim = Some(Claim {
@@ -221,7 +221,8 @@ impl Kept {
     /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less: it may continue.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less: it may
+    /// continue.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,
@@ -233,7 +234,7 @@ impl Kept {
         self.writer.cut(size)?;
         self.claim = None;
         let crosses = !self.writer.overwrites() && self.crosses(claim.begun);
-        // As for packets: the first that does not fit wakes the reader.
+        // As for packets: the first loss wakes the reader.
         let first = claim.short && !self.full;
         self.full = claim.short;
         let chunk = self.end(pages, if claim.short { TRUNCATED } else { 0 });
@@ -260,7 +261,7 @@ impl Kept {
         let ended = self.writer.cut(0);
         let ended = ended.and_then(|()| self.writer.end(None::<&GuestPages<'_>>));
         if let Err(refused) = ended {
-            log::debug!("an area: {refused}");
+            log::debug!("AUX area: {refused}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! AUX areas: guest pages for traces, in addition to the ring that announces their spans. The guest
-//! owns the pages and may write anything there, so positions are kept here. Knows only the ids of
-//! events, and does not interpret the data.
+//! owns the pages and may write anything there, so positions are kept here. The module knows only
+//! the ids of events, and does not interpret the data.
 
 mod driven;
 mod kept;
@@ -56,11 +56,11 @@ impl Chunk {
 /// Data to be written completely or not at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// Bytes to leave out before it, a multiple of 8.
+    /// Bytes to skip before it, a multiple of 8.
     pub(crate) skip: u64,
     /// The data, in two consecutive parts.
     pub(crate) parts: [&'a [u64]; 2],
-    /// It represents several.
+    /// The data represents several overflows.
     pub(crate) collision: bool,
 }
 
@@ -133,7 +133,7 @@ impl Area {
         Ok(Self { pages, keeper })
     }
 
-    /// As it is now; `None` while a producer of the VMM's writes.
+    /// The current state, to be saved; `None` while a producer of the VMM writes.
     pub(crate) fn save(&self) -> Option<SavedArea> {
         let (writer, watermark, keeper) = match &self.keeper {
             Keeper::Device(_, kept) => (kept.writer(), kept.watermark(), kept.save()?),
@@ -150,11 +150,11 @@ impl Area {
         })
     }
 
-    /// An area as it was saved, over `pages` with what they hold, which have been checked as for
+    /// Restores a saved area over `pages`, which keep their contents and have been checked as for
     /// [`Area::new`].
     ///
     /// # Errors
-    /// No area can be so.
+    /// The saved state is not valid.
     pub(crate) fn restore(
         memory: &View<'_>,
         pages: Vec<GuestAddress>,
@@ -162,11 +162,11 @@ impl Area {
         saved: &SavedArea,
     ) -> Result<Self, Fault> {
         for &page in &pages {
-            pages::page(memory, page).map_err(|_| "a page of it is not memory")?;
+            pages::page(memory, page).map_err(|_| "a page of the area is not memory")?;
         }
         let size = pages.len() as u64 * PAGE_SIZE as u64;
         if saved.watermark == 0 || saved.watermark > size.max(u32::MAX.into()) {
-            return Err("it has no such watermark");
+            return Err("the watermark is not valid");
         }
         let writer = Writer::restore(size, saved)?;
         let watermark = saved.watermark;
@@ -178,9 +178,9 @@ impl Area {
             (SavedKeeper::Driver { turn }, None) => {
                 Keeper::Driver(Driven::restore(writer, watermark, turn.as_ref())?)
             }
-            (SavedKeeper::Device { .. }, None) => return Err("it has no ring"),
+            (SavedKeeper::Device { .. }, None) => return Err("the area has no ring"),
             (SavedKeeper::Driver { .. }, Some(_)) => {
-                return Err("the driver keeps it beside a ring");
+                return Err("an area that the driver manages has a ring");
             }
         };
         Ok(Self { pages, keeper })
@@ -215,12 +215,12 @@ impl Area {
             }
         };
         appended.unwrap_or_else(|error| {
-            log::debug!("an area's metadata page: {error}");
+            log::debug!("metadata page of an AUX area: {error}");
             Appended::default()
         })
     }
 
-    /// Notes that data before the next entry is missing.
+    /// Records that data before the next entry is missing.
     pub(crate) fn miss(&mut self) {
         if let Keeper::Device(_, kept) = &mut self.keeper {
             kept.miss();
@@ -232,7 +232,7 @@ impl Area {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
 
-    /// Shows the reader what was written, if the device keeps the area: which piece.
+    /// Publishes the written data if the device manages the area; returns the span.
     pub(crate) fn end(&mut self, memory: &View<'_>) -> Option<Chunk> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return None;

@@ -43,12 +43,12 @@ struct Model(Arc<Shared>);
 
 impl Pages for Model {
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
-        assert_eq!(field, AUX_TAIL, "the device reads nothing else");
+        assert_eq!(field, AUX_TAIL, "the device reads only the tail");
         Ok(self.0.tail.load(order))
     }
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
-        assert_eq!(field, AUX_HEAD, "the device writes nothing else");
+        assert_eq!(field, AUX_HEAD, "the device writes only the head");
         self.0.head.store(value, order);
         Ok(())
     }
@@ -81,7 +81,7 @@ fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
 }
 
 /// The device writes entries and publishes them after each number in `bursts`, while a reader
-/// looks.
+/// reads.
 fn run(bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Arc::new(Shared {
@@ -119,18 +119,18 @@ fn run(bursts: &'static [u64], looks: usize) {
         }
         let (mut tail, mut found) = reader.join().expect("the reader");
         look(&shared, &mut tail, &mut found);
-        assert_eq!(found, written, "each that was written, once, in order");
+        assert_eq!(found, written, "each written entry, once, in order");
     });
 }
 
 /// VPMU-D-6.8-3.
 #[test]
-fn a_reader_that_keeps_up_or_does_not() {
+fn reader_of_any_speed_sees_whole_records() {
     run(&[1, 1, 1], 2);
 }
 
 /// VPMU-D-6.8-3.
 #[test]
-fn pieces_are_seen_whole() {
+fn spans_are_seen_whole() {
     run(&[1, 2], 2);
 }

@@ -1,5 +1,5 @@
-//! Writes the bytes of an AUX area: one writer at a time, never over unread data. Knows positions
-//! and pages; nothing of packets, records or notifications.
+//! Writes the bytes of an AUX area: one writer at a time, never over unread data. It knows
+//! positions and pages, but no packets, records or notifications.
 
 use std::sync::atomic::Ordering;
 
@@ -24,10 +24,10 @@ pub(crate) enum Refused {
     #[error("a write to the area was not begun")]
     NotBegun,
     /// Unread data would be overwritten.
-    #[error("the area has no room for it")]
+    #[error("the area has no room for the data")]
     NoRoom,
     /// The pages were memory when the area was created; now they are not.
-    #[error("the area's pages")]
+    #[error("cannot access the area's pages")]
     Unwritable(#[source] pages::Unwritable),
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Span {
 pub(super) struct Writer {
     /// Bytes of the area: a power of two, at least a page.
     size: u64,
-    /// Overwrites the oldest data: there is always room.
+    /// The oldest data is overwritten: there is always room.
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
@@ -73,14 +73,14 @@ impl Writer {
         }
     }
 
-    /// As it was saved, over `size` bytes.
+    /// Restores a saved writer over `size` bytes.
     ///
     /// # Errors
-    /// No area can be so.
+    /// The saved state is not valid.
     pub(super) fn restore(size: u64, saved: &SavedArea) -> Result<Self, Fault> {
         let begun = saved.begun.unwrap_or(saved.head);
         if !saved.head.is_multiple_of(8) || !begun.is_multiple_of(8) {
-            return Err("its head is between two words");
+            return Err("the head is between two words");
         }
         Ok(Self {
             size,
@@ -91,7 +91,7 @@ impl Writer {
         })
     }
 
-    /// Where the piece began that has not ended.
+    /// Start of the open write.
     pub(super) fn begun(&self) -> Option<u64> {
         self.begun
     }
@@ -225,7 +225,7 @@ impl Writer {
         if let Some(pages) = pages.filter(|_| size > 0) {
             // Pairs with the reader's acquire of the head: the data is stored before it moves.
             if let Err(error) = pages.store(AUX_HEAD, self.head, Ordering::Release) {
-                log::debug!("an area's head: {error}");
+                log::debug!("head of an AUX area: {error}");
             }
         }
         Ok(Span { offset, size })

@@ -64,18 +64,19 @@ const FEATURES: u64 = 1 << F_RING
     | 1 << F_PERSISTENT
     | 1 << F_LINKS
     | 1 << F_FLUSH;
-/// Page addresses whose check costs as much as one operation on an event.
+/// Number of page addresses whose check costs as much as one operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
-/// Most bytes of a group's counts in a record, as in perf: the other fields of the record need room too.
+/// Maximum bytes of a group's counts in a record, as in perf: the other fields of the record need
+/// room, too.
 const LONGEST_READING: usize = 16 << 10;
 
-/// An event as the control plane knows it.
+/// The state that the control plane keeps for an event.
 #[derive(Debug)]
 struct Entry {
     spec: EventSpec,
     /// The context of the open request: for a task event, not the vCPU that runs the task.
     context: Context,
-    /// The shard that holds the event.
+    /// The shard with the event.
     shard: u32,
     /// Whether the event overflows.
     samples: bool,
@@ -95,7 +96,7 @@ impl Entry {
     }
 }
 
-/// A copy of an event's ring, parsed later, when no vCPU waits for a lock.
+/// A copy of an event's ring, parsed after the locks are released.
 #[derive(Debug)]
 pub(crate) struct HeldRecords {
     event: PersistentStatus,
@@ -136,8 +137,8 @@ impl Served {
     }
 }
 
-/// The control plane of one device. A reset drops everything that the driver set up: without a driver, no
-/// feature is negotiated, and neither a queue nor guest memory is known.
+/// The control plane of one device. A reset drops everything that the driver set up: without a
+/// driver, no feature is negotiated, and neither a queue nor guest memory is known.
 #[derive(Debug)]
 pub(crate) struct Control {
     backend: Arc<Backend>,
@@ -187,7 +188,7 @@ impl Control {
 
     // The device's life.
 
-    /// Sets the memory that outlives a reset; call it before the first activation.
+    /// Sets the memory that outlives a reset. Must be called before the first activation.
     pub(crate) fn set_window(&mut self, window: Window) {
         self.sinks.set_window(window);
     }
@@ -217,8 +218,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Chains count references to their memory. Each vCPU gets a reference count of its own; with
-            // a shared one, its cache line would move between CPUs at every notification.
+            // Chains count references to their memory. Each vCPU gets a reference count of its own;
+            // the cache line of a shared one would move between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -299,21 +300,21 @@ impl Control {
         metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
     }
 
-    /// Adds the device's totals from before its restore; call it last.
+    /// Adds the device's totals from before its restore. Must be called last.
     pub(crate) fn add_before(&self, metrics: &mut Metrics) {
         metrics.add_before(&self.before);
     }
 
     // Between shards.
 
-    /// Calls `act` on a shard, then executes the work that this left for other shards.
+    /// Calls `act` on a shard, then executes the work that it leaves for other shards.
     fn on<T>(&mut self, shard: u32, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = self.shards[shard as usize].with(act);
         self.run(errands);
         result
     }
 
-    /// As [`Control::on`], for the shard that holds an event; `None` if the event does not exist.
+    /// Like [`Control::on`], for the shard with an event; `None` if the event does not exist.
     fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let shard = self.events.get(&id)?.shard;
         Some(self.on(shard, act))
@@ -335,8 +336,8 @@ impl Control {
             let ((), more) = shard.with(|state| match errand {
                 Errand::Start(id) => log_refused(id, state.start(id)),
                 Errand::Stop(id) => {
-                    // Otherwise, earlier samples of other events would follow the last sample of this
-                    // one.
+                    // Otherwise, earlier samples of other events would follow the last sample of
+                    // this event.
                     state.settle();
                     log_refused(id, state.stop_led(id));
                 }
@@ -350,7 +351,7 @@ impl Control {
         }
     }
 
-    /// Executes a command about an event that the queue's shard does not hold. The vCPU `by` sent it on
+    /// Executes a command about an event that is not in the queue's shard. The vCPU `by` sent it on
     /// the queue of the vCPU `of`, after `resets` resets of the device.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
@@ -458,7 +459,7 @@ impl Control {
         })
     }
 
-    /// Copies a request, at most as many bytes as the longest request has.
+    /// Copies a request, but at most the length of the longest request.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let limits = &self.backend.settings.limits;
         let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
@@ -484,7 +485,7 @@ impl Control {
         };
         let event = header.event.get();
         if event != 0 {
-            // Earlier samples go to the sink that the event had before the request.
+            // Earlier samples go to the sink of the event before the request.
             self.settle(event);
         }
         match header.op.get() {
@@ -644,7 +645,8 @@ impl Control {
         Ok((opening.engine, id))
     }
 
-    /// The shard of a new event; for a task event, the one where the task most likely runs first.
+    /// The shard of a new event; for a task event, the shard where the task is most likely to run
+    /// first.
     fn first_shard(&self, context: Context) -> u32 {
         match context {
             Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu,
@@ -674,7 +676,7 @@ impl Control {
         if parent.is_operators() {
             return Err(Errno::EPERM);
         }
-        // It is undefined which event of the family such a sample would read.
+        // It would be undefined which event of the family such a sample reads.
         if request.sample_type.get() & SAMPLE_READ != 0 {
             return Err(Errno::EINVAL);
         }
@@ -830,12 +832,12 @@ impl Control {
         if other.is_operators() {
             return Err(Errno::EPERM);
         }
-        // Only the driver knows the tasks of task events; the device cannot compare them.
+        // The device cannot compare the tasks of task events: only the driver knows them.
         if id == target || !trigger.context.is_like(other.context) || !trigger.samples {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // The guest runs on before overflows of a batched event are found.
+            // The guest continues to run before overflows of a batched event are found.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
@@ -884,8 +886,8 @@ impl Control {
         self.sinks.remove(id);
     }
 
-    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the window, or
-    /// 0 in guest RAM.
+    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the
+    /// window, or 0 in guest RAM.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -925,8 +927,8 @@ impl Control {
         Ok(0)
     }
 
-    /// Creates an event's ring in the window with `count` pages in all; returns the number of the first
-    /// page.
+    /// Creates an event's ring in the window with `count` pages, the metadata page included;
+    /// returns the number of the first page.
     fn lay_in_window(
         &mut self,
         spec: &EventSpec,
@@ -983,8 +985,9 @@ impl Control {
         }
     }
 
-    /// Writes the current exit of each vCPU to the traces of a sink. Returns the event to flush the sink
-    /// with: a trace if there is one, else the event that the sink was mapped with, else any writer.
+    /// Writes the current exit of each vCPU to the traces of a sink. Returns the event to flush the
+    /// sink with: a trace if there is one, else the event that the sink was mapped with, else any
+    /// writer.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -1036,7 +1039,7 @@ impl Control {
         Ok(())
     }
 
-    /// Redirects the family of `owner` to `ring`, or back to its own for `None`.
+    /// Redirects the family of `owner` to `ring`, or to its own ring for `None`.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1103,7 +1106,7 @@ impl Control {
         Ok(())
     }
 
-    /// Begins a write of a VMM's producer to a trace.
+    /// Begins a write of a producer of the VMM to a trace.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1132,7 +1135,8 @@ impl Control {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
 
-    /// Maps an AUX area in guest RAM, beside the ring of a trace, or alone if the driver manages it.
+    /// Maps an AUX area in guest RAM, beside the ring of a trace, or without a ring if the driver
+    /// manages the area.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -1210,8 +1214,8 @@ impl Control {
         window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
-    /// Unmaps the area that was mapped with an event. Data written so far is published, and reported as
-    /// far as the records fit.
+    /// Unmaps the area that was mapped with an event. Data written so far is published, and
+    /// reported as far as the records fit.
     fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
@@ -1265,13 +1269,13 @@ impl Control {
 
     // Persistent events.
 
-    /// Whether the operator owns an event: the guest can read it but not change it.
+    /// Whether the operator owns an event: the guest can read it, but not change it.
     fn is_operators(&self, id: u64) -> bool {
         self.events.get(&id).is_some_and(Entry::is_operators)
     }
 
-    /// Makes a guest event persistent under the name in the request. Without a name in it, the event
-    /// keeps its name, or gets the one that follows from its id.
+    /// Makes a guest event persistent under the name in the request. Without a name in the request,
+    /// the event keeps its name, or gets its default name.
     fn detach(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<DetachRequest>(request)?;
         let name = match request.name.iter().all(|&byte| byte == 0) {
@@ -1343,7 +1347,7 @@ impl Control {
         })
     }
 
-    /// Checks that the guest's event `id` may have a name.
+    /// Checks that the guest's event `id` may have `name`.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1364,8 +1368,8 @@ impl Control {
         })
     }
 
-    /// The name that the operator asked for, or the default name of the next event. Checks that the
-    /// operator has not used the name before.
+    /// The name that the operator requested, or the default name of the next event. Checks that no
+    /// other event of the operator has the name.
     fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
         let Some(text) = asked else {
             return Ok(Name::of(self.next_id));
@@ -1451,7 +1455,8 @@ impl Control {
         needs_guest_ips(request, self.backend.settings.engines)
     }
 
-    /// Opens a persistent event for the operator; returns its id. `request` was made from `asked`.
+    /// Opens a persistent event for the operator; returns its id. `request` is the open request of
+    /// `asked`.
     pub(crate) fn persist(
         &mut self,
         asked: &Persist,
@@ -1578,8 +1583,8 @@ impl Control {
         }
     }
 
-    /// Writes held records of events whose vCPU is outside the guest; returns the visits of the other
-    /// vCPUs.
+    /// Writes held records of events whose vCPU is outside the guest; returns the visits that the
+    /// other vCPUs need.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {
@@ -1602,7 +1607,7 @@ impl Control {
     /// Publishes everything written for an event, and wakes its reader.
     ///
     /// # Errors
-    /// The event is in error; `ENOENT`: it was closed meanwhile.
+    /// The event is in error; `ENOENT`: it was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let shown = self.with_event(id, |state| {
             state.settle();
@@ -1644,7 +1649,7 @@ fn changes(op: u32) -> bool {
     )
 }
 
-/// A request that would open a persistent event as it is now.
+/// The request that would open a persistent event in its current state.
 fn open_request(entry: &Entry, view: &View) -> OpenRequest {
     let spec = &entry.spec;
     let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -1688,7 +1693,7 @@ fn refused(asked: &Persist, errno: Errno) -> PersistError {
     match errno {
         Errno::EOPNOTSUPP => PersistError::Refused {
             event: asked.event.clone(),
-            why: "the engine that this device was given does not make such samples",
+            why: "the configured engine does not make such samples",
         },
         errno => PersistError::Host(io::Error::from(errno)),
     }

@@ -21,7 +21,7 @@ impl<W: Write> Room<W> {
         self.valued(|| act().map(|()| 0))
     }
 
-    /// As [`Room::simple`], with the value that `act` returns.
+    /// Like [`Room::simple`], with the value that `act` returns.
     pub(super) fn valued(
         mut self,
         act: impl FnOnce() -> Result<u32, Errno>,
@@ -59,7 +59,7 @@ impl<W: Write> Room<W> {
     }
 
     /// Writes a [`ControlReply`] and a list of entries. `list` gets the number of entries that fit,
-    /// and returns at most so many.
+    /// and returns at most that many.
     pub(super) fn entries<T: IntoBytes + Immutable>(
         mut self,
         list: impl FnOnce(usize) -> Result<Vec<T>, Errno>,

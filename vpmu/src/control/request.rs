@@ -114,7 +114,7 @@ impl Terms<'_> {
     /// Checks that the host, the operator and the negotiated features allow the request.
     ///
     /// # Errors
-    /// As [`Terms::check_context`].
+    /// See [`Terms::check_context`].
     pub(super) fn check(&self, request: &OpenRequest) -> Result<Opening, Errno> {
         let entry = self.allowed(request)?;
         let flags = request.flags.get();
@@ -226,7 +226,8 @@ impl Opening {
         }
     }
 
-    /// The properties of an event that the host cannot count any more; it will be in error.
+    /// The properties of an event that the host can no longer count; the event enters the error
+    /// state.
     pub(super) fn lost(engine: u32, flags: u32) -> Self {
         Self {
             engine,
@@ -237,7 +238,7 @@ impl Opening {
         }
     }
 
-    /// The roles of the event for the trace that leads its group.
+    /// The event's effects on the trace that leads its group.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
         let wanted = STEERING
@@ -247,7 +248,7 @@ impl Opening {
     }
 }
 
-/// Whether a request steers the trace that leads its group.
+/// Whether a request pauses or resumes the trace that leads the group.
 pub(super) fn steers(request: &OpenRequest) -> bool {
     request.flags.get() & STEERS != 0
 }
@@ -263,8 +264,8 @@ pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     engines == Engines::Auto && request.period.get() != 0 && can_batch(request) && may_batch
 }
 
-/// Checks the fields that are valid or invalid on any host; `highest` is the operator's highest
-/// frequency.
+/// Checks the fields whose validity does not depend on the host; `highest` is the operator's
+/// maximum frequency.
 fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     let flags = request.flags.get();
     if request.header.event.get() != 0

@@ -1,5 +1,5 @@
-//! Families of events, their sinks, and the pages of the window that sinks hold. Bookkeeping only: the
-//! caller passes changes on to the events.
+//! Families of events, their sinks, and the window pages of sinks. Bookkeeping only: the caller
+//! passes changes on to the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Sinks {
     }
 
     /// Allocates `count` contiguous pages of the window; returns them with the number of the first.
-    /// `None`: the window has no such run left.
+    /// `None`: the window has no such run.
     pub(super) fn take_pages(
         &mut self,
         count: u32,
@@ -244,8 +244,8 @@ impl Sinks {
         families.flat_map(|&owner| self.family(owner)).collect()
     }
 
-    /// Pages of guest RAM that rings and areas use. Window pages do not count: the window's size
-    /// limits them.
+    /// Number of pages of guest RAM that rings and areas use. Window pages do not count: the
+    /// window's size limits them.
     pub(super) fn guest_pages(&self) -> usize {
         let pages = self.sinks.values().map(|entry| {
             let shape = entry.sink.shape();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn family_lives_on_with_its_children() {
+    fn family_survives_while_it_has_children() {
         let mut sinks = sinks(&[1]);
         sinks.join(1, 4);
         assert_eq!(sinks.leave(1, 1), None);

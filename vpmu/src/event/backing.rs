@@ -1,4 +1,4 @@
-//! The source of an event's count: host counters, a vCPU's figures, or occurrences in the device.
+//! The source of an event's count: host counters, figures of a vCPU, or occurrences in the device.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub(super) struct OwnCounter {
     vcpu: u32,
     counter: Box<dyn Counter>,
     pub(super) last: Reading,
-    /// `None` for the operator's.
+    /// `None` for a counter of the operator.
     slot: Option<OpenSlot>,
 }
 
@@ -67,7 +67,7 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// `samples`: host counters overflow, or record, for this event.
+    /// `samples`: whether host counters overflow, or record, for this event.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
         match (spec.kind, spec.config) {
             (KIND_TSC, _) => Self::Tsc,
@@ -83,7 +83,7 @@ impl Backing {
         }
     }
 
-    /// Whether the host counts for it on `vcpu`, or need not.
+    /// Whether a host counter on `vcpu` counts for the event, or none is needed.
     pub(super) fn is_prepared(&self, vcpu: u32) -> bool {
         match self {
             Self::Own(counters) => counters.iter().any(|open| open.vcpu == vcpu),
@@ -92,11 +92,11 @@ impl Backing {
         }
     }
 
-    /// Makes the host count on `cpu`, unless it does, for the guest or the operator.
+    /// Opens a host counter on `cpu` for the guest or the operator, unless there is one.
     ///
     /// # Errors
     /// The host's error; `EMFILE` for the first counter of a guest's event when the operator's
-    /// limit is reached. A later one replaces the event's counter on another vCPU then.
+    /// limit is reached. A later counter then replaces the event's counter on another vCPU.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,
@@ -183,7 +183,7 @@ impl Backing {
         overflows
     }
 
-    /// Its current figures on `cpu`, which only grow.
+    /// The current figures on `cpu`, which only grow.
     pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {

@@ -3,15 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// perf's `PERF_FORMAT_GROUP`.
-pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
-
-/// The events of a group, shared by them: rebuilt when one joins or leaves.
+/// The events of a group, shared by all of them: rebuilt when one joins or leaves.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The leader's id.
     pub(crate) leader: u64,
-    /// The leader is enabled, and not in error.
+    /// Whether the leader is enabled, and not in error.
     pub(crate) on: Arc<AtomicBool>,
     /// The leader, then its members, oldest first.
     pub(crate) events: Vec<GroupEvent>,

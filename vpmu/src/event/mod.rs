@@ -1,5 +1,5 @@
-//! One event: its specification, state, count and times. Knows nothing of queues, nor of other
-//! events except its group.
+//! One event: its specification, state, count and times. The module knows neither queues nor other
+//! events, except the event's group.
 
 mod backing;
 mod group;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::backing::Backing;
-pub(crate) use self::group::{FORMAT_GROUP, Group, GroupEvent, LastCounts};
+pub(crate) use self::group::{Group, GroupEvent, LastCounts};
 pub(crate) use self::spec::{Context, EventSpec, is_trace, pace};
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED,
@@ -47,12 +47,12 @@ struct Active {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Persistent {
     Guest,
-    /// The operator's: the guest cannot change it.
+    /// Owned by the operator: the guest cannot change it.
     Operator,
 }
 
-/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event that is
-/// placed nowhere stays with its last shard.
+/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event without a
+/// vCPU stays in its last shard.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) spec: EventSpec,
@@ -61,10 +61,10 @@ pub(crate) struct Event {
     pub(crate) group: Option<Arc<Group>>,
     /// Its own entry among the counts of the group.
     last_counts: Option<Arc<LastCounts>>,
-    /// The task at schedule-in: an overflow found as the task leaves is still that task's, though
-    /// the task page names the next one by then.
+    /// The task at schedule-in: an overflow that is found as the task leaves belongs to that task,
+    /// though the task page already names the next one.
     pub(crate) task: Option<Task>,
-    /// The last vCPU of its task: a record of it may be written after it has left.
+    /// The last vCPU of its task: a record may be written after the task has left.
     pub(crate) last_vcpu: u32,
     enabled: bool,
     /// Overflows until it is disabled; zero: no limit.
@@ -79,7 +79,7 @@ pub(crate) struct Event {
     pub(crate) effects: Vec<(u64, Effect)>,
     /// Totals of its trace, if it is one: its count is the traced bytes.
     pub(crate) trace: Option<Trace>,
-    /// It counts and makes nothing until it is resumed. Its state and times continue.
+    /// It counts and produces nothing until it is resumed. Its state and times continue.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
@@ -88,7 +88,7 @@ pub(crate) struct Event {
     failed: bool,
     backing: Backing,
     active: Option<Active>,
-    /// The place of its own counter, if the event is the guest's.
+    /// The place of its own counter, for a guest's event.
     place: Option<Place>,
     count: u64,
     enabled_ticks: u64,
@@ -126,7 +126,7 @@ impl Event {
         }
     }
 
-    /// How it is, as of its last update.
+    /// The event's state at its last update, to be saved.
     pub(crate) fn save(&self) -> SavedLife {
         SavedLife {
             enabled: self.enabled,
@@ -145,31 +145,31 @@ impl Event {
         }
     }
 
-    /// An event as it was saved. It counts nowhere yet, and its ticks are of this device's TSC.
+    /// Restores a saved event. It counts nowhere yet, and its ticks are of this device's TSC.
     ///
     /// # Errors
-    /// No event can be so.
+    /// The saved state is not valid.
     pub(crate) fn restore(
         spec: EventSpec,
         context: Context,
         saved: &SavedLife,
     ) -> Result<Self, Fault> {
         let period = match &saved.period {
-            Some(period) => Some(Period::restore(period).ok_or("it has no such period")?),
+            Some(period) => Some(Period::restore(period).ok_or("its period is not valid")?),
             None => None,
         };
         let trace = match &saved.trace {
-            Some(trace) => Some(Trace::restore(trace).ok_or("it has no such trace")?),
+            Some(trace) => Some(Trace::restore(trace).ok_or("its trace is not valid")?),
             None => None,
         };
         if trace.is_some() != spec.is_trace() {
-            return Err("it traces, or it does not, against its kind");
+            return Err("its trace contradicts its kind");
         }
         if period.is_none() && (saved.limit > 0 || saved.throttled) {
-            return Err("it has a limit or a throttle, but no overflows");
+            return Err("it has a limit or a throttle, but never overflows");
         }
         if saved.task.is_some() && matches!(context, Context::Vcpu(_)) {
-            return Err("it has a task, but is a vCPU's");
+            return Err("it has a task, but its context is a vCPU");
         }
         Ok(Self {
             trace,
@@ -243,7 +243,7 @@ impl Event {
         self.publish_counts();
     }
 
-    /// Whether it is the operator's.
+    /// Whether the operator owns it.
     pub(crate) fn is_operators(&self) -> bool {
         self.persistent == Some(Persistent::Operator)
     }
@@ -307,12 +307,12 @@ impl Event {
         self.sink.is_none() && !self.failed && !self.is_watched()
     }
 
-    /// Whether host counters make its samples, or packets.
+    /// Whether host counters trigger its samples, or packets.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
         matches!(self.backing, Backing::Own(_))
     }
 
-    /// Whether each of its samples is an exit of its vCPU on the guest's behalf.
+    /// Whether each of its samples causes an exit of its vCPU for the guest.
     pub(crate) fn takes_time(&self) -> bool {
         let samples = self.is_sampled_by_host() && self.period.is_some();
         samples && !self.is_batched() && !self.is_operators()
@@ -328,7 +328,7 @@ impl Event {
         self.paused
     }
 
-    /// Makes the host count for it on `cpu`, if it needs to and does not yet.
+    /// Opens a host counter for it on `cpu`, if it needs one and has none.
     ///
     /// # Errors
     /// The host's error, or `ESRCH` while the vCPU has no thread.
@@ -353,7 +353,7 @@ impl Event {
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
             // A counter pinned for the guest would never yield to the operator's, so only the
-            // operator's are pinned on the host: see `Event::read`.
+            // operator's counters are pinned on the host: see `Event::read`.
             pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
@@ -390,10 +390,10 @@ impl Event {
         Ok(())
     }
 
-    /// Whether its own counter may run on `cpu`, or it needs none.
+    /// Whether its own counter may run on `cpu`, or none is needed.
     ///
     /// # Errors
-    /// `ENOSPC`: it may not, and the event is pinned.
+    /// `ENOSPC`: it may not run, and the event is pinned.
     fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
         if !self.backing.is_own() || self.is_operators() {
             return Ok(true);
@@ -415,7 +415,7 @@ impl Event {
         }
     }
 
-    /// Interrupts per second of its host counter, as far as known.
+    /// Interrupts per second of its host counter, if known.
     fn interrupts(&self) -> u64 {
         let rate = self.period.map(Period::rate);
         rate.map_or(0, |rate| self.spec.interrupts(rate))
@@ -495,7 +495,7 @@ impl Event {
         }
         let reading = self.backing.read(cpu, &self.spec)?;
         match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
-            // The host was not asked to pin it, so the device checks.
+            // The host does not pin the counter, so the device checks.
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
             false => Ok(reading),
         }
@@ -582,8 +582,8 @@ impl Event {
 
     /// Sets the period, or the frequency of an event opened with one, from now on.
     ///
-    /// # Errors
-    /// Like [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: nothing
+    /// See [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: nothing
+    /// changes then.
     /// changes then.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
@@ -617,14 +617,14 @@ impl Event {
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// Whether an overflow at `time` makes a record. With the last one in a window's limit, further
-    /// overflows are disabled on the host.
+    /// Whether an overflow at `time` makes a record. The last overflow within a window's limit
+    /// disables further overflows on the host.
     ///
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
         let verdict = self.throttle.admit(limit, time);
-        // A frequency is no higher than the rate, and the host keeps to it.
+        // A frequency does not exceed the rate limit, and the host keeps to the frequency.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
             true => self.silence(),
@@ -664,7 +664,7 @@ impl Event {
     }
 
     /// Admits an overflow at `time` that only counts in its window: the event has no limit, is not
-    /// throttled, and does not become so. `false`: use [`Event::admit`].
+    /// throttled, and does not become throttled. `false`: use [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
@@ -749,7 +749,7 @@ fn ran_throughout(before: Reading, now: Reading) -> bool {
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// The share of `ticks` that `running` has in `enabled`; all of them if the host measured no time,
+/// The share of `ticks` that `running` has in `enabled`; all `ticks` if the host measured no time,
 /// as for events that it does not multiplex.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
@@ -765,7 +765,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn running_is_the_hosts_share_of_enabled() {
+    fn running_time_is_the_hosts_share_of_enabled_time() {
         assert_eq!(share(1000, 0, 0), 1000);
         assert_eq!(share(1000, 50, 50), 1000);
         assert_eq!(share(1000, 25, 100), 250);

@@ -30,8 +30,8 @@ pub(crate) enum Context {
 }
 
 impl Context {
-    /// Whether events of both contexts may share a group or a ring. Only the driver knows the
-    /// tasks.
+    /// Whether events of both contexts may share a group or a ring. For task events only the driver
+    /// knows the tasks.
     pub(crate) fn is_like(self, other: Self) -> bool {
         match (self, other) {
             (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
@@ -45,7 +45,7 @@ impl Context {
 /// device's own exits.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
-        // perf's numbers of its cpu-clock, cycles and instructions.
+        // perf's numbers of cpu-clock, cycles and instructions.
         PACE_CPU_CLOCK => Some((KIND_SOFTWARE, 0)),
         PACE_CYCLES => Some((KIND_HARDWARE, 0)),
         PACE_INSTRUCTIONS => Some((KIND_HARDWARE, 1)),
@@ -57,7 +57,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The event that provides ring and id of its records: itself, or its parent.
+    /// The event that provides the ring and the id of its records: itself, or its parent.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
@@ -66,25 +66,25 @@ pub(crate) struct EventSpec {
     /// The layout of its records.
     pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
-    /// Bytes of an area between two wakeups; zero: half of it.
+    /// Bytes of an area between two wakeups; zero: half of the area.
     pub(crate) aux_watermark: u32,
-    /// Most addresses of a call chain.
+    /// Maximum length of a call chain.
     pub(crate) max_stack: u32,
     /// `ENGINE_*`: the engine of its samples.
     pub(crate) engine: u32,
     /// The shortest period of its backing: at least 1.
     pub(crate) shortest_period: u64,
-    /// Its period is in nanoseconds.
+    /// Whether its period is in nanoseconds.
     pub(crate) by_clock: bool,
 }
 
 impl EventSpec {
-    /// Whether it was opened with the flag.
+    /// Whether it was opened with `flag`.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Interrupts per second of its host counter at a rate, as far as the rate determines them.
+    /// Interrupts per second of its host counter at a rate, if the rate determines them.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,
@@ -98,7 +98,7 @@ impl EventSpec {
         is_trace(self.kind)
     }
 
-    /// Whether it excludes guest user mode, or else kernel mode.
+    /// Whether it excludes guest user mode, or guest kernel mode.
     pub(crate) fn excludes(&self, user: bool) -> bool {
         self.has(if user {
             OPEN_EXCLUDE_USER
@@ -127,7 +127,7 @@ impl EventSpec {
         self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
     }
 
-    /// The parts of the vCPU's state that its samples hold.
+    /// The parts of the vCPU's state that its samples contain.
     pub(crate) fn capture(&self) -> CaptureSpec {
         let layout = &self.layout;
         let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
@@ -151,7 +151,7 @@ impl EventSpec {
         self.engine == ENGINE_BATCHED
     }
 
-    /// Whether it was inherited from another.
+    /// Whether it was inherited from another event.
     pub(crate) fn is_child(&self) -> bool {
         self.owner != self.id
     }

@@ -1,34 +1,19 @@
 //! Splits a ring's bytes into whole records. The guest can write there: only the start of the first
-//! record, from the device, is trusted.
+//! record, which the device provides, is trusted.
 
-/// A record's header: its type, its mode, its size.
-const HEADER: usize = 8;
+use vpmu_perf::record;
 
 /// The records in `bytes` that `is_own` accepts, in sequence, oldest first. An invalid size, or one
 /// beyond the end, ends the sequence.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    let mut records = Vec::new();
-    let mut rest = bytes;
-    while let Some(size) = size(rest) {
-        let Some((record, after)) = rest.split_at_checked(size) else {
-            break;
-        };
-        if is_own(record) {
-            records.push(record);
-        }
-        rest = after;
-    }
+    let mut records: Vec<_> = record::in_bytes(bytes)
+        .map(|(_, record)| record)
+        .filter(|record| is_own(record))
+        .collect();
     if newest_first {
         records.reverse();
     }
     records.concat()
-}
-
-/// The size of the record at the start of `bytes`, if valid.
-fn size(bytes: &[u8]) -> Option<usize> {
-    let field = bytes.get(HEADER - 2..HEADER)?;
-    let size = usize::from(u16::from_le_bytes([field[0], field[1]]));
-    (size >= HEADER && size.is_multiple_of(8)).then_some(size)
 }
 
 #[cfg(test)]
@@ -36,6 +21,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const HEADER: usize = 8;
 
     fn record(kind: u8, size: u16) -> Vec<u8> {
         let mut bytes = vec![0; usize::from(size).max(HEADER)];
@@ -45,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_comes_first() {
+    fn oldest_record_comes_first() {
         let [one, two, three] = [record(1, 8), record(2, 24), record(3, 16)];
         let bytes = [one.clone(), two.clone(), three.clone()].concat();
         assert_eq!(whole(&bytes, false, |_| true), bytes);
@@ -54,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_ends_it_and_what_is_not_its_own_is_left_out() {
+    fn partial_record_ends_the_history_and_foreign_record_is_omitted() {
         let own = [record(1, 16), record(1, 8)];
         for end in [
             record(1, 0),
@@ -72,7 +59,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_there_it_comes_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..4096), newest_first: bool) {
+        fn history_of_any_bytes_ends(bytes in prop::collection::vec(any::<u8>(), 0..4096), newest_first: bool) {
             prop_assert!(whole(&bytes, newest_first, |_| true).len() <= bytes.len());
         }
     }

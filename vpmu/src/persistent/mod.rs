@@ -1,5 +1,5 @@
-//! Persistent events in the operator's view: requests and their results. Knows nothing of rings,
-//! queues or the device's locks.
+//! Persistent events in the operator's view: requests and their results. The module knows no rings,
+//! queues or locks of the device.
 
 mod history;
 mod name;
@@ -16,11 +16,11 @@ use crate::source::Rate;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Persistence {
     pub(crate) name: Name,
-    /// The operator's: the guest cannot change it.
+    /// Owned by the operator: the guest cannot change it.
     pub(crate) operator: bool,
 }
 
-/// A persistent event of the operator's: the guest can read it, but not change it.
+/// A persistent event of the operator: the guest can read it, but not change it.
 ///
 /// It counts and samples from its vCPU's first instruction, over every reset, until
 /// [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window, is
@@ -39,7 +39,7 @@ pub struct Persist {
     pub rate: Option<Rate>,
     /// perf's `PERF_SAMPLE_*`: the fields of its samples.
     pub sample_type: u64,
-    /// Data pages of its ring, a power of two; zero: without a ring it only counts.
+    /// Data pages of its ring, a power of two; zero: an event without a ring only counts.
     pub pages: u32,
 }
 
@@ -98,22 +98,15 @@ pub struct History {
     /// The event.
     pub event: PersistentStatus,
     /// Whole records of the event in perf's layout, in sequence, oldest first. The guest can write
-    /// to the ring: a record that cannot be the event's is omitted, and one with an invalid size
-    /// ends the history.
+    /// to the ring: a record that cannot belong to the event is omitted, and an invalid size ends
+    /// the history.
     pub records: Vec<u8>,
 }
 
 impl History {
     /// Iterates over the records, headers included.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = self.records.as_slice();
-        std::iter::from_fn(move || {
-            let size = rest.get(6..8)?;
-            let size = usize::from(u16::from_le_bytes([size[0], size[1]]));
-            let (record, after) = rest.split_at_checked(size.max(8))?;
-            rest = after;
-            Some(record)
-        })
+        vpmu_perf::record::in_bytes(&self.records).map(|(_, record)| record)
     }
 }
 
@@ -123,7 +116,7 @@ pub enum PersistError {
     /// The vCPU does not exist.
     #[error("there is no vCPU {vcpu}: the guest has {vcpus}")]
     NoVcpu {
-        /// The requested one.
+        /// The requested vCPU.
         vcpu: u32,
         /// The number of vCPUs.
         vcpus: u32,
@@ -131,7 +124,7 @@ pub enum PersistError {
     /// The catalogue lacks the event.
     #[error("this host has no event `{0}`")]
     NoEvent(String),
-    /// An option is not supported.
+    /// The request is not supported.
     #[error("event `{event}`: unsupported request: {why}")]
     Refused {
         /// The requested event.
@@ -148,9 +141,8 @@ pub enum PersistError {
     /// The name is reserved for the event with the id in it.
     #[error("`{0}` is reserved for the event with this id: choose another")]
     ReservedName(String),
-    /// Another event of the operator's has the name. A guest's event would lose it to the
-    /// operator's.
-    #[error("there is a persistent event `{0}` already")]
+    /// Another event of the operator has the name. A guest's event with this name would be renamed.
+    #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.
     #[error("a ring has a power of two of data pages, at most {most}, not {pages}")]
@@ -161,21 +153,21 @@ pub enum PersistError {
         most: u32,
     },
     /// The VMM has no window.
-    #[error("there is no window for its ring")]
+    #[error("the VMM has no window for the ring")]
     NoWindow,
     /// The window has no room for the ring.
-    #[error("the window has no room for {0} pages more")]
+    #[error("the window has no room for {0} more pages")]
     NoRoom(u32),
     /// The host refused or revoked its counter.
-    #[error("the host does not count it")]
+    #[error("the host does not count the event")]
     Host(#[source] std::io::Error),
     /// The id does not name a persistent event.
     #[error("there is no persistent event {0}")]
     NoSuch(u64),
-    /// It has no ring.
-    #[error("the event {0} has no ring")]
+    /// The event has no ring.
+    #[error("event {0} has no ring")]
     NoRing(u64),
-    /// The start of a record in its ring is unknown.
+    /// The start of the oldest record in its ring is unknown.
     #[error(
         "the ring of event {0} is overwritten forwards, so the start of its records is unknown"
     )]

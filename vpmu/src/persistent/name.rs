@@ -8,7 +8,7 @@ use crate::abi::PERSISTENT_NAME;
 const UNNAMED: &str = "event";
 
 /// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and short
-/// enough for a final zero on the wire.
+/// enough for a terminating zero on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name(String);
 
@@ -27,7 +27,7 @@ impl Name {
         Self(format!("{UNNAMED}{id}"))
     }
 
-    /// Whether it is reserved for the event with the id in it.
+    /// Whether it is reserved for the event with the id in the name.
     pub(crate) fn is_reserved(&self) -> bool {
         let id = self.0.strip_prefix(UNNAMED);
         id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_words_for_files_and_command_lines() {
+    fn valid_names_are_accepted_and_others_refused() {
         let longest = "a".repeat(PERSISTENT_NAME - 1);
         for good in ["a", "exits-0", "a_b", "z9", &longest] {
             let name = Name::new(good).expect(good);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_wire_zeros_follow() {
+    fn name_on_the_wire_is_padded_with_zeros() {
         let mut bytes = Name::of(3).to_wire();
         bytes[20] = b'x';
         assert_eq!(Name::from_wire(&bytes), None);

@@ -1,4 +1,4 @@
-//! Converts an operator's request to a driver's.
+//! Converts an operator's request to an open request.
 
 use super::{Persist, PersistError};
 use crate::abi::{
@@ -8,10 +8,10 @@ use crate::abi::{
 use crate::catalogue::{Catalogue, Entry};
 use crate::source::Rate;
 
-/// Fields with the counts in a sample: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
+/// Fields of the counts in a sample: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
 /// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN,
-/// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks need more than a flag.
+/// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks would need further parameters.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
 /// The open request, disabled, checked against the catalogue.
@@ -88,7 +88,7 @@ fn counted<'a>(
     Ok((entry, config, modes))
 }
 
-/// The name that an operator would request the event by: the inverse of [`Persist::event`].
+/// The name with which an operator would request the event: the inverse of [`Persist::event`].
 pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32) -> String {
     let modes = match flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) {
         0 => "",
@@ -104,14 +104,14 @@ pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32)
 }
 
 fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static str> {
-    let shortest = entry.shortest_period.ok_or("it makes no samples")?;
+    let shortest = entry.shortest_period.ok_or("it cannot be sampled")?;
     match rate {
         Rate::Period(period) if period < shortest => {
             Err("its period is shorter than its counter supports")
         }
-        Rate::Period(period) if period >> 63 != 0 => Err("its period is out of bounds"),
+        Rate::Period(period) if period >> 63 != 0 => Err("its period is too long"),
         Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {
-            Err("its frequency is zero, or above the limit of samples a second")
+            Err("its frequency is zero, or above the limit of samples per second")
         }
         _ => Ok(()),
     }

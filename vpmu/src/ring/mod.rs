@@ -63,7 +63,7 @@ impl Ring {
         })
     }
 
-    /// As it is now.
+    /// The current state, to be saved.
     pub(crate) fn save(&self) -> SavedRing {
         let mut saved = SavedRing {
             pages: self.addresses().map(|page| page.0).collect(),
@@ -83,22 +83,22 @@ impl Ring {
         saved
     }
 
-    /// A ring as it was saved, over `pages` with what they hold, which have been checked as for
+    /// Restores a saved ring over `pages`, which keep their contents and have been checked as for
     /// [`Ring::new`].
     ///
     /// # Errors
-    /// No ring can be so.
+    /// The saved state is not valid.
     pub(crate) fn restore(
         memory: &View<'_>,
         pages: &[GuestAddress],
         saved: &SavedRing,
     ) -> Result<Self, Fault> {
-        let (&metadata, data) = pages.split_first().ok_or("it has no page")?;
+        let (&metadata, data) = pages.split_first().ok_or("the ring has no page")?;
         for &page in pages {
-            pages::page(memory, page).map_err(|_| "a page of it is not memory")?;
+            pages::page(memory, page).map_err(|_| "a page of the ring is not memory")?;
         }
         if !saved.sequence.is_multiple_of(2) {
-            return Err("its metadata page is being changed");
+            return Err("the metadata page is being changed");
         }
         Ok(Self {
             metadata,
@@ -108,12 +108,12 @@ impl Ring {
         })
     }
 
-    /// Shows the conversion of `clock` in the metadata page, which another device began.
+    /// Writes the conversion of `clock` to a metadata page that another device initialised.
     pub(crate) fn retime(&mut self, memory: &View<'_>, clock: Clock) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::retime(&pages, &mut self.sequence, clock));
         if let Err(error) = shown {
-            log::debug!("a ring's metadata page: {error}");
+            log::debug!("metadata page of a ring: {error}");
         }
     }
 
@@ -126,7 +126,7 @@ impl Ring {
         self.metadata
     }
 
-    /// Whether its reader stores its tail.
+    /// Whether the reader stores its tail.
     pub(crate) fn is_writable(&self) -> bool {
         self.producer.mode().writable
     }
@@ -212,12 +212,12 @@ impl Ring {
                 .is_ok_and(|mut session| session.flush(context))
     }
 
-    /// Whether anything was written since the reader was last woken; it must be woken then.
+    /// Whether anything was written since the reader was last woken; it must then be woken.
     pub(crate) fn rouse(&mut self) -> bool {
         self.producer.rouse()
     }
 
-    /// Whether its newest record is the first of [`Ring::held`].
+    /// Whether the newest record is the first of [`Ring::held`].
     pub(crate) fn is_backward(&self) -> bool {
         self.producer.mode().backward
     }
@@ -226,13 +226,13 @@ impl Ring {
     /// records that were not overwritten. They begin with a whole record: the newest in a ring that
     /// is written backwards, else the oldest.
     ///
-    /// `None`: where a record begins, nobody knows.
+    /// `None`: the start of a record is unknown.
     pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
         let (start, len) = self.producer.held()?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         let copied = self.copy(memory, start, &mut bytes);
         if let Err(error) = copied {
-            log::warn!("a ring cannot be read: {error}");
+            log::warn!("cannot read a ring: {error}");
             return None;
         }
         Some(bytes)
@@ -263,12 +263,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Shows a count and its times in the metadata page.
+    /// Writes a count and its times to the metadata page.
     pub(crate) fn show(&mut self, memory: &View<'_>, counts: &CountSnapshot) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {
-            log::debug!("a ring's metadata page: {error}");
+            log::debug!("metadata page of a ring: {error}");
         }
     }
 }

@@ -2,7 +2,8 @@
 //! on a memory model as weak as the language's.
 //!
 //! The reader follows the kernel header's protocol. Its plain loads of the data are checked against
-//! the producer's plain stores: an unordered access fails, and so does a torn or stale record.
+//! the producer's plain stores: an unordered access fails the model, as does a torn or stale
+//! record.
 
 use loom::cell::Cell;
 use loom::sync::Arc;
@@ -60,7 +61,7 @@ struct Model(Arc<Shared>);
 
 impl Pages for Model {
     fn load(&self, field: usize, order: Ordering) -> Result<u64, pages::Unwritable> {
-        assert_eq!(field, DATA_TAIL, "the producer reads nothing else");
+        assert_eq!(field, DATA_TAIL, "the producer reads only the tail");
         Ok(self.0.tail.load(order))
     }
 
@@ -100,7 +101,7 @@ impl Pages for Model {
     }
 }
 
-/// The records that a reader found.
+/// The records that a reader read.
 #[derive(Default)]
 struct Found {
     numbers: Vec<u64>,
@@ -128,7 +129,7 @@ impl Found {
         self.numbers.extend(numbers);
     }
 
-    /// Reads the ring once, following the kernel's header.
+    /// Reads the ring once, as the kernel's header requires.
     fn look(&mut self, shared: &Shared, tail: &mut u64, backward: bool) {
         let head = shared.head.load(Ordering::Acquire);
         let (from, to) = if backward {
@@ -190,7 +191,11 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
         Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&context(&layout, &origin));
         found.look(&shared, &mut tail, backward);
         assert_eq!(found.numbers.len() as u64, written);
-        assert_eq!(written + found.lost, produced, "each is written or lost");
+        assert_eq!(
+            written + found.lost,
+            produced,
+            "each record is written or lost"
+        );
         if !backward {
             let rising = found.numbers.windows(2).all(|two| two[0] < two[1]);
             assert!(rising, "in order");
@@ -200,13 +205,13 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
 
 /// VPMU-D-6.7-2.
 #[test]
-fn a_reader_that_keeps_up_or_does_not() {
+fn reader_of_any_speed_sees_whole_records() {
     run(false, &[1, 1, 1, 1], 2);
 }
 
 /// VPMU-D-6.7-1.
 #[test]
-fn bursts_are_seen_whole() {
+fn burst_is_seen_whole() {
     run(false, &[2, 2, 1], 2);
 }
 
@@ -218,7 +223,7 @@ fn backwards_too() {
 
 /// VPMU-D-6.7-7.
 #[test]
-fn counts_and_times_are_seen_together() {
+fn count_and_times_are_read_consistently() {
     loom::model(|| {
         let shared = Shared::new();
         let reader = {
@@ -231,7 +236,7 @@ fn counts_and_times_are_seen_together() {
                 let after = shared.lock.load(Ordering::Relaxed);
                 if before == after && before.is_multiple_of(2) {
                     assert_eq!(enabled, count * 10);
-                    assert_eq!(count, u64::from(before) / 2, "as of the sequence");
+                    assert_eq!(count, u64::from(before) / 2, "the count of this sequence");
                 }
             })
         };

@@ -14,7 +14,7 @@ pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 /// More than a ring has between two wakeups, however long it is written to, and far from wrapping.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
-/// When the reader wants to be woken.
+/// The condition for a wakeup of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -30,7 +30,7 @@ pub(crate) enum Wakeup {
     Bytes(u32),
 }
 
-/// The writing event: a ring may have several.
+/// The writing event: several events may share a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteContext<'a> {
     /// The layout of its records.
@@ -75,9 +75,9 @@ pub(super) struct Producer {
     tail: u64,
     /// Lost samples that are not yet recorded.
     lost: u64,
-    /// Whether the reader was woken for those.
+    /// Whether the reader was woken for them.
     loss_told: bool,
-    /// Samples since a wakeup by records, of events with such wakeups.
+    /// Samples since a wakeup by records, for events with such wakeups.
     records: u64,
     /// Bytes since a wakeup by bytes.
     bytes: u64,
@@ -102,7 +102,7 @@ impl Producer {
         }
     }
 
-    /// Puts down how it is; between two sessions the reader sees all of it.
+    /// The current state, to be saved; between two sessions the reader sees all of it.
     pub(super) fn save(&self, into: &mut SavedRing) {
         let RingMode { writable, backward } = self.mode;
         into.writable = writable;
@@ -117,20 +117,20 @@ impl Producer {
         into.bytes = self.bytes;
     }
 
-    /// As it was saved, over `size` bytes.
+    /// Restores a saved producer over `size` bytes.
     ///
     /// # Errors
-    /// No ring can be so.
+    /// The saved state is not valid.
     pub(super) fn restore(size: u64, saved: &SavedRing) -> Result<Self, Fault> {
         let mode = RingMode {
             writable: saved.writable,
             backward: saved.backward,
         };
         if !saved.head.is_multiple_of(8) || size == 0 && saved.head != 0 {
-            return Err("its head is between two words, or beyond its data");
+            return Err("the head is between two words, or beyond the data");
         }
         if saved.records.max(saved.bytes) > MOST_PRODUCED {
-            return Err("no ring has so much between two wakeups");
+            return Err("a count since the last wakeup is too large");
         }
         Ok(Self {
             paused: saved.paused,
@@ -167,8 +167,8 @@ impl Producer {
     }
 
     /// Counts samples that could not be written or made; returns whether to wake the reader. The
-    /// first of them wakes it: a full ring crosses no further mark, and its reader would otherwise
-    /// sleep for ever. A reader that paused its ring needs no wakeup.
+    /// first loss wakes it: a full ring crosses no further mark, and its reader would otherwise
+    /// sleep forever. A reader that paused its ring needs no wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -179,7 +179,7 @@ impl Producer {
         wake
     }
 
-    /// Whether anything was written since the reader was last woken, which it must be now.
+    /// Whether anything was written since the reader was last woken; it must then be woken.
     pub(super) fn rouse(&mut self) -> bool {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }
@@ -329,7 +329,7 @@ impl Producer {
         self.published = self.head;
         // Pairs with the reader's acquire of the head: the records are stored before it moves.
         if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
-            log::debug!("a ring's head: {error}");
+            log::debug!("head of a ring: {error}");
         }
     }
 }
@@ -337,11 +337,11 @@ impl Producer {
 /// The pages were memory when the ring was created; now they are not.
 #[cold]
 fn unwritable(error: &pages::Unwritable) -> Outcome {
-    log::debug!("a ring's data: {error}");
+    log::debug!("data of a ring: {error}");
     Outcome::default()
 }
 
-/// Whether a count has reached its mark; then it restarts.
+/// Whether a count has reached its mark; restarts the count then.
 fn take(count: &mut u64, every: u32) -> bool {
     let every = u64::from(every.max(1));
     let reached = *count >= every;

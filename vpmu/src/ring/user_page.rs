@@ -8,7 +8,7 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::pages::{Pages, Unwritable};
 
-/// Bytes of the page up to the reserved ones; less than a page.
+/// Bytes of the page before the reserved ones; less than a page.
 #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
 const HEADER_SIZE: u32 = std::mem::offset_of!(Metadata, reserved) as u32;
 pub(super) const LOCK: usize = std::mem::offset_of!(Metadata, lock);
@@ -50,7 +50,8 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
     page
 }
 
-/// Shows the conversion of `clock` in a page that an earlier device had begun; `sequence` as in [`show`].
+/// Writes the conversion of `clock` to a page that an earlier device initialised; `sequence` as in
+/// [`show`].
 pub(super) fn retime(
     pages: &impl Pages,
     sequence: &mut u32,
@@ -59,7 +60,7 @@ pub(super) fn retime(
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
-    // No field may be seen changed while the sequence is still seen even.
+    // Changed fields must not be visible while the sequence is still seen even.
     pages.fence(Ordering::Release);
     // Width and shift are the halves of a word.
     let shift = u32::from(PMC_WIDTH) | u32::from(clock.shift) << 16;
@@ -68,7 +69,7 @@ pub(super) fn retime(
     pages.store_half(LOCK, *sequence, Ordering::Release)
 }
 
-/// Shows `counts`; `sequence` is the lock's, even before and after.
+/// Writes `counts`; `sequence` is the sequence lock's value, even before and after.
 pub(super) fn show(
     pages: &impl Pages,
     sequence: &mut u32,

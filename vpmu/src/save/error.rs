@@ -11,7 +11,7 @@ pub enum SaveError {
     /// A vCPU notified a queue, and some of the commands have not been carried out:
     /// [`VcpuSession::resume`](crate::VcpuSession::resume) returns
     /// [`Turn::Unfinished`](crate::Turn::Unfinished).
-    #[error("vCPU {0} has commands to carry out")]
+    #[error("vCPU {0} has pending commands")]
     Unserved(u32),
     /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped with this event.
     #[error("a producer of the VMM's writes to the AUX area of event {0}")]
@@ -39,7 +39,7 @@ pub enum RestoreError {
         here: usize,
     },
     /// A figure of the whole device cannot be.
-    #[error("the state's {0} cannot be")]
+    #[error("the state's {0} is invalid")]
     Figure(&'static str),
     /// The driver has not accepted these features, or cannot have.
     #[error(
@@ -52,7 +52,7 @@ pub enum RestoreError {
         given: u64,
     },
     /// The transport's part makes no device.
-    #[error("the driver's queues or features")]
+    #[error("cannot restore the driver's queues or features")]
     Driver(#[from] Error),
     /// An event cannot be as it was saved.
     #[error("event {id}: {what}")]

@@ -16,7 +16,8 @@ use crate::event::Context;
 use crate::queues::{BadChain, Chain};
 use crate::work::{self, Work};
 
-/// Most commands of one notification: enough to switch every event of the default limit in and out.
+/// Maximum number of commands of one notification: enough to switch every event of the default
+/// limit in and out.
 const MAX_COMMANDS: usize = 2048;
 
 /// The buffer of commands that a session executes; kept to reuse its memory.
@@ -27,9 +28,9 @@ pub(crate) struct CommandBuffer {
     replies: Vec<u8>,
     /// Commands executed.
     done: usize,
-    /// Commands that this notification may still bring.
+    /// Commands that this notification may still contain.
     left: usize,
-    /// Buffers that it may still bring.
+    /// Buffers that this notification may still contain.
     buffers: u16,
     /// Resets of the queue at its notification.
     resets: u64,
@@ -43,9 +44,9 @@ pub(crate) struct CommandBuffer {
 pub(crate) enum Answer {
     /// Done; whether the driver needs an interrupt.
     Done(bool),
-    /// Execute this command where its event is, and pass its reply back.
+    /// Execute this command where its event is, and return its reply.
     Elsewhere(Command),
-    /// The turn is over, and work is left.
+    /// The turn is over; work remains.
     Unfinished,
 }
 
@@ -58,7 +59,7 @@ impl CommandBuffer {
         self.resets = state.resets;
         self.served = false;
         state.queue.notified();
-        // Earlier samples must be in their rings when the notification is answered.
+        // Earlier samples must be in their rings when the notification returns.
         state.settle();
     }
 
@@ -172,8 +173,8 @@ impl CommandBuffer {
     }
 }
 
-/// Executes a command from the vCPU `by` on this shard's queue; `None`: another shard may have its
-/// event.
+/// Executes a command from the vCPU `by` on this shard's queue; `None`: the event may be in another
+/// shard.
 fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     let (op, id) = (command.op.get(), command.event.get());
     if op == COMMAND_VCPU {
@@ -195,7 +196,7 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     here.then(|| event_command(state, command, by, by == state.cpu.index))
 }
 
-/// Executes a command from the vCPU `by`; `own`: on its own queue.
+/// Executes a command from the vCPU `by`; `own`: whether it came on that vCPU's own queue.
 pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: bool) -> Reply {
     let id = command.event.get();
     if own && command.op.get() == COMMAND_AUX_END {

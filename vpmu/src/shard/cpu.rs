@@ -11,7 +11,7 @@ use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;
 
-/// One vCPU in the view of its events, used by the thread that holds the shard.
+/// One vCPU as its events see it, used by the thread that holds the shard.
 #[derive(Debug)]
 pub(crate) struct Cpu {
     pub(crate) index: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Cpu {
     threads: u64,
     /// Room for the guest's sampling counters.
     room: Room,
-    /// The thread whose own counters start and stop together.
+    /// The thread whose unshared counters start and stop together.
     held: Option<i32>,
     /// Each of these is read at most once while the shard is held.
     now: Option<u64>,
@@ -68,7 +68,7 @@ impl Cpu {
         self.vcpu.guest_tsc(&*self.backend.source)
     }
 
-    /// The guest's TSC for updating counts: one moment for all events of a switch.
+    /// The guest's TSC for updates of counts: one moment for all events of a switch.
     pub(crate) fn counting_tsc(&mut self) -> u64 {
         match self.now {
             Some(now) => now,
@@ -124,8 +124,7 @@ impl Cpu {
         self.room.take_freed()
     }
 
-    /// Makes counters of single events start and stop together from now on, until
-    /// [`Cpu::release_own`].
+    /// Makes unshared counters start and stop together from now on, until [`Cpu::release_own`].
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
             && let Some(thread) = self.thread()
@@ -144,7 +143,7 @@ impl Cpu {
         work::charge_host_call();
         if let Err(error) = self.backend.source.release(thread) {
             log::error!(
-                "vCPU {}: the host does not go on counting: {error}",
+                "vCPU {}: the host does not resume counting: {error}",
                 self.index
             );
         }
@@ -196,7 +195,7 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of the vCPU's threads before the counter's: keys repeat on different threads.
+    /// Number of the vCPU's threads before the counter's thread: threads reuse keys.
     threads: u64,
 }
 
@@ -205,8 +204,8 @@ fn no_thread() -> io::Error {
 }
 
 /// The counters of one vCPU's thread that several events share: an event's count is the difference
-/// between two readings. So the number of descriptors depends on the kinds of counting events, not
-/// on their number.
+/// between two readings. The number of descriptors therefore depends on the kinds of counting
+/// events, not on their number.
 #[derive(Debug, Default)]
 struct Counters {
     /// Made with the first counter.

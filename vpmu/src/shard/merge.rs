@@ -1,5 +1,5 @@
 //! Overflows recorded by the host while one vCPU ran, to be written to guest rings in order of
-//! time. Knows only the events' ids.
+//! time. The module knows only the events' ids.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub(crate) struct Recorded {
 
 /// Overflows taken from the host and not yet written.
 ///
-/// The host's rings are each in order of time, so the held overflows are a few sorted runs, which
+/// Each ring of the host is in order of time, so the held overflows are a few sorted runs, which
 /// the sort finds and merges.
 #[derive(Debug, Default)]
 pub(crate) struct Merge {
@@ -41,7 +41,7 @@ impl Merge {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // The host's clock is converted anew at each drain; returned times must not go back.
+        // The host's clock is converted anew at each drain; the times returned must not go back.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
         Some(recorded)
@@ -138,7 +138,7 @@ mod tests {
             let mut now = 0;
             for (round, until) in rounds {
                 for (event, tsc) in round {
-                    // Like the host: new ones are not older than returned ones.
+                    // As on the host: new overflows are not older than returned ones.
                     added.push((event, number));
                     merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
                     number += 1;

@@ -22,12 +22,12 @@ pub(super) struct Moment {
     /// `None` if the hypervisor does not provide it.
     pub(super) place: Option<CpuContext>,
     pub(super) task: Task,
-    /// The value, if it is a mark, else zero.
+    /// The value of a mark; zero for any other exit.
     pub(super) addr: u64,
 }
 
 impl Moment {
-    /// The origin of an event's record or packet of it.
+    /// The origin of an event's record or packet at this moment.
     pub(super) fn origin(&self, event: &Event) -> Origin {
         let task = event.task.unwrap_or(self.task);
         Origin {
@@ -41,7 +41,7 @@ impl Moment {
     }
 }
 
-/// Overflows of one event found at one moment, which have yet to act.
+/// Overflows of one event found at one moment, not yet applied.
 #[derive(Debug)]
 pub(super) struct Overflows {
     pub(super) event: u64,

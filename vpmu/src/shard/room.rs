@@ -15,8 +15,8 @@ pub(crate) struct RoomLimit {
 }
 
 impl RoomLimit {
-    /// Whether a clock of a rate fits beside others. One alone always fits, since its rate was
-    /// checked at the open, and so does a counter of unknown rate: zero.
+    /// Whether a clock of a rate fits beside others. A single clock always fits, since its rate was
+    /// checked at the open; so does a counter of unknown rate: zero.
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
     }
@@ -91,12 +91,12 @@ impl Drop for Place {
     }
 }
 
-/// The host counters that a guest's sampling events hold open, on all vCPUs together.
+/// The open host counters of a guest's sampling events, on all vCPUs together.
 #[derive(Debug)]
 pub(crate) struct CounterPool {
     open: Arc<AtomicU32>,
     most: u32,
-    /// Most that were open at once.
+    /// Maximum number that were open at once.
     peak: AtomicU32,
 }
 
@@ -124,7 +124,7 @@ impl CounterPool {
         Some(OpenSlot(Arc::clone(&self.open)))
     }
 
-    /// Most that were open at once.
+    /// Maximum number that were open at once.
     pub(crate) fn peak(&self) -> u32 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_has_so_many_slots() {
+    fn pool_grants_slots_up_to_its_limit() {
         let pool = CounterPool::new(2);
         let slots = [pool.take(), pool.take(), pool.take()];
         assert!(slots[1].is_some() && slots[2].is_none());

@@ -22,7 +22,7 @@ use crate::abi::{
 use crate::aux::Refused;
 use crate::clock::Clock;
 use crate::errno::{Denied, Errno, status};
-use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group, GroupEvent};
+use crate::event::{Context, Event, EventSpec, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::memory::Memory;
@@ -33,7 +33,7 @@ use crate::period::Period;
 use crate::producer::AuxError;
 use crate::queues::{DeviceQueue, QueueState};
 use crate::record::{
-    MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
+    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
 };
 use crate::ring::{CountSnapshot, Session, Wakeup};
@@ -46,15 +46,16 @@ use crate::trace::{Found, OpenExit, Packet};
 use crate::vcpu::{ExitStamp, Hook, exit_matches};
 use crate::walk::{Capture, CpuContext};
 use crate::work;
+use vpmu_perf::field::FORMAT_GROUP;
 
 /// Milliseconds that a host may take to store a record in its ring: when records are collected
-/// while the vCPU runs, later ones are held back, in case an older one arrives in another ring.
+/// while the vCPU runs, newer ones are held back, in case an older one arrives in another ring.
 const HOLD_BACK: u64 = 1;
-/// Start of the half of the address space that kernels reserve: it gives the mode of a guest whose
-/// vCPU kept running.
+/// Start of the half of the address space that kernels reserve: it determines the mode of a guest
+/// whose vCPU kept running.
 const KERNEL_HALF: u64 = 1 << 63;
-/// Most overflows held at once, plus those of one host ring: a megabyte. Beyond that they are
-/// written in order of arrival, so that a guest cannot make its host hold any number.
+/// Maximum number of held overflows, plus those of one host ring: a megabyte. Further ones are
+/// written in order of arrival: a guest cannot make its host hold an unbounded number.
 const MOST_HELD: usize = 16_384;
 /// Fields of a sample that hold the guest's position.
 const PLACES: u64 =
@@ -101,14 +102,14 @@ struct ClaimedExit {
     traces: Vec<u64>,
 }
 
-/// Overflows that were found and have yet to act.
+/// Overflows that were found and have not yet been applied.
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
-    /// A caller further up runs them in order.
+    /// A caller further up applies them in order.
     running: bool,
-    /// Groups read by records of this exit, by leader: later records use the same counts, because a
-    /// reading takes time in proportion to the group.
+    /// Groups read by records of this exit, by leader: later records use the same counts, because
+    /// the time for a reading is proportional to the size of the group.
     read: HashMap<u64, Arc<[Member]>, BuildHasherDefault<IdHasher>>,
 }
 
@@ -161,10 +162,10 @@ pub(crate) struct State {
     merge: Merge,
     /// The overflows being written; kept to reuse its memory.
     batch: Vec<MergeEntry>,
-    /// The machine was asked for periodic drains.
+    /// Periodic drains were requested from the machine.
     collecting: bool,
     errands: Vec<Errand>,
-    /// Events whose counters wait for room, the longest first; some may no longer wait.
+    /// Events whose counters wait for room, the longest waiting first; some may no longer wait.
     waiting: VecDeque<u64>,
     /// Samples that the guest's events may still write.
     allowance: Allowance,
@@ -204,7 +205,7 @@ impl State {
         self.cpu.invalidate();
     }
 
-    /// Call before unlocking; returns the work left for other shards.
+    /// Must be called before unlocking; returns the work left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
         if !self.waiting.is_empty() && self.cpu.take_freed() {
             self.end_waits();
@@ -237,7 +238,7 @@ impl State {
         self.end_exit(true);
         for id in self.ids(|_| true) {
             self.write_held(id);
-            // An event that the host gave up enters the error state, and is saved so.
+            // An event that the host revoked enters the error state, and is saved in that state.
             let _ = self.update(id);
         }
     }
@@ -342,8 +343,8 @@ impl State {
         ids
     }
 
-    /// Adds an event, which starts if it is enabled. The host counts for it from now on; for an
-    /// operator's event without a vCPU thread, from its attachment.
+    /// Adds an event, which starts if it is enabled. The host counts for it from now on; an
+    /// operator's event without a vCPU thread is counted from the thread's attachment on.
     ///
     /// # Errors
     /// The host's error; the event is then not added.
@@ -363,7 +364,7 @@ impl State {
         started.map_err(|errno| self.deny(errno))
     }
 
-    /// The error of an event that was not opened, with the host's reason if it has one.
+    /// The error of an event that was not opened, with the host's reason if there is one.
     fn deny(&mut self, errno: Errno) -> Denied {
         Denied {
             errno,
@@ -387,7 +388,7 @@ impl State {
 
     /// Ends an event: stops it and writes its pending records.
     pub(crate) fn end(&mut self, id: u64) {
-        // An event that cannot be stopped enters the error state, and ends anyway.
+        // An event that cannot be stopped enters the error state, and ends nevertheless.
         let _ = self.stop(id);
         self.write_counts(id);
         self.flush(id);
@@ -401,8 +402,8 @@ impl State {
         self.release(leases);
     }
 
-    /// Drops a driver: closes every event that does not outlive it, without a trace and without a
-    /// write to guest memory.
+    /// Drops a driver: closes every event that does not outlive it, without a write to guest
+    /// memory.
     pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.ids(|event| !outlives(event.spec.id)) {
             let Some(mut event) = self.events.remove(&id) else {
@@ -551,7 +552,7 @@ impl State {
         self.publish(id, result)
     }
 
-    /// Sets its count to zero.
+    /// Sets an event's count to zero.
     pub(super) fn reset_count(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let result = event.reset(&mut self.cpu);
@@ -602,7 +603,7 @@ impl State {
         stopped
     }
 
-    /// Enables an event for `overflows` more.
+    /// Enables an event for `overflows` more overflows.
     pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         if overflows == 0 || event.period.is_none() {
@@ -692,8 +693,8 @@ impl State {
         Some(changed)
     }
 
-    /// Completes a change: writes a pending loss, publishes the figures, and puts an event that its
-    /// host gave up in error.
+    /// Completes a change: writes a pending loss, publishes the figures, and moves an event that
+    /// the host revoked to the error state.
     fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
         if let Some(event) = self.events.get(&id) {
             event.publish_counts();
@@ -705,7 +706,7 @@ impl State {
         result.map_err(|error| self.fail(id, error))
     }
 
-    /// Reports an event that its host gave up to the driver, once. Members of its group stop.
+    /// Reports an event that the host revoked to the driver, once. Members of its group stop.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
         // It may be inactive, or gone.
         let _ = self.deactivate(id);
@@ -726,7 +727,7 @@ impl State {
 
     /// The current state of an event.
     pub(crate) fn view(&mut self, id: u64) -> Option<View> {
-        // An event that its host gave up is then in error, which is its state.
+        // An event that the host revoked is in error: that is its state.
         let _ = self.update(id);
         self.glance(id)
     }
@@ -786,7 +787,7 @@ impl State {
         }
     }
 
-    /// Begins a write of a VMM's producer to an active, unpaused trace; returns the sink.
+    /// Begins a write of a producer of the VMM to an active, unpaused trace; returns the sink.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -834,7 +835,7 @@ impl State {
         }
     }
 
-    /// The traces of a VMM's producer that are active on `vcpu`.
+    /// The traces of a producer of the VMM that are active on `vcpu`.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.ids(|event| {
             let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
@@ -994,18 +995,18 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Not the batched ones: overflows of that window may have yet to be collected.
+            // Exclude the batched events: overflows of that window may not have been collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // The next command may stop an event and find overflows after this.
+            // The next command may stop an event and find overflows after this moment.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Before any overflow: the exit that pauses a trace is the last that it records.
+        // Before any overflow is applied: the exit that pauses a trace is the last that it records.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1032,8 +1033,8 @@ impl State {
         let backend = Arc::clone(&self.cpu.backend);
         let time = self.cpu.time();
         if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
-            // The host may have run other threads during the guest's part: then too little is
-            // charged, never too much.
+            // The host may have run other threads during the guest's part: then the charge is too
+            // low, never too high.
             let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
             self.sampling.charge(backend.time_limit, time, took);
         }
@@ -1056,7 +1057,7 @@ impl State {
             if let Some(origin) = origin {
                 self.note(id, &origin, &Note::Throttle);
             }
-            // With its host counters silent, the vCPU may not exit for long.
+            // With silent host counters, the vCPU may not exit for a long time.
             self.start_collecting();
             if let Some(Err(error)) = rested {
                 self.fail(id, error);
@@ -1065,7 +1066,7 @@ impl State {
     }
 
     /// Counts an occurrence in events whose spec `matches`: first all of them count it, so that
-    /// each sees the others' new counts; then those whose period is over overflow.
+    /// each sees the others' new counts; then events whose period has elapsed overflow.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;
@@ -1233,8 +1234,9 @@ impl State {
 
     // Overflows.
 
-    /// Calls `find`, then lets all found overflows act in the order in which they were found.
-    /// Overflows found meanwhile act after them: a chain of events makes no chain of calls.
+    /// Calls `find`, then applies all found overflows in the order in which they were found.
+    /// Overflows found meanwhile are applied after them: a chain of events does not become a chain
+    /// of calls.
     fn run_overflows(&mut self, find: impl FnOnce(&mut Self)) {
         let outermost = !std::mem::replace(&mut self.overflows.running, true);
         find(self);
@@ -1250,7 +1252,7 @@ impl State {
         self.overflows.read.clear();
     }
 
-    /// Queues overflows to act, within [`State::run_overflows`].
+    /// Queues overflows to be applied, within [`State::run_overflows`].
     fn queue_overflows(&mut self, event: u64, periods: Periods, moment: Moment) {
         self.overflows.overflows.push_back(Overflows {
             event,
@@ -1259,7 +1261,8 @@ impl State {
         });
     }
 
-    /// Takes the overflows of one host counter, to act at the current exit; returns their number.
+    /// Takes the overflows of one host counter, to be applied at the current exit; returns their
+    /// number.
     fn drain_overflows(&mut self, id: u64) -> u64 {
         let vcpu = self.cpu.index;
         let Some(event) = self.events.get_mut(&id) else {
@@ -1316,7 +1319,7 @@ impl State {
         place.filter(|_| !vcpu.is_inside() && exit == vcpu.exits().total())
     }
 
-    /// Lets overflows of an event act: on the events that it starts and stops, and on its own
+    /// Applies overflows of an event to the events that it starts and stops, and to its own
     /// records.
     fn overflows_act(&mut self, found: Overflows) {
         let Overflows {
@@ -1334,8 +1337,8 @@ impl State {
         }
     }
 
-    /// Whether an overflow at `moment` makes a record, with the result of silencing the host's
-    /// counter after the last one in a limit.
+    /// Whether an overflow at `moment` makes a record. Also returns the result of silencing the
+    /// host's counter after the last record within a limit.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1348,13 +1351,13 @@ impl State {
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
     }
 
-    /// Whether a sample of an event may be written at `time`; counts it then. The operator's are
-    /// outside the guest's budget.
+    /// Whether a sample of an event may be written at `time`; counts the sample if so. The
+    /// operator's samples are outside the guest's budget.
     fn allows(&mut self, operators: bool, time: u64) -> bool {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// Handles an overflow of an event with records after `period`. The last one of its limit
+    /// Handles an overflow of an event with records after `period`. The last overflow of its limit
     /// disables the event; returns whether it stays enabled.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
@@ -1377,7 +1380,7 @@ impl State {
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
         if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
-            // With its host counter silent, the vCPU may not exit for long.
+            // With its host counter silent, the vCPU may not exit for a long time.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1398,8 +1401,8 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // A record without a requested IP would be wrong, and one from the excluded mode a leak:
-        // the overflow happened in the wanted mode, but the exit that found it came later.
+        // A record without a requested IP would be wrong, and one from the excluded mode would leak
+        // data: the overflow happened in the wanted mode, but the exit that found it came later.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1530,12 +1533,12 @@ impl State {
             }),
             None => {}
         }
-        // A notice reports a target in error.
+        // A notice reports a target that is in error.
         let _ = self.publish(id, changed);
     }
 
     /// Handles overflows of a sample trace after each of `periods`, all found at one moment: one
-    /// packet represents those that its rate and its limit allow.
+    /// packet represents those within its rate and its limit.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1572,7 +1575,7 @@ impl State {
         }
         if last {
             self.note(id, &origin, &Note::Throttle);
-            // With its host counter silent, the vCPU may not exit for long.
+            // With its host counter silent, the vCPU may not exit for a long time.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1794,7 +1797,7 @@ impl State {
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
-            // Everything up to here is written: later overflows are not in that window.
+            // All records up to here are written: later overflows are not in that window.
             let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
             for id in self.throttled(true) {
                 self.unthrottle_at(id, time);
@@ -1830,7 +1833,7 @@ impl State {
         }
     }
 
-    /// Like [`State::settle`], for an event that has just ceased to count.
+    /// Like [`State::settle`], for an event that has just stopped counting.
     fn settle_last(&mut self, id: u64) {
         self.take_recorded(id);
         self.write_until(self.cpu.backend.source.tsc());
@@ -1913,15 +1916,15 @@ impl State {
             batch.clear();
             self.batch = batch;
         } else {
-            // One can stop others, whose later overflows are then dropped.
+            // An event can stop others, whose later overflows are then dropped.
             while let Some(entry) = self.merge.next(until) {
                 self.overflow_recorded(&entry, &history);
             }
         }
     }
 
-    /// Writes overflows of events that stop no other: those of each sink in one burst. Readers rely
-    /// only on the order within a ring.
+    /// Writes overflows of events that stop no other event: those of each sink in one burst.
+    /// Readers rely only on the order within a ring.
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
@@ -1946,7 +1949,7 @@ impl State {
         }
     }
 
-    /// Lets an overflow recorded by the host act.
+    /// Applies an overflow recorded by the host.
     fn overflow_recorded(&mut self, entry: &MergeEntry, history: &TaskHistory) {
         if let Some(moment) = self.recorded_moment(entry, history) {
             self.overflow(entry.event, entry.period, &moment);
@@ -2094,7 +2097,7 @@ impl State {
                 stream_id: spec.id,
                 vcpu: self.cpu.index,
             };
-            // The last one is not over yet, as far as is known.
+            // The last exit may not be over yet.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
             let outside = clock.nanoseconds(until).saturating_sub(origin.time);
@@ -2127,9 +2130,9 @@ fn reply(event: &Event, clock: Clock, status: u32) -> Reply {
 
 fn misc(regs: Option<GuestRegs>) -> u16 {
     match regs {
-        Some(GuestRegs { user: true, .. }) => MISC_USER,
-        Some(GuestRegs { user: false, .. }) => MISC_KERNEL,
-        None => MISC_UNKNOWN,
+        Some(GuestRegs { user: true, .. }) => MODE_USER,
+        Some(GuestRegs { user: false, .. }) => MODE_KERNEL,
+        None => MODE_UNKNOWN,
     }
 }
 

@@ -34,9 +34,9 @@ pub(crate) struct Tally {
     pub(crate) lost: u64,
     pub(crate) throttled: u64,
     pub(crate) wakeups: u64,
-    /// Bytes.
+    /// Bytes written.
     pub(crate) aux_written: u64,
-    /// Bytes.
+    /// Bytes lost.
     pub(crate) aux_lost: u64,
     pub(crate) aux_records: u64,
 }
@@ -109,7 +109,7 @@ impl Writer {
         self.tasks.user_regs(&self.guest.view())
     }
 
-    /// Writes a sample of an event; returns whether it fitted.
+    /// Writes a sample of an event; returns whether it fit.
     pub(crate) fn sample(
         &mut self,
         sink: Option<&Sink>,
@@ -214,7 +214,7 @@ impl Writer {
         appended.whole
     }
 
-    /// Begins a write of a VMM's producer to a trace.
+    /// Begins a write of a producer of the VMM to a trace.
     ///
     /// # Errors
     /// See [`Sink::claim`].

@@ -8,21 +8,21 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
-use vpmu::{Engines, ExitReason, Limits};
+use vpmu::{Engines, ExitReason};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
-/// Ticks for which the youngest records wait.
+/// Ticks for which the youngest records are held back.
 const HOLD_BACK: u64 = 1_000_000;
 const TASK_PAGE: u64 = 0x8000;
 
 fn rig() -> Rig {
     let rig = Rig::new();
     rig.world.know_ips();
-    // So that there is a past to speak of.
+    // Leaves room for records in the past.
     rig.world.pass(10 * HOLD_BACK);
     rig
 }
@@ -57,7 +57,7 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(|sample| sample.ip).collect()
 }
 
-/// The host records user-mode overflows at these moments before now, their IPs the moments.
+/// The host records user-mode overflows at these moments before now, with the moments as IPs.
 fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = rig.world.now() - ago;
@@ -67,7 +67,7 @@ fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
 }
 
 #[test]
-fn vcpus_go_on_while_the_host_is_tried() {
+fn vcpus_run_while_the_host_is_probed() {
     let mut rig = rig();
     let trial = rig.world.try_slowly();
     rig.queues[0].request(cycles(0).as_bytes(), size_of::<OpenReply>());
@@ -89,7 +89,7 @@ fn vcpus_go_on_while_the_host_is_tried() {
 }
 
 #[test]
-fn the_engine_is_chosen_by_what_host_event_and_operator_can() {
+fn engine_is_chosen_by_host_event_and_operator() {
     const CALLCHAIN: u64 = 1 << 5;
     const READ: u64 = 1 << 4;
     let plain = cycles(0);
@@ -105,7 +105,7 @@ fn the_engine_is_chosen_by_what_host_event_and_operator_can() {
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
     let requests = [plain, with(READ), each, mark];
-    // For each request what comes of any engine, the exit engine, the batched engine.
+    // For each request, the result for any engine, the exit engine and the batched engine.
     let expected = [
         (Engines::Auto, false, [[exit, exit, no]; 4]),
         (
@@ -164,7 +164,7 @@ fn records_become_samples_when_they_are_collected() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     assert!(rig.world.draining());
-    assert!(!rig.vcpus.wants_registers(0), "nobody asks for them");
+    assert!(!rig.vcpus.wants_registers(0), "no event needs them");
     rig.world.pass(10 * HOLD_BACK);
     let now = rig.world.now();
     let moments = [
@@ -207,7 +207,7 @@ fn records_become_samples_when_they_are_collected() {
 }
 
 #[test]
-fn the_youngest_wait_for_the_next_time() {
+fn youngest_records_wait_for_the_next_drain() {
     let mut rig = rig();
     let (_, mut ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(10 * HOLD_BACK);
@@ -221,7 +221,7 @@ fn the_youngest_wait_for_the_next_time() {
 
 /// VPMU-D-6.6-7.
 #[test]
-fn samples_of_each_vcpu_come_out_in_the_order_of_time() {
+fn samples_of_each_vcpu_are_in_order_of_time() {
     let mut rig = rig();
     let (parent, mut ring) = batched(&mut rig, &cycles(0));
     let child = OpenRequest {
@@ -245,7 +245,7 @@ fn samples_of_each_vcpu_come_out_in_the_order_of_time() {
 
 /// VPMU-D-6.6-6.
 #[test]
-fn what_came_before_a_command_stands_when_it_is_answered() {
+fn samples_before_a_command_are_written_when_it_is_answered() {
     for op in [
         COMMAND_READ,
         COMMAND_DISABLE,
@@ -261,7 +261,7 @@ fn what_came_before_a_command_stands_when_it_is_answered() {
         let event = rig.open(&request).expect("open");
         let mut ring = rig.map(event, 2);
         rig.command(0, COMMAND_IN, event);
-        // As young as can be.
+        // As young as possible.
         record(&rig, 0, &[30, 20, 10]);
         let value = if op == COMMAND_PERIOD { 1000 } else { 0 };
         let asked = Command {
@@ -275,7 +275,7 @@ fn what_came_before_a_command_stands_when_it_is_answered() {
 
 /// VPMU-D-6.6-6.
 #[test]
-fn what_came_before_the_end_stands_when_it_is_answered() {
+fn samples_before_the_close_are_written_when_it_is_answered() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     record(&rig, 0, &[20, 10]);
@@ -289,7 +289,7 @@ fn what_came_before_the_end_stands_when_it_is_answered() {
 }
 
 #[test]
-fn a_clock_that_runs_ahead_holds_nothing_back_from_a_command() {
+fn fast_clock_delays_no_sample_before_a_command() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     let ahead = rig.world.now() + 500_000;
@@ -327,7 +327,7 @@ fn samples_of_both_engines_keep_their_order() {
 }
 
 #[test]
-fn nobody_collects_where_there_is_nothing_to_collect() {
+fn no_drain_is_requested_without_records() {
     let mut rig = rig();
     let count = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, count);
@@ -351,7 +351,7 @@ fn nobody_collects_where_there_is_nothing_to_collect() {
 }
 
 #[test]
-fn one_interrupt_for_all_that_is_collected_at_once() {
+fn one_drain_raises_one_interrupt() {
     let mut rig = rig();
     let request = OpenRequest {
         wakeup: 10.into(),

@@ -1,10 +1,10 @@
 //! The budget of a guest's work: the cost of one notification, mark or exit for device and host, in
-//! operations on events and calls of the source. Work beyond the budget of a turn waits while others are
-//! served.
+//! operations on events and calls of the source. Work beyond the budget of a turn waits while other
+//! vCPUs are served.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
-use vpmu::{Limits, SaveError, Turn};
+use vpmu::{SaveError, Turn};
 use zerocopy::IntoBytes;
 
 use crate::driver::{Descriptor, QUEUE_SIZE};
@@ -40,8 +40,8 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
-/// A device whose vCPU 0 has notified `count` switches of a large group, after the first turn, in which
-/// they were not answered.
+/// A device whose vCPU 0 has notified `count` switches of a large group, after the first turn,
+/// which did not answer them.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -50,7 +50,7 @@ fn unfinished(count: usize) -> Rig {
     let commands = switches(leader, count);
     rig.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
-    assert_eq!(rig.queues[2].answer(), None, "the first turn serves all");
+    assert_eq!(rig.queues[2].answer(), None, "the first turn answered them");
     rig
 }
 
@@ -62,7 +62,7 @@ fn notification_of_group_switches_is_served_in_turns() {
     while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {
         turns += 1;
     }
-    let answer = rig.queues[2].answer().expect("answered in the end");
+    let answer = rig.queues[2].answer().expect("answered after all turns");
     assert_eq!(answer.len(), 2048 * size_of::<Reply>());
     let after = rig.vpmu.metrics();
     // Each command acts on the leader and all members, and visits each.
@@ -80,7 +80,7 @@ fn notification_of_group_switches_is_served_in_turns() {
 
 /// VPMU-D-2-1.
 #[test]
-fn work_that_is_left_is_done_before_the_guest_runs_on() {
+fn remaining_work_is_done_before_guest_entry() {
     let mut rig = unfinished(64);
     rig.vcpus.enter(0);
     let answer = rig.queues[2].answer().expect("answered");
@@ -135,10 +135,7 @@ fn queue_notified_while_another_is_unfinished_is_served_after_it() {
 #[test]
 fn control_requests_of_many_pages_are_served_in_turns() {
     let mut rig = Rig::with(
-        Limits {
-            max_ring_pages: 4096,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_ring_pages = 4096),
         ALL_FEATURES,
     );
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -228,7 +225,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
         };
         rig.queues[queue].describe_as(0, indirect, INDIRECT);
         rig.queues[queue].offer(0);
-        // And one in the middle of a chain.
+        // And an indirect descriptor in the middle of a chain.
         let first = Descriptor {
             address: from,
             len: 128,

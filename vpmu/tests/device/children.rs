@@ -20,7 +20,7 @@ fn family(rig: &mut Rig, flags: u32, format: u64) -> (u64, u64) {
 }
 
 #[test]
-fn the_counts_of_a_child_are_written_as_it_closes() {
+fn counts_of_a_child_are_written_at_its_close() {
     let mut rig = Rig::new();
     rig.runs(1, 41, 42);
     // ENABLED, RUNNING, ID.
@@ -38,11 +38,11 @@ fn the_counts_of_a_child_are_written_as_it_closes() {
     let times = [out.time_enabled.get(), out.time_running.get()];
     assert_eq!(raw[0].words, [42 << 32 | 41, 9, times[0], times[1], parent]);
     rig.close(parent).expect("closed");
-    assert_eq!(ring.raw(), [], "it is nobody's child");
+    assert_eq!(ring.raw(), [], "it was not inherited");
 }
 
 #[test]
-fn a_child_that_never_ran_names_nobody() {
+fn child_that_never_ran_names_no_task() {
     let mut rig = Rig::new();
     rig.runs(0, 41, 42);
     let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 0);
@@ -52,7 +52,7 @@ fn a_child_that_never_ran_names_nobody() {
 }
 
 #[test]
-fn counts_are_written_only_where_they_are_asked_for() {
+fn counts_are_written_only_if_requested() {
     let mut rig = Rig::new();
     let (parent, child) = family(&mut rig, 0, 0);
     let mut ring = rig.map(parent, 1);
@@ -61,11 +61,8 @@ fn counts_are_written_only_where_they_are_asked_for() {
 }
 
 #[test]
-fn records_that_are_no_samples_end_with_who_and_when() {
-    let limits = vpmu::Limits {
-        max_sample_rate: 60 * 100,
-        ..limits()
-    };
+fn child_records_other_than_samples_end_with_task_and_time() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 60 * 100);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.runs(0, 41, 42);
     let request = OpenRequest {
@@ -103,7 +100,7 @@ fn records_that_are_no_samples_end_with_who_and_when() {
         .iter()
         .filter(|record| record.kind == THROTTLE)
         .collect();
-    // The parent is still throttled; the child has sixty samples, of which as many fit.
+    // The parent is still throttled; the child makes sixty samples, as many as fit are written.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();
@@ -118,11 +115,8 @@ fn records_that_are_no_samples_end_with_who_and_when() {
 }
 
 #[test]
-fn a_throttle_ends_with_who_and_when() {
-    let limits = vpmu::Limits {
-        max_sample_rate: 3 * 100,
-        ..limits()
-    };
+fn throttle_records_end_with_task_and_time() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 3 * 100);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.runs(1, 41, 42);
     let request = OpenRequest {
@@ -144,7 +138,7 @@ fn a_throttle_ends_with_who_and_when() {
 }
 
 #[test]
-fn a_loss_told_as_the_task_leaves_is_of_the_vcpu_that_it_leaves() {
+fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),

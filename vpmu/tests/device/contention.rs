@@ -1,17 +1,14 @@
-//! A host whose counters others use, or that gives up or refuses counters: the guest sees it in
-//! times, states and answers of its events.
+//! A host whose counters are shared, revoked or refused: the guest sees this in times, states and
+//! answers of its events.
 
 use vpmu::abi::*;
-use vpmu::{Hardware, Limits, Refusal};
+use vpmu::{Hardware, Refusal};
 
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{CYCLES, FAULTS};
 
 fn without_hardware() -> Rig {
-    Rig::with_hardware(Hardware {
-        events: false,
-        ..Hardware::default()
-    })
+    Rig::with_hardware(Hardware::default().with(|hardware| hardware.events = false))
 }
 
 fn config(rig: &Rig) -> Config {
@@ -78,7 +75,7 @@ fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
         assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
-        let notice = rig.whole_notice().expect("told");
+        let notice = rig.whole_notice().expect("a notice");
         assert_eq!(notice.kind.get(), NOTICE_ERROR);
         assert_eq!(notice.event.get(), event);
         assert_eq!(notice.value.get(), u32::from(REFUSED_NOT));
@@ -125,14 +122,11 @@ fn open_that_the_host_refuses_names_its_reason() {
 }
 
 #[test]
-fn refusal_of_the_devices_own_has_no_reason_of_the_hosts() {
-    let limits = Limits {
-        max_host_counters: 1,
-        ..limits()
-    };
+fn refusal_of_the_device_has_no_host_reason() {
+    let limits = limits().with(|limits| limits.max_host_counters = 1);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let cycles = sampling(of_host(CYCLES, 0), 100);
-    rig.open(&cycles).expect("the one that there may be");
+    rig.open(&cycles).expect("within the limit");
     for (request, errno) in [
         (cycles, libc::EMFILE),
         (of_host((KIND_HARDWARE, 7), 0), libc::ENOENT),
@@ -165,7 +159,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         let reply = rig.command(1, COMMAND_IN, event);
         assert_eq!(reply.status.get(), libc::EBUSY.unsigned_abs());
         assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
-        let notice = rig.whole_notice().expect("told");
+        let notice = rig.whole_notice().expect("a notice");
         assert_eq!(
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_IN_USE.into())
@@ -177,7 +171,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         rig.command(0, COMMAND_ENABLE, other);
         rig.world.give_up(thread(0));
         rig.command(0, COMMAND_READ, other);
-        let notice = rig.whole_notice().expect("told");
+        let notice = rig.whole_notice().expect("a notice");
         assert_eq!(
             (notice.event.get(), notice.value.get()),
             (other, REFUSED_NOT.into())
@@ -187,7 +181,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
 
 /// VPMU-D-6.2-5.
 #[test]
-fn configuration_says_why_a_kind_is_missing() {
+fn configuration_reports_why_a_kind_is_missing() {
     let rig = Rig::new();
     let why = |rig: &Rig| (config(rig).refused_hardware, config(rig).refused_software);
     assert_eq!(why(&rig), (REFUSED_NOT, REFUSED_NOT));
@@ -224,13 +218,16 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
         assert_eq!(answer(&mut rig, &request), (errno, 0), "{request:?}");
     }
     let persist = crate::persistent::asked("cycles", 0);
-    let refused = rig.vpmu.persist(&persist).expect_err("the operator's, too");
+    let refused = rig
+        .vpmu
+        .persist(&persist)
+        .expect_err("the operator's event, too");
     assert!(
         refused.to_string().contains("no event `cycles`"),
         "{refused}"
     );
     assert_eq!(config(&rig).refused_hardware, REFUSED_POLICY);
-    assert_eq!(rig.world.asked(), [0; 0], "the host was not even asked");
+    assert_eq!(rig.world.asked(), [0; 0], "the host was not called");
     // Other events are not affected.
     let faults = rig.open(&of_host(FAULTS, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, faults);

@@ -26,7 +26,11 @@ fn queue_without_interrupts_raises_none() {
     rig.commands(0, &[command(COMMAND_VCPU, 0)]);
     assert_eq!(rig.world.interrupts(), interrupts);
     rig.catalogue();
-    assert_eq!(rig.world.interrupts(), interrupts + 1, "it wants one");
+    assert_eq!(
+        rig.world.interrupts(),
+        interrupts + 1,
+        "an interrupt is requested"
+    );
     rig.queues[0].want_no_interrupt();
     rig.catalogue();
     assert_eq!(rig.world.interrupts(), interrupts + 1);
@@ -100,7 +104,7 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
 
 /// VPMU-D-4-1.
 #[test]
-fn configuration_stays_as_it_is() {
+fn configuration_does_not_change() {
     let memory = window(16);
     let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
     let before = rig.config();
@@ -119,7 +123,7 @@ fn configuration_stays_as_it_is() {
 
 /// VPMU-D-6.1-1.
 #[test]
-fn id_of_an_event_is_never_used_again() {
+fn event_id_is_never_reused() {
     let mut rig = Rig::new();
     let mut last = 0;
     for _ in 0..3 {
@@ -179,12 +183,12 @@ fn map_writes_the_whole_metadata_page() {
     page.lock = 0.into();
     assert_eq!(page, expected);
     assert!(rest.iter().all(|&byte| byte == 0));
-    assert_eq!(read(pages[1]), [0xa5; PAGE_SIZE], "data is left alone");
+    assert_eq!(read(pages[1]), [0xa5; PAGE_SIZE], "data is not written");
 }
 
 /// VPMU-D-6.7-10.
 #[test]
-fn wakeups_that_find_buffers_have_a_notice_each() {
+fn each_wakeup_with_a_buffer_has_a_notice() {
     let mut rig = Rig::new();
     let event = rig.open(&waking()).expect("open");
     rig.map(event, 4);
@@ -200,7 +204,7 @@ fn wakeups_that_find_buffers_have_a_notice_each() {
 
 /// VPMU-D-6.10-4.
 #[test]
-fn ring_in_the_window_begins_with_zeros_whatever_was_there() {
+fn new_ring_in_the_window_is_zeroed() {
     let memory = window(4);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&waking()).expect("open");
@@ -216,7 +220,7 @@ fn ring_in_the_window_begins_with_zeros_whatever_was_there() {
     let mut free = [0; PAGE_SIZE];
     let at = GuestAddress(WINDOW + 3 * PAGE_SIZE as u64);
     memory.read_slice(&mut free, at).expect("in the window");
-    assert_eq!(free, [0xa5; PAGE_SIZE], "no page of the ring's");
+    assert_eq!(free, [0xa5; PAGE_SIZE], "a page outside the ring");
 }
 
 /// VPMU-D-2-1.

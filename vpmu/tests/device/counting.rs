@@ -8,7 +8,7 @@ use crate::world::{At, CYCLES, FAULTS};
 
 /// VPMU-D-6.2-4.
 #[test]
-fn marks_of_one_value_on_one_vcpu() {
+fn marks_count_by_value_and_vcpu() {
     let mut rig = Rig::new();
     let events = [0, 1].map(|vcpu| rig.open(&open_of(KIND_MARK, 5, vcpu)).expect("open"));
     rig.mark(0, 5, 0);
@@ -28,7 +28,7 @@ fn marks_of_one_value_on_one_vcpu() {
 
 /// VPMU-D-6.2-4.
 #[test]
-fn exits_by_reason_each_once() {
+fn each_exit_counts_once_by_reason() {
     let mut rig = Rig::new();
     let reasons = [
         (EXIT_IO, ExitReason::Io, 3),
@@ -69,7 +69,7 @@ fn exits_by_reason_each_once() {
 }
 
 #[test]
-fn exits_of_the_statistics() {
+fn exits_count_by_the_statistics() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_EXITS, EXIT_ALL, 1)).expect("open");
     rig.world.add_exits(99);
@@ -84,7 +84,7 @@ fn exits_of_the_statistics() {
 }
 
 #[test]
-fn ticks_are_the_times() {
+fn tsc_ticks_equal_the_times() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_TSC, 0, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -105,7 +105,7 @@ fn ticks_are_the_times() {
 }
 
 #[test]
-fn guest_time_is_the_threads_inside_the_run_call() {
+fn guest_time_is_thread_time_inside_the_run_call() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_GUEST_TIME, 0, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -118,7 +118,7 @@ fn guest_time_is_the_threads_inside_the_run_call() {
 }
 
 #[test]
-fn a_host_counter_counts_while_the_event_does() {
+fn host_counter_counts_while_its_event_does() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig.open(&open_of(kind, config, 1)).expect("open");
@@ -141,7 +141,7 @@ fn a_host_counter_counts_while_the_event_does() {
 
 /// VPMU-D-6.1-2.
 #[test]
-fn a_multiplexed_counter_shows_in_the_times() {
+fn multiplexed_counter_shows_in_the_times() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig.open(&open_of(kind, config, 0)).expect("open");
@@ -155,7 +155,7 @@ fn a_multiplexed_counter_shows_in_the_times() {
 }
 
 #[test]
-fn a_task_event_follows_in_and_out_across_vcpus() {
+fn task_event_follows_in_and_out_across_vcpus() {
     let mut rig = Rig::new();
     let (kind, config) = FAULTS;
     let request = OpenRequest {
@@ -210,7 +210,7 @@ fn in_and_out_are_matched() {
 
 /// VPMU-G-2-1.
 #[test]
-fn the_queue_of_another_vcpu_is_refused() {
+fn queue_of_another_vcpu_is_refused() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
     let batch = [command(COMMAND_VCPU, 0), command(COMMAND_ENABLE, event)];
@@ -246,7 +246,7 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
 
 /// VPMU-D-6.1-3, VPMU-D-6.1-6.
 #[test]
-fn a_lost_backing_is_an_event_in_error() {
+fn lost_backing_puts_the_event_in_error() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig.open(&open_of(kind, config, 0)).expect("open");
@@ -269,7 +269,7 @@ fn a_lost_backing_is_an_event_in_error() {
 
 /// VPMU-D-6.2-1.
 #[test]
-fn the_catalogue_is_what_opens() {
+fn catalogue_lists_exactly_the_events_that_open() {
     let mut rig = Rig::new();
     let mut length = [0; 4];
     rig.vpmu.read_config(16, &mut length);
@@ -290,7 +290,7 @@ fn the_catalogue_is_what_opens() {
 }
 
 #[test]
-fn the_metadata_page_follows() {
+fn metadata_page_follows_the_count() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
     let page = rig.map(event, 0);

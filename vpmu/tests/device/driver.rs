@@ -84,7 +84,7 @@ impl DriverQueue {
         self.describe_as(index, descriptor, 0);
     }
 
-    /// As [`DriverQueue::describe`], with more flags.
+    /// Like [`DriverQueue::describe`], with more flags.
     pub(crate) fn describe_as(&self, index: u16, descriptor: Descriptor, flags: u16) {
         let at = self.descriptors + 16 * u64::from(index);
         let write = if descriptor.writable { WRITE } else { 0 };
@@ -103,7 +103,7 @@ impl DriverQueue {
         self.store(self.available + 2, self.next);
     }
 
-    /// Claims to have offered chains up to `index`.
+    /// Claims that chains up to `index` are available.
     pub(crate) fn claim(&self, index: u16) {
         self.store(self.available + 2, index);
     }

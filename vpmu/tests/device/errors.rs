@@ -77,17 +77,16 @@ impl Scene {
     fn new(setups: &[fn(&mut Setup)]) -> Self {
         let mut setup = Setup {
             features: WINDOW_FEATURES,
-            limits: Limits {
-                max_events: 1000,
-                max_host_counters: 4,
-                max_ring_pages: 64,
-                max_aux_pages: 64,
-                max_pages: 24,
-                max_persistent: 4,
-                max_window_pages: 16,
-                max_sample_rate: 100_000,
-                ..limits()
-            },
+            limits: limits().with(|limits| {
+                limits.max_events = 1000;
+                limits.max_host_counters = 4;
+                limits.max_ring_pages = 64;
+                limits.max_aux_pages = 64;
+                limits.max_pages = 24;
+                limits.max_persistent = 4;
+                limits.max_window_pages = 16;
+                limits.max_sample_rate = 100_000;
+            }),
         };
         setups.iter().for_each(|change| change(&mut setup));
         let window = window(16);
@@ -95,7 +94,7 @@ impl Scene {
         let memory = Rig::bare(Engines::Auto, limits(), None).memory;
         let producer = AuxProducer {
             name: "watchdog",
-            counts: "what the test says",
+            counts: "events of the test",
             format: 130,
         };
         let rig = Rig::with_memory(settings, Some(&window), memory);
@@ -204,7 +203,7 @@ impl Scene {
         self.rig.vpmu.persist(&asked).expect("started")
     }
 
-    /// An event of vCPU 0 that the host has given up.
+    /// An event of vCPU 0 that the host has revoked.
     fn failed(&mut self) -> u64 {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -244,7 +243,7 @@ impl Scene {
         let counters = self.rig.world.open_counters();
         let mut persistent = self.rig.vpmu.persistent();
         for status in &mut persistent {
-            // Time goes on.
+            // Time advances.
             (status.time_enabled, status.time_running) = (0, 0);
         }
         (persistent, opened, counters)

@@ -36,7 +36,7 @@ fn configuration_mirrors_the_feature_bits() {
 
 /// VPMU-D-3-4.
 #[test]
-fn feature_accepted_by_a_request_is_as_good_as_one_negotiated() {
+fn feature_accepted_by_a_request_equals_a_negotiated_one() {
     let memory = window(16);
     let mut rig = Rig::windowed(&memory);
     rig.vpmu.reset();
@@ -53,7 +53,7 @@ fn feature_accepted_by_a_request_is_as_good_as_one_negotiated() {
     rig.detach(event, "kept").expect("detached");
     rig.unmap(event).expect("unmapped");
     rig.map_window(event, 2, 0).expect("mapped");
-    // It ends with the driver's reset.
+    // The acceptance ends with the driver's reset.
     rig.vpmu.reset();
     rig.activate(MASKED);
     assert_eq!(rig.open(&sampled()), Err(libc::EOPNOTSUPP));
@@ -90,7 +90,11 @@ fn mark_of_more_than_32_bits_is_not_opened() {
     let mut rig = Rig::new();
     for config in [MARK_ANY + 1, MARK_ANY | 5, u64::MAX] {
         let opened = rig.open(&open_of(KIND_MARK, config, 0));
-        assert_eq!(opened, Err(libc::ENOENT), "{config:#x} is no mark's value");
+        assert_eq!(
+            opened,
+            Err(libc::ENOENT),
+            "{config:#x} is not a value of a mark"
+        );
     }
     for config in [0, u64::from(u32::MAX), MARK_ANY] {
         rig.open(&open_of(KIND_MARK, config, 0)).expect("open");
@@ -108,7 +112,7 @@ fn feature_accepted_by_a_request_is_kept_over_a_restore() {
     rig.map(event, 1);
     rig.move_on();
     assert_eq!(rig.open(&sampled()), Ok(event + 1));
-    // Features that it did not accept stay off.
+    // Features that it did not accept stay disabled.
     let area = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     assert_eq!(rig.open(&area), Err(libc::EOPNOTSUPP));
 }

@@ -1,4 +1,4 @@
-//! Saved states, as JSON has them, with a leaf that no device has put there.
+//! Saved states in JSON, with a leaf that no device would write.
 
 use serde_json::{Value, json};
 
@@ -25,19 +25,19 @@ fn leaves_of(value: &Value, at: String, into: &mut Vec<String>) {
     }
 }
 
-/// What a leaf becomes, or the array that it is in.
+/// The new value of a leaf, or of the array around it.
 #[derive(Debug, Clone)]
 pub(crate) enum Forgery {
     Number(u64),
     Plus(u64),
     Flip,
     Null,
-    /// The parent loses it, or has it twice.
+    /// The parent loses the leaf, or contains it twice.
     Remove,
     Repeat,
 }
 
-/// Puts a forgery to the leaf at a place.
+/// Applies a forgery to the leaf at a place.
 pub(crate) fn forge(state: &mut Value, at: &str, forgery: &Forgery) {
     let parent = at.rsplit_once('/').map_or("", |(parent, _)| parent);
     let index = at.rsplit('/').next().and_then(|last| last.parse().ok());

@@ -1,4 +1,4 @@
-//! Groups: members count while their leader is on, and are read as one.
+//! Groups: members count while their leader is enabled, and are read together.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -41,7 +41,7 @@ fn members_count_while_their_leader_is_on() {
     rig.world.work(thread(0), 100, 4);
     let reply = rig.read(0, on);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_INACTIVE, 0));
-    assert_eq!(reply.time_enabled.get(), 0, "no time passes for it");
+    assert_eq!(reply.time_enabled.get(), 0, "its times stand still");
     rig.command(0, COMMAND_ENABLE, leader);
     marks(&rig, 4);
     rig.world.work(thread(0), 100, 4);
@@ -50,7 +50,7 @@ fn members_count_while_their_leader_is_on() {
     rig.world.work(thread(0), 100, 4);
     let values = |rig: &mut Rig| [leader, on, off, host].map(|id| rig.value(0, id));
     assert_eq!(values(&mut rig), [4, 4, 0, 100]);
-    // A member may be turned on and off by itself.
+    // A member can be enabled and disabled by itself.
     rig.command(0, COMMAND_DISABLE, on);
     rig.command(0, COMMAND_ENABLE, off);
     rig.command(0, COMMAND_ENABLE, leader);
@@ -59,7 +59,7 @@ fn members_count_while_their_leader_is_on() {
 }
 
 #[test]
-fn members_of_a_closed_leader_are_on_their_own() {
+fn members_survive_their_closed_leader() {
     let mut rig = Rig::new();
     let mark = open_of(KIND_MARK, 5, 0);
     let leader = rig.open(&mark).expect("open");
@@ -68,16 +68,16 @@ fn members_of_a_closed_leader_are_on_their_own() {
     rig.close(leader).expect("closed");
     marks(&rig, 2);
     assert_eq!(rig.value(0, member), 2);
-    rig.open(&led(member, mark)).expect("a leader itself now");
+    rig.open(&led(member, mark)).expect("it can lead now");
 }
 
 #[test]
-fn a_task_group_follows_its_task_and_its_leader() {
+fn task_group_follows_its_task_and_its_leader() {
     let mut rig = Rig::new();
     let mark = open_of(KIND_MARK, 5, CONTEXT_TASK);
     let leader = rig.open(&mark).expect("open");
     let member = rig.open(&led(leader, mark)).expect("open");
-    // In whatever order they come in and are turned on.
+    // In any order of schedule-ins and enables.
     let both = |op| [command(op, member), command(op, leader)];
     rig.commands(0, &both(COMMAND_IN));
     marks(&rig, 1);
@@ -97,7 +97,7 @@ fn a_task_group_follows_its_task_and_its_leader() {
 
 /// VPMU-D-6.1-4.
 #[test]
-fn a_leader_in_error_stops_its_group() {
+fn leader_in_error_stops_its_group() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let leader = rig.open(&open_of(kind, config, 0)).expect("open");
@@ -113,7 +113,7 @@ fn a_leader_in_error_stops_its_group() {
     assert_eq!(rig.value(0, member), 2);
 }
 
-/// The counts in a sample of [`SAMPLE_READ`] alone.
+/// The counts in a sample of only [`SAMPLE_READ`].
 fn counts(raw: &[Raw]) -> Vec<&[u64]> {
     raw.iter()
         .map(|record| {
@@ -124,7 +124,7 @@ fn counts(raw: &[Raw]) -> Vec<&[u64]> {
 }
 
 #[test]
-fn a_sample_reads_its_group_at_one_moment() {
+fn sample_reads_its_group_at_one_moment() {
     let mut rig = Rig::new();
     let with = |format: u64, period: u64| OpenRequest {
         sample_type: SAMPLE_READ.into(),
@@ -138,7 +138,8 @@ fn a_sample_reads_its_group_at_one_moment() {
     let host = rig
         .open(&led(leader, open_of(kind, config, 0)))
         .expect("open");
-    // Younger, so it counts the mark after the leader does; it samples by itself, single.
+    // Opened later, so it counts the mark after the leader does; it samples without its group's
+    // counts.
     let single = rig.open(&led(leader, with(0x14, 3))).expect("open");
     let mut ring = rig.map(leader, 1);
     let mut own = rig.map(single, 1);
@@ -179,7 +180,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
     }
     let (kind, config) = CYCLES;
     for _ in 0..HOST {
-        // A counter of its own each, for it samples.
+        // A counter of its own each, because it samples.
         let host = sampling(open_of(kind, config, 0), 1 << 40);
         rig.open(&led(leader, host)).expect("open");
     }
@@ -205,7 +206,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
 }
 
 #[test]
-fn a_member_names_the_group_leader_first_and_its_own_times() {
+fn member_sample_lists_the_leader_first_with_the_members_times() {
     let mut rig = Rig::new();
     let leader = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     let request = OpenRequest {
@@ -232,7 +233,7 @@ fn a_member_names_the_group_leader_first_and_its_own_times() {
 }
 
 #[test]
-fn losses_are_told_by_event() {
+fn losses_are_reported_per_event() {
     let mut rig = Rig::new();
     let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
     let first = rig.open(&mark).expect("open");
@@ -254,7 +255,7 @@ fn losses_are_told_by_event() {
 }
 
 #[test]
-fn a_group_is_no_larger_than_a_record_can_tell() {
+fn group_size_is_limited_by_the_record_size() {
     let mut rig = Rig::new();
     let mark = open_of(KIND_MARK, 5, 0);
     let all = OpenRequest {
@@ -262,7 +263,7 @@ fn a_group_is_no_larger_than_a_record_can_tell() {
         ..mark
     };
     let leader = rig.open(&all).expect("open");
-    // Three words each, after three for all: with the leader 681 are 16,368 bytes.
+    // Three words per event, after three for the group: with the leader 681 are 16,368 bytes.
     for _ in 0..680 {
         rig.open(&led(leader, mark)).expect("open");
     }

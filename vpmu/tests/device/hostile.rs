@@ -1,4 +1,4 @@
-//! A guest that means harm gets an errno, or nothing; never a panic, never a stray write.
+//! A malicious guest gets an errno or no answer; it causes neither a panic nor a stray write.
 
 use proptest::prelude::*;
 use vpmu::abi::*;
@@ -10,7 +10,7 @@ use crate::world::FAULTS;
 
 /// VPMU-D-7-1.
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let mut rig = Rig::new();
     let good = open_of(KIND_MARK, 5, 0);
     let refused = [
@@ -121,7 +121,7 @@ fn requests_that_make_no_sense_are_refused() {
 
 /// VPMU-D-7-2.
 #[test]
-fn rings_that_make_no_sense_are_refused() {
+fn invalid_rings_are_refused() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let child = OpenRequest {
@@ -147,7 +147,7 @@ fn rings_that_make_no_sense_are_refused() {
     assert_eq!(rig.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(rig.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(rig.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
-    // More pages announced than named.
+    // More pages announced than listed.
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP, event),
         pages: 3.into(),
@@ -160,7 +160,7 @@ fn rings_that_make_no_sense_are_refused() {
 
 /// VPMU-D-6.4-1.
 #[test]
-fn commands_that_make_no_sense_are_refused() {
+fn invalid_commands_are_refused() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let good = command(COMMAND_READ, event);
@@ -225,7 +225,7 @@ fn commands_that_make_no_sense_are_refused() {
 
 /// VPMU-D-2-3, VPMU-D-6.4-2.
 #[test]
-fn buffers_without_room_come_back_empty() {
+fn buffers_without_room_are_returned_empty() {
     let mut rig = Rig::new();
     let open = open_of(KIND_MARK, 5, 0);
     assert_eq!(rig.control_bytes(open.as_bytes(), 15), [0_u8; 0]);
@@ -233,21 +233,21 @@ fn buffers_without_room_come_back_empty() {
     assert_eq!(
         rig.vpmu.metrics().events_opened,
         0,
-        "not done, for it could not be said"
+        "not executed, because there is no room for the reply"
     );
-    // An answer of one byte too few, half a command, more commands than one exit may do.
+    // An answer of one byte too few, half a command, more commands than an exit may execute.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
         rig.vcpus.kick(0, QUEUE_VCPU);
         assert_eq!(rig.queues[2].answer().expect("returned"), [0_u8; 0]);
     }
     assert_eq!(rig.vpmu.metrics().bad_requests, 5);
-    rig.open(&open).expect("the device is still there");
+    rig.open(&open).expect("the device still works");
 }
 
 /// VPMU-D-2-3.
 #[test]
-fn a_short_notice_buffer_is_skipped() {
+fn short_notice_buffer_is_skipped() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         wakeup: 1.into(),
@@ -265,7 +265,7 @@ fn a_short_notice_buffer_is_skipped() {
 
 /// VPMU-D-2-3, VPMU-D-7-2.
 #[test]
-fn chains_that_loop_or_leave_memory_end() {
+fn chains_that_loop_or_leave_memory_are_dropped() {
     let mut rig = Rig::new();
     let queue = &mut rig.queues[0];
     let looped = Descriptor {
@@ -306,12 +306,12 @@ fn chains_that_loop_or_leave_memory_end() {
     let returned: Vec<_> = std::iter::from_fn(|| rig.queues[0].reclaim()).collect();
     assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
     rig.open(&open_of(KIND_MARK, 5, 0))
-        .expect("the device is still there");
+        .expect("the device still works");
 }
 
 /// VPMU-D-2-6.
 #[test]
-fn a_queue_that_makes_no_sense_stays_silent() {
+fn invalid_queue_is_not_served() {
     for break_it in [
         |rig: &mut Rig| rig.queues[0].claim(1000),
         |rig: &mut Rig| rig.queues[0].offer(16),
@@ -324,13 +324,13 @@ fn a_queue_that_makes_no_sense_stays_silent() {
         let _ = rig.vpmu.notify(QUEUE_CONTROL);
         assert_eq!(rig.queues[0].reclaim(), None);
         let replies = rig.commands(0, &[command(COMMAND_VCPU, 0)]);
-        assert_eq!(replies[0].status.get(), 0, "the other queues go on");
+        assert_eq!(replies[0].status.get(), 0, "the other queues still work");
     }
 }
 
 /// VPMU-D-2-8.
 #[test]
-fn notifications_from_nowhere_are_ignored() {
+fn notifications_of_unknown_queues_or_vcpus_are_ignored() {
     let mut rig = Rig::new();
     rig.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
     let _ = rig.vpmu.notify(QUEUE_VCPU);

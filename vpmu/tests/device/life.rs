@@ -2,14 +2,14 @@
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
-use vpmu::{Error, ExitReason, Limits, QueueState};
+use vpmu::{Error, ExitReason, QueueState};
 
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
 /// VPMU-D-6.9-1.
 #[test]
-fn after_a_reset_guest_memory_is_the_guests() {
+fn reset_device_does_not_write_guest_memory() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let events: Vec<u64> = [open_of(KIND_MARK, 5, 0), open_of(kind, config, 0)]
@@ -23,7 +23,7 @@ fn after_a_reset_guest_memory_is_the_guests() {
         .collect();
     rig.mark(0, 5, 1);
     rig.vpmu.reset();
-    assert_eq!(rig.world.open_counters(), 0, "host descriptors go too");
+    assert_eq!(rig.world.open_counters(), 0, "host descriptors are closed");
     assert!(!rig.vcpus.wants_registers(0));
     let before = rig.snapshot();
     rig.queues[0].request(&[0; 64], 64);
@@ -35,7 +35,7 @@ fn after_a_reset_guest_memory_is_the_guests() {
     let _ = rig.vpmu.notify(QUEUE_CONTROL);
     let _ = rig.vpmu.notify(QUEUE_EVENT);
     rig.vcpus.kick(0, QUEUE_VCPU);
-    assert!(before != offered, "the snapshot sees a change");
+    assert!(before != offered, "the snapshot detects a change");
     assert!(
         rig.snapshot() == offered,
         "the device wrote after its reset"
@@ -43,18 +43,18 @@ fn after_a_reset_guest_memory_is_the_guests() {
 
     rig.activate(ALL_FEATURES);
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    assert!(!events.contains(&event), "ids are never used again");
+    assert!(!events.contains(&event), "ids are never reused");
     assert_eq!(rig.close(events[0]), Err(libc::ENOENT));
     assert_eq!(
         rig.vpmu.metrics().events_opened,
         3,
-        "a reset forgets no figure"
+        "a reset keeps every figure"
     );
 }
 
 /// VPMU-D-3-1, VPMU-D-5-1, VPMU-G-3-1, VPMU-G-5-1.
 #[test]
-fn a_device_needs_version_1_and_queues_in_memory() {
+fn device_needs_version_1_and_queues_in_memory() {
     let rig = Rig::new();
     let activate = |features, queues: &[QueueState]| {
         let memory = rig.memory.clone();
@@ -91,7 +91,7 @@ fn a_device_needs_version_1_and_queues_in_memory() {
 }
 
 #[test]
-fn without_the_ring_feature_nothing_samples() {
+fn sampling_needs_the_ring_feature() {
     let mut rig = Rig::with(limits(), 1 << 32);
     let request = open_of(KIND_MARK, 5, 0);
     assert_eq!(rig.open(&sampling(request, 1)), Err(libc::EOPNOTSUPP));
@@ -101,12 +101,11 @@ fn without_the_ring_feature_nothing_samples() {
 
 #[test]
 fn limits_hold() {
-    let limits = Limits {
-        max_events: 3,
-        max_ring_pages: 4,
-        max_pages: 7,
-        ..limits()
-    };
+    let limits = limits().with(|limits| {
+        limits.max_events = 3;
+        limits.max_ring_pages = 4;
+        limits.max_pages = 7;
+    });
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let request = open_of(KIND_MARK, 5, 0);
     let events = [(); 3].map(|()| rig.open(&request).expect("open"));

@@ -1,4 +1,4 @@
-//! `COMMAND_REFRESH`: so many overflows more.
+//! `COMMAND_REFRESH`: a number of further overflows.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -8,7 +8,7 @@ use crate::world::{At, CYCLES};
 
 /// VPMU-D-6.6-5.
 #[test]
-fn an_event_is_off_after_its_last_overflow() {
+fn event_is_off_after_its_last_overflow() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 3))
@@ -22,7 +22,7 @@ fn an_event_is_off_after_its_last_overflow() {
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_OFF, 12));
     assert!(!rig.vcpus.wants_registers(0));
-    // Turned on again it has no limit.
+    // Enabled again it has no limit.
     rig.command(0, COMMAND_ENABLE, event);
     (0..30).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(ring.samples().len(), 10);
@@ -49,7 +49,7 @@ fn limits_add_up_and_lost_records_count() {
 }
 
 #[test]
-fn only_what_samples_has_a_limit() {
+fn only_sampling_events_have_a_limit() {
     let mut rig = Rig::new();
     let counting = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let event = rig
@@ -62,7 +62,7 @@ fn only_what_samples_has_a_limit() {
 }
 
 #[test]
-fn a_leader_at_its_limit_stops_its_group() {
+fn leader_at_its_limit_stops_its_group() {
     let mut rig = Rig::new();
     let leader = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
@@ -79,7 +79,7 @@ fn a_leader_at_its_limit_stops_its_group() {
 }
 
 #[test]
-fn what_the_host_finds_beyond_the_limit_is_dropped() {
+fn overflows_beyond_the_limit_are_dropped() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig
@@ -93,5 +93,5 @@ fn what_the_host_finds_beyond_the_limit_is_dropped() {
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.lost.get()), (STATE_OFF, 0));
     rig.world.work(thread(0), 500, 4);
-    assert_eq!(rig.value(0, event), 500, "it stands still");
+    assert_eq!(rig.value(0, event), 500, "the count has stopped");
 }

@@ -1,4 +1,4 @@
-//! Rings too small: written + lost = produced, to the last one.
+//! Rings that are too small: written + lost = produced, exactly.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -50,7 +50,7 @@ impl Produced {
         }
     }
 
-    /// Reads to the end, the last loss included.
+    /// Reads to the end, including the last loss.
     fn finish(mut self, produced: u64) -> (u64, u64) {
         self.take(usize::MAX);
         let value = self.rig.value(0, self.event);
@@ -67,19 +67,19 @@ impl Produced {
 
 /// VPMU-D-6.7-3, VPMU-D-6.7-5.
 #[test]
-fn the_reader_lags() {
+fn lagging_reader_loses_only_counted_records() {
     let mut run = Produced::new();
     for _ in 0..500 {
         run.mark(3);
         run.take(2);
     }
     let (_, lost) = run.finish(1500);
-    assert!(lost > 0, "two of three were read");
+    assert!(lost > 0, "the reader read two of three");
 }
 
 /// VPMU-D-6.7-3.
 #[test]
-fn the_reader_is_absent() {
+fn absent_reader_loses_all_but_a_full_ring() {
     let run = Produced::new();
     run.mark(1000);
     let fill = 4096 / SAMPLE;
@@ -88,10 +88,10 @@ fn the_reader_is_absent() {
 
 /// VPMU-D-6.7-4.
 #[test]
-fn the_reader_lies() {
+fn invalid_tail_loses_only_counted_records() {
     let fill = 4096 / SAMPLE;
     let full = fill * SAMPLE;
-    // Ahead of the head; behind by more than the ring; out of this world.
+    // Ahead of the head; behind by more than the ring; an impossible value.
     for lie in [
         full + 1,
         full + 4096,
@@ -103,7 +103,7 @@ fn the_reader_lies() {
         run.mark(fill);
         run.ring.set_tail(lie);
         run.mark(10);
-        assert_eq!(run.ring.head(), full, "nothing more is written at {lie:#x}");
+        assert_eq!(run.ring.head(), full, "nothing is written at {lie:#x}");
         run.ring.set_tail(0);
         assert_eq!(run.finish(fill + 10), (fill, 10), "{lie:#x}");
     }
@@ -111,7 +111,7 @@ fn the_reader_lies() {
 
 /// VPMU-D-6.7-5.
 #[test]
-fn the_last_loss_is_written_when_the_event_is_disabled() {
+fn last_loss_is_written_when_the_event_is_disabled() {
     let mut run = Produced::new();
     run.mark(100);
     run.take(usize::MAX);
@@ -128,7 +128,7 @@ fn the_last_loss_is_written_when_the_event_is_disabled() {
 }
 
 #[test]
-fn what_the_host_drops_is_lost() {
+fn records_dropped_by_the_host_count_as_lost() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig
@@ -144,7 +144,7 @@ fn what_the_host_drops_is_lost() {
 }
 
 #[test]
-fn no_ring_no_records() {
+fn event_without_a_ring_loses_every_record() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))

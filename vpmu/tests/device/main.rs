@@ -1,8 +1,5 @@
-//! The device in the view of its driver: real queues in guest memory, and a simulated host.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+//! The device as its driver sees it: real queues in guest memory, and a simulated host.
+#![expect(clippy::expect_used, reason = "a test that cannot be set up fails")]
 
 mod areas;
 mod batched;

@@ -1,4 +1,4 @@
-//! Marks of every value, and the values that their samples hold.
+//! Marks of every value, and the values in their samples.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,7 @@ use crate::world::At;
 
 const ADDR: u64 = 1 << 3;
 
-/// An enabled event that samples each mark of `config` with its address alone.
+/// An enabled event that samples each mark of `config` with only its address.
 fn addressed(kind: u32, config: u64) -> OpenRequest {
     OpenRequest {
         period: 1.into(),
@@ -20,7 +20,7 @@ fn addressed(kind: u32, config: u64) -> OpenRequest {
 }
 
 #[test]
-fn marks_counts_each_whatever_its_value() {
+fn marks_of_any_value_are_counted() {
     let mut rig = Rig::new();
     let events = [MARK_ANY, 5, 0, u32::MAX.into()].map(|config| {
         let request = OpenRequest {
@@ -38,7 +38,7 @@ fn marks_counts_each_whatever_its_value() {
 }
 
 #[test]
-fn the_address_of_a_mark_is_its_value() {
+fn sample_address_of_a_mark_is_its_value() {
     let mut rig = Rig::new();
     for config in [MARK_ANY, 7] {
         let mark = rig.open(&addressed(KIND_MARK, config)).expect("open");
@@ -61,7 +61,7 @@ fn the_address_of_a_mark_is_its_value() {
 }
 
 #[test]
-fn nothing_else_has_an_address() {
+fn only_marks_have_a_sample_address() {
     let mut rig = Rig::new();
     let exits = rig.open(&addressed(KIND_EXITS, EXIT_USER)).expect("open");
     let mut ring = rig.map(exits, 1);
@@ -73,7 +73,7 @@ fn nothing_else_has_an_address() {
 }
 
 #[test]
-fn the_catalogue_names_marks_of_any_value_before_those_of_one() {
+fn catalogue_lists_marks_of_any_value_before_those_of_one() {
     let mut rig = Rig::new();
     let marks: Vec<_> = rig
         .catalogue()

@@ -55,7 +55,7 @@ impl WatchedRig {
         let (window, _) = shared(WINDOW, WINDOW_PAGES * PAGE_SIZE);
         let mut rig = Rig::bare(Engines::Auto, limits(), None);
         rig.memory = plain;
-        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
         let vpmu = vpmu.with_window(window.clone()).expect("a window");
         rig.vpmu = Arc::new(vpmu);
         let mut rig = rig.with_producers(&[WATCHDOG]);
@@ -90,7 +90,7 @@ impl WatchedRig {
         dirty
     }
 
-    /// The pages that an answer on a queue is written to: the used ring, and the buffer.
+    /// The pages with an answer on a queue: the used ring, and the buffer.
     fn answered(&self, queue: usize) -> [u64; 2] {
         let ring = QUEUES + queue as u64 * PAGE;
         [ring, self.rig.queues[queue].buffer(1)]
@@ -150,7 +150,11 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     watched.rig.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[2]]));
     watched.rig.mark(0, 6, 1);
-    assert_eq!(watched.take_dirty(), exactly([]), "a mark of no event's");
+    assert_eq!(
+        watched.take_dirty(),
+        exactly([]),
+        "a mark that no event counts"
+    );
 }
 
 #[test]
@@ -185,7 +189,7 @@ fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
 }
 
 #[test]
-fn aux_data_marks_its_pages_whether_short_or_long() {
+fn aux_data_of_any_length_marks_its_pages() {
     let mut watched = WatchedRig::new();
     let request = open_of(KIND_VMM_TRACE, 0, 0);
     let event = watched.rig.open(&request).expect("open");
@@ -241,7 +245,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     map_aux(&mut watched.rig, trace, MAP_WRITABLE, &area).expect("an area");
     watched.take_dirty();
     watched.rig.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(watched.take_dirty(), exactly(area), "not shown yet");
+    assert_eq!(watched.take_dirty(), exactly(area), "not published yet");
     assert_eq!(watched.rig.flush(0, trace), 0);
     let shown = watched.answered(2).into_iter();
     let shown = shown.chain([ring, ring + PAGE]);
@@ -339,7 +343,11 @@ fn queues_whose_region_is_removed_fall_silent() {
     changing.change(whole);
     let rig = &mut changing.rig;
     rig.activate(ALL_FEATURES);
-    assert_eq!(rig.close(event), Err(libc::ENOENT), "a new driver's device");
+    assert_eq!(
+        rig.close(event),
+        Err(libc::ENOENT),
+        "the new driver has no events"
+    );
 }
 
 #[test]
@@ -367,7 +375,7 @@ fn interrupt_names_the_queues_with_used_buffers() {
 }
 
 #[test]
-fn queues_go_on_from_the_indices_that_they_are_handed_over_with() {
+fn queues_continue_from_the_indices_passed_at_activation() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     rig.read(1, event);

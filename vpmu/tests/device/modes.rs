@@ -1,4 +1,4 @@
-//! Modes of the guest that events of the device's own leave out.
+//! Guest modes that the device's own events exclude.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -17,7 +17,7 @@ fn open(rig: &mut Rig, request: OpenRequest, exclude: u32) -> u64 {
 }
 
 #[test]
-fn marks_and_exits_by_the_mode_at_the_exit() {
+fn marks_and_exits_count_by_the_mode_at_the_exit() {
     let mut rig = Rig::new();
     let excludes = [
         0,
@@ -41,7 +41,7 @@ fn marks_and_exits_by_the_mode_at_the_exit() {
 }
 
 #[test]
-fn samples_are_of_the_mode_that_is_counted() {
+fn samples_are_only_of_the_counted_mode() {
     let mut rig = Rig::new();
     let event = open(
         &mut rig,
@@ -60,7 +60,7 @@ fn samples_are_of_the_mode_that_is_counted() {
 
 /// VPMU-D-6.1-5.
 #[test]
-fn a_mode_that_cannot_be_told_is_an_error() {
+fn event_without_a_known_mode_is_in_error() {
     let mut rig = Rig::new();
     let mark = open_of(KIND_MARK, 5, 0);
     let plain = open(&mut rig, mark, 0);
@@ -77,7 +77,7 @@ fn a_mode_that_cannot_be_told_is_an_error() {
 }
 
 #[test]
-fn the_catalogue_says_who_can() {
+fn catalogue_reports_events_that_exclude_modes() {
     let mut rig = Rig::new();
     for entry in rig.catalogue() {
         let opened = rig.open(&OpenRequest {

@@ -1,6 +1,5 @@
-//! What an open request may say, and what each mistake is answered with.
+//! Valid open requests, and the error for each mistake.
 
-use vpmu::Limits;
 use vpmu::abi::*;
 
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
@@ -13,7 +12,7 @@ fn good() -> OpenRequest {
 }
 
 #[test]
-fn every_flag_and_field_that_exists_is_taken() {
+fn every_defined_flag_and_field_is_accepted() {
     let mut rig = Rig::new();
     let leader = rig.open(&good()).expect("open");
     let request = OpenRequest {
@@ -108,16 +107,13 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
         let errno = open(&mut rig, chain, 0, 0, most);
         assert_eq!(errno == Some(libc::EOVERFLOW), refused, "chain of {most}");
     }
-    // What no field of the sample asks for is not looked at, as perf does.
+    // Fields that no sample field needs are not checked, as in perf.
     assert_eq!(open(&mut rig, 1, u64::MAX, u32::MAX, u32::MAX), None);
 }
 
 #[test]
 fn periods_and_frequencies_have_bounds() {
-    let limits = Limits {
-        max_sample_rate: 5000,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_sample_rate = 5000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let mut rate = [0; 4];
     rig.vpmu.read_config(44, &mut rate);
@@ -135,7 +131,7 @@ fn periods_and_frequencies_have_bounds() {
     assert_eq!(open(&mut rig, OPEN_FREQ, 0), Some(libc::EINVAL));
     assert_eq!(open(&mut rig, OPEN_FREQ, 5000), None);
     assert_eq!(open(&mut rig, OPEN_FREQ, 5001), Some(libc::EINVAL));
-    // A frequency has no shortest period; what cannot sample has no frequency.
+    // A frequency has no shortest period; an event that cannot sample has no frequency.
     let frequency = |of: (u32, u64)| OpenRequest {
         flags: OPEN_FREQ.into(),
         ..sampling(open_of(of.0, of.1, 0), 1)
@@ -175,7 +171,7 @@ fn leaders_are_checked() {
 }
 
 #[test]
-fn what_is_inherited_reads_no_counts_into_samples() {
+fn inherited_event_reads_no_counts_into_samples() {
     let mut rig = Rig::new();
     let parent = rig.open(&good()).expect("open");
     let child = OpenRequest {
@@ -187,7 +183,7 @@ fn what_is_inherited_reads_no_counts_into_samples() {
 }
 
 #[test]
-fn what_the_device_itself_sees_is_sampled_at_its_exit() {
+fn event_of_the_device_is_sampled_at_its_exit() {
     let mut rig = Rig::new();
     let batched = OpenRequest {
         engine: ENGINE_BATCHED.into(),

@@ -23,7 +23,7 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
 
 /// VPMU-D-6.7-8.
 #[test]
-fn a_count_is_exact_after_each_exit_without_a_command() {
+fn page_count_is_exact_after_each_exit_without_a_command() {
     let mut rig = Rig::new();
     let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let exits = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
@@ -46,7 +46,7 @@ fn a_count_is_exact_after_each_exit_without_a_command() {
 }
 
 #[test]
-fn times_go_on_between_exits() {
+fn page_times_advance_between_exits() {
     let mut rig = Rig::new();
     let event = rig
         .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
@@ -62,7 +62,7 @@ fn times_go_on_between_exits() {
     let (count, enabled, running) = figures(&page, now);
     let reply = rig.read(0, event);
     assert_eq!(count, reply.value.get());
-    // Each look at the clock is a tick later.
+    // Each clock read advances the clock by a tick.
     assert!(reply.time_enabled.get() - enabled < 5);
     assert!(reply.time_running.get() - running < 5);
     let out = rig.command(0, COMMAND_OUT, event);
@@ -73,7 +73,7 @@ fn times_go_on_between_exits() {
 
 /// VPMU-D-6.3-3.
 #[test]
-fn a_page_costs_nothing_once_it_is_gone() {
+fn unmapped_page_is_not_written() {
     let mut rig = Rig::new();
     let event = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);

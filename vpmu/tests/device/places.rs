@@ -1,5 +1,5 @@
-//! Guest state in samples: which events ask for it, and that it is the state at the right exit. The
-//! walk itself has its own tests.
+//! Guest state in samples: the events that need it, and whether it is the state at the right exit.
+//! The stack walk has tests of its own.
 
 use std::cell::Cell;
 
@@ -115,7 +115,7 @@ fn records(rig: &Rig) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn the_state_is_asked_for_once_and_only_where_it_is_wanted() {
+fn vcpu_state_is_read_once_and_only_if_needed() {
     let mut rig = rig();
     let asked = Cell::new(0);
     let mark = |rig: &Rig| {
@@ -155,7 +155,7 @@ fn the_state_is_asked_for_once_and_only_where_it_is_wanted() {
 }
 
 #[test]
-fn an_overflow_that_a_command_finds_has_the_callers_of_its_exit() {
+fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
     let mut rig = rig();
     let asked = Cell::new(0);
     let (kind, config) = CYCLES;
@@ -183,7 +183,7 @@ fn an_overflow_that_a_command_finds_has_the_callers_of_its_exit() {
 
 /// VPMU-D-6.6-12.
 #[test]
-fn nothing_of_a_mode_that_is_excluded_is_told() {
+fn sample_has_no_data_of_an_excluded_mode() {
     for (sample_type, mask) in [
         (CALLCHAIN, 0),
         (REGS_USER, 1),
@@ -219,7 +219,7 @@ fn nothing_of_a_mode_that_is_excluded_is_told() {
 }
 
 #[test]
-fn callers_in_the_kernel_and_none_where_the_hypervisor_is_silent() {
+fn kernel_callers_need_the_hypervisors_state() {
     /// Provides only its position.
     #[derive(Debug)]
     struct Terse;
@@ -243,12 +243,12 @@ fn callers_in_the_kernel_and_none_where_the_hypervisor_is_silent() {
     assert_eq!(
         records(&rig)[0][1..],
         [2, IN_KERNEL, u64::MAX - 0xff, 0, 0],
-        "its address, no stack, no registers"
+        "its address, but neither stack nor registers"
     );
 }
 
 #[test]
-fn a_record_is_never_longer_than_its_header_can_say() {
+fn record_size_fits_its_header() {
     let mut rig = rig();
     let everything = OpenRequest {
         regs_user: 0xff_0fff.into(),

@@ -7,10 +7,7 @@ use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
 
 fn counting(count_mode: CountMode) -> Rig {
-    Rig::with_hardware(Hardware {
-        count_mode,
-        ..Hardware::default()
-    })
+    Rig::with_hardware(Hardware::default().with(|hardware| hardware.count_mode = count_mode))
 }
 
 fn cycles() -> OpenRequest {
@@ -28,7 +25,7 @@ fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
 }
 
 #[test]
-fn count_mode_says_whether_counts_of_hardware_hold_host_work() {
+fn count_mode_selects_host_work_in_hardware_counts() {
     for (mode, reported, excluded) in [
         (CountMode::Guest, COUNT_GUEST, true),
         (CountMode::Vcpu, COUNT_VCPU, false),
@@ -36,14 +33,14 @@ fn count_mode_says_whether_counts_of_hardware_hold_host_work() {
         let mut rig = counting(mode);
         assert_eq!(rig.config().count_mode.get(), reported);
         assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
-        // A clock cannot exclude it, so the device does not ask for that.
+        // A clock cannot exclude it, so the device does not request that.
         let clock = open_of(CLOCK.0, CLOCK.1, 0);
         assert!(!leaves_host_out(&mut rig, &clock));
     }
 }
 
 #[test]
-fn host_work_is_left_out_of_samples_and_where_the_driver_asks_in_both_modes() {
+fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
     let trace = OpenRequest {
         period: 100.into(),
         ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
@@ -84,7 +81,7 @@ fn events_that_differ_in_host_work_have_counters_of_their_own() {
 }
 
 #[test]
-fn catalogue_names_whose_work_hardware_counts() {
+fn catalogue_reports_whether_hardware_counts_host_work() {
     for (mode, flag, says) in [
         (
             CountMode::Guest,
@@ -118,10 +115,7 @@ fn catalogue_names_whose_work_hardware_counts() {
 }
 
 fn allowing(raw: RawEvents) -> Rig {
-    Rig::with_hardware(Hardware {
-        raw,
-        ..Hardware::default()
-    })
+    Rig::with_hardware(Hardware::default().with(|hardware| hardware.raw = raw))
 }
 
 fn listed(configs: &[u64]) -> RawEvents {
@@ -150,7 +144,7 @@ const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCL
 
 /// VPMU-D-6.2-3.
 #[test]
-fn raw_event_without_leave_is_refused_and_the_host_not_asked() {
+fn raw_event_without_permission_is_refused_without_a_host_call() {
     for allowed in [listed(&[]), listed(&[0x8])] {
         let mut rig = allowing(allowed);
         for request in [raw(RAW.1), sampling(raw(RAW.1), 100), raw(1 << 47)] {
@@ -176,7 +170,7 @@ fn raw_event_that_the_host_does_not_count_is_unknown() {
 }
 
 #[test]
-fn raw_event_with_leave_counts_and_samples_as_hardware_does() {
+fn permitted_raw_event_counts_and_samples_like_hardware() {
     for allowed in [listed(&[RAW.1]), RawEvents::All] {
         let mut rig = allowing(allowed);
         let event = rig.open(&raw(RAW.1)).expect("open");
@@ -189,11 +183,11 @@ fn raw_event_with_leave_counts_and_samples_as_hardware_does() {
             flags: OPEN_EXCLUDE_KERNEL.into(),
             ..raw(RAW.1)
         };
-        rig.open(&user).expect("one mode alone");
+        rig.open(&user).expect("only one mode");
         let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
         assert_eq!(rig.world.periods(), [10]);
-        // It is as short as the host samples it.
+        // Its shortest period is the host's.
         let refused = rig.open(&sampling(raw(RAW.1), 9));
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }
@@ -216,12 +210,11 @@ fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
 }
 
 #[test]
-fn raw_events_go_with_the_rest_of_hardware() {
-    let mut rig = Rig::with_hardware(Hardware {
-        events: false,
-        raw: RawEvents::All,
-        ..Hardware::default()
-    });
+fn raw_events_need_hardware_events_enabled() {
+    let mut rig = Rig::with_hardware(Hardware::default().with(|hardware| {
+        hardware.events = false;
+        hardware.raw = RawEvents::All;
+    }));
     assert_eq!(rig.open(&raw(RAW.1)), Err(libc::ENOENT));
     assert_eq!(raw_entries(&mut rig), []);
     assert_eq!(rig.world.asked(), [0; 0]);
@@ -247,15 +240,14 @@ fn operator_names_raw_events_by_their_numbers() {
 }
 
 fn pinning(pinned: bool) -> Rig {
-    Rig::with_hardware(Hardware {
-        pinned,
-        raw: listed(&[RAW.1]),
-        ..Hardware::default()
-    })
+    Rig::with_hardware(Hardware::default().with(|hardware| {
+        hardware.pinned = pinned;
+        hardware.raw = listed(&[RAW.1]);
+    }))
 }
 
 #[test]
-fn host_counters_of_hardware_are_pinned_if_the_operator_says_so() {
+fn hardware_counters_are_pinned_if_configured() {
     let trace = OpenRequest {
         period: 100.into(),
         ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
@@ -309,7 +301,7 @@ fn pinned_hardware_without_a_counter_is_in_error() {
         let reply = rig.command(0, COMMAND_DISABLE, event);
         assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
         assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
-        let notice = rig.whole_notice().expect("told");
+        let notice = rig.whole_notice().expect("a notice");
         assert_eq!(
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_NOT.into())

@@ -22,10 +22,7 @@ const EVENTS: [(&str, u32, u64); 10] = [
 ];
 
 fn hardware() -> Hardware {
-    Hardware {
-        raw: RawEvents::Listed([RAW.1].into()),
-        ..Hardware::default()
-    }
+    Hardware::default().with(|hardware| hardware.raw = RawEvents::Listed([RAW.1].into()))
 }
 
 fn rig(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Rig {
@@ -88,7 +85,7 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     open
 }
 
-/// The events that there are with a list that names `member`: those of these tests by their names.
+/// The events that exist with a list that contains `member`: those of these tests by their names.
 fn open_events(rig: &mut Rig) -> Vec<&'static str> {
     let listed = names(rig);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {
@@ -100,7 +97,7 @@ fn open_events(rig: &mut Rig) -> Vec<&'static str> {
 }
 
 #[test]
-fn event_is_open_as_the_list_says_by_every_request() {
+fn event_list_applies_to_every_request() {
     let every: Vec<&str> = EVENTS.iter().map(|&(name, ..)| name).collect();
     assert_eq!(
         open_events(&mut rig(all(), vec![])),
@@ -131,7 +128,7 @@ fn event_is_open_as_the_list_says_by_every_request() {
 }
 
 #[test]
-fn denied_event_is_not_asked_of_the_host() {
+fn denied_event_causes_no_host_call() {
     for (_, kind, config) in EVENTS {
         let mut rig = rig(all(), vec![EventMatch::one(kind, config)]);
         assert_eq!(rig.open(&open_of(kind, config, 0)), Err(libc::ENOENT));
@@ -141,10 +138,7 @@ fn denied_event_is_not_asked_of_the_host() {
 
 #[test]
 fn raw_events_are_allowed_by_the_bits_of_a_mask() {
-    let hardware = || Hardware {
-        raw: RawEvents::All,
-        ..Hardware::default()
-    };
+    let hardware = || Hardware::default().with(|hardware| hardware.raw = RawEvents::All);
     let family = EventMatch {
         kind: KIND_RAW,
         config: 0x11,
@@ -177,7 +171,7 @@ fn mark_of_one_value_is_allowed_without_the_others() {
 }
 
 #[test]
-fn configuration_says_that_the_operator_denies_a_kind() {
+fn configuration_reports_a_kind_that_the_operator_denies() {
     let why = |denied: Vec<EventMatch>| {
         let config = rig(all(), denied).config();
         (config.refused_hardware, config.refused_software)
@@ -187,11 +181,10 @@ fn configuration_says_that_the_operator_denies_a_kind() {
     assert_eq!(why(vec![hardware]), (REFUSED_POLICY, REFUSED_NOT));
     let software = EventMatch::kind(KIND_SOFTWARE);
     assert_eq!(why(vec![software]), (REFUSED_NOT, REFUSED_POLICY));
-    let left = Hardware {
-        events: false,
-        left_to_mediated: true,
-        ..Hardware::default()
-    };
+    let left = Hardware::default().with(|hardware| {
+        hardware.events = false;
+        hardware.left_to_mediated = true;
+    });
     let left = Rig::with_hardware(left).config();
     assert_eq!(left.refused_hardware, REFUSED_MEDIATED);
 }
@@ -204,7 +197,10 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
         pages: 0,
         ..crate::persistent::asked("cycles", 0)
     };
-    let id = rig.vpmu.persist(&persist).expect("the operator's decision");
+    let id = rig
+        .vpmu
+        .persist(&persist)
+        .expect("the operator may open it");
     rig.world.work(crate::rig::thread(0), 40, 4);
     assert_eq!(rig.value(0, id), 40, "read by the guest");
     let status = rig.vpmu.persistent();

@@ -1,16 +1,15 @@
-//! Whatever a driver does in whatever order: each overflow is written, lost or throttled, records
-//! are whole, and each names an event that was.
+//! Random operations of a driver in random order: each overflow is written, lost or throttled,
+//! records are whole, and each names an event that existed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use vpmu::Limits;
 use vpmu::abi::*;
 
 use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 
-/// What the driver does; events are named by their place among those that were ever opened.
+/// A step of the driver; it names events by their position among all opened events.
 #[derive(Debug, Clone)]
 enum Step {
     Open {
@@ -63,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is known of each event that was opened.
+/// The state of each opened event, as far as the test knows it.
 struct Run {
     rig: Rig,
     /// Ids, and the family of each.
@@ -75,11 +74,10 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let limits = Limits {
-            max_sample_rate: 3000,
-            max_pages: 20,
-            ..limits()
-        };
+        let limits = limits().with(|limits| {
+            limits.max_sample_rate = 3000;
+            limits.max_pages = 20;
+        });
         Self {
             rig: Rig::with(limits, ALL_FEATURES),
             opened: Vec::new(),
@@ -89,7 +87,7 @@ impl Run {
         }
     }
 
-    /// Some event, or one that never was.
+    /// An opened event, or one that never existed.
     fn id(&self, place: usize) -> u64 {
         self.opened.get(place).map_or(999, |&(id, _)| id)
     }
@@ -172,7 +170,7 @@ impl Run {
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
-                // Pages of its own for each mapping, so that what was read stays read.
+                // Each mapping has pages of its own, so that data already read is not overwritten.
                 if let Ok(reader) = self.rig.try_map(id, order * order) {
                     self.take(id);
                     self.rings.insert(id, reader);
@@ -191,7 +189,7 @@ impl Run {
         }
     }
 
-    /// Overflows since the start, as the marks that events of a fixed period counted make them.
+    /// Overflows since the start, computed from the marks that events with a fixed period counted.
     fn check(&mut self) {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
         ids.into_iter().for_each(|id| self.take(id));
@@ -214,7 +212,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn nothing_is_torn_and_nothing_is_made_up(steps in prop::collection::vec(step(), 1..120)) {
+    fn records_are_whole_and_name_existing_events(steps in prop::collection::vec(step(), 1..120)) {
         let mut run = Run::new();
         for step in &steps {
             run.step(step);
@@ -226,7 +224,7 @@ proptest! {
     #[test]
     fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
         let mut run = Run::new();
-        // Events that are opened first, one to a vCPU and one inherited, and only counted with.
+        // Events that are opened first, one per vCPU and one inherited, and only counted with.
         let request = |period: u64, vcpu, parent: u64| OpenRequest {
             parent: parent.into(),
             flags: OPEN_ENABLED.into(),
@@ -241,7 +239,7 @@ proptest! {
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];
         for step in &steps {
-            // Rings, limits and marks only: what changes these events' counts is not for this.
+            // Only rings, limits and marks: other steps would change the counts of these events.
             match step {
                 Step::Redirect(..) | Step::Pause(..) | Step::Map(..) | Step::Unmap(_)
                 | Step::Read(_) | Step::Pass(_) => run.step(step),

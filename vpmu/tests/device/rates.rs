@@ -1,7 +1,7 @@
-//! Frequencies, and the rate that no event exceeds.
+//! Frequencies, and the rate limit of every event.
 
+use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu::{ExitReason, Limits};
 
 use crate::reader::{Raw, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
@@ -9,12 +9,9 @@ use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
 
-/// A device whose events make `share` samples in each window, at its beginning.
+/// A device whose events make `share` samples in each window, at the start of a window.
 fn throttled(share: u32) -> Rig {
-    let limits = Limits {
-        max_sample_rate: share * 100,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_sample_rate = share * 100);
     let rig = Rig::with(limits, ALL_FEATURES);
     rig.world.pass(100 * WINDOW);
     rig
@@ -26,7 +23,7 @@ fn kinds(raw: &[Raw]) -> Vec<u64> {
 
 /// VPMU-D-6.6-10.
 #[test]
-fn a_share_of_records_then_silence_until_a_later_window() {
+fn throttled_event_is_silent_until_a_later_window() {
     let mut rig = throttled(5);
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
@@ -42,13 +39,13 @@ fn a_share_of_records_then_silence_until_a_later_window() {
     assert_eq!(
         (reply.value.get(), reply.lost.get()),
         (20, 0),
-        "the count goes on"
+        "the count continues"
     );
     assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [0; 0], "the window is not over");
     rig.world.pass(WINDOW);
-    // Whatever the exit.
+    // The kind of exit does not matter.
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
@@ -62,7 +59,7 @@ fn a_share_of_records_then_silence_until_a_later_window() {
 }
 
 #[test]
-fn the_overflow_that_finds_the_window_over_is_written() {
+fn overflow_that_ends_the_window_is_written() {
     let mut rig = throttled(2);
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
@@ -75,7 +72,7 @@ fn the_overflow_that_finds_the_window_over_is_written() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, THROTTLE]);
     rig.world.pass(WINDOW);
     rig.exit(0, ExitReason::Hlt, &mut At(1));
-    assert_eq!(kinds(&ring.raw()), [0; 0], "it is not there");
+    assert_eq!(kinds(&ring.raw()), [0; 0], "it is not written");
     rig.command(1, COMMAND_IN, event);
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
     rig.mark(1, 5, 1);
@@ -84,7 +81,7 @@ fn the_overflow_that_finds_the_window_over_is_written() {
 }
 
 #[test]
-fn the_host_samples_no_more_while_throttled() {
+fn host_counter_is_silent_while_throttled() {
     let mut rig = throttled(3);
     let (kind, config) = CYCLES;
     let event = rig
@@ -101,9 +98,9 @@ fn the_host_samples_no_more_while_throttled() {
     assert_eq!(
         rig.vpmu.metrics().samples_throttled,
         2,
-        "the host is left alone"
+        "the host's counter is unchanged"
     );
-    // A period given meanwhile holds afterwards.
+    // A period set in the meantime applies afterwards.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 50), 0);
     rig.world.work(thread(0), 10_000, 4);
     rig.world.pass(WINDOW);
@@ -116,7 +113,7 @@ fn the_host_samples_no_more_while_throttled() {
 }
 
 #[test]
-fn a_frequency_is_reached_whatever_the_speed() {
+fn frequency_is_reached_at_any_event_rate() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
@@ -147,11 +144,8 @@ fn a_frequency_is_reached_whatever_the_speed() {
 }
 
 #[test]
-fn a_new_frequency_is_kept_to() {
-    let limits = Limits {
-        max_sample_rate: 10_000,
-        ..limits()
-    };
+fn new_frequency_is_kept() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 10_000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
@@ -171,7 +165,7 @@ fn a_new_frequency_is_kept_to() {
 }
 
 #[test]
-fn the_host_adapts_its_own_periods() {
+fn host_counter_adapts_its_own_period() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let request = OpenRequest {
@@ -181,18 +175,18 @@ fn the_host_adapts_its_own_periods() {
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
     assert_eq!(rig.world.frequencies(), [250]);
-    // The host of the test takes its period for it.
+    // The simulated host uses its period instead.
     rig.world.work(thread(0), 500, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();
-    assert_eq!(periods, [250, 250], "as the host's records say");
+    assert_eq!(periods, [250, 250], "the periods of the host's records");
     assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 125), 0);
     assert_eq!(rig.world.frequencies(), [125]);
 }
 
 /// VPMU-D-6.4-4.
 #[test]
-fn a_rate_that_the_host_refuses_changes_nothing() {
+fn rate_refused_by_the_host_changes_nothing() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let request = OpenRequest {
@@ -215,7 +209,7 @@ fn a_rate_that_the_host_refuses_changes_nothing() {
 
 /// VPMU-D-6.6-10.
 #[test]
-fn a_throttle_ends_though_the_vcpu_never_leaves_the_guest() {
+fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
     let mut rig = throttled(3);
     let (kind, config) = CYCLES;
     let event = rig

@@ -34,12 +34,12 @@ pub(crate) enum Record {
     Lost { id: u64, lost: u64 },
 }
 
-/// A record as it stands there.
+/// A record in the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Raw {
     pub(crate) kind: u64,
     pub(crate) misc: u64,
-    /// What follows the header.
+    /// The words after the header.
     pub(crate) words: Vec<u64>,
 }
 
@@ -76,7 +76,7 @@ impl Reader {
             .expect("in memory");
     }
 
-    /// At most `most` records, and lets the device have their room.
+    /// Reads at most `most` records, and frees their room.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Record> {
         let head = self.head();
         let mut records = Vec::new();
@@ -115,7 +115,7 @@ impl Reader {
         records
     }
 
-    /// Every record of whatever kind, and lets the device have their room.
+    /// Reads every record of any kind, and frees their room.
     pub(crate) fn raw(&mut self) -> Vec<Raw> {
         let head = self.head();
         let mut records = Vec::new();

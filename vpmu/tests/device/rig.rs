@@ -53,7 +53,7 @@ impl Vcpus {
         Self((0..VCPUS).map(|_| Mutex::new(None)).collect())
     }
 
-    /// Replaces the session of a vCPU, and ends the one before.
+    /// Replaces the session of a vCPU, and ends the previous one.
     pub(crate) fn set(&self, vcpu: u32, session: Option<VcpuSession>) {
         *self.0[vcpu as usize].lock().expect("no panic") = session;
     }
@@ -100,13 +100,12 @@ impl Vcpus {
 
 /// The default limits, for a host where interrupts and records are free.
 pub(crate) fn limits() -> Limits {
-    Limits {
-        min_hardware_period: 1,
-        max_samples: u32::MAX,
-        max_record_bytes: u64::MAX,
-        max_sampling_percent: 100,
-        ..Limits::default()
-    }
+    Limits::default().with(|limits| {
+        limits.min_hardware_period = 1;
+        limits.max_samples = u32::MAX;
+        limits.max_record_bytes = u64::MAX;
+        limits.max_sampling_percent = 100;
+    })
 }
 
 /// An open request that the tests vary.
@@ -147,10 +146,7 @@ fn outcome(status: u32) -> Result<(), Errno> {
 impl Rig {
     /// A device that does not throttle.
     pub(crate) fn new() -> Self {
-        let limits = Limits {
-            max_sample_rate: u32::MAX,
-            ..limits()
-        };
+        let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
         Self::with(limits, ALL_FEATURES)
     }
 
@@ -211,7 +207,7 @@ impl Rig {
 
     /// Adds producers to a device that is not in use yet.
     pub(crate) fn with_producers(mut self, producers: &[AuxProducer]) -> Self {
-        let vpmu = Arc::into_inner(self.vpmu).expect("nobody else's");
+        let vpmu = Arc::into_inner(self.vpmu).expect("the only reference");
         let vpmu = vpmu.with_aux_producers(producers.to_vec());
         self.vpmu = Arc::new(vpmu.expect("producers"));
         self.producers = producers.to_vec();

@@ -1,4 +1,4 @@
-//! Which ring an event writes to, whether, and how long it lives.
+//! The ring that an event writes to, and its lifetime.
 
 use vpmu::abi::*;
 
@@ -13,7 +13,7 @@ fn open(rig: &mut Rig, vcpu: u32) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// The IDs of samples; nothing else may stand there.
+/// The IDs of samples; the ring must contain no other records.
 fn ids(raw: &[Raw]) -> Vec<u64> {
     raw.iter()
         .map(|record| {
@@ -24,7 +24,7 @@ fn ids(raw: &[Raw]) -> Vec<u64> {
 }
 
 #[test]
-fn records_go_to_the_ring_of_another_and_back() {
+fn records_are_redirected_to_another_ring_and_back() {
     let mut rig = Rig::new();
     let [one, two] = [(); 2].map(|()| open(&mut rig, 0));
     let mut ring = rig.map(one, 1);
@@ -41,7 +41,7 @@ fn records_go_to_the_ring_of_another_and_back() {
     assert_eq!(
         rig.map_pages(two, 0, &[0x9000]),
         Err(libc::EINVAL),
-        "its pages are another's"
+        "its pages belong to another event"
     );
     rig.redirect(two, 0).expect("back");
     let mut own = rig.map(two, 1);
@@ -50,7 +50,7 @@ fn records_go_to_the_ring_of_another_and_back() {
 }
 
 #[test]
-fn redirections_that_make_no_sense_are_refused() {
+fn invalid_redirections_are_refused() {
     let mut rig = Rig::new();
     let [one, two, bare] = [(); 3].map(|()| open(&mut rig, 0));
     let elsewhere = open(&mut rig, 1);
@@ -93,7 +93,7 @@ fn redirections_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_route_is_to_the_ring_and_not_to_the_event() {
+fn redirection_is_to_the_ring_and_not_to_the_event() {
     let mut rig = Rig::new();
     let [one, two, three] = [(); 3].map(|()| open(&mut rig, 0));
     let mut ring = rig.map(one, 1);
@@ -106,12 +106,12 @@ fn a_route_is_to_the_ring_and_not_to_the_event() {
     let mut ring = rig.map(one, 1);
     rig.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [one], "another ring");
-    assert_eq!(rig.read(0, three).lost.get(), 1, "it has none");
+    assert_eq!(rig.read(0, three).lost.get(), 1, "it has no ring");
 }
 
 /// VPMU-D-6.3-4.
 #[test]
-fn a_ring_lives_while_someone_writes_to_it() {
+fn ring_outlives_its_event_while_others_write_to_it() {
     let mut rig = Rig::new();
     let [one, two] = [(); 2].map(|()| open(&mut rig, 0));
     let mut ring = rig.map(one, 1);
@@ -127,7 +127,7 @@ fn a_ring_lives_while_someone_writes_to_it() {
 
 /// VPMU-D-6.3-4.
 #[test]
-fn a_ring_dies_with_its_last_writer() {
+fn ring_ends_with_its_last_writer() {
     let mut rig = Rig::new();
     let [one, two] = [(); 2].map(|()| open(&mut rig, 0));
     rig.map(one, 1);
@@ -145,7 +145,7 @@ fn a_ring_dies_with_its_last_writer() {
 
 /// VPMU-D-6.7-11.
 #[test]
-fn a_wakeup_outlives_the_event_that_called_for_it() {
+fn wakeup_outlives_the_event_that_caused_it() {
     let mut rig = Rig::new();
     let one = open(&mut rig, 0);
     let two = OpenRequest {
@@ -163,7 +163,7 @@ fn a_wakeup_outlives_the_event_that_called_for_it() {
 }
 
 #[test]
-fn a_wakeup_names_the_event_whose_record_it_was() {
+fn wakeup_names_the_event_of_its_record() {
     let mut rig = Rig::new();
     let one = open(&mut rig, 0);
     let two = OpenRequest {
@@ -181,7 +181,7 @@ fn a_wakeup_names_the_event_whose_record_it_was() {
 
 /// VPMU-D-6.7-9.
 #[test]
-fn what_overflows_while_paused_is_lost() {
+fn overflows_on_a_paused_ring_are_lost() {
     let mut rig = Rig::new();
     let event = open(&mut rig, 0);
     assert_eq!(rig.pause(event, 1), Err(libc::EINVAL), "no ring");
@@ -204,7 +204,7 @@ fn what_overflows_while_paused_is_lost() {
 }
 
 #[test]
-fn a_backward_ring_grows_down() {
+fn backward_ring_grows_down() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: (OPEN_BACKWARD | OPEN_ENABLED).into(),

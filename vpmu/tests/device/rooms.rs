@@ -2,7 +2,7 @@
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
-use vpmu::{Engines, ExitReason, Limits, Persist};
+use vpmu::{Engines, ExitReason, Persist};
 
 use crate::persistent::{asked, window};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, thread};
@@ -29,10 +29,7 @@ fn state(rig: &mut Rig, event: u64) -> i32 {
 #[test]
 fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     let mut rig = Rig::with(
-        Limits {
-            max_active_counters: 2,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_active_counters = 2),
         ALL_FEATURES,
     );
     let events = [(); 4].map(|()| rig.open(&cycles(0)).expect("open"));
@@ -60,12 +57,9 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
 }
 
 #[test]
-fn event_that_waits_stops_pauses_and_closes_as_any() {
+fn waiting_event_stops_pauses_and_closes() {
     let mut rig = Rig::with(
-        Limits {
-            max_active_counters: 1,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_active_counters = 1),
         ALL_FEATURES,
     );
     let first = rig.open(&cycles(0)).expect("open");
@@ -93,10 +87,7 @@ fn event_that_waits_stops_pauses_and_closes_as_any() {
 #[test]
 fn paused_event_holds_no_place() {
     let mut rig = Rig::with(
-        Limits {
-            max_active_counters: 1,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_active_counters = 1),
         ALL_FEATURES,
     );
     let paused = OpenRequest {
@@ -118,7 +109,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // A region that starts within another waits until that ends.
+    // A region that starts within another waits until the other ends.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
@@ -130,10 +121,7 @@ fn paused_event_holds_no_place() {
 #[test]
 fn pinned_event_does_not_wait() {
     let mut rig = Rig::with(
-        Limits {
-            max_active_counters: 1,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_active_counters = 1),
         ALL_FEATURES,
     );
     rig.open(&cycles(0)).expect("open");
@@ -151,10 +139,7 @@ fn pinned_event_does_not_wait() {
 #[test]
 fn clocks_of_a_vcpu_share_its_interrupts() {
     let mut rig = Rig::with(
-        Limits {
-            max_sample_rate: 1000,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_sample_rate = 1000),
         ALL_FEATURES,
     );
     let clock = |period: u64, flags: u32| OpenRequest {
@@ -178,10 +163,7 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
 #[test]
 fn hardware_periods_have_a_floor() {
     let mut rig = Rig::with(
-        Limits {
-            min_hardware_period: 5000,
-            ..limits()
-        },
+        limits().with(|limits| limits.min_hardware_period = 5000),
         ALL_FEATURES,
     );
     let of = |period| sampling(open_of(CYCLES.0, CYCLES.1, 0), period);
@@ -203,10 +185,7 @@ fn hardware_periods_have_a_floor() {
 #[test]
 fn host_counters_are_limited_over_all_vcpus() {
     let mut rig = Rig::with(
-        Limits {
-            max_host_counters: 3,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_host_counters = 3),
         ALL_FEATURES,
     );
     let task = OpenRequest {
@@ -235,20 +214,19 @@ fn host_counters_are_limited_over_all_vcpus() {
     assert_eq!(rig.value(0, moving), 20);
     rig.close(moving).expect("closed");
     rig.open(&task).expect("there is room again");
-    // Events that only count share theirs.
+    // Events that only count share a counter.
     rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
 }
 
 #[test]
-fn operators_counters_are_none_of_the_guests() {
+fn operators_counters_do_not_count_towards_the_guests_limit() {
     let memory = window(64);
     let mut rig = Rig::windowed_with(
-        Limits {
-            max_host_counters: 1,
-            max_active_counters: 1,
-            max_sample_rate: 1000,
-            ..limits()
-        },
+        limits().with(|limits| {
+            limits.max_host_counters = 1;
+            limits.max_active_counters = 1;
+            limits.max_sample_rate = 1000;
+        }),
         &memory,
     );
     let guests = rig.open(&cycles(0)).expect("open");
@@ -272,10 +250,7 @@ fn operators_counters_are_none_of_the_guests() {
 /// VPMU-D-7-3.
 #[test]
 fn samples_of_all_events_share_a_budget() {
-    let limits = Limits {
-        max_samples: 3000,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_samples = 3000);
     let mut rig = Rig::bare(Engines::Auto, limits, None);
     (0..2).for_each(|vcpu| rig.attach(vcpu));
     rig.activate(ALL_FEATURES);
@@ -311,10 +286,7 @@ fn samples_of_all_events_share_a_budget() {
 #[test]
 fn host_counter_is_silent_while_the_budget_is_used_up() {
     let mut rig = Rig::with(
-        Limits {
-            max_samples: 100,
-            ..limits()
-        },
+        limits().with(|limits| limits.max_samples = 100),
         ALL_FEATURES,
     );
     rig.world.pass(WINDOW);
@@ -326,7 +298,7 @@ fn host_counter_is_silent_while_the_budget_is_used_up() {
     }
     assert_eq!(rig.vpmu.metrics().samples_written, 1);
     assert!(rig.world.periods().iter().all(|&period| period > 1 << 60));
-    assert!(rig.world.draining(), "the vCPU may not come by");
+    assert!(rig.world.draining(), "the vCPU may not exit");
     rig.world.pass(WINDOW);
     rig.vpmu.drain();
     assert_eq!(rig.world.periods(), [1000]);
@@ -335,11 +307,10 @@ fn host_counter_is_silent_while_the_budget_is_used_up() {
 #[test]
 fn record_bytes_of_all_events_share_a_budget() {
     let mut rig = Rig::with(
-        Limits {
+        limits().with(|limits| {
             // 4,000 bytes in 10 ms.
-            max_record_bytes: 400_000,
-            ..limits()
-        },
+            limits.max_record_bytes = 400_000;
+        }),
         ALL_FEATURES,
     );
     // A record has the counts and ids of 40 events: 656 bytes.
@@ -375,15 +346,9 @@ fn record_bytes_of_all_events_share_a_budget() {
 }
 
 #[test]
-fn operators_samples_are_none_of_the_guests_budget() {
+fn operators_samples_do_not_use_the_guests_budget() {
     let memory = window(64);
-    let mut rig = Rig::windowed_with(
-        Limits {
-            max_samples: 100,
-            ..limits()
-        },
-        &memory,
-    );
+    let mut rig = Rig::windowed_with(limits().with(|limits| limits.max_samples = 100), &memory);
     let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
     let guests = rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
     let guests = guests.expect("open");

@@ -1,4 +1,4 @@
-//! Samples: how many, and what they say.
+//! Samples: their number and their fields.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::ExitReason;
@@ -11,7 +11,7 @@ use crate::world::{At, CYCLES, Nowhere, SHORTEST};
 
 /// VPMU-D-6.6-1.
 #[test]
-fn n_over_p_records_for_every_n_and_p() {
+fn n_events_make_n_over_p_records() {
     let mut rig = Rig::new();
     for (n, period) in [(10, 1), (100, 7), (99, 100), (100, 100), (1000, 33)] {
         let request = sampling(open_of(KIND_MARK, 5, 0), period);
@@ -28,7 +28,7 @@ fn n_over_p_records_for_every_n_and_p() {
         let samples = ring.samples();
         assert_eq!(samples.len() as u64, n / period, "{n} over {period}");
         for (index, sample) in (1..).zip(&samples) {
-            assert_eq!(sample.ip, 0x1000 + index * period - 1, "of the very mark");
+            assert_eq!(sample.ip, 0x1000 + index * period - 1, "of this mark");
             assert_eq!((sample.id, sample.stream_id), (event, event));
             assert_eq!((sample.cpu, sample.period), (0, period));
             assert!(sample.user && sample.time > TSC_OFFSET);
@@ -40,7 +40,7 @@ fn n_over_p_records_for_every_n_and_p() {
 }
 
 #[test]
-fn two_vcpus_do_not_mix() {
+fn samples_of_two_vcpus_do_not_mix() {
     let mut rig = Rig::new();
     let events = [0, 1].map(|vcpu| {
         let event = rig
@@ -66,7 +66,7 @@ fn two_vcpus_do_not_mix() {
 
 /// VPMU-D-6.6-1.
 #[test]
-fn exits_overflow_on_the_exit_that_completes_the_period() {
+fn exit_that_completes_the_period_overflows() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_EXITS, EXIT_IO, 1), 3))
@@ -84,7 +84,7 @@ fn exits_overflow_on_the_exit_that_completes_the_period() {
 }
 
 #[test]
-fn exits_of_every_reason_overflow_as_one() {
+fn exits_of_every_reason_share_one_period() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_EXITS, EXIT_USER, 0), 5))
@@ -121,7 +121,7 @@ fn host_overflows_become_samples_at_the_exit() {
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0x4000));
     assert_eq!(rig.vpmu.metrics().overflow_exits, 1);
-    // Overflows that an exit of another kind finds, and those of its own handling.
+    // Overflows that an exit of another kind finds, and those of the exit itself.
     rig.world.work(thread(0), 60, 4);
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(0x5000));
     let samples = ring.samples();
@@ -136,7 +136,7 @@ fn host_overflows_become_samples_at_the_exit() {
 }
 
 #[test]
-fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
+fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
     let mut rig = Rig::new();
     let runs = |rig: &Rig, tid: u32| {
         let task = TaskPage {
@@ -178,7 +178,7 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
 }
 
 #[test]
-fn a_vcpu_that_has_run_on_is_not_where_it_last_left() {
+fn overflow_found_on_a_running_vcpu_has_no_position() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let request = OpenRequest {
@@ -198,7 +198,7 @@ fn a_vcpu_that_has_run_on_is_not_where_it_last_left() {
 
 /// VPMU-D-6.6-3.
 #[test]
-fn an_address_of_the_excluded_mode_is_lost_and_not_told() {
+fn sample_in_an_excluded_mode_is_lost() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
     let event = rig
@@ -217,7 +217,7 @@ fn an_address_of_the_excluded_mode_is_lost_and_not_told() {
 }
 
 #[test]
-fn a_new_period_counts_from_its_command() {
+fn new_period_counts_from_its_command() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 10))
@@ -279,14 +279,14 @@ fn children_write_to_their_parents_ring() {
     );
     rig.close(parent).expect("closed");
     rig.mark(1, 5, 1);
-    assert_eq!(ring.samples().len(), 2, "the ring lives while it is used");
+    assert_eq!(ring.samples().len(), 2, "the ring exists while it is used");
     rig.close(child).expect("closed");
     rig.close(grandchild).expect("closed");
     assert_eq!(rig.open(&child_of(parent, 0)), Err(libc::EINVAL));
 }
 
 #[test]
-fn who_runs_is_read_from_the_task_page() {
+fn sample_task_is_read_from_the_task_page() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 1), 1))
@@ -317,7 +317,7 @@ fn who_runs_is_read_from_the_task_page() {
 }
 
 #[test]
-fn one_notice_for_many_wakeups_and_one_interrupt_for_it() {
+fn waiting_wakeups_share_one_notice_and_interrupt() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         wakeup: 10.into(),
@@ -329,12 +329,12 @@ fn one_notice_for_many_wakeups_and_one_interrupt_for_it() {
     let before = rig.world.interrupts();
     (0..35).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.vpmu.metrics().wakeups, 3);
-    assert_eq!(rig.world.interrupts(), before, "nowhere to put a notice");
+    assert_eq!(rig.world.interrupts(), before, "no buffer for a notice");
     rig.post_notice(0, 16);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(rig.world.interrupts(), before + 1);
     rig.post_notice(1, 16);
-    assert_eq!(rig.notice(), None, "one stood for all three");
+    assert_eq!(rig.notice(), None, "one notice for all three");
     (0..5).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(rig.vpmu.metrics().notices, 2);
@@ -342,7 +342,7 @@ fn one_notice_for_many_wakeups_and_one_interrupt_for_it() {
 }
 
 #[test]
-fn no_registers_no_record() {
+fn sample_without_registers_is_lost() {
     let mut rig = Rig::new();
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))

@@ -1,43 +1,41 @@
-//! The time that samples take a vCPU: a share of each window, and those that make exits are throttled
-//! until the next.
+//! The time that samples take from a vCPU: they get a share of each window; beyond it, events with
+//! sampling exits are throttled until the next window.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
-use vpmu::{Engines, Error, ExitReason, Limits, LimitsError, Persist, RawEvents, Settings, Vpmu};
+use vpmu::{Engines, Error, ExitReason, LimitsError, Persist, RawEvents, Settings, Vpmu};
 
 use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
 use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
-/// A quarter of a window is 25 of these, and some ticks: each look at the clock is one, which is the guest's.
+/// A quarter of a window is 25 of these, and some ticks: each clock read takes one, charged to the
+/// guest.
 const COST: u64 = 100_100;
 /// The period of a host counter that is throttled.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A device that gives a quarter of the time to samples, at the beginning of a window.
+/// A device that allows a quarter of the time for samples, at the start of a window.
 fn rig() -> Rig {
     rig_of(25, Engines::Auto)
 }
 
 fn rig_of(percent: u32, engines: Engines) -> Rig {
-    let limits = Limits {
-        max_sampling_percent: percent,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_sampling_percent = percent);
     let rig = Rig::with_engines(engines, limits, ALL_FEATURES);
     begin_window(&rig);
     rig
 }
 
-/// The clock goes on to the beginning of a later window.
+/// Advances the clock to the start of a later window.
 fn begin_window(rig: &Rig) {
     // Guest time is ahead of the host's.
     let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
     rig.world.pass(left);
 }
 
-/// An event of the host's that samples, on, with its ring.
+/// An enabled event of the host that samples, with its ring.
 fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader) {
     let request = sampling(open_of(kind, config, vcpu), 100);
     let event = rig.open(&request).expect("open");
@@ -46,7 +44,8 @@ fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader
     (event, ring)
 }
 
-/// Each counter of the vCPU overflows after `inside` ticks in the guest; the vCPU is back after `cost`.
+/// Each counter of the vCPU overflows after `inside` ticks in the guest; the vCPU returns after
+/// `cost`.
 fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     work(rig, inside);
     let overflow = Overflow {
@@ -61,7 +60,7 @@ fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     rig.vcpus.enter(vcpu);
 }
 
-/// The vCPU's thread is on its CPU for so many ticks.
+/// The vCPU's thread runs on its CPU for this many ticks.
 fn work(rig: &Rig, ticks: u64) {
     rig.world.pass(ticks);
     rig.world.spend(ticks);
@@ -110,7 +109,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     let (begin, mut inside) = (rig.world.now(), 0);
     while rig.world.now() < begin + 100 * WINDOW {
         match rig.world.periods()[0] {
-            // The next overflow has come before the vCPU is back in the guest.
+            // The next overflow came before the vCPU is back in the guest.
             100 => overflow(&rig, 0, 0, COST),
             _ => {
                 inside += WINDOW / 100;
@@ -152,7 +151,7 @@ fn time_in_the_guest_before_an_overflow_is_free() {
     let metrics = rig.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
-    // The last one's is not known before the next exit.
+    // The cost of the last one is unknown until the next exit.
     assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken}");
 }
 
@@ -203,7 +202,7 @@ fn overflow_from_before_the_entry_charges_the_whole_visit() {
 }
 
 #[test]
-fn exit_of_the_guests_own_is_free_though_it_finds_an_overflow() {
+fn guests_own_exit_is_free_though_it_finds_an_overflow() {
     let mut rig = rig();
     let (_, mut ring) = started(&mut rig, CYCLES, 0);
     for _ in 0..100 {
@@ -217,7 +216,7 @@ fn exit_of_the_guests_own_is_free_though_it_finds_an_overflow() {
 }
 
 #[test]
-fn all_of_a_vcpus_clocks_are_throttled_at_once_whatever_their_rate() {
+fn all_clocks_of_a_vcpu_are_throttled_together() {
     let mut rig = rig();
     let (_, mut first) = started(&mut rig, CYCLES, 0);
     let frequent = OpenRequest {
@@ -234,10 +233,10 @@ fn all_of_a_vcpus_clocks_are_throttled_at_once_whatever_their_rate() {
     assert_eq!(
         rig.world.periods(),
         [NEVER, 100],
-        "the other vCPU's goes on"
+        "the other vCPU's clock continues"
     );
     assert_eq!(rig.world.frequencies(), [1]);
-    // A new rate meanwhile holds afterwards.
+    // A rate set in the meantime applies afterwards.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, frequent, 125), 0);
     assert_eq!(rig.world.frequencies(), [1]);
     (0..5).for_each(|_| overflow(&rig, 1, 1000, COST));
@@ -267,7 +266,7 @@ fn throttle_ends_though_the_vcpu_never_leaves_the_guest() {
 }
 
 #[test]
-fn event_that_starts_in_a_window_used_up_makes_no_sample_there() {
+fn event_started_in_a_used_up_window_makes_no_sample() {
     let mut rig = rig();
     let (event, mut ring) = started(&mut rig, CYCLES, 0);
     (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
@@ -276,14 +275,14 @@ fn event_that_starts_in_a_window_used_up_makes_no_sample_there() {
     let (_, mut newer) = started(&mut rig, CLOCK, 0);
     (0..3).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&newer.raw()), [THROTTLE]);
-    // Nor does one that was throttled and comes again.
+    // Nor does an event that was throttled and is scheduled in again.
     rig.command(0, COMMAND_ENABLE, event);
     overflow(&rig, 0, 1000, COST);
     assert_eq!(kinds(&ring.raw()), [0; 0]);
 }
 
 #[test]
-fn counts_and_marks_go_on_while_clocks_are_throttled() {
+fn counts_and_marks_continue_while_clocks_are_throttled() {
     let mut rig = rig();
     let (event, mut ring) = started(&mut rig, CYCLES, 0);
     let marks = rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
@@ -298,11 +297,11 @@ fn counts_and_marks_go_on_while_clocks_are_throttled() {
     (0..100).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(kinds(&of_marks.raw()), [SAMPLE; 100]);
     assert_eq!(rig.value(0, faults), 70);
-    assert_eq!(rig.value(0, event), 70, "its count goes on");
+    assert_eq!(rig.value(0, event), 70, "its count continues");
 }
 
 #[test]
-fn marks_start_and_stop_a_clock_that_is_throttled() {
+fn marks_start_and_stop_a_throttled_clock() {
     let mut rig = rig();
     let paused = OpenRequest {
         flags: (OPEN_PAUSED | OPEN_ENABLED).into(),
@@ -331,7 +330,7 @@ fn marks_start_and_stop_a_clock_that_is_throttled() {
 }
 
 #[test]
-fn overflow_of_a_throttled_clock_that_comes_all_the_same_acts() {
+fn late_overflow_of_a_throttled_clock_still_acts() {
     let mut rig = rig();
     let (starter, mut ring) = started(&mut rig, CYCLES, 0);
     let target = OpenRequest {
@@ -343,7 +342,7 @@ fn overflow_of_a_throttled_clock_that_comes_all_the_same_acts() {
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     rig.link(starter, target, LINK_STARTER).expect("linked");
     rig.mark(0, 5, 1);
-    // It was on its way when the counter was silenced.
+    // It was pending when the counter was silenced.
     overflow(&rig, 0, 1000, COST);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);
@@ -352,10 +351,7 @@ fn overflow_of_a_throttled_clock_that_comes_all_the_same_acts() {
 
 #[test]
 fn operators_samples_are_neither_charged_nor_throttled() {
-    let limits = Limits {
-        max_sampling_percent: 25,
-        ..limits()
-    };
+    let limits = limits().with(|limits| limits.max_sampling_percent = 25);
     let rig = Rig::windowed_with(limits, &crate::persistent::window(64));
     begin_window(&rig);
     let persist = Persist {
@@ -402,10 +398,8 @@ fn share_beyond_the_whole_is_refused() {
         ),
     ] {
         let world = std::sync::Arc::default();
-        let settings = Settings::new(VCPUS, 1_000_000).with_limits(Limits {
-            max_sampling_percent: percent,
-            ..limits()
-        });
+        let settings = Settings::new(VCPUS, 1_000_000)
+            .with_limits(limits().with(|limits| limits.max_sampling_percent = percent));
         let source = Box::new(FakeSource::new(&world, &RawEvents::default()));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);
         match made {

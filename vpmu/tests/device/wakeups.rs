@@ -1,4 +1,4 @@
-//! The interval of an event's wakeups, changed while it runs.
+//! Changes of an event's wakeup interval.
 
 use vpmu::abi::*;
 
@@ -17,7 +17,7 @@ fn event(rig: &mut Rig) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// The records that wake, of so many that are made now.
+/// The records that wake the reader, out of `records` new ones.
 fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
     let wakes = |record: &u32| {
         let before = rig.vpmu.metrics().wakeups;
@@ -30,7 +30,7 @@ fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
 }
 
 #[test]
-fn interval_changed_in_mid_stream_counts_anew() {
+fn changed_interval_restarts_the_count() {
     let mut rig = Rig::new();
     let event = event(&mut rig);
     let mut ring = rig.map(event, 4);
@@ -51,7 +51,7 @@ fn interval_changed_in_mid_stream_counts_anew() {
 
 /// VPMU-D-6.3-5.
 #[test]
-fn interval_is_the_familys() {
+fn interval_applies_to_the_family() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -69,14 +69,14 @@ fn interval_is_the_familys() {
     rig.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(rig.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
     assert_eq!(wakes_at(&mut rig, 1, 4), [2, 4]);
-    // A child that the driver asks for as its parent once was.
+    // A child that the driver opens with its parent's original interval.
     let after = rig.open(&child).expect("open");
     rig.command(0, COMMAND_IN, after);
     assert_eq!(wakes_at(&mut rig, 0, 4), [2, 4]);
 }
 
 #[test]
-fn interval_that_cannot_be_is_refused() {
+fn invalid_interval_is_refused() {
     let mut rig = Rig::new();
     let event = event(&mut rig);
     rig.map(event, 4);
@@ -100,7 +100,7 @@ fn interval_that_cannot_be_is_refused() {
         rig.set_wakeup(counter, 1, WAKEUP_RECORDS),
         Err(libc::EINVAL)
     );
-    // All is as it was.
+    // Nothing has changed.
     assert_eq!(wakes_at(&mut rig, 0, 20), [10, 20]);
     rig.set_wakeup(event, u64::from(u32::MAX), WAKEUP_BYTES)
         .expect("set");

@@ -11,10 +11,10 @@ use vpmu::source::{
 };
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
-/// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
+/// Events of the simulated host: `CYCLES` supports everything, `FAULTS` only counts.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
-/// The raw event that the host counts; it has no other.
+/// The only raw event that the host counts.
 pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
 /// Records exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
@@ -32,7 +32,7 @@ pub(crate) struct World {
     broken: AtomicBool,
     /// The errno of each later open; zero: it succeeds.
     denying: AtomicI32,
-    /// Kinds of counters that the host was asked for.
+    /// Kinds of counters that the device requested.
     asked: Mutex<Vec<u32>>,
     /// The reason why the host lacks a kind of event.
     refusals: Mutex<Vec<(u32, Refusal)>>,
@@ -63,7 +63,7 @@ struct FakeCounter {
     frequency: bool,
     pinned: bool,
     host_excluded: bool,
-    /// Whether the host has given up the counter.
+    /// Whether the host has revoked the counter.
     lost: bool,
     left: u64,
     overflows: Overflows,
@@ -108,7 +108,7 @@ impl World {
         self.tsc.load(Ordering::Relaxed)
     }
 
-    /// How many counters run on `thread`.
+    /// Number of counters that run on `thread`.
     pub(crate) fn running(&self, thread: i32) -> usize {
         let counters = self.counters.lock().expect("no panic");
         let running = counters.iter().filter(|counter| {
@@ -138,7 +138,7 @@ impl World {
         frequencies.collect()
     }
 
-    /// How many counters fail rather than share.
+    /// Number of pinned counters.
     pub(crate) fn pinned(&self) -> usize {
         let counters = self.counters.lock().expect("no panic");
         let pinned = counters.iter().filter(|counter| {
@@ -148,7 +148,7 @@ impl World {
         pinned.count()
     }
 
-    /// Of each counter that there is: whether the host's work is left out.
+    /// For each counter: whether the host's work is excluded.
     pub(crate) fn host_excluded(&self) -> Vec<bool> {
         let counters = self.counters.lock().expect("no panic");
         let excluded = counters
@@ -179,7 +179,7 @@ impl World {
         self.denying.store(errno, Ordering::Relaxed);
     }
 
-    /// Kinds of counters that the host was asked for.
+    /// Kinds of counters that the device requested.
     pub(crate) fn asked(&self) -> Vec<u32> {
         self.asked.lock().expect("no panic").clone()
     }
@@ -192,7 +192,7 @@ impl World {
             .push((kind, refusal));
     }
 
-    /// The host gives up the open counters of `thread`.
+    /// Makes the host revoke the open counters of `thread`.
     pub(crate) fn give_up(&self, thread: i32) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -273,7 +273,7 @@ impl World {
         self.counters.lock().expect("no panic").len()
     }
 
-    /// How often the open counters of `thread` were drained, and read.
+    /// Number of drains and reads of the open counters of `thread`.
     pub(crate) fn visits(&self, thread: i32) -> (u64, u64) {
         let counters = self.counters.lock().expect("no panic");
         let counters = counters.iter().map(|counter| {
@@ -286,7 +286,7 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// `events` happen on `thread`, of which its counters see the part `seen` of four.
+    /// `events` happen on `thread`; its counters see `seen` quarters of them.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -443,7 +443,7 @@ impl FakeSource {
             any_config: false,
             name: name.to_owned(),
             unit: "",
-            counts: "what the test says",
+            counts: "events of the test",
             shortest_period,
             guest_only: true,
             excludes: shortest_period.is_some(),
@@ -515,7 +515,7 @@ impl Source for FakeSource {
 
 impl CounterSet for FakeSet {
     fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
-        assert_eq!(what.sampling, None, "it only counts");
+        assert_eq!(what.sampling, None, "the offer only counts");
         let mut handle = Handle::open(&self.world, what, self.thread)?;
         handle.start()?;
         let key = CounterKey(self.keys);
@@ -579,11 +579,11 @@ impl Machine for FakeMachine {
 
     fn draining(&self, wanted: bool) {
         let before = self.0.draining.swap(wanted, Ordering::Relaxed);
-        assert_ne!(before, wanted, "told once");
+        assert_ne!(before, wanted, "requested once");
     }
 }
 
-/// Registers at a place of the test's choice.
+/// Registers at a place chosen by the test.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At(pub(crate) u64);
 

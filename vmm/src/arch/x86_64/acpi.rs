@@ -23,7 +23,7 @@ const OEM: [u8; 6] = *b"VPMU  ";
 const OEM_TABLE: [u8; 8] = *b"VPMUVMM ";
 const REVISION: u32 = 1;
 
-/// IA-PC boot flags of the FADT: there is no VGA and no CMOS clock to probe for.
+/// IA-PC boot flags of the FADT: no VGA and no CMOS clock to probe.
 const BOOT_NO_VGA: u16 = 1 << 2;
 const BOOT_NO_RTC: u16 = 1 << 5;
 

@@ -21,16 +21,16 @@ pub enum BootError {
     /// The initramfs or the command line.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Guest memory refuses a write.
+    /// Guest memory does not accept a write.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
     /// The ACPI tables.
     #[error("cannot write the ACPI tables")]
     Acpi(#[source] GuestMemoryError),
-    /// The descriptor and page tables that the first vCPU starts with.
+    /// The descriptor and page tables for the first vCPU.
     #[error(transparent)]
     Tables(#[from] regs::RegisterError),
-    /// Guest memory refuses the boot parameters.
+    /// Guest memory does not accept the boot parameters.
     #[error("cannot write the boot parameters")]
     Params(#[source] linux_loader::configurator::Error),
 }
@@ -42,8 +42,9 @@ const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 
-/// Real-mode code for the reset vector: requests a reset through the port, and waits for it. A kernel that
-/// finds no better way jumps there, and would otherwise run through empty memory for ever.
+/// Real-mode code for the reset vector: requests a reset through the port, and waits for it. A
+/// kernel without another reset method jumps there, and would otherwise run through empty memory
+/// forever.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = layout::RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt
@@ -60,10 +61,10 @@ const RESET_CODE: [u8; 9] = {
     ]
 };
 
-/// Writes the data that `kernel` boots with on `machine`.
+/// Writes the data that `kernel` needs to boot on `machine`.
 ///
 /// # Errors
-/// [`BootError`], each with what does not fit or cannot be read.
+/// [`BootError`]: a part does not fit, or cannot be read.
 pub fn write(
     memory: &GuestMemoryMmap,
     kernel: &Loaded,

@@ -7,7 +7,7 @@ const NONE: u32 = 0;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// `_IOC` of KVM's type: the direction is the caller's view.
+/// `_IOC` of KVM's type: the direction is from the caller's view.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -30,7 +30,7 @@ pub const VCPU: [(u32, &str); 2] = [
     ),
 ];
 
-/// Requests that set a VM up, for a guest that boots again after a reset.
+/// Requests that set up a VM, for a guest that boots again after a reset.
 pub const BOOT: [(u32, &str); 14] = [
     (
         kvm(NONE, 0x60, 0),
@@ -145,7 +145,7 @@ pub const SAVE_VM: [(u32, &str); 3] = [
     ),
 ];
 
-/// The system call with which a thread waits for descriptors; other architectures have another.
+/// The system call with which a thread waits for descriptors; it depends on the architecture.
 pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
 /// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");
@@ -153,11 +153,11 @@ pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");
 /// The second argument of the system call that a signal interrupted.
 ///
 /// # Safety
-/// `context` is the one that the kernel gave to a signal handler, which has not returned.
+/// `context` must come from the kernel, in a signal handler that has not returned.
 #[expect(unsafe_code, reason = "a signal's context is a pointer")]
 pub unsafe fn second_argument(context: *const c_void) -> u64 {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     let registers = unsafe { &(*context).uc_mcontext.gregs };
     let register = usize::try_from(libc::REG_RSI).ok();
     let value = register.and_then(|register| registers.get(register));

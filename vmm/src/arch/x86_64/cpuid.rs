@@ -1,7 +1,7 @@
 //! The guest's CPUID: KVM's offer, the machine's topology, and no hardware PMU.
 //!
-//! The paravirtual PMU replaces the architectural one. All traces of the latter are removed: a guest must
-//! never find two.
+//! The paravirtual PMU replaces the architectural one. All traces of the latter are removed: a
+//! guest must never find two PMUs.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -27,7 +27,7 @@ const AMD_ECX_PERFORMANCE_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 /// The local APIC timer runs on the bus clock that KVM emulates.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 
-/// Inputs of one vCPU's CPUID leaves.
+/// Parameters of one vCPU's CPUID leaves.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpu {
     /// The vCPU's index, which is also its APIC id.
@@ -50,7 +50,7 @@ impl Cpu {
 /// KVM's `supported` leaves, adapted to `cpu`.
 ///
 /// # Errors
-/// KVM's bindings refuse more leaves than they have room for.
+/// KVM's bindings cannot hold that many leaves.
 pub fn leaves(supported: &CpuId, cpu: &Cpu) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut entries: Vec<kvm_cpuid_entry2> = supported
         .as_slice()

@@ -1,4 +1,4 @@
-//! Registers that an embedder emulates in KVM's place: model-specific ones.
+//! Registers that an embedder emulates instead of KVM: model-specific ones.
 
 use std::sync::Arc;
 

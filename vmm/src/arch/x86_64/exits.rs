@@ -6,7 +6,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit`, of port I/O with `access`; returns one of another kind.
+/// Handles `exit` if it is port I/O, with `access`; returns any other exit.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,
@@ -34,7 +34,7 @@ pub(crate) fn serve<'a>(
         }
         VcpuExit::X86Wrmsr(access) => {
             let taken = emulation.is_some_and(|msrs| msrs.write(access.index, access.data));
-            // Gives the guest a general protection fault.
+            // Injects a general protection fault into the guest.
             *access.error = u8::from(!taken);
         }
         other => return Some(other),
@@ -42,12 +42,12 @@ pub(crate) fn serve<'a>(
     None
 }
 
-/// Whether KVM cannot tell what the guest accessed: it decodes instructions here.
+/// Whether KVM cannot decode the accessing instruction: on x86-64 it always can.
 pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
     false
 }
 
-/// Refuses such an access.
+/// Refuses an access that KVM cannot decode.
 ///
 /// # Errors
 /// None.

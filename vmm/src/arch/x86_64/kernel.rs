@@ -1,4 +1,4 @@
-//! Loads kernel images, once a file is known to be one, to be complete and to fit into memory.
+//! Loads kernel images after checks of their format, their size and the available memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,24 +25,24 @@ pub enum KernelError {
     /// An ELF file, but for another machine, or 32 bits wide.
     #[error("an ELF file, but not for x86-64")]
     OtherMachine,
-    /// An ELF file with nothing to load, or an entry outside what is loaded.
+    /// An ELF file without a loadable segment, or with an entry outside its segments.
     #[error("an ELF file without a loadable segment at its entry {0:#x}")]
     NoEntry(u64),
     /// A bzImage without a 64-bit entry.
     #[error("a bzImage without a 64-bit entry: give a 64-bit kernel of version 3.8 or later")]
     Not64Bit,
-    /// Parts of the file are missing.
+    /// The file is truncated.
     #[error("truncated: {has} bytes of {needs}")]
     Truncated {
         /// Bytes in the file.
         has: u64,
-        /// Bytes that its headers announce.
+        /// Bytes that its headers specify.
         needs: u64,
     },
-    /// It would overwrite the tables that the guest starts with.
+    /// The image would overwrite the boot tables.
     #[error("it loads at {0:#x}, below 1 MiB, in the room of the boot tables")]
     TooLow(u64),
-    /// It reaches beyond guest memory.
+    /// The image reaches beyond guest memory.
     #[error(
         "it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory"
     )]
@@ -52,7 +52,7 @@ pub enum KernelError {
         /// End of the guest's memory, in MiB.
         has_mib: u64,
     },
-    /// The loader refuses.
+    /// The loader returns an error.
     #[error("cannot load it")]
     Load(#[source] linux_loader::loader::Error),
 }
@@ -62,7 +62,7 @@ pub enum KernelError {
 pub struct Loaded {
     /// The address of its first instruction, in 64-bit mode.
     pub entry: u64,
-    /// End of the memory that it takes before it has read the memory map.
+    /// End of the memory that it uses before it reads the memory map.
     pub end: u64,
     /// The header of a bzImage; `None` for ELF.
     pub header: Option<setup_header>,
@@ -86,7 +86,7 @@ const BZIMAGE_ENTRY_64: u64 = 0x200;
 /// Loads `file` into `memory`.
 ///
 /// # Errors
-/// [`KernelError`], each with what is wrong with the file or the memory.
+/// [`KernelError`]: the file or the memory is not suitable.
 pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelError> {
     let mut start = Vec::new();
     file.rewind().map_err(KernelError::Read)?;

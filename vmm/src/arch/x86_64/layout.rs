@@ -1,6 +1,6 @@
 //! Guest-physical addresses, ports and interrupt lines.
 //!
-//! A table and nothing else; the guest learns these numbers from ACPI and the boot parameters.
+//! Only constants; the guest gets these numbers from ACPI and the boot parameters.
 
 /// Selectors of the boot descriptor table start here.
 pub const GDT: u64 = 0x500;
@@ -12,7 +12,7 @@ pub const BOOT_STACK: u64 = 0x8ff0;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// The kernel command line.
 pub const CMDLINE: u64 = 0x2_0000;
-/// Most bytes of it, the final zero included; Linux on x86 takes no more.
+/// Maximum length of the command line, with its terminating zero; Linux on x86 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;
 /// End of the conventional memory below 1 MiB.
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
@@ -25,25 +25,25 @@ pub const FIRMWARE_END: u64 = 0x10_0000;
 /// Kernels are loaded from here up.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
-/// Guest memory stops here and goes on at [`GAP_END`].
+/// Guest memory ends here and continues at [`GAP_END`].
 pub const GAP: u64 = 3 << 30;
 /// End of the gap: 4 GiB.
 pub const GAP_END: u64 = 4 << 30;
 
 /// Registers of the virtio-mmio transport.
 pub const VIRTIO: u64 = 0xd000_0000;
-/// Bytes of them.
+/// Size of the transport's registers in bytes.
 pub const VIRTIO_SIZE: u64 = 0x1000;
 /// The doorbell page of the paravirtual PMU.
 pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
-/// Bytes of it.
+/// Size of the doorbell page in bytes.
 pub const DOORBELL_SIZE: u64 = 0x1000;
-/// The window: memory that the VMM owns and the guest can access. The guest's memory map does not include
-/// it. It has its own 2 MiB pages, and room up to the addresses of KVM and the APICs.
+/// The window: memory that the VMM owns and the guest can access. The guest's memory map does not
+/// include it. It has 2 MiB pages of its own, and room up to the addresses of KVM and the APICs.
 pub const WINDOW: u64 = 0xd020_0000;
-/// Most bytes of it.
+/// Maximum size of the window in bytes.
 pub const WINDOW_MAX: u64 = 512 << 20;
-/// Most vCPUs: APIC ids have eight bits here, and 255 is the broadcast.
+/// Maximum number of vCPUs: APIC ids have eight bits here, and 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -53,14 +53,14 @@ pub const IO_APIC: u32 = 0xfec0_0000;
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 /// A page that KVM needs on some processors, for real mode without paging.
 pub const KVM_IDENTITY_MAP: u64 = 0xfeff_c000;
-/// Three pages that KVM needs likewise.
+/// Three pages that KVM needs for the same purpose.
 pub const KVM_TSS: usize = 0xfeff_d000;
 
 /// The serial console.
 pub const SERIAL_PORT: u16 = 0x3f8;
-/// Its interrupt line.
+/// The interrupt line of the serial console.
 pub const SERIAL_GSI: u32 = 4;
-/// The keyboard controller, for its reset line alone.
+/// The keyboard controller, used only for its reset line.
 pub const I8042_PORT: u16 = 0x60;
 /// The reset control register, also named in the FADT.
 pub const RESET_PORT: u16 = 0xcf9;

@@ -1,4 +1,4 @@
-//! Model-specific registers that the embedder emulates in KVM's place, for features that KVM lacks.
+//! Model-specific registers that the embedder emulates instead of KVM, for features that KVM lacks.
 //!
 //! Each access of the guest returns to the VMM, on the vCPU's thread.
 
@@ -27,7 +27,7 @@ pub trait MsrDevice: Debug + Send + Sync {
     /// Changes a vCPU's CPUID leaves.
     fn describe(&self, _leaves: &mut Vec<kvm_cpuid_entry2>) {}
 
-    /// The guest's images are in `memory`, and no vCPU has run; called at every boot.
+    /// Called at every boot, after the guest's images are in `memory` and before a vCPU runs.
     ///
     /// # Errors
     /// Any error keeps the guest from booting.
@@ -35,7 +35,8 @@ pub trait MsrDevice: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The registers of a vCPU, at every boot; called on the vCPU's thread, under its seccomp filter.
+    /// Returns the registers of a vCPU; called at every boot, on the vCPU's thread, under its
+    /// seccomp filter.
     ///
     /// # Errors
     /// Errors of the host.
@@ -44,14 +45,14 @@ pub trait MsrDevice: Debug + Send + Sync {
 
 /// A vCPU's registers; every call comes from its thread.
 pub trait VcpuMsrs: Debug {
-    /// The register's value; `None` gives the guest a general protection fault.
+    /// The register's value; `None` injects a general protection fault into the guest.
     fn read(&mut self, register: u32) -> Option<u64>;
 
-    /// Handles a write by the guest; `false` gives it a general protection fault.
+    /// Handles a write by the guest; `false` injects a general protection fault.
     fn write(&mut self, register: u32, value: u64) -> bool;
 
-    /// Called before each entry into the guest, for interrupts to be injected. A signal of
-    /// [`kick_signal`](crate::signal::kick_signal) that comes later makes the entry end at once.
+    /// Called before each entry into the guest, to inject interrupts. A later
+    /// [`kick_signal`](crate::signal::kick_signal) makes the entry end at once.
     ///
     /// # Errors
     /// Errors of the host, which end the run.

@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::layout;
 use crate::kvm::KvmError;
 
-/// The kernel modules of KVM here, besides its own.
+/// KVM's kernel modules for x86-64, in addition to the common one.
 pub const MODULES: &[&str] = &["kvm_intel", "kvm_amd", "kvm_pvm"];
 
 /// The remedy for a host without KVM.
@@ -15,7 +15,7 @@ pub const REMEDY: &str = "enable virtualisation in the firmware and load kvm-int
 /// The reason why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
 
-/// Capabilities that every machine needs here, besides those that all architectures need.
+/// Capabilities that every machine on x86-64 needs, in addition to those of all architectures.
 pub const NEEDED: &[(Cap, &str)] = &[
     (Cap::SetTssAddr, "the TSS address"),
     (Cap::ExtCpuid, "CPUID tables"),

@@ -1,4 +1,4 @@
-//! The state in which a guest starts: 64-bit mode, the first 4 GiB mapped one to one.
+//! The initial state of a guest: 64-bit mode, the first 4 GiB mapped one to one.
 //!
 //! Linux's 64-bit boot protocol requires this state. It also suits guests of a few instructions.
 
@@ -14,12 +14,12 @@ pub enum RegisterError {
     /// The boot tables do not fit in guest memory.
     #[error("cannot write the boot tables")]
     Tables(#[source] GuestMemoryError),
-    /// KVM refuses a piece of state.
+    /// KVM refuses a part of the state.
     #[error("KVM refuses {what}")]
     State {
-        /// Which piece.
+        /// The part.
         what: &'static str,
-        /// KVM's reason.
+        /// KVM's error.
         #[source]
         source: kvm_ioctls::Error,
     },
@@ -144,7 +144,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
         entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK),
     ];
     for msr in wanted {
-        // Firmware would set these; a KVM without them leaves the guest its own defaults.
+        // Firmware would set these; a KVM without them leaves the guest its defaults.
         let refused = match Msrs::from_entries(&[msr]) {
             Ok(one) => vcpu.set_msrs(&one).ok() != Some(1),
             Err(_) => true,
@@ -156,7 +156,8 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Makes `vcpu` the one that boots: at `entry`, in 64-bit mode, with the address of the zero page in `rsi`.
+/// Makes `vcpu` the boot vCPU: at `entry`, in 64-bit mode, with the address of the zero page in
+/// `rsi`.
 ///
 /// # Errors
 /// [`RegisterError::State`].

@@ -74,7 +74,7 @@ impl Pages for Fake {
     }
 
     fn store_half(&self, field: usize, _: u32, _: Ordering) -> Result<(), Unwritable> {
-        panic!("nothing but head and tail is an area's: {field}");
+        panic!("an area accesses only head and tail: {field}");
     }
 
     fn fence(&self, _: Ordering) {}

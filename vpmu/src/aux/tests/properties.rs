@@ -81,7 +81,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_writer_is_its_model(
+    fn writer_matches_its_model(
         steps in prop::collection::vec(step(), 1..150),
         power in 0_u32..3,
         overwrite in any::<bool>(),
@@ -168,7 +168,7 @@ proptest! {
     /// With an honest reader, unread bytes are never overwritten, and the reported spans are
     /// contiguous.
     #[test]
-    fn pieces_are_all_there_is(
+    fn spans_cover_every_written_byte(
         steps in prop::collection::vec((1_u64..40, 0_u64..=3, any::<bool>(), 0_u32..8), 1..200),
         power in 0_u32..3,
         watermark in 64_u64..5000,

@@ -14,7 +14,7 @@ fn driven(overwrite: bool, watermark: u64) -> (Driven, Fake) {
 }
 
 #[test]
-fn one_writer_at_a_time() {
+fn nested_write_is_refused() {
     let (mut writer, mut pages) = (Writer::new(PAGE, false), Fake::new(1));
     assert_eq!(writer.get(), None);
     assert!(matches!(
@@ -31,14 +31,14 @@ fn one_writer_at_a_time() {
         head: 64,
         room: PAGE - 64,
     };
-    assert_eq!(writer.get(), Some(window), "though a nested one came");
-    assert_eq!(pages.head.get(), 0, "not shown before the end");
+    assert_eq!(writer.get(), Some(window), "despite the nested write");
+    assert_eq!(pages.head.get(), 0, "not published before the end");
     let span = writer.end(Some(&pages)).expect("begun");
     assert_eq!((span.offset, span.size, pages.head.get()), (0, 64, 64));
 }
 
 #[test]
-fn what_is_skipped_is_zero() {
+fn skipped_bytes_are_zero() {
     let (mut writer, mut pages) = (Writer::new(2 * PAGE, false), Fake::new(2));
     writer.begin(&pages).expect("begun");
     writer.put(&mut pages, &[7; 8]).expect("room");
@@ -54,7 +54,7 @@ fn what_is_skipped_is_zero() {
 }
 
 #[test]
-fn a_full_area_says_so_once_and_goes_on_when_there_is_room() {
+fn full_area_wakes_once_and_continues_when_there_is_room() {
     let (mut area, mut pages) = kept(1, false, PAGE * 8);
     let words = filled(1, 1024);
     for _ in 0..4 {
@@ -82,7 +82,7 @@ fn a_full_area_says_so_once_and_goes_on_when_there_is_room() {
     );
     assert_eq!(pages.head.get(), PAGE);
     let second = area.append(&mut pages, &entry(&words));
-    assert_eq!(second, Appended::default(), "told already");
+    assert_eq!(second, Appended::default(), "notified already");
     pages.tail.set(1024);
     assert!(area.append(&mut pages, &entry(&words)).whole);
     // The write stays open, and the area is reported again once it is full again.
@@ -96,7 +96,7 @@ fn a_full_area_says_so_once_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_loss_before_the_first_byte_is_a_piece_of_none() {
+fn loss_before_the_first_byte_is_an_empty_span() {
     let (mut area, mut pages) = kept(1, false, PAGE);
     pages.tail.set(1);
     let appended = area.append(&mut pages, &entry(&filled(1, 64)));
@@ -114,7 +114,7 @@ fn a_loss_before_the_first_byte_is_a_piece_of_none() {
 }
 
 #[test]
-fn the_tail_is_looked_at_when_it_matters() {
+fn tail_is_read_only_when_room_runs_out() {
     let (mut area, mut pages) = kept(1, false, PAGE * 8);
     let words = filled(1, 2048);
     area.append(&mut pages, &entry(&words));
@@ -129,7 +129,7 @@ fn the_tail_is_looked_at_when_it_matters() {
 
 /// VPMU-D-6.8-4.
 #[test]
-fn a_tail_that_lies_is_a_full_area() {
+fn invalid_tail_counts_as_a_full_area() {
     for tail in [64 + 8, PAGE, u64::MAX, u64::MAX - PAGE + 63, 1 << 63] {
         let (mut area, mut pages) = kept(1, false, PAGE);
         assert!(area.append(&mut pages, &entry(&filled(1, 64))).whole);
@@ -143,7 +143,7 @@ fn a_tail_that_lies_is_a_full_area() {
 }
 
 #[test]
-fn the_reader_is_woken_at_multiples_of_the_watermark() {
+fn reader_is_woken_at_multiples_of_the_watermark() {
     let (mut area, mut pages) = kept(2, false, 1024);
     let woken: Vec<bool> = (0..64)
         .map(|_| area.append(&mut pages, &entry(&filled(1, 128))).wake)
@@ -166,7 +166,7 @@ fn the_reader_is_woken_at_multiples_of_the_watermark() {
 }
 
 #[test]
-fn overwriting_loses_nothing_and_wakes_nobody() {
+fn overwriting_area_loses_nothing_and_wakes_no_reader() {
     let (mut area, mut pages) = kept(1, true, 1024);
     pages.tail.set(12345);
     for value in 0..100 {
@@ -181,7 +181,7 @@ fn overwriting_loses_nothing_and_wakes_nobody() {
             }
         );
     }
-    assert_eq!(pages.looks.get(), 0, "nobody's tail matters");
+    assert_eq!(pages.looks.get(), 0, "the tail is not read");
     let chunk = area.end(&pages, 0).expect("a piece");
     let all = Chunk {
         offset: 0,
@@ -195,7 +195,7 @@ fn overwriting_loses_nothing_and_wakes_nobody() {
 }
 
 #[test]
-fn what_stands_for_several_marks_its_piece() {
+fn entry_for_several_overflows_marks_its_span() {
     let (mut area, mut pages) = kept(1, false, PAGE);
     let words = filled(1, 64);
     let several = Entry {
@@ -214,7 +214,7 @@ fn what_stands_for_several_marks_its_piece() {
 
 /// VPMU-D-6.8-5.
 #[test]
-fn pieces_are_told_as_one_where_the_ring_was_full() {
+fn spans_are_joined_after_a_full_ring() {
     let one = Chunk {
         offset: 64,
         size: 128,
@@ -234,7 +234,7 @@ fn pieces_are_told_as_one_where_the_ring_was_full() {
 }
 
 #[test]
-fn pages_that_are_gone_lose_what_was_for_them() {
+fn data_for_missing_pages_is_lost() {
     let (mut area, mut pages) = kept(1, false, PAGE);
     pages.hole = Some(128);
     assert!(area.append(&mut pages, &entry(&filled(1, 128))).whole);
@@ -246,7 +246,7 @@ fn pages_that_are_gone_lose_what_was_for_them() {
 }
 
 #[test]
-fn a_driver_says_from_where_and_how_much() {
+fn driver_sets_position_and_room() {
     let (mut area, mut pages) = driven(false, PAGE * 8);
     let words = filled(1, 128);
     assert_eq!(area.position(5), None);
@@ -292,7 +292,7 @@ fn a_driver_says_from_where_and_how_much() {
 }
 
 #[test]
-fn a_driver_is_told_at_the_watermark() {
+fn driver_is_notified_at_the_watermark() {
     let (mut area, mut pages) = driven(false, 1024);
     area.begin(5, 960, PAGE).expect("begun");
     let told: Vec<bool> = (0..20)
@@ -303,7 +303,7 @@ fn a_driver_is_told_at_the_watermark() {
 }
 
 #[test]
-fn a_driver_is_told_before_its_room_ends() {
+fn driver_is_notified_before_its_room_ends() {
     let (mut area, mut pages) = driven(false, 1 << 20);
     area.begin(5, 64, 1024).expect("begun");
     let told: Vec<bool> = (0..17)
@@ -317,7 +317,7 @@ fn a_driver_is_told_before_its_room_ends() {
 }
 
 #[test]
-fn a_driver_that_takes_snapshots_has_room_for_ever() {
+fn snapshot_driver_has_unlimited_room() {
     let (mut area, mut pages) = driven(true, 1024);
     area.begin(5, 64, PAGE).expect("begun");
     for value in 0..200 {

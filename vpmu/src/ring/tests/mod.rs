@@ -133,8 +133,8 @@ impl Rig {
             .collect()
     }
 
-    /// The record at `position`: its number, or the number of lost ones; and its size, at most
-    /// `room`.
+    /// The record at `position`, with its size, at most `room`: its number, or the number of lost
+    /// records.
     fn record(&self, position: u64, room: u64) -> (Result<u32, u64>, u64) {
         let header = self.word(position);
         let size = header >> 48;
@@ -194,7 +194,7 @@ impl Rig {
         assert_eq!(
             self.read.len() as u64 + self.lost,
             u64::from(self.produced),
-            "each is written or lost"
+            "each record is written or lost"
         );
         let rising = self.read.windows(2).all(|two| two[0] < two[1]);
         assert!(rising, "in order");

@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn written_and_lost_are_what_was_produced(
+    fn written_and_lost_records_add_up_to_produced(
         steps in steps(), power in 0_u32..5, backward in any::<bool>(),
     ) {
         let mode = RingMode { writable: true, backward };
@@ -50,8 +50,8 @@ proptest! {
                 }
                 Step::Consume(n) => rig.consume(n),
                 Step::Pause(paused) => rig.ring.pause(paused),
-                // A plausible but wrong tail lets unread records be overwritten: only that reader's
-                // loss. An impossible one must stop the writer.
+                // A plausible but wrong tail lets unread records be overwritten, which harms only
+                // that reader. An impossible tail must stop the writer.
                 Step::Lie(tail) => {
                     let ahead = tail.wrapping_sub(rig.head());
                     if ahead.wrapping_add(1 << 32) >= 1 << 33 {
@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn no_tail_makes_it_write_elsewhere(
+    fn invalid_tail_never_moves_a_write_outside_the_ring(
         steps in steps(), power in 0_u32..5, data in any::<bool>(),
         writable in any::<bool>(), backward in any::<bool>(),
     ) {
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn an_overwritten_ring_holds_the_newest(bursts in prop::collection::vec(lens(), 1..20), power in 0_u32..5) {
+    fn overwritten_ring_has_the_newest_records(bursts in prop::collection::vec(lens(), 1..20), power in 0_u32..5) {
         for backward in [false, true] {
             let mode = RingMode { writable: false, backward };
             let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
@@ -95,7 +95,7 @@ proptest! {
                 let first = rig.produced + 1;
                 for ((number, &len), outcome) in (first..).zip(lens).zip(rig.burst(lens)) {
                     let fits = len as u64 + if lost_by > 0 { 24 } else { 0 } <= rig.size();
-                    prop_assert_eq!(outcome.written, fits, "only what is longer than the ring is lost");
+                    prop_assert_eq!(outcome.written, fits, "only a record longer than the ring is lost");
                     if !fits {
                         lost_by += 1;
                         continue;
@@ -118,7 +118,7 @@ proptest! {
                 prop_assert_eq!(rig.record(at, len), (Ok(number), len));
             }
             if backward {
-                // A reader that knows only the head finds the same, newest first.
+                // A reader that knows only the head finds the same records, newest first.
                 let (mut at, mut found) = (head, Vec::new());
                 while at != 0 && at.wrapping_sub(head) < size {
                     let room = size - at.wrapping_sub(head);

@@ -6,7 +6,7 @@ use crate::record::SAMPLE_TIME;
 use crate::ring::user_page::{CAP_USER_TIME, CAPABILITIES};
 
 #[test]
-fn an_absent_reader_loses_all_but_the_first_fill() {
+fn absent_reader_loses_all_but_the_first_fill() {
     for mode in [FORWARD, BACKWARD] {
         let mut rig = Rig::new(1, mode, Wakeup::Page);
         for _ in 0..1000 {
@@ -18,12 +18,12 @@ fn an_absent_reader_loses_all_but_the_first_fill() {
 }
 
 #[test]
-fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
+fn first_loss_wakes_a_reader_whose_mark_is_beyond_the_ring() {
     for wakeup in [Wakeup::Records(1_000_000), Wakeup::Bytes(1 << 20)] {
         let mut rig = Rig::new(1, FORWARD, wakeup);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [257], "{wakeup:?}");
-        // After it read the record of that loss, the reader is woken for the next.
+        // After the reader consumed the record of that loss, the next loss wakes it.
         rig.consume(usize::MAX);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [255], "{wakeup:?}, 24 bytes less");
@@ -32,7 +32,7 @@ fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
 }
 
 #[test]
-fn without_data_pages_nothing_is_written() {
+fn ring_without_data_pages_writes_nothing() {
     for mode in [FORWARD, OVERWRITE] {
         let mut rig = Rig::new(0, mode, Wakeup::Page);
         assert_eq!(rig.produce(16), Outcome::default());
@@ -42,7 +42,7 @@ fn without_data_pages_nothing_is_written() {
 }
 
 #[test]
-fn a_burst_moves_the_head_once() {
+fn burst_moves_the_head_once() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     let (layout, origin) = (Layout::default(), Origin::default());
     let context = context(&layout, &origin, Wakeup::Page);
@@ -59,7 +59,7 @@ fn a_burst_moves_the_head_once() {
 }
 
 #[test]
-fn while_paused_records_are_lost_and_nobody_is_woken() {
+fn paused_ring_loses_records_and_wakes_no_reader() {
     for mode in [FORWARD, BACKWARD, OVERWRITE] {
         let mut rig = Rig::new(1, mode, Wakeup::Records(1));
         rig.produce(16);
@@ -78,7 +78,7 @@ fn while_paused_records_are_lost_and_nobody_is_woken() {
 }
 
 #[test]
-fn a_note_that_does_not_fit_is_no_loss() {
+fn note_that_does_not_fit_is_not_counted_as_lost() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Records(1));
     let (layout, origin) = (Layout::default(), Origin::default());
     rig.produce(4080);
@@ -88,20 +88,23 @@ fn a_note_that_does_not_fit_is_no_loss() {
     assert_eq!(refused, Outcome::default());
     rig.consume(usize::MAX);
     let written = rig.ring.note(&View::of(&rig.memory), &note, &context);
-    assert!(written.written && !written.wake, "no sample to count");
+    assert!(
+        written.written && !written.wake,
+        "only samples count towards the mark"
+    );
     rig.consume(usize::MAX);
     assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 99][..], 0));
 }
 
 #[test]
-fn events_that_share_a_ring_keep_their_own_marks() {
+fn events_that_share_a_ring_keep_separate_wakeup_counts() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     let mut wakes = Vec::new();
     for turn in 0..12 {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // Every second record of one event; every 64 bytes of both, whichever writes.
+    // Every second record of one event; every 64 bytes of both, whichever event writes.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(
@@ -115,7 +118,7 @@ fn events_that_share_a_ring_keep_their_own_marks() {
 }
 
 #[test]
-fn a_loss_is_told_in_the_name_of_the_next_to_write() {
+fn loss_is_recorded_for_the_next_writing_event() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     rig.ring.lose(3);
     let layout = Layout {
@@ -137,7 +140,7 @@ fn a_loss_is_told_in_the_name_of_the_next_to_write() {
 }
 
 #[test]
-fn the_metadata_page_shows_counts_between_two_even_sequences() {
+fn metadata_page_counts_change_between_even_sequences() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     rig.ring.show(
         &View::of(&rig.memory),
@@ -181,6 +184,6 @@ fn the_metadata_page_shows_counts_between_two_even_sequences() {
     assert_eq!(
         capabilities & CAP_USER_TIME,
         0,
-        "a count that stands still has no time to add"
+        "a stopped count has no time to add"
     );
 }

@@ -17,7 +17,7 @@ fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let event = rig.open(&request).expect("open");
     let area = pages(rig, count);
     map_aux(rig, event, MAP_DRIVEN | flags, &area).expect("an area");
-    // The metadata page is the driver's own: some page.
+    // The driver owns the metadata page: any page will do.
     let metadata = pages(rig, 1)[0];
     (event, AreaReader::new(rig, metadata, area))
 }
@@ -31,7 +31,7 @@ fn begin(event: u64, head: u64, room: u64) -> Command {
 }
 
 #[test]
-fn a_task_is_traced_from_switch_to_switch() {
+fn task_is_traced_from_switch_to_switch() {
     let mut rig = Rig::new();
     let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
     let (mut head, mut told) = (0, 0);
@@ -45,15 +45,11 @@ fn a_task_is_traced_from_switch_to_switch() {
         let (out, end) = (replies[0], replies[1]);
         assert_eq!((out.status.get(), end.status.get()), (0, 0));
         assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
-        assert_eq!(
-            end.value.get(),
-            out.value.get(),
-            "all there is, in one turn"
-        );
+        assert_eq!(end.value.get(), out.value.get(), "every byte, in one turn");
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
-        // The switch that ends the turn is an exit of it.
+        // The switch that ends the turn is an exit of the trace.
         let seen: Vec<(u64, u8)> = packets
             .iter()
             .filter_map(|packet| match packet {
@@ -71,7 +67,7 @@ fn a_task_is_traced_from_switch_to_switch() {
 }
 
 #[test]
-fn the_driver_is_told_once_in_a_turn() {
+fn driver_is_notified_once_per_turn() {
     let mut rig = Rig::new();
     let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 512)]);
@@ -84,7 +80,7 @@ fn the_driver_is_told_once_in_a_turn() {
     // A driver answers the notice with both commands at once.
     let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
     let replies = rig.commands(0, &answer);
-    // A sync packet and seven exits found room.
+    // A sync packet and seven exits fit.
     assert_eq!(replies[0].value.get(), 512);
     assert_eq!(replies[0].lost.get(), 13 * 64);
     let before = rig.read(0, event);
@@ -97,7 +93,7 @@ fn the_driver_is_told_once_in_a_turn() {
 }
 
 #[test]
-fn notices_that_nobody_takes_do_not_pile_up() {
+fn untaken_notices_do_not_accumulate() {
     let mut rig = Rig::new();
     let (event, _) = driven(&mut rig, 1, MAP_WRITABLE);
     rig.command(0, COMMAND_IN, event);
@@ -118,7 +114,7 @@ fn notices_that_nobody_takes_do_not_pile_up() {
 
 /// VPMU-D-6.8-6.
 #[test]
-fn turns_that_make_no_sense_are_refused() {
+fn invalid_turns_are_refused() {
     let mut rig = Rig::new();
     let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
     let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -183,7 +179,7 @@ fn turns_that_make_no_sense_are_refused() {
 
 /// VPMU-D-6.8-6.
 #[test]
-fn a_room_that_lies_moves_nothing_out_of_the_area() {
+fn invalid_room_writes_nothing_outside_the_area() {
     let mut rig = Rig::new();
     let (event, area) = driven(&mut rig, 1, MAP_WRITABLE);
     rig.command(0, COMMAND_IN, event);
@@ -198,7 +194,7 @@ fn a_room_that_lies_moves_nothing_out_of_the_area() {
 }
 
 #[test]
-fn a_snapshot_goes_round() {
+fn snapshot_area_wraps() {
     let mut rig = Rig::new();
     let (event, mut area) = driven(&mut rig, 2, 0);
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
@@ -219,7 +215,7 @@ fn a_snapshot_goes_round() {
 }
 
 #[test]
-fn an_area_goes_when_it_is_unmapped_and_with_its_event() {
+fn area_ends_with_its_unmap_or_its_event() {
     let mut rig = Rig::new();
     for close in [false, true] {
         let (event, area) = driven(&mut rig, 2, MAP_WRITABLE);
@@ -243,7 +239,7 @@ fn an_area_goes_when_it_is_unmapped_and_with_its_event() {
 }
 
 #[test]
-fn a_turn_ends_with_its_event() {
+fn turn_ends_with_its_event() {
     let mut rig = Rig::new();
     let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
     let child = OpenRequest {
@@ -265,7 +261,7 @@ fn a_turn_ends_with_its_event() {
 }
 
 #[test]
-fn a_turn_tells_of_what_found_no_room_alone() {
+fn turn_reports_only_losses_for_lack_of_room() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 100.into(),
@@ -276,7 +272,7 @@ fn a_turn_tells_of_what_found_no_room_alone() {
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area).expect("an area");
     rig.commands(0, &[begin(event, 0, 4096)]);
-    // One that must not be told: more room would not help it.
+    // A loss that is not reported: more room would not prevent it.
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1 << 63));
     rig.post_notice(0, 64);

@@ -1,4 +1,4 @@
-//! A removed area is not written any more, even if traces are still active.
+//! A removed area is no longer written, even if traces are still active.
 
 use vpmu::abi::*;
 
@@ -15,17 +15,17 @@ fn stays(rig: &Rig) -> bool {
 
 /// VPMU-D-6.3-3.
 #[test]
-fn an_unmapped_area_is_the_guests_again() {
+fn unmapped_area_is_not_written_again() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
     assert!(!stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap).expect("unmapped");
-    // 305 packets, and what stands at the beginning of each of 4 pages and of the piece.
+    // 305 packets, and sync packets at the start of each of 4 pages and of the span.
     assert_eq!(traced.area.take().len(), 256);
     let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
-    assert_eq!(told, traced.area.head(), "shown and told of before");
+    assert_eq!(told, traced.area.head(), "published and reported before");
     assert!(stays(&rig));
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + reply.lost.get());
@@ -40,7 +40,7 @@ fn an_unmapped_area_is_the_guests_again() {
 }
 
 #[test]
-fn an_area_goes_with_its_ring() {
+fn area_ends_with_its_ring() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
@@ -48,7 +48,7 @@ fn an_area_goes_with_its_ring() {
     assert_eq!(
         traced.pieces(),
         [[0, 6 * 64, 0]],
-        "shown and told of before"
+        "published and reported before"
     );
     assert!(stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
@@ -56,7 +56,7 @@ fn an_area_goes_with_its_ring() {
 }
 
 #[test]
-fn an_area_goes_with_the_last_who_writes_there() {
+fn area_ends_with_its_last_writer() {
     let mut rig = Rig::new();
     let traced = Traced::on(&mut rig, 4);
     let other = OpenRequest {
@@ -66,7 +66,7 @@ fn an_area_goes_with_the_last_who_writes_there() {
     let other = rig.open(&other).expect("open");
     rig.redirect(other, traced.event).expect("redirected");
     rig.close(traced.event).expect("closed");
-    assert!(!stays(&rig), "the other writes on");
+    assert!(!stays(&rig), "the other trace still writes");
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap)
         .expect("by the id that it was mapped with");
@@ -76,7 +76,7 @@ fn an_area_goes_with_the_last_who_writes_there() {
 }
 
 #[test]
-fn after_a_close_or_a_reset_nothing_is_written() {
+fn area_is_not_written_after_a_close_or_a_reset() {
     let mut rig = Rig::new();
     let traced = Traced::on(&mut rig, 4);
     let second = Traced::on(&mut rig, 4);
@@ -98,7 +98,7 @@ fn after_a_close_or_a_reset_nothing_is_written() {
 }
 
 #[test]
-fn a_redirected_trace_leaves_what_it_wrote() {
+fn redirected_trace_publishes_its_earlier_data() {
     let mut rig = Rig::new();
     let mut first = Traced::on(&mut rig, 4);
     let mut second = Traced::on(&mut rig, 4);
@@ -111,7 +111,8 @@ fn a_redirected_trace_leaves_what_it_wrote() {
     exits(&rig, 0, 2);
     rig.redirect(other, second.event).expect("redirected");
     let told: u64 = first.pieces().iter().map(|[_, size, _]| size).sum();
-    // Of both: two exits and a sync packet, of the other one exit fewer before the redirection.
+    // Of both traces: two exits and a sync packet; of the other, one exit fewer before the
+    // redirection.
     assert_eq!(told, first.area.head());
     assert_eq!(first.area.exits().len(), 4);
     exits(&rig, 0, 2);
@@ -120,7 +121,7 @@ fn a_redirected_trace_leaves_what_it_wrote() {
 }
 
 #[test]
-fn a_trace_that_comes_to_an_area_is_announced_there() {
+fn trace_redirected_to_an_area_is_announced_there() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     let begun = |traced: &mut Traced| {
@@ -134,7 +135,7 @@ fn a_trace_that_comes_to_an_area_is_announced_there() {
         ..trace()
     };
     let other = rig.open(&other).expect("open");
-    assert_eq!(begun(&mut traced), 0, "it writes nowhere");
+    assert_eq!(begun(&mut traced), 0, "it has no area");
     rig.redirect(other, traced.event).expect("redirected");
     assert_eq!(begun(&mut traced), 1);
     rig.redirect(other, 0).expect("redirected");

@@ -1,6 +1,5 @@
-//! Valid pages of an area, and events that can have one.
+//! Valid pages of an area, and events that can have an area.
 
-use vpmu::Limits;
 use vpmu::abi::*;
 
 use super::{pages, trace};
@@ -12,7 +11,7 @@ fn unmap_aux(rig: &mut Rig, event: u64) -> Result<(), Errno> {
 }
 
 #[test]
-fn areas_that_make_no_sense_are_refused() {
+fn invalid_areas_are_refused() {
     let mut rig = Rig::new();
     let event = rig.open(&trace()).expect("open");
     let some = pages(&mut rig, 4);
@@ -76,7 +75,7 @@ fn areas_that_make_no_sense_are_refused() {
     assert_eq!(
         map_aux(&mut rig, other, MAP_WRITABLE, &some),
         inval,
-        "its ring is another's"
+        "its ring belongs to another event"
     );
     assert_eq!(map_aux(&mut rig, other, driven, &some), inval);
 
@@ -90,11 +89,11 @@ fn areas_that_make_no_sense_are_refused() {
     );
     unmap_aux(&mut rig, event).expect("unmapped");
     assert_eq!(unmap_aux(&mut rig, event), inval);
-    map_aux(&mut rig, event, 0, &more).expect("another size and manner");
+    map_aux(&mut rig, event, 0, &more).expect("another size and flags");
 }
 
 #[test]
-fn a_driver_that_keeps_the_area_keeps_the_ring_too() {
+fn area_of_the_driver_excludes_a_ring_of_the_device() {
     let mut rig = Rig::new();
     let event = rig.open(&trace()).expect("open");
     let target = rig.open(&trace()).expect("open");
@@ -106,16 +105,15 @@ fn a_driver_that_keeps_the_area_keeps_the_ring_too() {
     assert_eq!(rig.redirect(event, target), Err(libc::EINVAL));
     unmap_aux(&mut rig, event).expect("unmapped");
     rig.map_pages(event, 0, &ring)
-        .expect("a ring of the device's");
+        .expect("a ring of the device");
 }
 
 #[test]
 fn limits_hold() {
-    let limits = Limits {
-        max_aux_pages: 8,
-        max_pages: 16,
-        ..limits()
-    };
+    let limits = limits().with(|limits| {
+        limits.max_aux_pages = 8;
+        limits.max_pages = 16;
+    });
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let offset = std::mem::offset_of!(Config, max_aux_pages) as u64;
     let mut field = [0; 4];
@@ -137,7 +135,7 @@ fn limits_hold() {
 }
 
 #[test]
-fn without_the_feature_there_are_no_areas() {
+fn area_needs_its_feature() {
     for missing in [F_RING, F_AUX] {
         let mut rig = Rig::with(limits(), ALL_FEATURES & !(1 << missing));
         assert_eq!(rig.open(&trace()), Err(libc::EOPNOTSUPP));
@@ -150,12 +148,12 @@ fn without_the_feature_there_are_no_areas() {
 }
 
 #[test]
-fn the_largest_area_can_be_mapped() {
+fn largest_area_can_be_mapped() {
     let mut rig = Rig::new();
     let event = rig.open(&trace()).expect("open");
     let ring = pages(&mut rig, 1);
     rig.map_pages(event, 0, &ring).expect("a ring");
-    // As many as the memory here has, one by one apart.
+    // The largest number that fits in this memory, not contiguous.
     let area: Vec<u64> = (0..4096).map(|page| 0x200_0000 + page * 0x2000).collect();
     map_aux(&mut rig, event, 0, &area).expect("an area");
 }

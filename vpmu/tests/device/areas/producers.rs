@@ -1,4 +1,4 @@
-//! Producers of the VMM: how a guest opens them, and what it reads of their data.
+//! Producers of the VMM: how a guest opens their traces and reads their data.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn write(rig: &Rig, event: u64, value: u64, bytes: u64) -> Result<(), AuxError> 
 }
 
 #[test]
-fn a_producer_is_listed_and_opened_by_its_number() {
+fn producer_is_listed_and_opened_by_its_number() {
     let mut rig = rig();
     let listed: Vec<_> = rig
         .catalogue()
@@ -98,14 +98,18 @@ fn a_producer_is_listed_and_opened_by_its_number() {
     let event = rig.open(&request(0)).expect("open");
     let area = pages(&mut rig, 2);
     let driven = map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area);
-    assert_eq!(driven, Err(libc::EOPNOTSUPP), "an area of the driver's");
+    assert_eq!(
+        driven,
+        Err(libc::EOPNOTSUPP),
+        "an area that the driver manages"
+    );
     // Without producers, this kind does not exist.
     let refused = Rig::new().open(&request(0));
     assert_eq!(refused, Err(libc::ENOENT));
 }
 
 #[test]
-fn producers_that_cannot_be_are_refused() {
+fn invalid_producers_are_refused() {
     let long = "a-name-that-is-longer-than-thirty-nine-bytes";
     for wrong in [
         AuxProducer {
@@ -123,14 +127,14 @@ fn producers_that_cannot_be_are_refused() {
         WATCHDOG,
     ] {
         let rig = Rig::bare(Engines::Auto, limits(), None);
-        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
         let made = vpmu.with_aux_producers(vec![WATCHDOG, wrong]);
         assert!(matches!(made, Err(Error::Producer(name)) if name == wrong.name));
     }
 }
 
 #[test]
-fn a_piece_is_what_its_writer_ended_with() {
+fn span_has_the_size_that_its_writer_ended_with() {
     let mut rig = rig();
     let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
@@ -145,7 +149,7 @@ fn a_piece_is_what_its_writer_ended_with() {
     writer.put(&filled(9, 64)).expect("room");
     assert_eq!(writer.written(), 320);
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
-    assert_eq!(traced.area.head(), 0, "nothing is shown before its end");
+    assert_eq!(traced.area.head(), 0, "nothing is published before the end");
     // A command that publishes the data of traces does not publish it either.
     assert_eq!(rig.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
@@ -158,7 +162,7 @@ fn a_piece_is_what_its_writer_ended_with() {
     let shown = [filled(7, 128), filled(0, 64), filled(8, 64)].concat();
     assert_eq!(words(&rig, area, 0, 32), shown);
     assert_eq!(rig.read(0, event).value.get(), 256, "bytes counted");
-    // The next write overwrites data that was given up.
+    // The next write overwrites discarded data.
     write(&rig, event, 10, 64).expect("written");
     assert_eq!(words(&rig, area, 256, 8), filled(10, 64));
     assert_eq!(traced.pieces(), [[256, 64, 0]]);
@@ -167,7 +171,7 @@ fn a_piece_is_what_its_writer_ended_with() {
 
 /// VPMU-D-6.8-4.
 #[test]
-fn what_the_guest_has_not_read_stays() {
+fn unread_data_is_not_overwritten() {
     let mut rig = rig();
     let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
@@ -203,7 +207,7 @@ fn what_the_guest_has_not_read_stays() {
 }
 
 #[test]
-fn a_snapshot_is_written_over_and_says_so() {
+fn overwritten_snapshot_area_flags_its_spans() {
     let mut rig = rig();
     let (mut traced, area) = traced(&mut rig, 0);
     for value in 0..5 {
@@ -216,35 +220,35 @@ fn a_snapshot_is_written_over_and_says_so() {
 
 /// VPMU-D-6.8-11.
 #[test]
-fn a_second_writer_is_refused_until_the_first_has_ended() {
+fn second_writer_is_refused_until_the_first_ends() {
     let mut rig = rig();
     let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
-    // A trace by the device that shares the area.
+    // A trace by the device in the same area.
     let exit_trace = rig.open(&trace()).expect("open");
     rig.redirect(exit_trace, event).expect("redirected");
     rig.command(0, COMMAND_ENABLE, exit_trace);
     exits(&rig, 0, 1);
     let mut writer = rig.vpmu.aux_begin(event).expect("begun");
     let begun = writer.get().expect("a place").position;
-    assert_eq!(begun, 128, "a sync packet and the exit's");
+    assert_eq!(begun, 128, "a sync packet and the exit packet");
     assert!(matches!(rig.vpmu.aux_begin(event), Err(AuxError::Nested)));
     exits(&rig, 0, 3);
     assert_eq!(writer.get().expect("a place").position, begun);
     writer.put(&filled(5, 64)).expect("room");
     writer.end(64).expect("ended");
     let lost = rig.read(0, exit_trace).lost.get();
-    assert_eq!(lost, 3 * 64, "packets that came meanwhile");
+    assert_eq!(lost, 3 * 64, "packets during the write");
     exits(&rig, 0, 1);
-    assert_eq!(rig.read(0, exit_trace).lost.get(), lost, "and none since");
+    assert_eq!(rig.read(0, exit_trace).lost.get(), lost, "none since then");
     let told = traced.pieces();
     assert_eq!(told[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
-    write(&rig, event, 6, 64).expect("the next may begin");
+    write(&rig, event, 6, 64).expect("the next write may begin");
 }
 
 /// VPMU-D-6.8-11.
 #[test]
-fn a_writer_without_an_end_shows_nothing() {
+fn writer_without_an_end_publishes_nothing() {
     let mut rig = rig();
     let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
@@ -265,7 +269,7 @@ fn a_writer_without_an_end_shows_nothing() {
 }
 
 #[test]
-fn only_traces_of_producers_that_are_active_are_written_to() {
+fn only_active_producer_traces_are_written() {
     let mut rig = rig();
     let (traced, _) = traced(&mut rig, MAP_WRITABLE);
     let begin = |rig: &Rig, event| rig.vpmu.aux_begin(event).map(drop);
@@ -296,7 +300,7 @@ fn only_traces_of_producers_that_are_active_are_written_to() {
 }
 
 #[test]
-fn what_the_guest_takes_away_is_not_written_to() {
+fn unmapped_area_is_not_written_by_a_producer() {
     let unmap = |rig: &mut Rig, event: u64| {
         let header = Rig::header(CONTROL_UNMAP_AUX, event);
         rig.control(&header).expect("unmapped");
@@ -317,7 +321,7 @@ fn what_the_guest_takes_away_is_not_written_to() {
         assert!(gone, "{ended:?}");
         assert_eq!(traced.area.head(), 0);
         assert_eq!(words(&rig, area, 64, 8), filled(0, 64));
-        // Nor into an area that comes after it.
+        // Nor is an area that is mapped later.
         rig.activate(ALL_FEATURES);
         let next = Traced::new(&mut rig, &request(0), 2, MAP_WRITABLE);
         rig.command(0, COMMAND_ENABLE, next.event);
@@ -327,7 +331,7 @@ fn what_the_guest_takes_away_is_not_written_to() {
 }
 
 #[test]
-fn a_watermark_and_the_first_that_finds_no_room_wake() {
+fn watermark_and_first_loss_wake_the_reader() {
     let mut rig = rig();
     let (traced, _) = traced(&mut rig, MAP_WRITABLE);
     let woken = |rig: &Rig| rig.vpmu.metrics().wakeups;
@@ -343,7 +347,7 @@ fn a_watermark_and_the_first_that_finds_no_room_wake() {
         let mut writer = rig.vpmu.aux_begin(traced.event).expect("begun");
         assert!(matches!(writer.put(&[0; 2]), Err(AuxError::NoRoom)));
         writer.end(0).expect("ended");
-        assert_eq!(woken(&rig), before + 2, "round {round}: once");
+        assert_eq!(woken(&rig), before + 2, "round {round}: one wakeup");
     }
     rig.post_notice(0, 16);
     let told = Some((NOTICE_WAKEUP, traced.event, 2));

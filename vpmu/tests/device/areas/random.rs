@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use vpmu::ExitReason;
-use vpmu::Limits;
 use vpmu::abi::*;
 
 use super::{AUX, pages};
@@ -76,9 +75,9 @@ struct Read {
     writable: bool,
     /// The end of the last AUX record.
     told: u64,
-    /// The tail is invalid: only memory can be checked.
+    /// Whether the tail is invalid: then only memory can be checked.
     lies: bool,
-    /// The next packet number of each event, as far as known.
+    /// The next packet number of each event, if known.
     next: BTreeMap<u64, u64>,
 }
 
@@ -90,10 +89,7 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let limits = Limits {
-            max_sample_rate: u32::MAX,
-            ..limits()
-        };
+        let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
         Self {
             rig: Rig::with(limits, ALL_FEATURES),
             opened: Vec::new(),
@@ -114,18 +110,18 @@ impl Run {
             if record.kind != AUX {
                 continue;
             }
-            let read = mapped.area.as_mut().expect("an area to tell of");
-            assert_eq!(
-                record.words[0], read.told,
-                "no byte is left out or told twice"
-            );
+            let read = mapped.area.as_mut().expect("an area for the record");
+            assert_eq!(record.words[0], read.told, "every byte is reported once");
             read.told += record.words[1];
             assert_eq!(record.words[2] & 2 != 0, !read.writable);
         }
         let Some(read) = mapped.area.as_mut() else {
             return;
         };
-        assert!(read.told <= read.area.head(), "told of before it is shown");
+        assert!(
+            read.told <= read.area.head(),
+            "reported before it is published"
+        );
         if read.lies || !read.writable {
             return;
         }
@@ -146,7 +142,7 @@ impl Run {
             assert!(!read.next.is_empty(), "a sync packet comes first");
             let alone = read.next.len() == 1;
             if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
-                assert_eq!(number, *next, "no hole that no sync packet told of");
+                assert_eq!(number, *next, "every gap has a sync packet");
                 *next += 1;
             }
         }
@@ -191,7 +187,7 @@ impl Run {
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
-                // Each mapping has its own pages, so that data already read is not overwritten.
+                // Each mapping has pages of its own, so that data already read is not overwritten.
                 let ring = pages(&mut self.rig, 1 + order * order);
                 if self.rig.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
                     self.take(id);
@@ -269,7 +265,7 @@ proptest! {
 
     /// VPMU-D-6.8-1, VPMU-D-6.8-2.
     #[test]
-    fn packets_are_whole_and_every_byte_is_told_once(
+    fn packets_are_whole_and_every_byte_is_reported_once(
         steps in prop::collection::vec(step(), 1..100),
     ) {
         let mut run = Run::new();
@@ -282,7 +278,7 @@ proptest! {
 
     /// Traces that are never closed, with areas that come and go.
     #[test]
-    fn what_is_counted_is_written_or_lost(
+    fn counted_bytes_are_written_or_lost(
         steps in prop::collection::vec(step(), 1..100),
     ) {
         let mut run = Run::new();
@@ -299,7 +295,8 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // The commands are exits too: the last traced exit is that of the command that ends the traces.
+        // The commands are exits too: the last traced exit is that of the command that ends the
+        // traces.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

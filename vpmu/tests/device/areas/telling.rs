@@ -13,7 +13,7 @@ const OVERWRITE: u64 = 2;
 const PARTIAL: u64 = 4;
 
 #[test]
-fn what_is_written_and_lost_is_what_is_counted() {
+fn written_and_lost_bytes_are_the_count() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 1);
     exits(&rig, 0, 100);
@@ -52,7 +52,7 @@ fn what_is_written_and_lost_is_what_is_counted() {
 }
 
 #[test]
-fn every_command_to_a_trace_shows_what_it_wrote() {
+fn every_command_to_a_trace_publishes_its_data() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 1.into(),
@@ -72,14 +72,14 @@ fn every_command_to_a_trace_shows_what_it_wrote() {
         let shown = traced.area.head();
         exits(&rig, 0, 2);
         if op != COMMAND_ENABLE {
-            assert_eq!(traced.area.head(), shown, "not by itself");
+            assert_eq!(traced.area.head(), shown, "not without a command");
         }
         match op {
             COMMAND_PERIOD => assert_eq!(rig.valued(0, op, traced.event, 1), 0),
             _ => assert_eq!(rig.command(0, op, traced.event).status.get(), 0),
         }
         let grown = traced.area.head() - shown;
-        // Off before it was enabled again.
+        // Disabled before it was enabled again.
         assert_eq!(grown >= 512, op != COMMAND_ENABLE, "{op}");
         let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
         assert_eq!(told, grown, "{op}");
@@ -89,13 +89,13 @@ fn every_command_to_a_trace_shows_what_it_wrote() {
     let shown = traced.area.head();
     rig.close(traced.event).expect("closed");
     let grown = traced.area.head() - shown;
-    assert!(grown >= 512, "before the ring went too");
+    assert!(grown >= 512, "before the ring was removed");
     let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
     assert_eq!(told, grown);
 }
 
 #[test]
-fn a_watermark_wakes_as_often_as_it_is_crossed() {
+fn watermark_wakes_at_every_crossing() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         aux_watermark: 1024.into(),
@@ -121,7 +121,7 @@ fn a_watermark_wakes_as_often_as_it_is_crossed() {
 }
 
 #[test]
-fn a_beginning_is_told_once_with_who_ran() {
+fn trace_start_is_recorded_once_with_its_task() {
     let mut rig = Rig::new();
     rig.runs(0, 21, 22);
     let request = OpenRequest {
@@ -147,7 +147,7 @@ fn a_beginning_is_told_once_with_who_ran() {
 }
 
 #[test]
-fn records_of_traces_end_as_perfs_do() {
+fn trace_records_end_with_perfs_sample_id() {
     let mut rig = Rig::new();
     rig.runs(0, 21, 22);
     let request = OpenRequest {
@@ -171,7 +171,7 @@ fn records_of_traces_end_as_perfs_do() {
 
 /// VPMU-D-6.8-5.
 #[test]
-fn a_ring_that_is_paused_or_full_is_told_later() {
+fn paused_or_full_ring_gets_its_aux_record_later() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     rig.pause(traced.event, 1).expect("paused");
@@ -179,7 +179,7 @@ fn a_ring_that_is_paused_or_full_is_told_later() {
         exits(&rig, 0, 2);
         rig.read(0, traced.event);
     }
-    assert_eq!(traced.area.exits().len(), 10, "the area is not the ring");
+    assert_eq!(traced.area.exits().len(), 10, "the area is not affected");
     assert_eq!(traced.pieces(), [] as [[u64; 3]; 0]);
     rig.pause(traced.event, 0).expect("on");
     rig.read(0, traced.event);
@@ -187,7 +187,7 @@ fn a_ring_that_is_paused_or_full_is_told_later() {
 }
 
 #[test]
-fn a_snapshot_holds_the_newest() {
+fn snapshot_area_has_the_newest_packets() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -195,7 +195,7 @@ fn a_snapshot_holds_the_newest() {
     };
     let mut traced = Traced::new(&mut rig, &request, 2, 0);
     exits(&rig, 0, 1000);
-    assert_eq!(traced.area.head(), 0, "shown when asked for");
+    assert_eq!(traced.area.head(), 0, "published only on request");
     let reply = rig.command(0, COMMAND_DISABLE, traced.event);
     let head = traced.area.head();
     assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));
@@ -213,7 +213,7 @@ fn a_snapshot_holds_the_newest() {
 }
 
 #[test]
-fn a_trace_in_error_has_shown_what_it_wrote() {
+fn trace_in_error_has_published_its_data() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
@@ -228,7 +228,7 @@ fn a_trace_in_error_has_shown_what_it_wrote() {
 }
 
 #[test]
-fn several_traces_write_to_one_area() {
+fn several_traces_share_one_area() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     let second = OpenRequest {
@@ -251,7 +251,7 @@ fn several_traces_write_to_one_area() {
         .iter()
         .map(|reply| (reply.value.get(), reply.lost.get()))
         .unzip();
-    assert_eq!(lost, [0, 3 * 64], "before it had an area");
+    assert_eq!(lost, [0, 3 * 64], "lost before it had an area");
     let head = traced.area.head();
     assert_eq!(count[0] + count[1], head + lost[1]);
     let whose: Vec<(u64, u64)> = traced
@@ -272,7 +272,7 @@ fn several_traces_write_to_one_area() {
 }
 
 #[test]
-fn a_trace_that_comes_back_says_what_is_elsewhere() {
+fn trace_redirected_back_reports_missing_packets() {
     let mut rig = Rig::new();
     let mut one = Traced::on(&mut rig, 1);
     let mut two = Traced::on(&mut rig, 1);
@@ -307,7 +307,7 @@ fn a_trace_that_comes_back_says_what_is_elsewhere() {
 }
 
 #[test]
-fn children_write_to_their_parents_area_and_outlive_it() {
+fn children_write_to_their_parents_area_and_outlive_the_parent() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
     let child = OpenRequest {

@@ -1,4 +1,4 @@
-//! Areas that come and go while vCPUs run on their threads.
+//! Areas that are mapped and unmapped while vCPUs run on their threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -31,7 +31,7 @@ fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn an_area_is_the_guests_again_while_its_vcpus_run() {
+fn area_is_not_written_after_its_unmap_while_vcpus_run() {
     let mut rig = Rig::new();
     let parent = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -107,7 +107,7 @@ fn an_area_is_the_guests_again_while_its_vcpus_run() {
                 let mut bytes = [0; 4096];
                 let page = GuestAddress(page);
                 memory.read_slice(&mut bytes, page).expect("in memory");
-                assert!(bytes == MINE, "written to after it was unmapped");
+                assert!(bytes == MINE, "written after the unmap");
             }
         }
         over.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use super::*;
 
 /// VPMU-D-6.6-8.
 #[test]
-fn what_the_host_dropped_is_lost() {
+fn records_dropped_by_the_host_are_lost() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(10 * HOLD_BACK);
@@ -23,7 +23,7 @@ fn what_the_host_dropped_is_lost() {
 
 /// VPMU-D-6.6-5.
 #[test]
-fn a_limit_is_kept_to_the_record() {
+fn limit_is_exact_to_the_record() {
     let mut rig = rig();
     let event = rig.open(&cycles(0)).expect("open");
     let mut ring = rig.map(event, 2);
@@ -36,7 +36,7 @@ fn a_limit_is_kept_to_the_record() {
     rig.post_notice(0, 16);
     record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
     rig.vpmu.drain();
-    // More than are due, some of them too young to be written yet.
+    // More than the limit, some of them too young to be written yet.
     record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
     rig.vpmu.drain();
     assert_eq!(ring.samples().len(), 5);
@@ -49,14 +49,11 @@ fn a_limit_is_kept_to_the_record() {
 }
 
 #[test]
-fn a_rate_is_kept() {
-    let limits = Limits {
-        max_sample_rate: 1000,
-        ..limits()
-    };
+fn rate_limit_is_kept() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
-    // To the beginning of a window of ten milliseconds, in which ten samples are allowed.
+    // To the start of a window of ten milliseconds, in which ten samples are allowed.
     rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
     let (event, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(5_000_000);
@@ -70,18 +67,15 @@ fn a_rate_is_kept() {
     let before = ring.head();
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
-    assert!(ring.head() > before, "told that it goes on");
+    assert!(ring.head() > before, "the unthrottle record is written");
     record(&rig, 0, &[10]);
     rig.read(0, event);
     assert_eq!(rig.vpmu.metrics().samples_written, 11);
 }
 
 #[test]
-fn a_throttle_is_over_when_what_its_window_held_is_written() {
-    let limits = Limits {
-        max_sample_rate: 1000,
-        ..limits()
-    };
+fn throttle_ends_after_the_records_of_its_window() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
     rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
@@ -90,7 +84,7 @@ fn a_throttle_is_over_when_what_its_window_held_is_written() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // Just into the next window, with one of the last that is too young to be written.
+    // Just into the next window, with one of the last samples too young to be written.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();
@@ -105,16 +99,16 @@ fn a_throttle_is_over_when_what_its_window_held_is_written() {
     assert_eq!(
         (metrics.samples_written, metrics.samples_throttled),
         (10, 1),
-        "no more than the share"
+        "at most the share"
     );
 }
 
 #[test]
-fn no_guest_has_more_than_so_much_held_for_it() {
+fn held_records_of_a_guest_are_bounded() {
     let mut rig = rig();
     let (_, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(10 * HOLD_BACK);
-    // All of them too young to be written by themselves.
+    // All of them are too young to be written yet.
     record(&rig, 0, &[HOLD_BACK / 2; 16_384]);
     rig.vpmu.drain();
     assert_eq!(ring.head(), 0);

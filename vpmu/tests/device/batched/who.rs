@@ -27,7 +27,7 @@ fn name_page(rig: &mut Rig) {
 }
 
 #[test]
-fn a_sample_names_the_task_of_its_moment() {
+fn sample_names_the_task_of_its_moment() {
     let mut rig = rig();
     name_page(&mut rig);
     let (_, mut ring) = batched(&mut rig, &cycles(0));
@@ -52,7 +52,7 @@ fn a_sample_names_the_task_of_its_moment() {
 
 /// VPMU-D-6.5-1.
 #[test]
-fn a_sample_older_than_the_history_names_nobody() {
+fn sample_older_than_the_history_names_no_task() {
     let mut rig = rig();
     name_page(&mut rig);
     let (event, mut ring) = batched(&mut rig, &cycles(0));
@@ -71,7 +71,7 @@ fn a_sample_older_than_the_history_names_nobody() {
 }
 
 #[test]
-fn a_task_event_names_the_task_that_it_came_in_with() {
+fn task_event_names_the_task_of_its_schedule_in() {
     let mut rig = rig();
     name_page(&mut rig);
     let request = OpenRequest {

@@ -10,7 +10,7 @@ use crate::rig::{Errno, Rig, command, open_of, sampling, thread};
 use crate::traces::area::map;
 use crate::world::{At, CYCLES};
 
-/// Every mark of value 5 on vCPU 0.
+/// Every mark with value 5 on vCPU 0.
 fn marks(rig: &mut Rig, flags: u32) -> u64 {
     let request = OpenRequest {
         flags: flags.into(),
@@ -31,7 +31,7 @@ fn statuses(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<Errno> {
 
 /// VPMU-D-6.12-2.
 #[test]
-fn a_reader_is_woken_once_for_what_it_was_not_woken_for() {
+fn flush_wakes_the_reader_once_for_new_records() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
@@ -60,7 +60,7 @@ fn a_reader_is_woken_once_for_what_it_was_not_woken_for() {
 }
 
 #[test]
-fn the_answer_is_the_event_as_it_is() {
+fn flush_reply_is_the_current_state() {
     let mut rig = Rig::new();
     let event = marks(&mut rig, OPEN_ENABLED);
     let page = rig.map(event, 0);
@@ -123,7 +123,7 @@ fn overflows_of_the_batched_engine_are_written() {
 }
 
 #[test]
-fn every_state_of_an_event_is_flushed_as_far_as_it_goes() {
+fn event_in_any_state_is_flushed() {
     let mut rig = Rig::new();
     let off = marks(&mut rig, 0);
     let paused = marks(&mut rig, OPEN_ENABLED | OPEN_PAUSED);
@@ -148,7 +148,7 @@ fn every_state_of_an_event_is_flushed_as_far_as_it_goes() {
 }
 
 #[test]
-fn commands_that_are_not_clean_are_refused() {
+fn commands_with_reserved_fields_set_are_refused() {
     let mut rig = Rig::new();
     let event = marks(&mut rig, OPEN_ENABLED);
     for event in [event, 0] {
@@ -176,7 +176,7 @@ fn commands_that_are_not_clean_are_refused() {
 }
 
 #[test]
-fn of_an_event_in_error_what_it_had_is_shown() {
+fn flush_of_an_event_in_error_publishes_its_records() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
@@ -194,12 +194,12 @@ fn of_an_event_in_error_what_it_had_is_shown() {
 }
 
 #[test]
-fn a_pending_loss_is_written_where_it_fits() {
+fn pending_loss_is_written_if_it_fits() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
     let mut ring = rig.map(event, 1);
-    // 56 samples of 72 bytes fill the page, but for 64 bytes.
+    // 56 samples of 72 bytes fill the page, except for 64 bytes.
     (0..60).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "the first lost");
     let head = ring.head();
@@ -218,7 +218,7 @@ fn a_pending_loss_is_written_where_it_fits() {
 }
 
 #[test]
-fn a_paused_ring_stays_as_it_is() {
+fn paused_ring_is_unchanged_by_a_flush() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
@@ -227,7 +227,11 @@ fn a_paused_ring_stays_as_it_is() {
     rig.pause(event, 1).expect("paused");
     rig.mark(0, 5, 1);
     assert_eq!(rig.flush(0, event), 0);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "for the first");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_WAKEUP, event)),
+        "for the first sample"
+    );
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [SAMPLE]);
     rig.pause(event, 0).expect("resumed");
@@ -238,7 +242,7 @@ fn a_paused_ring_stays_as_it_is() {
 
 /// VPMU-D-6.12-1.
 #[test]
-fn pieces_of_an_area_end() {
+fn flush_ends_the_span_of_an_area() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let request = OpenRequest {
@@ -287,7 +291,7 @@ fn exits_that_the_host_recorded_are_written() {
 }
 
 #[test]
-fn zero_is_every_persistent_event_of_the_vcpu() {
+fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let open = |rig: &mut Rig, vcpu: u32, persistent: u32| {
@@ -305,7 +309,7 @@ fn zero_is_every_persistent_event_of_the_vcpu() {
     open(&mut rig, 0, 0);
     (0..2).for_each(|vcpu| rig.mark(vcpu, 5, 1));
     let reply = rig.command(0, COMMAND_FLUSH, 0);
-    assert_eq!(reply, Reply::default(), "a status alone");
+    assert_eq!(reply, Reply::default(), "only a status");
     let woken = [(); 3].map(|()| rig.notice());
     assert_eq!(
         woken,
@@ -320,7 +324,7 @@ fn zero_is_every_persistent_event_of_the_vcpu() {
 }
 
 #[test]
-fn an_error_among_them_stops_none_of_the_others() {
+fn flush_of_all_continues_after_an_error() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let request = OpenRequest {

@@ -10,7 +10,7 @@ use super::{cycles, listen};
 use crate::rig::{self, Rig, open_of, sampling};
 use crate::world::At;
 
-/// Flushes from the host while vCPU 0 runs the guest at `ip`, until it is made to leave.
+/// Flushes from the host while vCPU 0 runs the guest at `ip`, until the vCPU is kicked.
 fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(event));
@@ -24,7 +24,7 @@ fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError
 }
 
 #[test]
-fn a_vcpu_that_stands_still_is_flushed_at_once() {
+fn stopped_vcpu_is_flushed_at_once() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
@@ -34,13 +34,13 @@ fn a_vcpu_that_stands_still_is_flushed_at_once() {
     rig.world.work(rig::thread(0), 100, 4);
     rig.vpmu.flush(Some(event)).expect("flushed");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(ips, [7], "where it stands");
+    assert_eq!(ips, [7], "the vCPU's position");
     assert_eq!(rig.world.kicks(), 0);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
 #[test]
-fn a_vcpu_that_runs_the_guest_is_made_to_leave() {
+fn running_vcpu_is_kicked_for_a_flush() {
     let mut rig = Rig::new();
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
@@ -58,7 +58,7 @@ fn a_vcpu_that_runs_the_guest_is_made_to_leave() {
 }
 
 #[test]
-fn nobody_is_disturbed_for_what_no_exit_shows() {
+fn flush_kicks_no_vcpu_without_held_overflows() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     listen(&mut rig);
@@ -93,7 +93,7 @@ fn nobody_is_disturbed_for_what_no_exit_shows() {
 }
 
 #[test]
-fn none_is_every_persistent_event_and_each_vcpu_leaves_once() {
+fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
     let mut rig = Rig::new();
     let mut rings = Vec::new();
     for vcpu in [0, 0, 1, 1] {
@@ -111,17 +111,17 @@ fn none_is_every_persistent_event_and_each_vcpu_leaves_once() {
         let flush = scope.spawn(|| rig.vpmu.flush(None));
         assert_eq!(rig.world.await_kicks(2), [0, 1]);
         rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
-        assert!(!flush.is_finished(), "the other is inside");
+        assert!(!flush.is_finished(), "the other vCPU is in the guest");
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
     let counts: Vec<usize> = rings.iter_mut().map(|ring| ring.samples().len()).collect();
     assert_eq!(counts, [1; 4]);
-    assert_eq!(rig.world.kicks(), 0, "no one more");
+    assert_eq!(rig.world.kicks(), 0, "no further kick");
 }
 
 #[test]
-fn mistakes_and_losses_are_told() {
+fn flush_reports_unknown_and_failed_events() {
     let mut rig = Rig::new();
     let unknown = rig.vpmu.flush(Some(7));
     assert!(
@@ -143,11 +143,11 @@ fn mistakes_and_losses_are_told() {
     rig.world.break_host();
     let failed = rig.vpmu.flush(Some(event));
     assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
-    assert_eq!(ring.samples().len(), 1, "what it had stands there");
+    assert_eq!(ring.samples().len(), 1, "its earlier records are written");
 }
 
 #[test]
-fn an_event_that_ends_meanwhile_was_flushed() {
+fn event_that_ends_during_a_flush_was_flushed() {
     let mut rig = Rig::new();
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     rig.vcpus.enter(0);

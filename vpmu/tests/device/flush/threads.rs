@@ -11,11 +11,11 @@ use crate::rig::{self, Rig};
 use crate::world::At;
 
 const FLUSHES: u64 = 500;
-/// Most overflows of each vCPU: its ring holds so many.
+/// Maximum number of overflows of each vCPU: the capacity of its ring.
 const OVERFLOWS: u64 = 50_000;
 
 #[test]
-fn hosts_flush_at_once_while_vcpus_enter_and_leave() {
+fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
     let mut rig = Rig::new();
     let events = [0, 1].map(|vcpu| cycles(&mut rig, vcpu, ENGINE_EXIT));
     let mut rings = events.map(|id| rig.map(id, 1024));

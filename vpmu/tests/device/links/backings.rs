@@ -1,15 +1,15 @@
 //! Targets and triggers of every backing: the device, the hypervisor's statistics, host counters of
 //! both engines, and traces.
 
+use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu::{ExitReason, Limits};
 
 use super::{START, STOP, between_marks, paused, paused_sampling};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 #[test]
-fn figures_of_the_hypervisor_and_the_clock_stand_still_in_a_pause() {
+fn statistics_and_clock_counts_stop_in_a_pause() {
     let mut rig = Rig::new();
     let [exits, tsc, time] =
         [(KIND_EXITS, EXIT_ALL), (KIND_TSC, 0), (KIND_GUEST_TIME, 0)].map(|(kind, config)| {
@@ -42,13 +42,13 @@ fn figures_of_the_hypervisor_and_the_clock_stand_still_in_a_pause() {
 }
 
 #[test]
-fn a_host_counter_counts_only_inside() {
+fn host_counter_counts_only_between_start_and_stop() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(FAULTS.0, FAULTS.1));
     for _ in 0..100 {
         rig.world.work(thread(0), 3, 4);
         rig.mark(0, START, 1);
-        // A counter that is shared shows that in its time, inside and outside.
+        // A shared counter shows in the event's times, inside and outside.
         rig.world.work(thread(0), 40, 2);
         rig.mark(0, STOP, 1);
         rig.world.work(thread(0), 3, 4);
@@ -65,7 +65,7 @@ fn a_host_counter_counts_only_inside() {
 }
 
 #[test]
-fn a_sampling_host_counter_writes_what_it_overflowed_before_the_stop() {
+fn sampling_host_counter_writes_overflows_before_the_stop() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused_sampling(CYCLES.0, CYCLES.1, 100));
     let mut ring = rig.map(target, 4);
@@ -85,7 +85,7 @@ fn a_sampling_host_counter_writes_what_it_overflowed_before_the_stop() {
 }
 
 #[test]
-fn a_host_counter_starts_and_stops_at_the_exit_that_its_overflow_made() {
+fn host_counter_starts_and_stops_at_its_overflow_exit() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let toggle = rig
@@ -135,7 +135,7 @@ fn counters_that_stop_each_other_at_one_exit_both_write() {
 }
 
 #[test]
-fn a_batched_target_is_collected_as_it_stops() {
+fn batched_target_is_collected_at_its_stop() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     let request = OpenRequest {
@@ -169,12 +169,11 @@ fn a_batched_target_is_collected_as_it_stops() {
 }
 
 #[test]
-fn a_throttled_overflow_acts_all_the_same() {
-    let limits = Limits {
+fn throttled_overflow_still_acts_on_its_targets() {
+    let limits = limits().with(|limits| {
         // One record each 10 ms.
-        max_sample_rate: 100,
-        ..limits()
-    };
+        limits.max_sample_rate = 100;
+    });
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let target = between_marks(&mut rig, &paused(KIND_MARK, 5));
     for _ in 0..1000 {
@@ -188,7 +187,7 @@ fn a_throttled_overflow_acts_all_the_same() {
 }
 
 #[test]
-fn a_trigger_acts_as_often_as_its_limit_allows() {
+fn trigger_acts_up_to_its_limit() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let toggle = rig
@@ -201,7 +200,7 @@ fn a_trigger_acts_as_often_as_its_limit_allows() {
         rig.link(toggle, target, role).expect("linked");
     }
     assert_eq!(rig.valued(0, COMMAND_REFRESH, toggle, 3), 0);
-    // Four are found together, of which one is beyond the limit: an odd number remains.
+    // Four are found together, one of them beyond the limit: an odd number remains.
     rig.world.work(thread(0), 400, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);
@@ -210,7 +209,7 @@ fn a_trigger_acts_as_often_as_its_limit_allows() {
 }
 
 #[test]
-fn a_target_counts_its_limit_only_inside() {
+fn paused_target_does_not_use_up_its_limit() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_PAUSED.into(),
@@ -231,7 +230,7 @@ fn a_target_counts_its_limit_only_inside() {
 }
 
 #[test]
-fn a_group_goes_on_where_its_leader_pauses() {
+fn group_counts_while_its_leader_is_paused() {
     let mut rig = Rig::new();
     let leader = between_marks(&mut rig, &paused(KIND_MARK, 5));
     let member = rig
@@ -253,7 +252,7 @@ fn a_group_goes_on_where_its_leader_pauses() {
 }
 
 #[test]
-fn a_trigger_in_a_group_acts_while_its_leader_is_on() {
+fn trigger_in_a_group_acts_while_its_leader_is_enabled() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -276,7 +275,7 @@ fn a_trigger_in_a_group_acts_while_its_leader_is_on() {
 }
 
 #[test]
-fn a_sample_that_reads_a_paused_event_reads_what_it_counted() {
+fn sample_reads_the_count_of_a_paused_event() {
     const READ: u64 = 1 << 4;
     const GROUP: u64 = 1 << 3;
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! How links end: with either event, from whatever state.
+//! The end of links: with either event, in any state.
 
 use vpmu::abi::*;
 
@@ -27,7 +27,7 @@ fn states() -> [(&'static str, Bring); 4] {
 
 /// VPMU-D-6.11-3.
 #[test]
-fn links_vanish_with_the_target() {
+fn links_end_with_the_target() {
     for (state, bring) in states() {
         let mut rig = Rig::new();
         let start = trigger(&mut rig, START, 1);
@@ -50,7 +50,7 @@ fn links_vanish_with_the_target() {
 }
 
 #[test]
-fn a_target_left_paused_stays_so_until_another_starter_overflows() {
+fn target_left_paused_waits_for_another_starter() {
     for (state, bring) in states() {
         let mut rig = Rig::new();
         let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
@@ -72,7 +72,7 @@ fn a_target_left_paused_stays_so_until_another_starter_overflows() {
 }
 
 #[test]
-fn a_target_without_its_stopper_goes_on() {
+fn target_without_its_stopper_counts_on() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
     let start = trigger(&mut rig, START, 1);
@@ -94,7 +94,7 @@ fn a_target_without_its_stopper_goes_on() {
 }
 
 #[test]
-fn a_trigger_that_is_off_does_nothing() {
+fn disabled_trigger_does_nothing() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
     let start = trigger(&mut rig, START, 1);
@@ -106,17 +106,13 @@ fn a_trigger_that_is_off_does_nothing() {
 }
 
 #[test]
-fn an_event_in_error_keeps_its_links_to_no_effect() {
+fn links_of_an_event_in_error_have_no_effect() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_HARDWARE, 0));
     rig.world.break_host();
     rig.mark(0, START, 1);
     let reply = rig.command(0, COMMAND_READ, target);
-    assert_eq!(
-        reply.state.get(),
-        STATE_ERROR,
-        "its counter would not start"
-    );
+    assert_eq!(reply.state.get(), STATE_ERROR, "its counter does not start");
     rig.mark(0, STOP, 1);
     rig.mark(0, START, 1);
     let other = trigger(&mut rig, 9, 1);
@@ -126,7 +122,7 @@ fn an_event_in_error_keeps_its_links_to_no_effect() {
 }
 
 #[test]
-fn a_reset_ends_all_links() {
+fn reset_ends_all_links() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_MARK, WORK));
     rig.vpmu.reset();
@@ -140,7 +136,7 @@ fn a_reset_ends_all_links() {
 }
 
 #[test]
-fn a_pause_and_its_links_outlive_a_reset_and_the_vcpus_thread() {
+fn pause_and_links_survive_a_reset_and_the_vcpus_thread() {
     let mut rig = Rig::new();
     let open = |rig: &mut Rig, request: OpenRequest| {
         let flags = request.flags.get() | OPEN_PERSISTENT;

@@ -1,7 +1,7 @@
 //! Commands on a paused event, and throttles that begin or end during a pause.
 
+use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu::{ExitReason, Limits};
 
 use super::{START, STOP, between_marks, paused_sampling};
 use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
@@ -23,7 +23,7 @@ fn ips(ring: &mut Reader) -> Vec<u64> {
 }
 
 #[test]
-fn a_count_that_is_reset_in_a_pause_begins_at_zero_with_its_period_kept() {
+fn count_reset_in_a_pause_keeps_its_period() {
     for (kind, config) in BACKINGS {
         let mut rig = Rig::new();
         let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
@@ -44,7 +44,7 @@ fn a_count_that_is_reset_in_a_pause_begins_at_zero_with_its_period_kept() {
 }
 
 #[test]
-fn a_period_that_is_set_in_a_pause_is_counted_from_its_end() {
+fn period_set_in_a_pause_begins_at_its_end() {
     for (kind, config) in BACKINGS {
         let mut rig = Rig::new();
         let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
@@ -63,7 +63,7 @@ fn a_period_that_is_set_in_a_pause_is_counted_from_its_end() {
 }
 
 #[test]
-fn overflows_that_a_limit_allows_are_not_used_up_in_a_pause() {
+fn limit_is_not_used_up_in_a_pause() {
     for (kind, config) in BACKINGS {
         let mut rig = Rig::new();
         let request = OpenRequest {
@@ -86,12 +86,11 @@ fn overflows_that_a_limit_allows_are_not_used_up_in_a_pause() {
 }
 
 #[test]
-fn a_throttle_that_ends_in_a_pause_is_over_after_it() {
-    let limits = Limits {
+fn throttle_that_ends_in_a_pause_is_lifted_after_it() {
+    let limits = limits().with(|limits| {
         // One record each 10 ms.
-        max_sample_rate: 100,
-        ..limits()
-    };
+        limits.max_sample_rate = 100;
+    });
     for (kind, config) in BACKINGS {
         let mut rig = Rig::with(limits.clone(), ALL_FEATURES);
         let target = between_marks(&mut rig, &paused_sampling(kind, config, 10));

@@ -1,4 +1,4 @@
-//! Counts and records between a start and a stop contain exactly the work between them.
+//! Counts and records between a start and a stop contain exactly the work in between.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -26,7 +26,7 @@ fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
 }
 
 #[test]
-fn marks_in_ten_thousand_regions() {
+fn marks_are_exact_in_ten_thousand_regions() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_MARK, WORK.into()));
     let user = OpenRequest {
@@ -44,7 +44,7 @@ fn marks_in_ten_thousand_regions() {
 }
 
 #[test]
-fn exits_in_ten_thousand_regions_with_the_one_that_stops_them() {
+fn exits_are_exact_in_ten_thousand_regions() {
     let mut rig = Rig::new();
     let [io, all] = [EXIT_IO, EXIT_USER].map(|config| {
         let request = paused(KIND_EXITS, config);
@@ -52,13 +52,13 @@ fn exits_in_ten_thousand_regions_with_the_one_that_stops_them() {
     });
     let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(rig.value(0, io), inside);
-    // The exit of the mark that stops it belongs to the region; that of the starting mark does not.
+    // The exit of the stopping mark belongs to the region; that of the starting mark does not.
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 
 /// VPMU-D-6.11-1.
 #[test]
-fn a_mark_counts_where_it_stops_and_not_where_it_starts() {
+fn mark_counts_in_the_event_that_it_stops_and_not_in_the_one_that_it_starts() {
     let mut rig = Rig::new();
     let any = between_marks(&mut rig, &paused(KIND_MARK, MARK_ANY));
     for _ in 0..100 {
@@ -72,7 +72,7 @@ fn a_mark_counts_where_it_stops_and_not_where_it_starts() {
 
 /// VPMU-D-6.11-2.
 #[test]
-fn a_sampling_target_records_only_inside_and_its_period_waits() {
+fn sampling_target_records_only_between_start_and_stop() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused_sampling(KIND_EXITS, EXIT_IO, 3));
     let mut ring = rig.map(target, 4);
@@ -96,7 +96,7 @@ fn a_sampling_target_records_only_inside_and_its_period_waits() {
 }
 
 #[test]
-fn the_overflow_that_stops_an_event_with_its_own_is_written_by_both() {
+fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
     let mut rig = Rig::new();
     let target = rig
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 1))
@@ -124,9 +124,9 @@ fn the_overflow_that_stops_an_event_with_its_own_is_written_by_both() {
 }
 
 #[test]
-fn chains_act_link_after_link() {
+fn chained_links_act_in_order() {
     let mut rig = Rig::new();
-    // The mark starts a counter of exits, whose third starts another.
+    // The mark starts a counter of exits, whose third exit starts another counter.
     let last = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
     let middle = rig
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))
@@ -169,7 +169,7 @@ fn one_event_starts_many() {
 }
 
 #[test]
-fn starter_and_stopper_in_one_toggles() {
+fn starter_that_is_also_the_stopper_toggles() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
     let toggle = rig
@@ -188,7 +188,7 @@ fn starter_and_stopper_in_one_toggles() {
         }
         counts.push(rig.value(0, target));
     }
-    // Every other stretch of ten.
+    // Every other interval of ten.
     assert_eq!(counts, [0, 10, 10, 20, 20, 30]);
 }
 

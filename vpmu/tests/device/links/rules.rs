@@ -8,7 +8,7 @@ use crate::rig::{Rig, open_of, sampling};
 use crate::world::At;
 
 #[test]
-fn each_mistake_has_its_errno() {
+fn each_invalid_link_has_its_errno() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let mark = trigger(&mut rig, START, 1);
@@ -51,13 +51,13 @@ fn each_mistake_has_its_errno() {
         assert_eq!(rig.link(mark, target, role), Err(libc::EEXIST));
         assert_eq!(rig.link(other, target, role), Err(libc::EBUSY));
     }
-    // A counting event can still be a target, and a trigger can have a trigger, too.
+    // A counting event can be a target, and a trigger can have a trigger, too.
     assert_eq!(rig.link(other, mark, LINK_STOPPER), Ok(()));
     assert_eq!(rig.link(mark, counting, LINK_STARTER), Ok(()));
 }
 
 #[test]
-fn a_batched_event_triggers_nothing_and_can_be_a_target() {
+fn batched_event_can_be_a_target_but_no_trigger() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     let open = |rig: &mut Rig, engine: u32| {
@@ -77,7 +77,7 @@ fn a_batched_event_triggers_nothing_and_can_be_a_target() {
 }
 
 #[test]
-fn tasks_events_are_linked_and_so_are_children() {
+fn task_events_and_children_can_be_linked() {
     let mut rig = Rig::new();
     let task = |rig: &mut Rig, value, period: u64, flags: u32, parent: u64| {
         let request = OpenRequest {
@@ -107,7 +107,7 @@ fn tasks_events_are_linked_and_so_are_children() {
 }
 
 #[test]
-fn a_target_that_is_not_active_is_not_changed() {
+fn inactive_target_is_not_changed() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_MARK, 5));
     let counts = |rig: &mut Rig| {
@@ -118,17 +118,17 @@ fn a_target_that_is_not_active_is_not_changed() {
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, START, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(!counts(&mut rig), "it was off when it was to start");
+    assert!(!counts(&mut rig), "it was disabled at the start");
     rig.mark(0, START, 1);
     assert!(counts(&mut rig));
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, STOP, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(counts(&mut rig), "it was off when it was to stop");
+    assert!(counts(&mut rig), "it was disabled at the stop");
 }
 
 #[test]
-fn a_paused_event_keeps_its_state_and_its_times_go_on() {
+fn paused_event_keeps_its_state_and_times() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_EXITS, EXIT_IO));
     let page = rig.map(target, 0);
@@ -141,7 +141,7 @@ fn a_paused_event_keeps_its_state_and_its_times_go_on() {
     assert_eq!(before.time_enabled, before.time_running);
     rig.mark(0, START, 1);
     rig.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(page.field(16), 1, "shown at once");
+    assert_eq!(page.field(16), 1, "published immediately");
     rig.mark(0, STOP, 1);
     rig.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(page.field(16), 1);
@@ -152,9 +152,5 @@ fn a_paused_event_keeps_its_state_and_its_times_go_on() {
     assert_eq!(after.time_enabled, after.time_running);
     rig.command(0, COMMAND_RESET, target);
     rig.mark(0, START, 1);
-    assert_eq!(
-        rig.value(0, target),
-        0,
-        "nothing of the pause is caught up with"
-    );
+    assert_eq!(rig.value(0, target), 0, "the pause is not made up for");
 }

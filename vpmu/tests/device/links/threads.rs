@@ -14,9 +14,9 @@ use crate::world::At;
 const ROUNDS: u64 = 2000;
 
 #[test]
-fn ends_come_and_go_while_marks_are_placed() {
+fn links_change_while_marks_are_placed() {
     let mut rig = Rig::new();
-    // A link that stays, beside links that come and go.
+    // One permanent link, beside links that are added and removed.
     let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let starter = trigger(&mut rig, START, 1);
     let stopper = trigger(&mut rig, STOP, 1);

@@ -14,7 +14,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 }
 
 #[test]
-fn a_trace_of_exits_holds_those_of_its_regions() {
+fn exit_trace_contains_the_exits_of_its_regions() {
     let mut rig = Rig::new();
     let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_USER));
     let mut area = map(&mut rig, trace, 16);
@@ -38,7 +38,7 @@ fn a_trace_of_exits_holds_those_of_its_regions() {
 }
 
 #[test]
-fn a_trace_that_the_host_records_rests_outside() {
+fn host_trace_is_silent_outside_its_regions() {
     let mut rig = Rig::new();
     let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_ALL));
     let mut area = map(&mut rig, trace, 4);
@@ -65,7 +65,7 @@ fn a_trace_that_the_host_records_rests_outside() {
 }
 
 #[test]
-fn what_a_pace_has_overflowed_up_to_a_stop_is_a_packet_that_is_seen() {
+fn overflows_of_a_pace_before_a_stop_are_published() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 100.into(),
@@ -86,9 +86,9 @@ fn what_a_pace_has_overflowed_up_to_a_stop_is_a_packet_that_is_seen() {
 }
 
 #[test]
-fn an_exit_that_overflows_a_trace_and_stops_it_is_its_last() {
+fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut rig = Rig::new();
-    // Opened first, the stop acts before the trace's own overflow of the same exit.
+    // Opened first, the stop acts before the trace's own overflow at the same exit.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -117,7 +117,7 @@ fn an_exit_that_overflows_a_trace_and_stops_it_is_its_last() {
 }
 
 #[test]
-fn a_trace_of_samples_starts_others() {
+fn sample_trace_starts_other_events() {
     let mut rig = Rig::new();
     let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let request = OpenRequest {
@@ -145,7 +145,7 @@ fn a_trace_of_samples_starts_others() {
 }
 
 #[test]
-fn a_link_steers_beside_the_members_of_the_group() {
+fn link_and_group_members_both_pause_a_trace() {
     let mut rig = Rig::new();
     let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_IO));
     let mut area = map(&mut rig, trace, 4);
@@ -169,7 +169,7 @@ fn a_link_steers_beside_the_members_of_the_group() {
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
     // A member that resumes the trace is already its starter: it can neither be added as another
-    // nor replace one.
+    // starter nor replace one.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {
@@ -183,7 +183,7 @@ fn a_link_steers_beside_the_members_of_the_group() {
 }
 
 #[test]
-fn a_host_counter_starts_a_trace_at_the_exit_of_its_overflow() {
+fn host_counter_starts_a_trace_at_its_overflow_exit() {
     let mut rig = Rig::new();
     let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_USER));
     let mut area = map(&mut rig, trace, 4);

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use vm_memory::GuestMemoryMmap;
+use vpmu::Persist;
 use vpmu::abi::*;
 use vpmu::source::Rate;
-use vpmu::{Limits, Persist};
 
 use self::model::{Context, Event, MOST, Model, Ring};
 use crate::persistent::{WINDOW_FEATURES, name, reader, window};
@@ -131,11 +131,10 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let limits = Limits {
-            max_sample_rate: u32::MAX,
-            max_persistent: u32::try_from(MOST).expect("few"),
-            ..limits()
-        };
+        let limits = limits().with(|limits| {
+            limits.max_sample_rate = u32::MAX;
+            limits.max_persistent = u32::try_from(MOST).expect("few");
+        });
         let window = window(512);
         Self {
             rig: Rig::windowed_with(limits, &window),
@@ -147,7 +146,7 @@ impl Run {
         }
     }
 
-    /// An event that there is; where there are not so many, one that has been, or never was.
+    /// An open event; beyond the number of open events, a closed one or one that never existed.
     fn id(&self, place: usize) -> u64 {
         let known = self.model.events.keys().nth(place);
         known
@@ -265,7 +264,7 @@ impl Run {
         let id = opened.expect("opened");
         assert!(
             self.ids.last().is_none_or(|&last| last < id),
-            "never used again"
+            "never reused"
         );
         self.ids.push(id);
         self.model.open(
@@ -374,7 +373,7 @@ impl Run {
             let status = outcome(i32::try_from(reply.status.get()).expect("an errno"));
             let figures = (reply.state.get(), reply.value.get(), reply.lost.get());
             let Some(event) = self.model.events.get(&id) else {
-                assert_eq!(status, Err(libc::ENOENT), "{id} is gone");
+                assert_eq!(status, Err(libc::ENOENT), "{id} is closed");
                 continue;
             };
             let state = self.model.state(id);
@@ -439,7 +438,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn the_device_does_what_the_model_says(steps in prop::collection::vec(step(), 20..160)) {
+    fn device_matches_the_model(steps in prop::collection::vec(step(), 20..160)) {
         let mut run = Run::new();
         for step in &steps {
             run.step(step);

@@ -36,7 +36,7 @@ pub(super) struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Context {
     Vcpu(u32),
-    /// Of a task, which is in there.
+    /// Of a task, which is scheduled in there.
     Task(Option<u32>),
 }
 

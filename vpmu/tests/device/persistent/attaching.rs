@@ -21,13 +21,13 @@ fn count(rig: &Rig) -> u64 {
 }
 
 #[test]
-fn it_begins_with_the_first_instruction_of_its_vcpu() {
+fn operators_event_counts_from_the_first_instruction_of_its_vcpu() {
     let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&rig);
     assert_eq!(rig.world.open_counters(), 0, "there is no thread to count");
     assert_eq!(rig.vpmu.persistent()[0].state, STATE_INACTIVE);
     rig.attach(1);
-    assert_eq!(rig.world.open_counters(), 0, "nor is this its own");
+    assert_eq!(rig.world.open_counters(), 0, "another vCPU has the thread");
     rig.attach(0);
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(9));
@@ -37,7 +37,7 @@ fn it_begins_with_the_first_instruction_of_its_vcpu() {
 }
 
 #[test]
-fn another_thread_takes_over() {
+fn event_moves_to_a_new_thread() {
     let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&rig);
     rig.attach(0);
@@ -47,8 +47,8 @@ fn another_thread_takes_over() {
     rig.world.work(thread(0), 100, 4);
     rig.vpmu.reset();
     rig.attach_as(0, 500);
-    assert_eq!(rig.world.open_counters(), 1, "the old one is given back");
-    assert_eq!(count(&rig), 230, "what the old one had");
+    assert_eq!(rig.world.open_counters(), 1, "the old counter is closed");
+    assert_eq!(count(&rig), 230, "the old counter's count");
     assert_eq!(samples(&rig, event).len(), 2, "its last overflow too");
     rig.world.work(thread(0), 1000, 4);
     rig.world.work(500, 170, 4);
@@ -61,19 +61,19 @@ fn another_thread_takes_over() {
 }
 
 #[test]
-fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
+fn event_counts_nothing_between_two_threads() {
     let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     rig.attach(0);
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
     rig.vcpus.set(0, None);
-    // By now the number may be another thread's.
+    // The number may have been reused for another thread.
     let event = rig.vpmu.persist(&Persist {
         name: Some("late".to_owned()),
         rate: Some(Rate::Period(100)),
         ..asked("cycles", 0)
     });
-    let event = event.expect("it begins with the next thread");
+    let event = event.expect("it starts with the next thread");
     assert_eq!(rig.world.open_counters(), 1);
     let states = || -> Vec<_> {
         let events = rig.vpmu.persistent().into_iter();
@@ -95,7 +95,7 @@ fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
 }
 
 #[test]
-fn what_is_off_stays_off_and_goes_on_there() {
+fn disabled_event_stays_disabled_on_a_new_thread() {
     let mut rig = Rig::windowed(&window(64));
     let request = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
@@ -117,7 +117,7 @@ fn what_is_off_stays_off_and_goes_on_there() {
 }
 
 #[test]
-fn several_machines_one_after_the_other() {
+fn event_survives_five_boots() {
     let memory = window(64);
     let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
     let event = rig.vpmu.persist(&asked("mark=5", 1)).expect("started");
@@ -136,7 +136,7 @@ fn several_machines_one_after_the_other() {
 }
 
 #[test]
-fn an_event_that_cannot_go_on_is_in_error() {
+fn event_that_cannot_continue_is_in_error() {
     let mut rig = Rig::windowed(&window(64));
     let event = cycles(&rig);
     rig.post_notice(0, 16);

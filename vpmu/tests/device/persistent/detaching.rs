@@ -1,6 +1,5 @@
-//! How an event becomes persistent and ceases to be.
+//! Making an event persistent and non-persistent.
 
-use vpmu::Limits;
 use vpmu::abi::*;
 
 use super::{marks, name, window};
@@ -9,14 +8,18 @@ use crate::world::CYCLES;
 
 /// VPMU-D-6.10-1.
 #[test]
-fn a_persistent_event_is_not_closed_until_it_is_attached() {
+fn persistent_event_is_not_closed_until_it_is_attached() {
     let mut rig = Rig::new();
     let event = rig.open(&marks(0)).expect("open");
-    assert_eq!(rig.reattach(event), Err(libc::EINVAL), "it is not");
+    assert_eq!(
+        rig.reattach(event),
+        Err(libc::EINVAL),
+        "it is not persistent"
+    );
     rig.detach(event, "").expect("detached");
     assert_eq!(rig.close(event), Err(libc::EBUSY));
     rig.mark(0, 5, 1);
-    assert_eq!(rig.value(0, event), 1, "it counts on");
+    assert_eq!(rig.value(0, event), 1, "it still counts");
     rig.reattach(event).expect("attached");
     assert_eq!(rig.listed(), []);
     assert_eq!(rig.reattach(event), Err(libc::EINVAL));
@@ -26,7 +29,7 @@ fn a_persistent_event_is_not_closed_until_it_is_attached() {
 }
 
 #[test]
-fn what_is_not_alone_on_a_vcpu_is_not_made_persistent() {
+fn group_task_and_inherited_events_are_not_made_persistent() {
     let mut rig = Rig::new();
     let task = rig.open(&marks(CONTEXT_TASK)).expect("open");
     let parent = rig.open(&marks(0)).expect("open");
@@ -55,11 +58,11 @@ fn what_is_not_alone_on_a_vcpu_is_not_made_persistent() {
     rig.detach(parent, "")
         .expect("others may write to its ring");
     rig.close(member).expect("closed");
-    rig.detach(leader, "").expect("it leads nobody any more");
+    rig.detach(leader, "").expect("it no longer leads a group");
 }
 
 #[test]
-fn a_persistent_event_joins_no_group_and_goes_nowhere_else() {
+fn persistent_event_joins_no_group_and_is_not_redirected() {
     let mut rig = Rig::new();
     let event = rig.open(&marks(0)).expect("open");
     let other = rig.open(&marks(0)).expect("open");
@@ -80,7 +83,7 @@ fn a_persistent_event_joins_no_group_and_goes_nowhere_else() {
 }
 
 #[test]
-fn it_can_be_opened_so() {
+fn event_can_be_opened_persistent() {
     let mut rig = Rig::new();
     let flags = OPEN_ENABLED | OPEN_PERSISTENT;
     let persistent = |request| OpenRequest {
@@ -115,7 +118,7 @@ fn name_of_another_events_id_is_refused() {
         assert_eq!(rig.detach(event, &name), Err(libc::EINVAL), "{name}");
     }
     assert_eq!(rig.detach(event, &format!("event{event}")), Ok(()));
-    // So the next event has its name, whatever there is.
+    // The next event still gets this name.
     let persistent = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
         ..marks(0)
@@ -125,17 +128,15 @@ fn name_of_another_events_id_is_refused() {
 }
 
 #[test]
-fn the_operator_says_how_many() {
-    let limits = Limits {
-        max_persistent: 2,
-        ..limits()
-    };
+fn guests_persistent_events_are_limited() {
+    let limits = limits().with(|limits| limits.max_persistent = 2);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let events = [(); 3].map(|()| rig.open(&marks(0)).expect("open"));
     rig.detach(events[0], "").expect("detached");
     rig.detach(events[1], "").expect("detached");
     assert_eq!(rig.detach(events[2], ""), Err(libc::ENOSPC));
-    rig.detach(events[1], "again").expect("it is one already");
+    rig.detach(events[1], "again")
+        .expect("it is persistent already");
     let persistent = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
         ..marks(0)
@@ -183,7 +184,7 @@ fn names() {
 }
 
 #[test]
-fn a_request_of_the_wrong_shape_is_refused() {
+fn detach_request_of_the_wrong_size_is_refused() {
     let mut rig = Rig::windowed(&window(4));
     let event = rig
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))

@@ -1,4 +1,4 @@
-//! The host's reading of persistent events' rings, whatever the guest wrote there.
+//! The host reads the rings of persistent events, with any contents that the guest wrote.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
@@ -26,7 +26,7 @@ fn recorder(memory: &GuestMemoryMmap) -> (Rig, u64) {
 }
 
 #[test]
-fn the_newest_records_oldest_first() {
+fn history_has_the_newest_records_oldest_first() {
     let (rig, event) = recorder(&window(8));
     assert_eq!(ips(&rig, event), [0; 0]);
     rig.mark(0, 5, 1);
@@ -36,20 +36,20 @@ fn the_newest_records_oldest_first() {
     assert_eq!(ips(&rig, event), (945..=1000).collect::<Vec<u64>>());
     let history = rig.vpmu.history(event).expect("a history");
     assert_eq!(history.event.count, 1000);
-    assert_eq!(history.event.lost, 0, "overwritten is not lost");
+    assert_eq!(history.event.lost, 0, "overwritten records are not lost");
     assert_eq!((history.event.pages, history.event.window), (Some(1), true));
 }
 
 /// VPMU-D-6.10-6.
 #[test]
-fn what_the_guest_scribbles_is_left_out_or_ends_it() {
+fn forged_records_are_omitted_or_end_the_history() {
     let memory = window(8);
     let (rig, event) = recorder(&memory);
     (1..=5).for_each(|ip| rig.mark(0, 5, ip));
     let at = |newest: u64| GuestAddress(DATA + 4096 - 72 * (6 - newest));
     let header = 9_u64 | 2 << 32 | 72 << 48;
     let write = |newest, word: u64| memory.write_obj(word, at(newest)).expect("in memory");
-    // A record of another kind or event is not its own.
+    // A record of another kind or event does not belong to it.
     write(3, 1 | 72 << 48);
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     write(3, header);
@@ -80,7 +80,7 @@ fn what_the_guest_scribbles_is_left_out_or_ends_it() {
 }
 
 #[test]
-fn small_records_are_many_but_no_more_than_fit() {
+fn history_of_small_records_is_bounded_by_the_ring() {
     let memory = window(8);
     let (rig, event) = recorder(&memory);
     (1..=100).for_each(|ip| rig.mark(0, 5, ip));
@@ -96,20 +96,20 @@ fn small_records_are_many_but_no_more_than_fit() {
 }
 
 #[test]
-fn a_ring_of_the_guests_own_is_read_from_its_tail() {
+fn guest_ring_is_read_from_its_tail() {
     let mut rig = Rig::windowed(&window(8));
     let event = rig.open(&marks(0)).expect("open");
     let mut ring = rig.map(event, 1);
     rig.detach(event, "").expect("detached");
     (1..=10).for_each(|ip| rig.mark(0, 5, ip));
     ring.take(3);
-    // The device looks at the tail when it needs room.
+    // The device reads the tail when it needs room.
     assert_eq!(ips(&rig, event), (1..=10).collect::<Vec<u64>>());
     (11..=57).for_each(|ip| rig.mark(0, 5, ip));
     assert_eq!(ips(&rig, event), (4..=57).collect::<Vec<u64>>());
     ring.set_tail(u64::MAX);
     (58..=70).for_each(|ip| rig.mark(0, 5, ip));
-    assert_eq!(ips(&rig, event), [0; 0], "a tail that is no place");
+    assert_eq!(ips(&rig, event), [0; 0], "an invalid tail");
     let history = rig.vpmu.history(event).expect("a history");
     assert_eq!(
         (history.event.operator, history.event.window),
@@ -118,7 +118,7 @@ fn a_ring_of_the_guests_own_is_read_from_its_tail() {
 }
 
 #[test]
-fn a_backward_ring_with_a_tail_ends_there() {
+fn backward_ring_is_read_to_its_tail() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let backward = OpenRequest {
@@ -134,7 +134,7 @@ fn a_backward_ring_with_a_tail_ends_there() {
 }
 
 #[test]
-fn what_is_overwritten_forwards_cannot_be_read() {
+fn ring_overwritten_forwards_has_no_history() {
     let mut rig = Rig::windowed(&window(8));
     let event = rig.open(&marks(0)).expect("open");
     rig.detach(event, "").expect("detached");
@@ -150,7 +150,7 @@ fn what_is_overwritten_forwards_cannot_be_read() {
 }
 
 #[test]
-fn only_persistent_events_with_a_ring_have_one() {
+fn only_persistent_events_with_a_ring_have_a_history() {
     let mut rig = Rig::windowed(&window(8));
     let event = rig.open(&marks(0)).expect("open");
     rig.map(event, 1);
@@ -177,7 +177,7 @@ fn only_persistent_events_with_a_ring_have_one() {
 }
 
 #[test]
-fn a_loss_is_told_before_it_is_read() {
+fn pending_loss_is_recorded_before_the_history_is_read() {
     let mut rig = Rig::windowed(&window(8));
     let event = rig.open(&marks(0)).expect("open");
     let mut ring = rig.map(event, 1);
@@ -191,7 +191,7 @@ fn a_loss_is_told_before_it_is_read() {
 }
 
 #[test]
-fn what_the_host_recorded_is_collected_first() {
+fn host_records_are_collected_before_the_history_is_read() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     rig.world.know_ips();
@@ -215,7 +215,7 @@ fn what_the_host_recorded_is_collected_first() {
 }
 
 #[test]
-fn it_outlives_the_guests_memory() {
+fn history_survives_the_guests_memory() {
     let memory = window(8);
     let (mut rig, event) = recorder(&memory);
     rig.mark(0, 5, 1);

@@ -7,7 +7,7 @@ use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
 #[test]
-fn an_entry_is_what_it_would_be_opened_with() {
+fn entry_is_the_request_that_would_open_the_event() {
     let mut rig = Rig::windowed(&window(8));
     let (kind, config) = CYCLES;
     let request = OpenRequest {
@@ -57,7 +57,7 @@ fn an_entry_is_what_it_would_be_opened_with() {
 }
 
 #[test]
-fn a_frequency_is_listed_as_one_and_a_ring_of_the_guests_by_its_size() {
+fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
     let mut rig = Rig::windowed(&window(8));
     let (kind, config) = CYCLES;
     let request = OpenRequest {
@@ -79,7 +79,7 @@ fn a_frequency_is_listed_as_one_and_a_ring_of_the_guests_by_its_size() {
 }
 
 #[test]
-fn it_is_read_in_parts() {
+fn list_can_be_read_in_parts() {
     let mut rig = Rig::new();
     let events = [(); 5].map(|()| rig.open(&marks(0)).expect("open"));
     for &event in [1, 0, 3, 4].map(|n| &events[n]) {

@@ -31,10 +31,7 @@ pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
 impl Rig {
     /// A device with a window and a driver that supports it, without throttling.
     pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
-        let limits = Limits {
-            max_sample_rate: u32::MAX,
-            ..limits()
-        };
+        let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
         Self::windowed_with(limits, window)
     }
 

@@ -2,13 +2,13 @@
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
-use vpmu::{Engines, Limits, Persist, PersistError};
+use vpmu::{Engines, Persist, PersistError};
 
 use super::{WINDOW_FEATURES, asked, marks, name, window};
 use crate::rig::{Rig, limits, open_of, sampling};
 
 #[test]
-fn it_is_there_for_the_driver_to_read() {
+fn driver_can_read_the_operators_event() {
     let memory = window(16);
     let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
     let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
@@ -34,12 +34,12 @@ fn it_is_there_for_the_driver_to_read() {
     assert_eq!((open.kind.get(), open.config.get()), (KIND_MARK, 5));
     assert_eq!((open.context.get(), open.period.get()), (0, 1));
     rig.mark(0, 5, 8);
-    assert_eq!(rig.value(0, event), 2, "from before any driver on");
+    assert_eq!(rig.value(0, event), 2, "counted before any driver");
 }
 
 /// VPMU-D-6.10-2.
 #[test]
-fn the_guest_changes_nothing_about_it() {
+fn guest_cannot_change_the_operators_event() {
     let memory = window(64);
     let mut rig = Rig::windowed(&memory);
     let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
@@ -95,7 +95,7 @@ fn the_guest_changes_nothing_about_it() {
     assert_eq!(
         rig.open(&child),
         Err(libc::EPERM),
-        "nobody else writes there"
+        "no other event writes there"
     );
     let member = OpenRequest {
         leader: event.into(),
@@ -113,7 +113,7 @@ fn the_guest_changes_nothing_about_it() {
 
 /// VPMU-D-6.10-5.
 #[test]
-fn the_driver_is_told_what_the_host_starts_and_ends() {
+fn driver_is_notified_when_the_host_starts_or_ends_an_event() {
     let mut rig = Rig::windowed(&window(64));
     rig.post_notice(0, 16);
     rig.post_notice(1, 16);
@@ -137,7 +137,7 @@ fn the_driver_is_told_what_the_host_starts_and_ends() {
 
 /// VPMU-D-6.10-1.
 #[test]
-fn it_ends_the_guests_too_but_nothing_that_is_not_persistent() {
+fn operator_ends_persistent_events_of_the_guest_only() {
     let mut rig = Rig::windowed(&window(64));
     let event = rig.open(&marks(0)).expect("open");
     assert!(matches!(rig.vpmu.end(event), Err(PersistError::NoSuch(_))));
@@ -148,7 +148,7 @@ fn it_ends_the_guests_too_but_nothing_that_is_not_persistent() {
 }
 
 #[test]
-fn what_cannot_be_had_is_said_and_leaves_nothing() {
+fn refused_request_has_a_reason_and_no_effect() {
     let memory = window(8);
     let rig = Rig::windowed(&memory);
     let usual = asked("mark=5", 0);
@@ -169,7 +169,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
         (event("cycles:x"), "this host has no event `cycles:x`"),
         (event("exit-trace-user"), "a trace needs an area"),
         (event("tsc:u"), "it cannot separate user and kernel mode"),
-        (event("tsc"), "it makes no samples"),
+        (event("tsc"), "it cannot be sampled"),
         (
             Persist {
                 rate: Some(Rate::Period(9)),
@@ -182,7 +182,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
                 rate: Some(Rate::Period(1 << 63)),
                 ..usual.clone()
             },
-            "its period is out of bounds",
+            "its period is too long",
         ),
         (
             Persist {
@@ -245,7 +245,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
                 pages: 8,
                 ..usual.clone()
             },
-            "no room for 9 pages more",
+            "no room for 9 more pages",
         ),
     ] {
         let said = refused(persist);
@@ -253,7 +253,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
     }
     assert_eq!(rig.vpmu.persistent(), []);
     rig.vpmu.persist(&usual).expect("started");
-    assert!(refused(usual.clone()).contains("there is a persistent event `recorder` already"));
+    assert!(refused(usual.clone()).contains("a persistent event `recorder` already exists"));
     let bare = Rig::new();
     let without = bare.vpmu.persist(&usual);
     assert!(
@@ -272,7 +272,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
 }
 
 #[test]
-fn a_host_that_batches_is_asked_whether_it_can() {
+fn engine_of_an_operators_event_depends_on_the_host() {
     let rig = Rig::windowed(&window(64));
     rig.world.know_ips();
     let cycles = Persist {
@@ -293,7 +293,7 @@ fn a_host_that_batches_is_asked_whether_it_can() {
 }
 
 #[test]
-fn its_status_says_what_it_is() {
+fn status_describes_the_operators_event() {
     let rig = Rig::windowed(&window(64));
     let marks = Persist {
         event: "mark=7:u".to_owned(),
@@ -325,12 +325,11 @@ fn its_status_says_what_it_is() {
 }
 
 #[test]
-fn it_takes_nothing_of_what_the_guest_may_have() {
-    let limits = Limits {
-        max_events: 1,
-        max_persistent: 1,
-        ..limits()
-    };
+fn operators_event_is_outside_the_guests_limits() {
+    let limits = limits().with(|limits| {
+        limits.max_events = 1;
+        limits.max_persistent = 1;
+    });
     let mut rig = Rig::windowed_with(limits, &window(64));
     for vcpu in 0..2 {
         let persist = Persist {
@@ -344,7 +343,11 @@ fn it_takes_nothing_of_what_the_guest_may_have() {
         .expect("open");
     rig.detach(event, "").expect("detached");
     assert_eq!(rig.open(&marks(0)), Err(libc::ENOSPC));
-    assert_eq!(rig.detach(event, "recorder"), Ok(()), "names are for all");
+    assert_eq!(
+        rig.detach(event, "recorder"),
+        Ok(()),
+        "the name is free for the guest"
+    );
 }
 
 /// VPMU-D-6.10-3.
@@ -367,9 +370,13 @@ fn operator_takes_a_name_from_the_guests_event() {
     let names: Vec<_> = rig.listed().iter().map(name).collect();
     assert_eq!(names, [format!("event{event}"), "recorder".to_owned()]);
     let notice = rig.notice().map(|(kind, _)| kind);
-    assert_eq!(notice, Some(NOTICE_PERSISTENT), "the driver looks again");
+    assert_eq!(
+        notice,
+        Some(NOTICE_PERSISTENT),
+        "the driver lists the events again"
+    );
     // It keeps the event under its new name.
-    rig.detach(event, "").expect("it is one");
+    rig.detach(event, "").expect("it is persistent");
     assert_eq!(rig.listed().len(), 2);
     let second = rig.vpmu.persist(&asked("mark=5", 0));
     assert!(
@@ -401,11 +408,10 @@ fn operator_gives_no_event_the_name_of_an_id() {
 
 #[test]
 fn operator_finds_room_in_a_window_that_the_guest_filled() {
-    let limits = Limits {
-        max_window_pages: 48,
-        max_sample_rate: u32::MAX,
-        ..limits()
-    };
+    let limits = limits().with(|limits| {
+        limits.max_window_pages = 48;
+        limits.max_sample_rate = u32::MAX;
+    });
     let mut rig = Rig::windowed_with(limits, &window(64));
     let mut taken = 0;
     loop {

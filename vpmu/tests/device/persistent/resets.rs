@@ -1,4 +1,4 @@
-//! What a reset keeps, and what it closes.
+//! Events that a reset keeps, and events that it closes.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
@@ -15,7 +15,7 @@ fn ids(rig: &mut Rig) -> Vec<u64> {
 
 /// VPMU-D-4-3, VPMU-D-6.9-2.
 #[test]
-fn what_lies_in_the_window_counts_and_records_on() {
+fn event_with_a_ring_in_the_window_survives_a_reset() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&marks(0)).expect("open");
@@ -28,19 +28,19 @@ fn what_lies_in_the_window_counts_and_records_on() {
     let quiet = rig.snapshot();
     rig.mark(0, 5, 2);
     rig.mark(0, 5, 3);
-    assert!(rig.snapshot() == quiet, "guest memory is the guest's");
+    assert!(rig.snapshot() == quiet, "guest memory is not written");
     rig.activate(WINDOW_FEATURES);
     rig.mark(0, 5, 4);
-    assert_eq!(rig.listed(), before, "as it was");
+    assert_eq!(rig.listed(), before, "the list is unchanged");
     assert_eq!(rig.value(0, event), 4);
     let ips: Vec<u64> = ring.raw().iter().map(|record| record.words[1]).collect();
     assert_eq!(ips, [1, 2, 3, 4]);
     let other = rig.open(&marks(0)).expect("open");
-    assert!(other > event, "ids are never used again");
+    assert!(other > event, "ids are never reused");
 }
 
 #[test]
-fn between_drivers_nobody_is_named() {
+fn samples_between_drivers_name_no_task() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&marks(0)).expect("open");
@@ -61,7 +61,7 @@ fn between_drivers_nobody_is_named() {
 
 /// VPMU-D-6.9-2.
 #[test]
-fn what_a_driver_has_to_do_with_is_closed() {
+fn reset_closes_events_with_guest_pages() {
     let mut rig = Rig::windowed(&window(16));
     let guests = rig.open(&marks(0)).expect("open");
     rig.map(guests, 1);
@@ -83,10 +83,10 @@ fn what_a_driver_has_to_do_with_is_closed() {
     rig.detach(bare, "bare").expect("detached");
     assert_eq!(ids(&mut rig), [guests, traced, tracing, bare]);
     rig.activate(WINDOW_FEATURES);
-    assert_eq!(ids(&mut rig), [tracing, bare], "no memory of the guest's");
+    assert_eq!(ids(&mut rig), [tracing, bare], "no guest memory needed");
     for gone in [guests, attached, plain, traced] {
         assert_eq!(rig.close(gone), Err(libc::ENOENT));
-        assert_eq!(rig.unmap(gone), Err(libc::ENOENT), "rings go too");
+        assert_eq!(rig.unmap(gone), Err(libc::ENOENT), "rings are removed, too");
     }
     let event = rig.open(&marks(0)).expect("open");
     rig.detach(event, "").expect("detached");
@@ -98,7 +98,7 @@ fn what_a_driver_has_to_do_with_is_closed() {
 }
 
 #[test]
-fn those_redirected_to_it_and_its_children_are_closed() {
+fn reset_closes_redirected_events_and_children() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&marks(0)).expect("open");
@@ -120,7 +120,7 @@ fn those_redirected_to_it_and_its_children_are_closed() {
 }
 
 #[test]
-fn host_counters_go_on() {
+fn host_counters_survive_a_reset() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let (kind, config) = CYCLES;
@@ -147,7 +147,7 @@ fn host_counters_go_on() {
 
 /// VPMU-D-6.9-3.
 #[test]
-fn a_driver_is_told_nothing_that_another_was_due() {
+fn new_driver_gets_no_notice_due_to_the_previous_one() {
     let mut rig = Rig::windowed(&window(8));
     let wakes = OpenRequest {
         wakeup: 1.into(),
@@ -167,7 +167,7 @@ fn a_driver_is_told_nothing_that_another_was_due() {
 }
 
 #[test]
-fn a_driver_that_knows_of_no_rings_leaves_them_going() {
+fn driver_without_rings_does_not_stop_persistent_events() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&marks(0)).expect("open");
@@ -190,7 +190,7 @@ fn region(rig: &mut Rig) -> [u64; 3] {
 }
 
 #[test]
-fn links_among_those_that_stay_are_kept() {
+fn links_between_surviving_events_are_kept() {
     let mut rig = Rig::windowed(&window(8));
     let events = region(&mut rig);
     for event in events {
@@ -214,7 +214,7 @@ fn links_among_those_that_stay_are_kept() {
 }
 
 #[test]
-fn links_with_those_that_go_are_gone() {
+fn links_with_closed_events_end() {
     let mut rig = Rig::windowed(&window(8));
     let [starter, _, target] = region(&mut rig);
     for event in [starter, target] {
@@ -224,7 +224,7 @@ fn links_with_those_that_go_are_gone() {
     rig.mark(0, 7, 1);
     rig.mark(0, 8, 1);
     rig.world.work(thread(0), 5, 4);
-    assert_eq!(rig.value(0, target), 5, "nobody stops it");
+    assert_eq!(rig.value(0, target), 5, "its stopper is closed");
     let other = trigger(&mut rig, 8, 1);
     rig.link(other, target, LINK_STOPPER)
         .expect("the place is free");
@@ -232,7 +232,7 @@ fn links_with_those_that_go_are_gone() {
 }
 
 #[test]
-fn what_the_host_records_is_collected_on() {
+fn host_records_are_still_collected_after_a_reset() {
     let rig = Rig::windowed(&window(8));
     rig.world.know_ips();
     let cycles = Persist {
@@ -252,7 +252,7 @@ fn what_the_host_records_is_collected_on() {
             period: 100,
         },
     );
-    // Older than a host may take to record one.
+    // Older than the time in which a host may record an overflow.
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
     assert_eq!(samples(&rig, event).len(), 1);

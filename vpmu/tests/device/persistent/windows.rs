@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Error, Limits};
+use vpmu::{Engines, Error};
 
 use super::{WINDOW, WINDOW_FEATURES, marks, reader, window};
 use crate::rig::{ALL_FEATURES, Rig, limits};
@@ -16,7 +16,7 @@ fn detached(rig: &mut Rig) -> u64 {
 }
 
 #[test]
-fn a_ring_in_the_window_is_a_ring() {
+fn ring_in_the_window_works_like_any_other() {
     let memory = window(8);
     memory
         .write_slice(&[7; 8 * PAGE_SIZE], GuestAddress(WINDOW))
@@ -35,14 +35,14 @@ fn a_ring_in_the_window_is_a_ring() {
             GuestAddress(WINDOW + u64::from(first) * PAGE_SIZE as u64),
         )
         .expect("in memory");
-    assert!(!bytes.contains(&7), "nothing of before is left there");
+    assert!(!bytes.contains(&7), "the previous contents are cleared");
     rig.unmap(event).expect("unmapped");
     assert_eq!(rig.map_window(event, 2, 0), Ok(first), "its pages are free");
 }
 
 /// VPMU-D-6.10-4.
 #[test]
-fn pages_go_to_the_first_that_fits_and_come_back() {
+fn window_pages_are_allocated_first_fit_and_freed() {
     let mut rig = Rig::windowed(&window(8));
     let [one, two, three] = [(); 3].map(|()| detached(&mut rig));
     assert_eq!(rig.map_window(one, 2, 0), Ok(0));
@@ -58,7 +58,7 @@ fn pages_go_to_the_first_that_fits_and_come_back() {
 }
 
 #[test]
-fn what_does_not_belong_there_is_refused() {
+fn invalid_ring_in_the_window_is_refused() {
     let mut rig = Rig::windowed(&window(64));
     let bare = rig.open(&marks(0)).expect("open");
     assert_eq!(
@@ -72,7 +72,7 @@ fn what_does_not_belong_there_is_refused() {
     assert_eq!(
         rig.map_window(event, 3, 0),
         Err(libc::EINVAL),
-        "no power of two"
+        "not a power of two"
     );
     assert_eq!(rig.map_window(77, 1, 0), Err(libc::ENOENT));
     assert_eq!(
@@ -110,7 +110,7 @@ fn what_does_not_belong_there_is_refused() {
 }
 
 #[test]
-fn without_a_window_there_is_none() {
+fn ring_in_the_window_needs_a_window() {
     let rig = Rig::new();
     assert_eq!(rig.vpmu.features() & 1 << F_WINDOW, 0);
     let refused = rig.vpmu.activate(
@@ -134,7 +134,7 @@ fn without_a_window_there_is_none() {
 
 /// VPMU-D-4-4.
 #[test]
-fn a_window_is_one_region_outside_guest_memory() {
+fn window_is_one_region_outside_guest_memory() {
     let two = [
         (GuestAddress(WINDOW), 4096),
         (GuestAddress(WINDOW + 8192), 4096),
@@ -145,7 +145,7 @@ fn a_window_is_one_region_outside_guest_memory() {
         &[(GuestAddress(WINDOW), 4000)],
     ] {
         let memory = GuestMemoryMmap::<()>::from_ranges(ranges).expect("memory");
-        let vpmu = Arc::into_inner(Rig::new().vpmu).expect("nobody else's");
+        let vpmu = Arc::into_inner(Rig::new().vpmu).expect("the only reference");
         let refused = vpmu.with_window(memory);
         assert!(matches!(refused, Err(Error::Window)), "{ranges:?}");
     }
@@ -162,11 +162,8 @@ fn a_window_is_one_region_outside_guest_memory() {
 }
 
 #[test]
-fn its_pages_are_not_the_guests_to_be_bounded() {
-    let limits = Limits {
-        max_pages: 4,
-        ..limits()
-    };
+fn window_pages_do_not_count_towards_the_guests_limit() {
+    let limits = limits().with(|limits| limits.max_pages = 4);
     let mut rig = Rig::windowed_with(limits, &window(64));
     let event = detached(&mut rig);
     rig.map_window(event, 8, 0).expect("mapped");

@@ -108,7 +108,7 @@ impl AreaReader {
             .expect("in memory");
     }
 
-    /// Takes all packets, and gives the room back to the device.
+    /// Reads all packets, and frees their room.
     pub(crate) fn take(&mut self) -> Vec<Packet> {
         let head = self.head();
         let mut packets = Vec::new();
@@ -119,7 +119,7 @@ impl AreaReader {
                 PACKET_PADDING => {
                     let mut padding = [0; PACKET_ALIGN];
                     self.copy(&mut padding);
-                    assert_eq!(padding, [0; PACKET_ALIGN], "padding says nothing");
+                    assert_eq!(padding, [0; PACKET_ALIGN], "padding is zero");
                     PACKET_ALIGN
                 }
                 PACKET_SYNC => {

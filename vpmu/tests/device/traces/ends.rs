@@ -25,7 +25,7 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
 const KICK: u64 = u64::MAX;
 
 #[test]
-fn a_tasks_trace_holds_its_exits_wherever_it_runs() {
+fn task_trace_contains_its_exits_on_any_vcpu() {
     let mut rig = Rig::new();
     let trace = on(&mut rig, CONTEXT_TASK);
     let mut area = map(&mut rig, trace, 4);
@@ -74,7 +74,7 @@ fn vcpus_and_children_share_an_area() {
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
-    // Both are out at once; the order is that of the entries.
+    // Both vCPUs are in an exit at once; the order is that of their entries.
     rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
     rig.vcpus.enter(1);
@@ -103,7 +103,7 @@ fn vcpus_and_children_share_an_area() {
 }
 
 #[test]
-fn a_trace_says_who_it_is_in_each_area() {
+fn trace_identifies_itself_in_each_area() {
     let mut rig = Rig::new();
     let first = on(&mut rig, 0);
     let mut area = map(&mut rig, first, 1);
@@ -142,7 +142,7 @@ fn a_trace_says_who_it_is_in_each_area() {
 
 /// VPMU-D-6.8-1.
 #[test]
-fn bytes_written_and_lost_are_what_was_produced() {
+fn bytes_written_and_lost_add_up_to_produced() {
     let mut rig = Rig::new();
     // The test's commands are not I/O exits.
     let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
@@ -166,7 +166,7 @@ fn bytes_written_and_lost_are_what_was_produced() {
     for packet in exits {
         match packet {
             Packet::Sync(sync) if sync.flags & SYNC_LOSS != 0 => {
-                // Lost packets have used up their numbers.
+                // Lost packets are numbered, too.
                 let missing = sync.sequence.get() - next;
                 assert_eq!(sync.lost.get() - lost, missing * 64);
                 (next, lost) = (sync.sequence.get(), sync.lost.get());
@@ -184,7 +184,7 @@ fn bytes_written_and_lost_are_what_was_produced() {
 }
 
 #[test]
-fn what_goes_away_during_an_exit_cuts_it() {
+fn close_or_unmap_during_an_exit_cuts_it() {
     for end in ["close", "unmap the area", "unmap the ring"] {
         let mut rig = Rig::new();
         let trace = on(&mut rig, 0);
@@ -209,7 +209,7 @@ fn what_goes_away_during_an_exit_cuts_it() {
 
 /// VPMU-D-6.9-1.
 #[test]
-fn a_reset_during_an_exit_writes_nothing() {
+fn reset_during_an_exit_writes_nothing() {
     let mut rig = Rig::new();
     let trace = on(&mut rig, 0);
     map(&mut rig, trace, 1);
@@ -223,7 +223,7 @@ fn a_reset_during_an_exit_writes_nothing() {
 }
 
 #[test]
-fn without_an_area_everything_is_lost() {
+fn trace_without_an_area_loses_all() {
     let mut rig = Rig::new();
     let trace = on(&mut rig, 0);
     rig.command(0, COMMAND_ENABLE, trace);
@@ -235,7 +235,7 @@ fn without_an_area_everything_is_lost() {
 }
 
 #[test]
-fn registers_are_wanted_while_a_trace_may_tell_them() {
+fn registers_are_read_only_while_a_trace_needs_them() {
     let mut rig = Rig::new();
     let trace = on(&mut rig, 0);
     assert!(!rig.vcpus.wants_registers(0));
@@ -247,7 +247,7 @@ fn registers_are_wanted_while_a_trace_may_tell_them() {
 
 /// VPMU-D-6.8-10.
 #[test]
-fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
+fn exit_trace_has_no_period_and_sample_trace_needs_one() {
     let mut rig = Rig::new();
     let with_period = OpenRequest {
         period: 5.into(),
@@ -277,7 +277,7 @@ fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
 }
 
 #[test]
-fn the_catalogue_names_formats() {
+fn catalogue_lists_trace_formats() {
     let mut rig = Rig::new();
     for entry in rig.catalogue() {
         let flags = entry.flags.get();

@@ -9,7 +9,7 @@ use crate::world::{At, Nowhere};
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A trace of vCPU 0's exits by `config`, on from the beginning, with an area of 4 pages.
+/// A trace of vCPU 0's exits by `config`, enabled from the start, with an area of 4 pages.
 fn traced(rig: &mut Rig, config: u64) -> (u64, AreaReader) {
     let event = rig
         .open(&open_of(KIND_EXIT_TRACE, config, 0))
@@ -32,7 +32,7 @@ fn port(port: u64, size: u8, write: bool, count: u32) -> Exit {
 }
 
 #[test]
-fn a_packet_tells_all_of_an_exit() {
+fn packet_describes_the_whole_exit() {
     let mut rig = Rig::new();
     rig.runs(0, 11, 12);
     let (event, mut area) = traced(&mut rig, EXIT_USER);
@@ -73,7 +73,7 @@ fn a_packet_tells_all_of_an_exit() {
 
 /// VPMU-D-6.8-7.
 #[test]
-fn every_exit_stands_there_once_and_in_order() {
+fn each_exit_is_traced_once_and_in_order() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, EXIT_USER);
     let reasons = [
@@ -106,7 +106,7 @@ fn every_exit_stands_there_once_and_in_order() {
 }
 
 #[test]
-fn a_trace_of_one_reason_holds_no_other() {
+fn trace_of_one_reason_contains_no_other() {
     let mut rig = Rig::new();
     let (io, mut ios) = traced(&mut rig, EXIT_IO);
     let (halt, mut halts) = traced(&mut rig, EXIT_HLT);
@@ -125,7 +125,7 @@ fn a_trace_of_one_reason_holds_no_other() {
 }
 
 #[test]
-fn the_exit_that_begins_a_trace_is_not_in_it_and_the_one_that_ends_it_is_cut() {
+fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, EXIT_USER);
     rig.exit(0, ExitReason::Io, &mut At(1));
@@ -152,7 +152,7 @@ fn the_exit_that_begins_a_trace_is_not_in_it_and_the_one_that_ends_it_is_cut() {
 }
 
 #[test]
-fn where_the_hypervisor_does_not_tell_there_is_no_ip() {
+fn packet_has_no_ip_without_the_hypervisors_state() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, EXIT_IO);
     rig.exit(0, ExitReason::Io, &mut Nowhere);
@@ -162,7 +162,7 @@ fn where_the_hypervisor_does_not_tell_there_is_no_ip() {
 }
 
 #[test]
-fn excluded_modes_are_left_out() {
+fn exits_in_excluded_modes_are_not_traced() {
     for (flag, kept) in [
         (OPEN_EXCLUDE_KERNEL, 0x1000),
         (OPEN_EXCLUDE_USER, KERNEL_IP),

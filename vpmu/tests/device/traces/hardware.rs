@@ -17,7 +17,7 @@ fn request(context: u32) -> OpenRequest {
     open_of(KIND_EXIT_TRACE, EXIT_ALL, context)
 }
 
-/// A trace of every exit of vCPU 0, on from the beginning, with an area of 4 pages.
+/// A trace of every exit of vCPU 0, enabled from the start, with an area of 4 pages.
 fn traced(rig: &mut Rig) -> (u64, AreaReader) {
     let reply = rig.open_reply(&request(0));
     assert_eq!(
@@ -65,7 +65,7 @@ fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
 }
 
 #[test]
-fn a_packet_tells_what_the_host_recorded() {
+fn exit_packet_has_the_hosts_record() {
     let mut rig = Rig::new();
     rig.runs(0, 0, 0);
     let (event, mut area) = traced(&mut rig);
@@ -102,7 +102,7 @@ fn a_packet_tells_what_the_host_recorded() {
     assert_eq!(
         (user.pid.get(), user.tid.get()),
         (7, 100),
-        "who ran at that moment"
+        "the task at that moment"
     );
     assert_eq!((kernel.pid.get(), kernel.tid.get()), (7, 101));
     assert_eq!(kernel.flags, PACKET_HARDWARE | PACKET_IP);
@@ -111,7 +111,7 @@ fn a_packet_tells_what_the_host_recorded() {
 }
 
 #[test]
-fn an_exit_that_is_not_over_is_cut_at_the_end() {
+fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
     for op in [COMMAND_DISABLE, COMMAND_READ] {
         let mut rig = Rig::new();
         let (event, mut area) = traced(&mut rig);
@@ -122,13 +122,13 @@ fn an_exit_that_is_not_over_is_cut_at_the_end() {
         rig.command(0, op, event);
         let exits = area.exits();
         assert!(exits.iter().all(|exit| exit.flags & PACKET_CUT != 0));
-        assert_eq!(exits[0].outside.get(), 0, "nobody knows");
+        assert_eq!(exits[0].outside.get(), 0, "its duration is unknown");
         assert!((400..500).contains(&exits[1].outside.get()), "{exits:?}");
     }
 }
 
 #[test]
-fn they_are_collected_while_the_vcpu_runs_on() {
+fn recorded_exits_are_collected_while_the_vcpu_runs() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig);
     assert!(rig.world.draining());
@@ -157,7 +157,7 @@ fn they_are_collected_while_the_vcpu_runs_on() {
 }
 
 #[test]
-fn what_the_host_dropped_is_lost_by_the_byte() {
+fn exits_dropped_by_the_host_are_lost_by_the_byte() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig);
     rig.world.pass(10_000);
@@ -185,7 +185,7 @@ fn what_the_host_dropped_is_lost_by_the_byte() {
 }
 
 #[test]
-fn without_an_area_every_byte_is_lost() {
+fn host_trace_without_an_area_loses_every_byte() {
     let mut rig = Rig::new();
     let event = rig.open(&request(0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -198,7 +198,7 @@ fn without_an_area_every_byte_is_lost() {
 }
 
 #[test]
-fn the_host_records_nothing_while_the_trace_is_paused() {
+fn host_records_nothing_while_the_trace_is_paused() {
     const PAUSE: u32 = 7;
     const RESUME: u32 = 8;
     let mut rig = Rig::new();
@@ -223,7 +223,7 @@ fn the_host_records_nothing_while_the_trace_is_paused() {
         record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
         rig.mark(0, RESUME, 2);
         record(&rig, 0, exit(&rig, region, 10, Some(1)));
-        // The exit of the mark itself, which the host has recorded and which is not over.
+        // The exit of the mark itself, which the host has recorded and which has not ended.
         record(&rig, 0, exit(&rig, 100 + region, 5, None));
         rig.mark(0, PAUSE, 3);
         let exits = area.exits();
@@ -238,7 +238,7 @@ fn the_host_records_nothing_while_the_trace_is_paused() {
 }
 
 #[test]
-fn each_vcpu_has_its_own() {
+fn each_vcpu_has_its_own_host_trace() {
     let mut rig = Rig::new();
     let request = request(CONTEXT_TASK);
     let event = rig.open(&request).expect("open");
@@ -265,7 +265,7 @@ fn each_vcpu_has_its_own() {
 
 /// VPMU-D-6.8-10.
 #[test]
-fn the_host_alone_can_make_it_and_only_so() {
+fn trace_of_every_exit_needs_the_host_and_no_period() {
     let mut rig = Rig::new();
     let no = |rig: &mut Rig, request: OpenRequest| rig.open(&request).expect_err("refused");
     let with = |engine: u32| OpenRequest {

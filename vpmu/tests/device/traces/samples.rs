@@ -1,7 +1,7 @@
 //! Sample traces.
 
 use vpmu::abi::*;
-use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Limits, Registers};
+use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
 
 use super::area::{AreaReader, Packet, map};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, limits, open_of, thread};
@@ -52,7 +52,7 @@ fn traced(rig: &mut Rig, request: &OpenRequest) -> (u64, AreaReader) {
 }
 
 #[test]
-fn a_packet_holds_every_register() {
+fn sample_packet_has_every_register() {
     let mut rig = Rig::new();
     rig.runs(0, 21, 22);
     let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, 3));
@@ -99,7 +99,7 @@ fn each_period_of_exits_makes_one_packet() {
 }
 
 #[test]
-fn overflows_that_are_found_together_share_a_packet() {
+fn overflows_found_together_share_a_packet() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, &paced(PACE_CYCLES, 100));
     rig.world.work(thread(0), 250, 4);
@@ -120,7 +120,7 @@ fn overflows_that_are_found_together_share_a_packet() {
 }
 
 #[test]
-fn what_is_excluded_is_lost_and_nothing_of_it_told() {
+fn sample_packet_in_an_excluded_mode_is_lost() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_EXCLUDE_KERNEL.into(),
@@ -141,7 +141,7 @@ fn what_is_excluded_is_lost_and_nothing_of_it_told() {
 }
 
 #[test]
-fn what_the_host_dropped_is_lost_by_the_packet() {
+fn overflows_dropped_by_the_host_are_lost_by_the_packet() {
     let mut rig = Rig::new();
     let (event, mut area) = traced(&mut rig, &paced(PACE_CYCLES, 100));
     rig.world.drop_overflows(thread(0), 3);
@@ -157,16 +157,15 @@ fn what_the_host_dropped_is_lost_by_the_packet() {
     };
     assert_eq!(sync.flags, SYNC_START | SYNC_PAGE | SYNC_LOSS);
     assert_eq!((sync.sequence.get(), sample.sequence.get()), (3, 3));
-    assert_eq!(rig.vpmu.metrics().samples_lost, 0, "no record of a ring's");
+    assert_eq!(rig.vpmu.metrics().samples_lost, 0, "not a record of a ring");
 }
 
 #[test]
-fn rate_and_limit_are_those_of_samples() {
-    let limits = Limits {
-        // Two in each hundredth of a second.
-        max_sample_rate: 200,
-        ..limits()
-    };
+fn sample_trace_has_the_rate_and_limit_of_samples() {
+    let limits = limits().with(|limits| {
+        // Two samples in each hundredth of a second.
+        limits.max_sample_rate = 200;
+    });
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, 1));
     for ip in 0..10 {
@@ -191,6 +190,6 @@ fn rate_and_limit_are_those_of_samples() {
         .iter()
         .map(|sample| (sample.ip.get(), sample.period.get()))
         .collect();
-    // Of the last three overflows the limit left one.
+    // The limit left one of the last three overflows.
     assert_eq!(told, [(0x10, 200), (0x20, 100)]);
 }

@@ -1,4 +1,4 @@
-//! Members whose overflows pause and resume the trace that leads them.
+//! Group members whose overflows pause and resume the leading trace.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -40,7 +40,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 }
 
 #[test]
-fn the_pausing_exit_is_the_last_and_the_resuming_one_is_not_in() {
+fn pausing_exit_is_traced_and_resuming_exit_is_not() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, 0);
     rig.exit(0, ExitReason::Io, &mut At(1));
@@ -72,7 +72,7 @@ fn the_pausing_exit_is_the_last_and_the_resuming_one_is_not_in() {
 }
 
 #[test]
-fn regions_are_exact_however_often() {
+fn traced_regions_are_exact_in_every_round() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
     let mut read = Vec::new();
@@ -98,7 +98,7 @@ fn regions_are_exact_however_often() {
 }
 
 #[test]
-fn what_opens_paused_has_time_and_no_packets() {
+fn trace_opened_paused_has_time_and_no_packets() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
     rig.exit(0, ExitReason::Io, &mut At(1));
@@ -122,7 +122,7 @@ fn what_opens_paused_has_time_and_no_packets() {
 }
 
 #[test]
-fn exits_steer_at_the_very_exit() {
+fn exit_members_pause_and_resume_at_their_exit() {
     let mut rig = Rig::new();
     let trace = rig
         .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
@@ -146,7 +146,7 @@ fn exits_steer_at_the_very_exit() {
 }
 
 #[test]
-fn a_sample_trace_pauses_with_its_pace() {
+fn sample_trace_pauses_with_its_pace() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 10.into(),
@@ -178,7 +178,7 @@ fn a_sample_trace_pauses_with_its_pace() {
 }
 
 #[test]
-fn steering_takes_a_trace_that_leads() {
+fn pausing_and_resuming_need_a_leading_trace() {
     let mut rig = Rig::new();
     let trace = rig
         .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
@@ -195,7 +195,7 @@ fn steering_takes_a_trace_that_leads() {
         let request = steering(leader, KIND_MARK, 2, 1, flag);
         assert_eq!(rig.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
-    // A steering event must act before the guest runs on, which needs the exit engine.
+    // A member that pauses or resumes must act before guest entry, which needs the exit engine.
     let request = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)
@@ -210,7 +210,7 @@ fn steering_takes_a_trace_that_leads() {
 
 /// VPMU-D-6.11-1.
 #[test]
-fn of_several_overflows_at_one_exit_a_mark_comes_last() {
+fn mark_is_the_last_overflow_of_its_exit() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, 0);
     // Opened after the marks: the doorbell's exit comes before its mark.
@@ -219,7 +219,7 @@ fn of_several_overflows_at_one_exit_a_mark_comes_last() {
     rig.mark(0, PAUSE, 1);
     rig.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(ips(&mut area), [1]);
-    // And so does what a host's counter counted up to the exit, which came back for it.
+    // The overflow of a host counter up to the exit comes before the mark, too.
     let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
     let counter = OpenRequest {
         engine: ENGINE_EXIT.into(),
@@ -236,7 +236,7 @@ fn of_several_overflows_at_one_exit_a_mark_comes_last() {
 }
 
 #[test]
-fn a_resume_shows_what_others_wrote() {
+fn resume_publishes_data_of_other_traces() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
     let request = OpenRequest {
@@ -246,7 +246,7 @@ fn a_resume_shows_what_others_wrote() {
     let other = rig.open(&request).expect("open");
     rig.redirect(other, trace).expect("redirected");
     rig.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(ips(&mut area), [0; 0], "not by itself");
+    assert_eq!(ips(&mut area), [0; 0], "not without a resume");
     rig.mark(0, RESUME, 2);
     assert_eq!(ips(&mut area), [1]);
 }

@@ -32,7 +32,7 @@ impl Own {
             let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
             kinds.map(open).to_vec()
         });
-        // The tasks have been here.
+        // The tasks have run here before.
         for task in &tasks {
             rig.commands(1, &each(COMMAND_IN, task));
             rig.commands(1, &each(COMMAND_OUT, task));
@@ -95,14 +95,14 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
     rig.world.work(crate::rig::thread(0), 100, 4);
-    // From here on, vCPU 0 does not come back.
+    // From now on, vCPU 0 does not return.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
         let vpmu = Arc::clone(&rig.vpmu);
         let flushed = aside(move || vpmu.flush(event)).wait();
         flushed.expect("flushed");
     }
-    assert_eq!(ring.samples().len(), 1, "what was held is there");
+    assert_eq!(ring.samples().len(), 1, "held overflows are written");
     let vpmu = Arc::clone(&rig.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
@@ -138,7 +138,7 @@ fn vcpu_without_a_thread_delays_no_other() {
 /// Its own part of the device is locked then, and a request about one of its events waits for it with
 /// the control plane locked.
 #[test]
-fn vcpu_whose_hypervisor_is_slow_delays_requests_and_no_other_vcpu() {
+fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut rig = Rig::new();
     let mut own = Own::open(&mut rig);
     let request = OpenRequest {

@@ -57,7 +57,7 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
         act(rig);
         let after = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)));
         assert!(after[0] != before[0], "{what} visits its own");
-        assert_eq!(after[1], before[1], "{what} visits no other's");
+        assert_eq!(after[1], before[1], "{what} visits no other vCPU's");
     };
     step(&mut rig, "a read", &|rig| {
         done(rig, 0, COMMAND_READ, events[0]);
@@ -103,7 +103,7 @@ fn switch_reads_each_shared_counter_once() {
 }
 
 #[test]
-fn drain_visits_every_vcpu_that_has_something_to_collect() {
+fn drain_visits_every_vcpu_with_records_to_collect() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     sampled(&mut rig);

@@ -1,5 +1,5 @@
-//! Leaders and triggers on one vCPU, members and targets on another: an effect is complete before the
-//! vCPU that caused it runs on.
+//! Leaders and triggers on one vCPU, members and targets on another: an effect is complete before
+//! the vCPU that caused it enters the guest.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,7 @@ use crate::rig::{Rig, command, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 fn state(rig: &mut Rig, event: u64) -> i32 {
-    // By the other vCPU, so that no command of its own vCPU brings anything about.
+    // By the other vCPU, so that no command of its own vCPU has an effect.
     rig.read(0, event).state.get()
 }
 
@@ -52,7 +52,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
 }
 
 #[test]
-fn member_follows_its_leader_wherever_both_come_in() {
+fn member_follows_its_leader_on_any_pair_of_vcpus() {
     let mut rig = Rig::new();
     let faults = task_event(FAULTS.0, FAULTS.1);
     let (leader, member) = split(&mut rig, &task_event(KIND_MARK, 5), &faults);
@@ -62,7 +62,7 @@ fn member_follows_its_leader_wherever_both_come_in() {
         for event in [leader, member] {
             let [first, second] = [0, 1].map(|vcpu| rig.command(vcpu, COMMAND_OUT, event));
             let outs = [first, second].map(|reply| reply.status.get());
-            assert!(outs.contains(&0), "it was in on one of them");
+            assert!(outs.contains(&0), "it was scheduled in on one of them");
         }
         done(&mut rig, of_member, COMMAND_IN, member);
         done(&mut rig, of_leader, COMMAND_IN, leader);
@@ -71,7 +71,11 @@ fn member_follows_its_leader_wherever_both_come_in() {
         assert_eq!(state(&mut rig, member), STATE_ACTIVE);
     }
     rig.close(leader).expect("closed");
-    assert_eq!(state(&mut rig, member), STATE_ACTIVE, "on its own now");
+    assert_eq!(
+        state(&mut rig, member),
+        STATE_ACTIVE,
+        "it has no leader now"
+    );
 }
 
 #[test]
@@ -84,7 +88,7 @@ fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 10, 4);
         rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
         rig.vcpus.mark(0, 5, &mut At(1));
-        // Its vCPU is still out.
+        // Its vCPU is still in its exit.
     }
     rig.world.work(thread(1), 1000, 4);
     assert_eq!(rig.value(1, member), 30);
@@ -164,7 +168,7 @@ fn triggers(config: u32) -> [Overflow; 3] {
 
 /// VPMU-D-6.11-1.
 #[test]
-fn trigger_acts_on_a_target_of_another_vcpu_before_its_own_runs_on() {
+fn trigger_acts_on_another_vcpu_before_its_own_enters() {
     for (start, stop) in [(0, 0), (1, 1), (0, 1), (2, 0), (1, 2)] {
         let mut rig = Rig::new();
         let (start, starts) = triggers(7)[start];
@@ -216,7 +220,7 @@ fn last_trigger_of_an_exit_decides_on_another_vcpu() {
 }
 
 #[test]
-fn starter_that_is_the_stopper_too_toggles_on_another_vcpu() {
+fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
     let mut rig = Rig::new();
     let mark = OpenRequest {
         period: 2.into(),
@@ -233,7 +237,7 @@ fn starter_that_is_the_stopper_too_toggles_on_another_vcpu() {
         rig.world.work(thread(1), 1, 4);
         rig.mark(0, 5, 1);
     }
-    assert_eq!(rig.value(0, target), 10, "every other stretch of two");
+    assert_eq!(rig.value(0, target), 10, "every other interval of two");
 }
 
 /// A mark of vCPU 0 stops a sampling event of vCPU 1; the overflow that is found then starts one of
@@ -275,7 +279,7 @@ fn chain_of_triggers_goes_from_vcpu_to_vcpu_and_back() {
 ///
 /// VPMU-D-6.11-4.
 #[test]
-fn circle_of_links_over_two_vcpus_ends() {
+fn circular_links_over_two_vcpus_end() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         engine: ENGINE_EXIT.into(),

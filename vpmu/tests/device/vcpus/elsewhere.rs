@@ -78,7 +78,7 @@ fn period_and_limit_are_set_from_another_vcpu() {
 }
 
 #[test]
-fn event_that_is_in_elsewhere_comes_in_and_goes_out_there_only() {
+fn event_scheduled_in_elsewhere_is_scheduled_there_only() {
     let mut rig = Rig::new();
     let (of_vcpu, _) = on_second(&mut rig, 1);
     let (of_task, _) = on_second(&mut rig, CONTEXT_TASK);
@@ -102,7 +102,7 @@ fn event_that_is_in_elsewhere_comes_in_and_goes_out_there_only() {
 }
 
 #[test]
-fn active_event_is_flushed_by_its_own_vcpu_only() {
+fn active_event_is_flushed_only_by_its_own_vcpu() {
     for context in [1, CONTEXT_TASK] {
         let mut rig = Rig::new();
         let (event, mut ring) = on_second(&mut rig, context);
@@ -116,7 +116,7 @@ fn active_event_is_flushed_by_its_own_vcpu_only() {
         assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
         place(&rig, 1, 3);
         done(&mut rig, 0, COMMAND_DISABLE, event);
-        assert_eq!(rig.flush(0, event), 0, "it is off");
+        assert_eq!(rig.flush(0, event), 0, "it is disabled");
         assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
         assert_eq!(ring.samples().len(), 2);
     }
@@ -165,7 +165,7 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let reply = done(&mut rig, 0, COMMAND_DISABLE, event);
     assert_eq!((reply.value.get(), reply.lost.get()), (100, 0));
     let ips: Vec<_> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(ips, [7], "its vCPU stands still");
+    assert_eq!(ips, [7], "its vCPU is stopped");
     done(&mut rig, 0, COMMAND_ENABLE, event);
     rig.vcpus.enter(1);
     rig.world.work(thread(1), 100, 4);
@@ -174,7 +174,7 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
 }
 
 #[test]
-fn area_of_the_driver_is_begun_and_ended_from_another_vcpu() {
+fn driver_area_is_begun_and_ended_from_another_vcpu() {
     let mut rig = Rig::new();
     for context in [1, CONTEXT_TASK] {
         let request = OpenRequest {
@@ -230,7 +230,7 @@ fn malformed_command_about_an_event_elsewhere_changes_nothing() {
 }
 
 #[test]
-fn queue_of_another_vcpu_takes_no_command_about_any_event() {
+fn queue_of_another_vcpu_refuses_every_command() {
     let mut rig = Rig::new();
     let ours = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let (theirs, _) = on_second(&mut rig, 1);
@@ -258,7 +258,7 @@ fn queue_of_another_vcpu_takes_no_command_about_any_event() {
 
 /// VPMU-D-6.4-1.
 #[test]
-fn commands_of_one_buffer_are_carried_out_in_order_wherever_their_events_are() {
+fn commands_of_one_buffer_are_executed_in_order_across_vcpus() {
     let mut rig = Rig::new();
     let ours = rig.open(&task_event(KIND_MARK, 5)).expect("open");
     let theirs = rig.open(&task_event(KIND_MARK, 5)).expect("open");

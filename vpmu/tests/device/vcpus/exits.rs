@@ -35,7 +35,7 @@ fn leave(rig: &Rig, ip: u64) {
 }
 
 #[test]
-fn trace_that_another_vcpu_ends_during_an_exit_has_it_cut() {
+fn trace_ended_by_another_vcpu_during_an_exit_cuts_it() {
     let mut rig = Rig::new();
     let (event, mut area) = trace(&mut rig, OPEN_ENABLED);
     rig.world.pass(100);
@@ -57,7 +57,7 @@ fn trace_that_another_vcpu_ends_during_an_exit_has_it_cut() {
 }
 
 #[test]
-fn trace_that_ends_by_a_request_during_an_exit_has_it_cut_once() {
+fn trace_ended_by_a_request_during_an_exit_cuts_it_once() {
     let ends: [fn(&mut Rig, u64); 4] = [
         |rig, event| rig.close(event).expect("closed"),
         |rig, event| rig.unmap(event).expect("unmapped"),
@@ -87,7 +87,7 @@ fn trace_that_ends_by_a_request_during_an_exit_has_it_cut_once() {
 }
 
 #[test]
-fn trace_that_begins_during_an_exit_does_not_hold_it() {
+fn trace_started_during_an_exit_omits_it() {
     // With and without another trace that records the exit.
     for others in [0, 1] {
         let mut rig = Rig::new();
@@ -108,7 +108,7 @@ fn trace_that_begins_during_an_exit_does_not_hold_it() {
 }
 
 #[test]
-fn trace_that_stops_and_starts_during_an_exit_holds_it_cut_and_no_more() {
+fn trace_restarted_during_an_exit_contains_it_once_and_cut() {
     for times in [1, 2, 3] {
         let mut rig = Rig::new();
         let (event, mut area) = trace(&mut rig, OPEN_ENABLED);
@@ -145,12 +145,16 @@ fn steered(rig: &mut Rig) -> (u64, AreaReader) {
 }
 
 #[test]
-fn trace_that_another_vcpu_pauses_during_an_exit_holds_it() {
+fn trace_paused_by_another_vcpu_during_an_exit_contains_it() {
     let mut rig = Rig::new();
     let (event, mut area) = steered(&mut rig);
     leave(&rig, 1);
     rig.mark(1, 8, 1);
-    assert_eq!(told(&mut rig, event, &mut area), [], "it is not over");
+    assert_eq!(
+        told(&mut rig, event, &mut area),
+        [],
+        "the exit has not ended"
+    );
     rig.vcpus.enter(0);
     // Published immediately, because later packets may never come.
     let exits = area.exits();
@@ -163,7 +167,7 @@ fn trace_that_another_vcpu_pauses_during_an_exit_holds_it() {
 }
 
 #[test]
-fn trace_that_another_vcpu_resumes_during_an_exit_does_not_hold_it() {
+fn trace_resumed_by_another_vcpu_during_an_exit_omits_it() {
     let mut rig = Rig::new();
     let (event, mut area) = steered(&mut rig);
     rig.mark(1, 8, 1);
@@ -175,7 +179,7 @@ fn trace_that_another_vcpu_resumes_during_an_exit_does_not_hold_it() {
 }
 
 #[test]
-fn trace_that_is_paused_and_resumed_during_an_exit_holds_it_once() {
+fn trace_paused_and_resumed_during_an_exit_contains_it_once() {
     let mut rig = Rig::new();
     let (event, mut area) = steered(&mut rig);
     leave(&rig, 1);
@@ -188,7 +192,7 @@ fn trace_that_is_paused_and_resumed_during_an_exit_holds_it_once() {
 }
 
 #[test]
-fn trace_that_ends_in_a_pause_during_an_exit_has_it_cut() {
+fn trace_ended_in_a_pause_during_an_exit_cuts_it() {
     let mut rig = Rig::new();
     let (event, mut area) = steered(&mut rig);
     leave(&rig, 1);
@@ -199,7 +203,7 @@ fn trace_that_ends_in_a_pause_during_an_exit_has_it_cut() {
 }
 
 #[test]
-fn exit_of_a_task_that_moves_is_cut_on_one_vcpu_and_not_held_on_the_other() {
+fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let mut rig = Rig::new();
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
@@ -230,7 +234,7 @@ fn exit_of_a_task_that_moves_is_cut_on_one_vcpu_and_not_held_on_the_other() {
     assert_eq!(exits.collect::<Vec<_>>(), expected);
 }
 
-/// A hypervisor that is asked for registers between an exit and its handling by the device.
+/// A hypervisor whose registers are read between an exit and its handling by the device.
 struct Asked {
     asked: Sender<()>,
     go_on: Receiver<()>,
@@ -239,13 +243,13 @@ struct Asked {
 impl Registers for Asked {
     fn registers(&mut self) -> Option<GuestRegs> {
         self.asked.send(()).expect("it waits");
-        self.go_on.recv().expect("it goes on");
+        self.go_on.recv().expect("the test continues");
         At(1).registers()
     }
 }
 
 #[test]
-fn trace_that_stops_as_an_exit_begins_and_starts_during_it_does_not_hold_it() {
+fn trace_stopped_as_an_exit_begins_and_started_during_it_omits_it() {
     let mut rig = Rig::new();
     let (event, mut area) = trace(&mut rig, OPEN_ENABLED);
     let first = VcpuThread::spawn(Lane::new(&mut rig, 0));
@@ -257,7 +261,7 @@ fn trace_that_stops_as_an_exit_begins_and_starts_during_it_does_not_hold_it() {
     });
     is_asked
         .recv_timeout(super::LONG)
-        .expect("traces tell them");
+        .expect("the trace needs them");
     done(&mut rig, 1, COMMAND_DISABLE, event);
     go.send(()).expect("it waits");
     left.wait();

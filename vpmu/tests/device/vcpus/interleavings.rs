@@ -1,11 +1,11 @@
-//! Requests, drains and other vCPUs at the worst moment.
+//! Requests, drains and other vCPUs at critical moments.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread as threads;
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
-use vpmu::{ExitReason, GuestRegs, Limits, Registers, Vpmu};
+use vpmu::{ExitReason, GuestRegs, Registers, Vpmu};
 use zerocopy::IntoBytes;
 
 use crate::persistent::{WINDOW_FEATURES, marks, reader, window};
@@ -40,7 +40,7 @@ fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
 }
 
 #[test]
-fn trace_that_turns_out_blind_at_its_end_is_in_error_once() {
+fn trace_without_state_at_its_end_is_in_error_once() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(),
@@ -51,7 +51,10 @@ fn trace_that_turns_out_blind_at_its_end_is_in_error_once() {
     kick(&mut rig, 0, COMMAND_DISABLE, trace);
     rig.vcpus.enter(0);
     assert_eq!(rig.read(0, trace).state.get(), STATE_ERROR);
-    assert!(!rig.vcpus.wants_registers(0), "it wants nothing any more");
+    assert!(
+        !rig.vcpus.wants_registers(0),
+        "it no longer needs registers"
+    );
 }
 
 #[test]
@@ -79,13 +82,13 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
         (before.count, after.count),
         (before.time_enabled, after.time_enabled),
     ] {
-        // Looks at the clock take a tick each.
+        // Each clock read advances the clock by a tick.
         assert!((1000..1100).contains(&(after - before)), "{before} {after}");
     }
 }
 
 #[test]
-fn window_is_free_again_after_a_reset_with_redirected_events() {
+fn window_is_free_after_a_reset_with_redirected_events() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     let event = rig.open(&marks(0)).expect("open");
@@ -102,7 +105,7 @@ fn window_is_free_again_after_a_reset_with_redirected_events() {
 }
 
 #[test]
-fn new_task_page_names_no_earlier_sample() {
+fn new_task_page_does_not_affect_earlier_samples() {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
     rig.world.know_ips();
@@ -120,7 +123,7 @@ fn new_task_page_names_no_earlier_sample() {
 }
 
 #[test]
-fn command_of_another_vcpu_bends_no_time() {
+fn command_of_another_vcpu_keeps_times_exact() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     rig.world.pass(10_000_000);
@@ -140,16 +143,13 @@ fn command_of_another_vcpu_bends_no_time() {
 }
 
 #[test]
-fn throttled_event_is_looked_at_on_its_next_vcpu() {
-    let limits = Limits {
-        max_sample_rate: 500,
-        ..limits()
-    };
+fn throttled_event_is_unthrottled_on_its_next_vcpu() {
+    let limits = limits().with(|limits| limits.max_sample_rate = 500);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.pass(1_000_000_000);
     let event = rig.open(&cycles(CONTEXT_TASK, 10)).expect("open");
     let mut ring = rig.map(event, 2);
-    // It has a counter on both.
+    // It has a counter on both vCPUs.
     for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
         rig.command(vcpu, op, event);
     }
@@ -180,7 +180,7 @@ impl Registers for Meanwhile<'_> {
 }
 
 #[test]
-fn trace_that_starts_in_an_exit_does_not_hold_it_though_another_ended() {
+fn trace_started_in_an_exit_omits_it_though_another_ended() {
     let mut rig = Rig::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
     let on = OpenRequest {
@@ -203,7 +203,7 @@ fn trace_that_starts_in_an_exit_does_not_hold_it_though_another_ended() {
 }
 
 #[test]
-fn reader_that_is_woken_finds_the_head() {
+fn woken_reader_finds_the_head() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     rig.world.pass(10_000_000);
@@ -246,7 +246,7 @@ fn reader_that_is_woken_finds_the_head() {
 }
 
 #[test]
-fn area_unmapped_under_exits_shows_all_that_was_counted() {
+fn area_unmapped_during_exits_has_published_every_counted_byte() {
     let mut rig = Rig::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
     let trace = rig.open(&request).expect("open");

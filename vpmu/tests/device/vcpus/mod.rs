@@ -90,14 +90,14 @@ impl VcpuThread {
     ) -> Pending<T> {
         let (done, result) = channel();
         let job = move |lane: &mut Lane| {
-            // The test may have failed meanwhile.
+            // The test may have failed in the meantime.
             let _ = done.send(act(lane));
         };
         self.0.send(Box::new(job)).expect("it lives");
         Pending(result)
     }
 
-    /// The thread's result; the test fails if it never comes.
+    /// The thread's result; the test fails if there is none.
     fn run<T: Send + 'static>(&self, act: impl FnOnce(&mut Lane) -> T + Send + 'static) -> T {
         self.begin(act).wait()
     }
@@ -108,7 +108,7 @@ struct Pending<T>(Receiver<T>);
 
 impl<T> Pending<T> {
     fn wait(self) -> T {
-        self.0.recv_timeout(LONG).expect("it comes to an end")
+        self.0.recv_timeout(LONG).expect("it ends in time")
     }
 
     fn is_over(&self) -> bool {
@@ -116,7 +116,7 @@ impl<T> Pending<T> {
     }
 }
 
-/// Runs `act` on another thread, which is left alone if it never ends.
+/// Runs `act` on another thread, which is abandoned if it never ends.
 fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
     let (done, result) = channel();
     thread::spawn(move || {

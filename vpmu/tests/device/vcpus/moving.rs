@@ -22,7 +22,8 @@ fn values(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<u64> {
     replies.iter().map(|reply| reply.value.get()).collect()
 }
 
-/// Work that a task's events count on the vCPU where it is in, and must not count elsewhere.
+/// Work that a task's events count on the vCPU where they are scheduled in, and must not count
+/// elsewhere.
 fn work(rig: &Rig, vcpu: u32, times: u64) {
     rig.world.work(thread(vcpu), 10 * times, 4);
     rig.world.work(thread(1 - vcpu), 7000, 4);
@@ -31,7 +32,7 @@ fn work(rig: &Rig, vcpu: u32, times: u64) {
 }
 
 #[test]
-fn moved_event_counts_on_and_its_counters_close_with_it() {
+fn moved_event_keeps_counting_and_closes_its_counters() {
     let mut rig = Rig::new();
     let kinds = [FAULTS, CYCLES, (KIND_MARK, 5), (KIND_EXITS, EXIT_IO)];
     let events = kinds.map(|(kind, config)| rig.open(&task_event(kind, config)).expect("open"));
@@ -64,7 +65,7 @@ fn shared_counters_stay_while_another_event_counts_by_them() {
         rig.commands(vcpu, &each(COMMAND_IN, &events[..2]));
         rig.commands(vcpu, &each(COMMAND_OUT, &events[..2]));
     }
-    // The last is on the second vCPU alone, with the counter of the others.
+    // The last event is only on the second vCPU, and uses the counter of the other events.
     done(&mut rig, 1, COMMAND_IN, events[2]);
     assert_eq!(rig.world.open_counters(), 2);
     rig.close(events[0]).expect("closed");
@@ -76,7 +77,7 @@ fn shared_counters_stay_while_another_event_counts_by_them() {
 }
 
 #[test]
-fn moved_event_closes_while_it_is_in() {
+fn moved_event_can_be_closed_while_scheduled_in() {
     let mut rig = Rig::new();
     for (kind, config) in [FAULTS, CYCLES] {
         let event = rig.open(&task_event(kind, config)).expect("open");
@@ -123,9 +124,9 @@ fn group_moves_in_any_order_of_commands() {
     }
 }
 
-/// A task with threads: each of them has its own events, of which some lead others.
+/// A task with threads: each has events of its own, some of which lead others.
 #[test]
-fn group_on_two_vcpus_comes_together_again() {
+fn group_on_two_vcpus_is_reunited() {
     let mut rig = Rig::new();
     let leader = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     let member = led(leader, task_event(FAULTS.0, FAULTS.1));
@@ -149,7 +150,7 @@ fn group_on_two_vcpus_comes_together_again() {
 }
 
 #[test]
-fn samples_of_a_family_add_up_wherever_its_tasks_run() {
+fn samples_of_a_family_add_up_across_vcpus() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         engine: ENGINE_EXIT.into(),
@@ -177,7 +178,7 @@ fn samples_of_a_family_add_up_wherever_its_tasks_run() {
             rig.world.work(thread(vcpu), cycles, 4);
             let at = usize::try_from(vcpu).expect("few");
             let event = usize::from(on[0] != at);
-            // The rest of a period waits on its vCPU.
+            // The rest of a period stays on its vCPU.
             let grown = left[event][at] + cycles;
             expected[event][at] += grown / 100;
             left[event][at] = grown % 100;
@@ -236,7 +237,7 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
 }
 
 #[test]
-fn links_act_wherever_their_ends_run() {
+fn links_act_across_vcpus() {
     let mut rig = Rig::new();
     let mark = |value| OpenRequest {
         period: 1.into(),
@@ -278,7 +279,7 @@ fn links_act_wherever_their_ends_run() {
 }
 
 #[test]
-fn events_stay_on_their_vcpus_while_the_threads_change() {
+fn events_stay_on_their_vcpus_over_thread_changes() {
     let mut rig = Rig::new();
     let events = [FAULTS, CYCLES].map(|(kind, config)| rig.open(&task_event(kind, config)));
     let events = events.map(|opened| opened.expect("open"));
@@ -287,7 +288,7 @@ fn events_stay_on_their_vcpus_while_the_threads_change() {
         let vcpu = round % 2;
         rig.commands(vcpu, &each(COMMAND_IN, &events));
         rig.world.work(thread(vcpu), 10, 4);
-        // The counters of the thread that ends are gone, those of the other vCPU stay.
+        // The counters of the ended thread are closed, those of the other vCPU remain.
         let ends = round / 2 % 2;
         rig.attach(ends);
         rig.world.work(thread(vcpu), 5, 4);

@@ -27,7 +27,7 @@ fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
 }
 
 #[test]
-fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
+fn notices_wait_until_the_driver_posts_and_notifies() {
     let mut rig = Rig::new();
     let events = [0, 1].map(|vcpu| waking(&mut rig, vcpu));
     for vcpu in [1, 0] {
@@ -42,8 +42,8 @@ fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
     rig.post_notice(0, 16);
     assert_eq!(rig.notice(), None);
-    assert_eq!(rig.world.interrupts(), interrupts + 2, "nothing was due");
-    // The buffer is there for the next.
+    assert_eq!(rig.world.interrupts(), interrupts + 2, "no notice was due");
+    // The buffer remains for the next notice.
     rig.mark(0, 5, 1);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
     assert_eq!(rig.vpmu.metrics().notices, 3);
@@ -51,7 +51,7 @@ fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
 
 /// VPMU-D-6.7-10.
 #[test]
-fn a_notice_counts_the_wakeups_that_waited() {
+fn notice_counts_the_waiting_wakeups() {
     let mut rig = Rig::new();
     let event = waking(&mut rig, 1);
     let (records, rest) = (600, 600 - 2 * NOTICE_COUNT);
@@ -63,14 +63,14 @@ fn a_notice_counts_the_wakeups_that_waited() {
         assert_eq!(notice, Some((NOTICE_WAKEUP, event, count)));
     }
     assert_eq!(rig.counted_notice(), None);
-    // One that finds a buffer counts itself.
+    // A notice that finds a buffer counts as one.
     rig.mark(1, 5, 1);
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
     assert!(rig.world.interrupts() <= interrupts + 5);
 }
 
 #[test]
-fn a_limit_takes_the_place_of_its_last_wakeup() {
+fn limit_notice_replaces_the_last_wakeup() {
     let mut rig = Rig::new();
     let event = waking(&mut rig, 0);
     rig.command(0, COMMAND_DISABLE, event);
@@ -91,7 +91,7 @@ fn a_limit_takes_the_place_of_its_last_wakeup() {
 }
 
 #[test]
-fn wakeups_of_two_vcpus_are_one_for_each_family() {
+fn wakeups_of_two_vcpus_are_merged_per_family() {
     let mut rig = Rig::new();
     let family = |rig: &mut Rig, value: u64| {
         let request = OpenRequest {
@@ -119,7 +119,7 @@ fn wakeups_of_two_vcpus_are_one_for_each_family() {
         let woken = [first, second].map(|family| Some((NOTICE_WAKEUP, family)));
         assert_eq!(notices[..2], woken);
         assert_eq!(notices[2], None);
-        // Two buffers are left: each wakeup has one at once.
+        // Two buffers are left: each wakeup gets one at once.
         (0..2).for_each(|vcpu| rig.mark(vcpu, 6, 1));
         let notices = [(); 3].map(|()| rig.notice());
         let twice = [Some((NOTICE_WAKEUP, second)); 2];
@@ -131,7 +131,7 @@ fn wakeups_of_two_vcpus_are_one_for_each_family() {
 /// One thread makes a notice due while another posts the buffer for it. The later of the two
 /// delivers it.
 #[test]
-fn notice_is_delivered_when_it_comes_with_its_buffer() {
+fn notice_posted_concurrently_with_its_buffer_is_delivered() {
     const ROUNDS: u32 = 5_000;
     let mut rig = Rig::new();
     let event = waking(&mut rig, 0);

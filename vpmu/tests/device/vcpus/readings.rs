@@ -1,4 +1,4 @@
-//! Groups that are read where some of their events are in on another vCPU.
+//! Readings of groups with members scheduled in on another vCPU.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -58,7 +58,7 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
     assert_eq!(sample(&rig), [1, 0, 0]);
     rig.world.work(thread(1), 10, 4);
     rig.world.work(thread(0), 3, 4);
-    assert_eq!(sample(&rig), [2, 0, 3], "the near one as it is");
+    assert_eq!(sample(&rig), [2, 0, 3], "the near one is current");
     assert_eq!(rig.value(1, far), 10);
     assert_eq!(sample(&rig), [3, 10, 3]);
     rig.world.work(thread(1), 10, 4);
@@ -66,7 +66,7 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
     assert_eq!(sample(&rig), [4, 20, 3]);
     rig.world.work(thread(1), 10, 4);
     done(&mut rig, 1, COMMAND_OUT, far);
-    assert_eq!(sample(&rig), [5, 30, 3], "what it had as it went out");
+    assert_eq!(sample(&rig), [5, 30, 3], "its count at schedule-out");
     done(&mut rig, 0, COMMAND_IN, far);
     rig.world.work(thread(0), 2, 4);
     assert_eq!(sample(&rig), [6, 32, 5], "here again");
@@ -87,7 +87,7 @@ fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
 }
 
 #[test]
-fn sample_has_the_losses_of_a_member_that_went_out_elsewhere() {
+fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let mut rig = Rig::new();
     let (leader, mut ring) = leader(&mut rig);
     // Without a ring: each of its overflows is lost, and found as it goes out.

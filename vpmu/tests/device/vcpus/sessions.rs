@@ -13,7 +13,7 @@ use crate::traces::area::map;
 use crate::world::{At, CYCLES, FAULTS};
 
 #[test]
-fn second_session_of_a_vcpu_is_refused_and_the_first_goes_on() {
+fn second_session_of_a_vcpu_is_refused_and_the_first_continues() {
     let mut rig = Rig::new();
     let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     done(&mut rig, 0, COMMAND_IN, event);
@@ -78,7 +78,7 @@ fn one_of_many_threads_gets_a_vcpu() {
 }
 
 #[test]
-fn exit_that_lasts_ends_cut_with_its_session() {
+fn open_exit_is_cut_at_the_end_of_its_session() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -105,7 +105,7 @@ fn exit_that_lasts_ends_cut_with_its_session() {
 }
 
 #[test]
-fn session_goes_on_in_another_thread() {
+fn session_continues_in_another_thread() {
     let mut rig = Rig::new();
     let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     let marks = OpenRequest {
@@ -142,7 +142,7 @@ fn session_goes_on_in_another_thread() {
 
 /// A thread that panics between `enter` and `leave` drops its session there.
 #[test]
-fn flush_ends_when_the_session_that_it_waits_for_is_dropped() {
+fn flush_ends_when_its_session_is_dropped() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         engine: ENGINE_EXIT.into(),
@@ -164,9 +164,10 @@ fn flush_ends_when_the_session_that_it_waits_for_is_dropped() {
     assert_eq!(rig.world.kicks(), 0);
 }
 
-/// An event that fails on one vCPU gives up its counter on the other, whose thread changes meanwhile.
+/// An event that fails on one vCPU closes its counter on the other, whose thread changes in the
+/// meantime.
 #[test]
-fn counters_of_a_new_thread_stay_when_an_event_gives_up_one_of_the_old() {
+fn counters_of_a_new_thread_survive_a_failed_event() {
     const ROUNDS: u32 = 2_000;
     let mut rig = Rig::new();
     let of_vcpu = OpenRequest {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
-use vpmu::{ExitReason, Limits, VcpuSession, Vpmu};
+use vpmu::{ExitReason, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Pending, aside};
@@ -358,11 +358,8 @@ impl Storm {
 }
 
 #[test]
-fn resets_requests_and_notifications_of_two_vcpus_end_and_leave_nothing_open() {
-    let limits = Limits {
-        max_events: 64,
-        ..limits()
-    };
+fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
+    let limits = limits().with(|limits| limits.max_events = 64);
     let rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
     (0..rig::VCPUS).for_each(|vcpu| rig.vcpus.set(vcpu, None));

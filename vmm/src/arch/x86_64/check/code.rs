@@ -4,9 +4,9 @@ pub(super) use vpmu_kvm::micro::code::*;
 
 /// The port of [`PORT_WRITE`]. No PC device uses it.
 pub(super) const PORT: u16 = 0x5f0;
-/// The value that it writes there.
+/// The value that [`PORT_WRITE`] writes there.
 pub(super) const PORT_VALUE: u8 = 0xa5;
-/// Length of its `out`.
+/// Length of the `out` of [`PORT_WRITE`].
 pub(super) const OUT_LENGTH: u64 = 1;
 /// `out dx, al; hlt`
 pub(super) const PORT_WRITE: &[u8] = &[0xee, 0xf4];

@@ -17,7 +17,7 @@ pub struct Guest {
     pub syscall: Finding,
     /// `int3` in ring 0 raised a breakpoint exception.
     pub breakpoint: Finding,
-    /// `cmpxchg16b` in ring 0 exchanged (or CPUID does not offer it).
+    /// `cmpxchg16b` in ring 0 exchanged its operand, or CPUID does not offer it.
     pub cmpxchg16b: Finding,
     /// A hypercall with an unknown number returned an error to the guest.
     pub hypercall: Finding,
@@ -33,11 +33,11 @@ pub struct Guest {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitRip {
-    /// At the `out` itself; the next run call completes it.
+    /// At the `out`; the next run call completes it.
     At,
-    /// Behind it.
+    /// Behind the `out`.
     After,
-    /// Not observed, or somewhere else.
+    /// Not observed, or at another instruction.
     #[default]
     Unknown,
 }
@@ -46,13 +46,13 @@ pub enum ExitRip {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestTsc {
-    /// Host counter plus the offset that KVM names.
+    /// The host counter plus the offset that KVM reports.
     Offset,
-    /// The host counter as it is, and KVM names no other offset.
+    /// The host counter itself; KVM reports no other offset.
     Host,
-    /// The host counter as it is, though KVM names another offset.
+    /// The host counter itself, although KVM reports another offset.
     HostDespiteOffset,
-    /// Neither of these, or not observed.
+    /// No known relation, or not observed.
     #[default]
     Unknown,
 }

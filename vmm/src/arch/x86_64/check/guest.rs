@@ -1,7 +1,7 @@
 //! Probes of KVM by guests of a few instructions, each on a fresh machine.
 //!
-//! Capabilities are promises; only a run shows whether KVM keeps them. A nested or software variant can
-//! offer everything and still lose the ring on `syscall`.
+//! Capabilities are only claims; a run shows whether KVM fulfils them. A nested or software variant
+//! can offer every capability and still lose the ring on `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::check::Finding;
 use crate::check::probes::{finding, on_machine};
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
-/// For a probe that ends on its own. Generous, since an emulated host is slow.
+/// Timeout of a probe that ends by itself. Long, because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
-/// For the hypercall, which a broken KVM repeats for ever.
+/// Timeout of the hypercall probe: a broken KVM repeats the instruction forever.
 const BUDGET_HYPERCALL: Duration = Duration::from_millis(400);
-/// For the one that only a signal ends.
+/// Timeout of the probe that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
 /// A hypercall number that KVM does not define, and KVM's answer to it.
@@ -69,7 +69,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// The probe of a port write, of the instruction pointer at its exit, and of the copied registers.
+/// Probes a port write, the instruction pointer at its exit, and the copied registers.
 fn port_io() -> (Finding, ExitRip, Finding) {
     let unseen = || Finding::no("no port write to look at");
     let judged = on_machine(BUDGET, Ring::Kernel, code::PORT_WRITE, move |machine| {
@@ -103,7 +103,7 @@ fn port_io() -> (Finding, ExitRip, Finding) {
     judged.unwrap_or_else(|error| (Finding::no(error), ExitRip::Unknown, unseen()))
 }
 
-/// The probe of `syscall` and `sysret`, by the selectors that the guest reads and by KVM's own view.
+/// Probes `syscall` and `sysret`, by the selectors that the guest reads and by KVM's own view.
 fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,
@@ -159,7 +159,7 @@ fn cmpxchg16b() -> Finding {
 /// The hypercall instruction of this CPU's vendor.
 fn hypercall() -> &'static [u8] {
     match &__cpuid(0).ecx.to_le_bytes() {
-        // GenuineIntel, CentaurHauls, "  Shanghai  ": the ones with VMX.
+        // GenuineIntel, CentaurHauls, "  Shanghai  ": the vendors with VMX.
         b"ntel" | b"auls" | b"ai  " => code::VMCALL,
         _ => code::VMMCALL,
     }
@@ -188,6 +188,6 @@ fn tsc() -> GuestTsc {
 
 #[expect(unsafe_code, reason = "one instruction without preconditions")]
 fn host_tsc() -> u64 {
-    // SAFETY: every x86-64 CPU has rdtsc, and Linux leaves it open to programs.
+    // SAFETY: every x86-64 CPU has rdtsc, and Linux permits it in user mode.
     unsafe { _rdtsc() }
 }

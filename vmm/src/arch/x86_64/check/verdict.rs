@@ -1,4 +1,4 @@
-//! The consequences of the findings about guests, in words.
+//! Conclusions from the findings about guests, as text.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::check::{Check, Finding};
@@ -21,7 +21,7 @@ impl Guest {
         self.port_io.ok
     }
 
-    /// Its lines of the table.
+    /// The findings' lines of the table.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let rip = match self.port_io_rip {
             ExitRip::At => (

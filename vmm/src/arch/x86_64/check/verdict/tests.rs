@@ -5,7 +5,7 @@ fn good() -> Finding {
 }
 
 impl Guest {
-    /// Findings on a machine that does everything right.
+    /// Findings on a machine without faults.
     pub(crate) fn good() -> Self {
         Guest {
             port_io: good(),
@@ -18,7 +18,7 @@ impl Guest {
         }
     }
 
-    /// Asserts what every KVM can do, emulated ones included.
+    /// Asserts findings that hold for every KVM, emulated ones included.
     pub(crate) fn assert_small_guests_run(&self) {
         for finding in [&self.port_io, &self.mmio, &self.signal, &self.sync_regs] {
             assert!(finding.ok, "{finding:?}");
@@ -27,7 +27,7 @@ impl Guest {
         assert_ne!(self.tsc, GuestTsc::Unknown);
     }
 
-    /// Findings on a machine that can do nothing but run guests.
+    /// Findings on a machine that can run guests, but lacks everything else.
     pub(crate) fn small() -> Self {
         Self {
             port_io: good(),
