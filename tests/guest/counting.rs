@@ -6,11 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::{EXIT_OTHER, EXIT_USER};
 use vpmu_client::trace::Format;
-use vpmu_client::{Event, EventAttr, Vpmu};
+use vpmu_client::{Entry, Event, EventAttr, Vpmu};
 
+use crate::arch::UNREACHABLE_EXITS;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
+use crate::raw::{How, KIND_EXIT_TRACE, KIND_EXITS, refused};
 use crate::{Outcome, Test, raw};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -33,6 +36,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "what_is_not_listed_is_refused",
         what_is_not_listed_is_refused,
+    ),
+    (
+        "exits_that_the_architecture_lacks_are_refused",
+        exits_that_the_architecture_lacks_are_refused,
     ),
     ("a_short_buffer_is_refused", a_short_buffer_is_refused),
     (
@@ -345,6 +352,31 @@ fn what_is_not_listed_is_refused() -> Outcome {
             expected,
             "perf's {name}"
         );
+    }
+    Ok(())
+}
+
+fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let device = raw::Device::open()?;
+    let entries = vpmu.catalogue().entries();
+    for kind in [KIND_EXITS, KIND_EXIT_TRACE] {
+        for reason in EXIT_USER..=EXIT_OTHER {
+            let lacks = UNREACHABLE_EXITS.contains(&reason);
+            let is_it = |entry: &Entry| (u64::from(entry.kind), entry.config) == (kind, reason);
+            ensure_eq!(
+                entries.iter().any(is_it),
+                !lacks,
+                "reason {reason} of kind {kind:#x} is listed"
+            );
+            let opened = device.open_event(&device.attr(kind, reason), How::OWN);
+            let expected = lacks.then_some(libc::ENOENT);
+            ensure_eq!(
+                refused(opened),
+                expected,
+                "reason {reason} of kind {kind:#x}"
+            );
+        }
     }
     Ok(())
 }

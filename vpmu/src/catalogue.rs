@@ -8,6 +8,7 @@ use crate::abi::{
     KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
     PACE_INSTRUCTIONS,
 };
+use crate::arch;
 use crate::event::pace;
 use crate::host;
 use crate::machine::Machine;
@@ -177,7 +178,7 @@ impl Catalogue {
                 "every VM exit, those that the host's kernel handles by itself included",
             ));
         }
-        entries.extend(USER_EXITS.map(|(config, name, counts)| Entry {
+        entries.extend(reachable(&USER_EXITS).map(|(config, name, counts)| Entry {
             excludes: true,
             ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
         }));
@@ -233,7 +234,7 @@ impl Catalogue {
             excludes: true,
             ..mark
         });
-        entries.extend(EXIT_TRACES.map(|(config, name, counts)| {
+        entries.extend(reachable(&EXIT_TRACES).map(|(config, name, counts)| {
             let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
             entry.tracing(FORMAT_EXITS)
         }));
@@ -270,6 +271,14 @@ impl Catalogue {
             .iter()
             .find(|entry| entry.kind == kind && (entry.any_config || entry.config == config))
     }
+}
+
+/// The rows, each of an exit reason, that a vCPU of this architecture can exit for.
+fn reachable<'a>(
+    rows: &'a [(u64, &'a str, &'a str)],
+) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
+    let reachable = |(reason, ..): &(u64, &str, &str)| !arch::UNREACHABLE_EXITS.contains(reason);
+    rows.iter().copied().filter(reachable)
 }
 
 const USER_EXITS: [(u64, &str, &str); 6] = [

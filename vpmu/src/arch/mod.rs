@@ -2,7 +2,7 @@
 //!
 //! Each module has the same items: a vCPU's state and perf's numbers of its registers
 //! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves
-//! (`saved`), and the counters that this process reads itself.
+//! (`saved`), the counters that this process reads itself, and the exits that no vCPU makes.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

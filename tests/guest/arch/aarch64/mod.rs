@@ -16,6 +16,8 @@ use crate::Test;
 /// The exits of the trace that has most of them: those that reach the VMM. The device reads KVM's own trace
 /// on other machines alone.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
+/// Reasons for which no vCPU exits to the VMM.
+pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
 /// Whether the first record of a boot's exits to the VMM is of the kernel's first second.
 pub(crate) const EXITS_AT_ONCE: bool = false;
 

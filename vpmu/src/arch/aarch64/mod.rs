@@ -15,3 +15,7 @@ pub(crate) use registers::{
 };
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, registers::ENTRIES};
+
+/// Reasons, `EXIT_*`, for which no vCPU exits to the VMM: the architecture has no ports, and KVM
+/// waits for interrupts by itself.
+pub(crate) const UNREACHABLE_EXITS: [u64; 2] = [crate::abi::EXIT_IO, crate::abi::EXIT_HLT];

@@ -14,3 +14,6 @@ pub(crate) use registers::{
 };
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, paging::ENTRIES};
+
+/// Reasons, `EXIT_*`, for which no vCPU exits to the VMM.
+pub(crate) const UNREACHABLE_EXITS: [u64; 0] = [];
