@@ -10,8 +10,11 @@ mod pmu;
 mod snapshot;
 
 use std::fs::File;
+use std::io;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Kvm, VmFd};
@@ -179,17 +182,24 @@ impl Vm {
         for diff in restored.iter().flat_map(|it| &it.diffs) {
             diff.apply(&reaches)?;
         }
-        let mut boot = Boot::new(
-            &kvm,
-            &machine,
-            (reaches.as_slice(), track),
-            emulation.as_ref(),
-            None,
-        )?;
-        match &restored {
-            Some(restored) => boot.restore(&kvm, &restored.state)?,
-            None => boot.enter_at(load(&mut images, &memory, emulation.as_ref())?)?,
-        }
+        let memories = (reaches.as_slice(), track);
+        let make = || Boot::new(&kvm, &machine, memories, emulation.as_ref(), None);
+        let boot = match &restored {
+            Some(restored) => {
+                let mut boot = make()?;
+                boot.restore(&kvm, &restored.state)?;
+                boot
+            }
+            None => {
+                // KVM waits for readers at each memory slot; the images are loaded meanwhile.
+                let both = concurrently(make, || images.load(&memory));
+                let (boot, entry) = both.map_err(|e| VmError::Host("threads", e))?;
+                let (boot, entry) = (boot?, entry?);
+                announce(&memory, emulation.as_ref())?;
+                boot.enter_at(entry)?;
+                boot
+            }
+        };
         let stats = Arc::new(Statistics::new(config.vcpus.into()));
         stats.begin(boot.stats());
         let mut settings = config
@@ -398,7 +408,8 @@ impl Vm {
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
         let emulation = self.shared.emulation.as_ref();
-        let entry = load(&mut self.images, &self.memory, emulation)?;
+        let entry = self.images.load(&self.memory)?;
+        announce(&self.memory, emulation)?;
         let machine = Machine::from(&self.config);
         let reaches = reached(&self.memory, self.window.as_ref());
         let reaches = (reaches.as_slice(), self.tracker.is_some());
@@ -428,17 +439,28 @@ impl Vm {
     }
 }
 
-/// Loads the guest's images into `memory`, and notifies the embedder's registers.
-fn load(
-    images: &mut Images,
-    memory: &GuestMemoryMmap,
-    emulation: Option<&Emulation>,
-) -> Result<u64, VmError> {
-    let entry = images.load(memory)?;
-    if let Some(device) = emulation {
-        device.loaded(memory).map_err(VmError::Embedder)?;
+/// Runs `here` on this thread and `there` on another, which has ended at the return.
+///
+/// # Errors
+/// The host cannot start another thread.
+fn concurrently<A, B: Send>(
+    here: impl FnOnce() -> A,
+    there: impl FnOnce() -> B + Send,
+) -> io::Result<(A, B)> {
+    thread::scope(|scope| {
+        let there = thread::Builder::new().spawn_scoped(scope, there)?;
+        let here = here();
+        let there = there.join();
+        Ok((here, there.unwrap_or_else(|panic| resume_unwind(panic))))
+    })
+}
+
+/// Notifies the embedder's registers of images in `memory`.
+fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(), VmError> {
+    match emulation {
+        Some(device) => device.loaded(memory).map_err(VmError::Embedder),
+        None => Ok(()),
     }
-    Ok(entry)
 }
 
 /// The guest's memory, and the window, if it has one; of a machine that goes on, those in `file`.
