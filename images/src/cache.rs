@@ -4,6 +4,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::SystemTime;
 
 use thiserror::Error;
@@ -95,6 +97,28 @@ impl Cache {
         .map_err(|source| failed("lock", &path, source))
     }
 
+    /// Takes a turn to keep one of this machine's processors busy; waits while there are as many turns as
+    /// processors.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn turn(&self) -> Result<Lock, CacheError> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let turns = thread::available_parallelism().map_or(1, usize::from);
+        let home = self.directory.join("run");
+        fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
+        let path = |turn| home.join(format!("{turn}.lock"));
+        for turn in (0..turns).map(path) {
+            let lock = Lock::try_take(&turn).map_err(|source| failed("lock", &turn, source))?;
+            if let Some(lock) = lock {
+                return Ok(lock);
+            }
+        }
+        // All who wait are spread over the turns.
+        let turn = path(NEXT.fetch_add(1, Ordering::Relaxed) % turns);
+        Lock::take(&turn, || ()).map_err(|source| failed("lock", &turn, source))
+    }
+
     /// Removes everything.
     ///
     /// # Errors
@@ -155,6 +179,9 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> CacheError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     fn count(path: &Path) -> usize {
@@ -197,6 +224,29 @@ mod tests {
         });
         assert!(failed.is_err());
         assert_eq!(count(&directory.path().join("kind")), 0);
+    }
+
+    #[test]
+    fn turns_are_as_many_as_processors() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().to_owned());
+        let processors = thread::available_parallelism().unwrap().get();
+        let mut turns: Vec<Lock> = (0..processors).map(|_| cache.turn().unwrap()).collect();
+        let (taken, was_taken) = mpsc::channel();
+        thread::scope(|scope| {
+            let cache = &cache;
+            for _ in 0..processors {
+                let taken = taken.clone();
+                scope.spawn(move || taken.send(cache.turn().unwrap()).unwrap());
+            }
+            let early = was_taken.recv_timeout(Duration::from_millis(50));
+            assert!(early.is_err(), "a turn beyond the processors");
+            turns.clear();
+            // One by one or all at once.
+            for _ in 0..processors {
+                was_taken.recv().unwrap();
+            }
+        });
     }
 
     #[test]

@@ -21,20 +21,35 @@ impl Lock {
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn take(path: &Path, waiting: impl FnOnce()) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
-        if let Err(error) = flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
-            if error.kind() != io::ErrorKind::WouldBlock {
+        if let Some(lock) = Self::try_take(path)? {
+            return Ok(lock);
+        }
+        waiting();
+        let file = open(path)?;
+        while let Err(error) = flock(&file, libc::LOCK_EX) {
+            if error.kind() != io::ErrorKind::Interrupted {
                 return Err(error);
-            }
-            waiting();
-            while let Err(error) = flock(&file, libc::LOCK_EX) {
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
             }
         }
         Ok(Self { _file: file })
     }
+
+    /// Takes the lock named `path`, unless somebody else has it.
+    ///
+    /// # Errors
+    /// When the file cannot be made or locked.
+    pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
+        let file = open(path)?;
+        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).open(path)
 }
 
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {

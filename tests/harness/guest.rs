@@ -4,12 +4,15 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::io::{Write, stderr};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
+#[doc(hidden)]
+pub use linkme::{self, distributed_slice};
 use vpmu_errors::chain;
 
 use crate::wire::{self, Verdict};
@@ -28,6 +31,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Memory for its shadow and its records of objects.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
+/// Kernels that a group runs on at most.
+const MOST_KERNELS: usize = 2;
 /// The name of an additional verdict on the guest kernel's log.
 pub const KERNEL_LOG: &str = "kernel_log";
 const MIB: usize = 1 << 20;
@@ -56,8 +61,13 @@ pub struct Group {
     /// Whether the tests are of what only that architecture has.
     bound: bool,
     both_kernels: bool,
-    booted: OnceLock<Vec<Result<Booted, String>>>,
+    /// By kernel.
+    booted: [OnceLock<Result<Booted, String>>; MOST_KERNELS],
 }
+
+/// The groups of this program.
+#[distributed_slice]
+pub static GROUPS: [&'static Group];
 
 impl Group {
     /// The first test that needs it boots the guest.
@@ -143,7 +153,7 @@ impl Group {
             arch: Arch::X86_64,
             bound: false,
             both_kernels: false,
-            booted: OnceLock::new(),
+            booted: [const { OnceLock::new() }; MOST_KERNELS],
         }
     }
 
@@ -204,15 +214,49 @@ impl Group {
     }
 
     fn boot(&self) -> impl Iterator<Item = &Booted> {
-        let booted = self.booted.get_or_init(|| {
-            let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
-            kernels.iter().map(|kernel| run(self, kernel)).collect()
-        });
-        booted.iter().map(|booted| match booted {
-            Ok(booted) => booted,
-            Err(error) => panic!("no guest: {error}"),
+        side_by_side();
+        self.boots().map(|(kernel, booted)| {
+            let booted = booted.get_or_init(|| run(self, &kernel));
+            match booted {
+                Ok(booted) => booted,
+                Err(error) => panic!("no guest: {error}"),
+            }
         })
     }
+
+    /// Its kernels, each with the place for the results.
+    fn boots(&self) -> impl Iterator<Item = (String, &OnceLock<Result<Booted, String>>)> {
+        let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
+        kernels.into_iter().zip(&self.booted)
+    }
+}
+
+/// Begins the boots of all groups of this program, once, if all of its tests run: an emulated machine is busy on
+/// one processor, and while one test waits for its guest, most others wait for the same.
+fn side_by_side() {
+    static BEGUN: Once = Once::new();
+    // Arguments may choose tests.
+    if env::args_os().len() > 1 {
+        return;
+    }
+    BEGUN.call_once(|| {
+        let boots = GROUPS.iter().flat_map(|group| {
+            let boots = group.boots();
+            boots.map(move |(kernel, booted)| (*group, kernel, booted))
+        });
+        let boots = Arc::new(Mutex::new(boots));
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            let boots = Arc::clone(&boots);
+            let next = move || boots.lock().ok()?.next();
+            let work = move || {
+                while let Some((group, kernel, booted)) = next() {
+                    booted.get_or_init(|| run(group, &kernel));
+                }
+            };
+            // Without it, tests boot their groups themselves.
+            let _ = thread::Builder::new().spawn(work);
+        }
+    });
 }
 
 /// An emulated processor spends so long on a sample that the default share of a vCPU's time would
@@ -380,6 +424,9 @@ macro_rules! guest_tests {
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;
+        #[$crate::guest::distributed_slice($crate::guest::GROUPS)]
+        #[linkme(crate = $crate::guest::linkme)]
+        static LISTED: &$crate::guest::Group = &GROUP;
 
         $(
             #[test]
