@@ -7,6 +7,7 @@ use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use vpmu::{ExitCounts, Metrics};
 
 use crate::confine::Confined;
 use crate::ctl::Recorded;
@@ -84,16 +85,9 @@ impl Destination {
 /// Exits of one vCPU that reached the VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Exits {
-    /// Port I/O.
-    pub io: u64,
-    /// Memory-mapped I/O.
-    pub mmio: u64,
-    /// HLT.
-    pub hlt: u64,
-    /// Signals to the vCPU's thread.
-    pub signal: u64,
-    /// Any other exit.
-    pub other: u64,
+    /// By reason.
+    #[serde(flatten)]
+    pub counts: ExitCounts,
     /// All of them.
     pub total: u64,
 }
@@ -115,80 +109,9 @@ pub struct VpmuReport {
     pub policy: &'static str,
     /// The events that the guest could open.
     pub events: Vec<String>,
-    /// Events opened.
-    pub events_opened: u64,
-    /// Requests on the control queue.
-    pub control_requests: u64,
-    /// Commands on vCPU queues.
-    pub commands: u64,
-    /// Notifications of each vCPU's queue.
-    pub kicks: Vec<u64>,
-    /// Samples written to guest rings.
-    pub samples_written: u64,
-    /// Samples lost because a ring was full.
-    pub samples_lost: u64,
-    /// Samples dropped by the rate limit.
-    pub samples_throttled: u64,
-    /// Overflows during the host's own work.
-    pub host_overflows: u64,
-    /// Times that the host suspended overflows.
-    pub host_throttles: u64,
-    /// Samples whose task is no longer known.
-    pub samples_unnamed: u64,
-    /// Drains of the host's samples.
-    pub drains: u64,
-    /// Exits caused by samples.
-    pub overflow_exits: u64,
-    /// Interrupts raised.
-    pub interrupts: u64,
-    /// Notices delivered.
-    pub notices: u64,
-    /// Marks placed.
-    pub marks: u64,
-    /// Wakeup marks crossed.
-    pub wakeups: u64,
-    /// Bytes that traces wrote to AUX areas.
-    pub aux_written: u64,
-    /// Bytes that traces lost.
-    pub aux_lost: u64,
-    /// Records that announce spans of AUX areas.
-    pub aux_records: u64,
-    /// Malformed requests.
-    pub bad_requests: u64,
-    /// Overflows without a sample because the budget of all events was used up.
-    pub samples_over_budget: u64,
-    /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
-    pub sampling_time: u64,
-    /// Times that a vCPU's samples were throttled for their cost.
-    pub sampling_throttles: u64,
-    /// Times that an event waited for a host counter of its vCPU.
-    pub counter_waits: u64,
-    /// Most host counters that the guest's sampling events held open at once.
-    pub host_counters: u32,
-    /// Operations on events and calls of the host, for the guest's requests, marks and exits.
-    pub work: Work,
-    /// The largest turn: the device serves others between two turns.
-    pub largest_turn: Work,
-    /// Turns that ended with work left.
-    pub turns_unfinished: u64,
-}
-
-/// Work that the PMU did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Work {
-    /// Operations on events.
-    pub operations: u64,
-    /// Calls of the host's counters.
-    pub host_calls: u64,
-}
-
-impl From<vpmu::Work> for Work {
-    fn from(work: vpmu::Work) -> Self {
-        Self {
-            operations: work.operations,
-            host_calls: work.host_calls,
-        }
-    }
+    /// The device's totals.
+    #[serde(flatten)]
+    pub metrics: Metrics,
 }
 
 /// Output that the guest's limits suppressed.
@@ -273,11 +196,7 @@ impl Report {
                 exits: ran.vpmu.as_ref().map(|vpmu| {
                     let counts = vpmu.exits(index);
                     Exits {
-                        io: counts.io,
-                        mmio: counts.mmio,
-                        hlt: counts.hlt,
-                        signal: counts.signal,
-                        other: counts.other,
+                        counts,
                         total: counts.total(),
                     }
                 }),
@@ -289,40 +208,10 @@ impl Report {
             let total: &mut u64 = kvm_totals.entry(name.clone()).or_default();
             *total = total.saturating_add(*value);
         }
-        let vpmu = ran.vpmu.as_ref().map(|vpmu| {
-            let metrics = vpmu.metrics();
-            VpmuReport {
-                policy: ran.policy,
-                events: ran.events.clone(),
-                events_opened: metrics.events_opened,
-                control_requests: metrics.control_requests,
-                commands: metrics.commands,
-                kicks: metrics.kicks,
-                samples_written: metrics.samples_written,
-                samples_lost: metrics.samples_lost,
-                samples_throttled: metrics.samples_throttled,
-                host_overflows: metrics.host_overflows,
-                host_throttles: metrics.host_throttles,
-                samples_unnamed: metrics.samples_unnamed,
-                drains: metrics.drains,
-                overflow_exits: metrics.overflow_exits,
-                interrupts: metrics.interrupts,
-                notices: metrics.notices,
-                marks: metrics.marks,
-                wakeups: metrics.wakeups,
-                aux_written: metrics.aux_written,
-                aux_lost: metrics.aux_lost,
-                aux_records: metrics.aux_records,
-                bad_requests: metrics.bad_requests,
-                samples_over_budget: metrics.samples_over_budget,
-                sampling_time: metrics.sampling_time,
-                sampling_throttles: metrics.sampling_throttles,
-                counter_waits: metrics.counter_waits,
-                host_counters: metrics.host_counters,
-                work: metrics.work.into(),
-                largest_turn: metrics.largest_turn.into(),
-                turns_unfinished: metrics.turns_unfinished,
-            }
+        let vpmu = ran.vpmu.as_ref().map(|vpmu| VpmuReport {
+            policy: ran.policy,
+            events: ran.events.clone(),
+            metrics: vpmu.metrics(),
         });
         Self {
             ending: ran.ending.as_ref().map_or("error", |ending| ending.name()),
@@ -386,10 +275,10 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
                 text,
                 "vmm: vCPU {index}: {} exits to the VMM ({} port, {} memory, {} signal, {} other)",
                 exits.total,
-                exits.io,
-                exits.mmio,
-                exits.signal,
-                exits.hlt + exits.other,
+                exits.counts.io,
+                exits.counts.mmio,
+                exits.counts.signal,
+                exits.counts.hlt + exits.counts.other,
             );
             let all = vcpu.kvm.as_ref().and_then(|kvm| kvm.get("exits"));
             let _ = match all {
@@ -398,7 +287,8 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             };
         }
     }
-    if let Some(vpmu) = &report.vpmu {
+    let metrics = report.vpmu.as_ref().map(|vpmu| &vpmu.metrics);
+    if let Some(vpmu) = metrics {
         let _ = writeln!(
             text,
             "vmm: PMU: {} events opened, {} samples written, {} lost, {} marks, {} interrupts",
@@ -409,10 +299,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             vpmu.interrupts,
         );
     }
-    let traced = report
-        .vpmu
-        .as_ref()
-        .filter(|vpmu| vpmu.aux_written + vpmu.aux_lost > 0);
+    let traced = metrics.filter(|vpmu| vpmu.aux_written + vpmu.aux_lost > 0);
     if let Some(vpmu) = traced {
         let _ = writeln!(
             text,
@@ -425,7 +312,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         let _ = writeln!(text, "vmm: recording: {recorded}");
     }
     let limits = &report.limits;
-    let device = |figure: fn(&VpmuReport) -> u64| report.vpmu.as_ref().map_or(0, figure);
+    let device = |figure: fn(&Metrics) -> u64| metrics.map_or(0, figure);
     for (times, what) in [
         (limits.log_lines_left_out, "lines of this log left out"),
         (
