@@ -18,6 +18,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use images::{Arch, Boot, PlaceChoice, Sources};
+use tests::boots;
 use tests::rows::{self, Finding};
 use vpmu_client::error::chain;
 
@@ -68,8 +69,10 @@ fn table(more: &[&str]) -> Result<Table, String> {
 
 static OURS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&[]));
 static KVMS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&["--guest-pmu"]));
+tests::shared_boots!(|| _ = LazyLock::force(&OURS), || _ = LazyLock::force(&KVMS));
 
 fn get(table: &'static LazyLock<Result<Table, String>>) -> &'static Table {
+    boots::begin();
     match &**table {
         Ok(table) => table,
         Err(error) => panic!("no guest: {error}"),

@@ -61,6 +61,7 @@ end
 "#;
 
 static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
+tests::shared_boots!(|| SESSION.boot());
 
 /// The value that the guest of that boot reported for `what`.
 fn said(boot: &str, what: &str) -> String {

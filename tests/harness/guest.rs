@@ -4,17 +4,15 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::io::{Write, stderr};
-use std::sync::{Arc, Mutex, Once, OnceLock};
-use std::thread;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
-#[doc(hidden)]
-pub use linkme::{self, distributed_slice};
 use vpmu_errors::chain;
 
+use crate::boots;
 use crate::wire::{self, Verdict};
 
 /// Names the one kernel that all groups run on: a series, or a series with a checker, like
@@ -64,10 +62,6 @@ pub struct Group {
     /// By kernel.
     booted: [OnceLock<Result<Booted, String>>; MOST_KERNELS],
 }
-
-/// The groups of this program.
-#[distributed_slice]
-pub static GROUPS: [&'static Group];
 
 impl Group {
     /// The first test that needs it boots the guest.
@@ -213,8 +207,16 @@ impl Group {
         }
     }
 
+    /// Boots the guest with the kernel of that number, unless it has been booted or the group has fewer kernels.
+    #[doc(hidden)]
+    pub fn boot_with(&self, kernel: usize) {
+        if let Some((kernel, booted)) = self.boots().nth(kernel) {
+            booted.get_or_init(|| run(self, &kernel));
+        }
+    }
+
     fn boot(&self) -> impl Iterator<Item = &Booted> {
-        side_by_side();
+        boots::begin();
         self.boots().map(|(kernel, booted)| {
             let booted = booted.get_or_init(|| run(self, &kernel));
             match booted {
@@ -229,34 +231,6 @@ impl Group {
         let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
         kernels.into_iter().zip(&self.booted)
     }
-}
-
-/// Begins the boots of all groups of this program, once, if all of its tests run: an emulated machine is busy on
-/// one processor, and while one test waits for its guest, most others wait for the same.
-fn side_by_side() {
-    static BEGUN: Once = Once::new();
-    // Arguments may choose tests.
-    if env::args_os().len() > 1 {
-        return;
-    }
-    BEGUN.call_once(|| {
-        let boots = GROUPS.iter().flat_map(|group| {
-            let boots = group.boots();
-            boots.map(move |(kernel, booted)| (*group, kernel, booted))
-        });
-        let boots = Arc::new(Mutex::new(boots));
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            let boots = Arc::clone(&boots);
-            let next = move || boots.lock().ok()?.next();
-            let work = move || {
-                while let Some((group, kernel, booted)) = next() {
-                    booted.get_or_init(|| run(group, &kernel));
-                }
-            };
-            // Without it, tests boot their groups themselves.
-            let _ = thread::Builder::new().spawn(work);
-        }
-    });
 }
 
 /// An emulated processor spends so long on a sample that the default share of a vCPU's time would
@@ -424,9 +398,7 @@ macro_rules! guest_tests {
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;
-        #[$crate::guest::distributed_slice($crate::guest::GROUPS)]
-        #[linkme(crate = $crate::guest::linkme)]
-        static LISTED: &$crate::guest::Group = &GROUP;
+        $crate::shared_boots!(|| GROUP.boot_with(0), || GROUP.boot_with(1));
 
         $(
             #[test]

@@ -9,7 +9,7 @@ use images::foreign::Files;
 use images::{Arch, Boot, PlaceChoice, Sources};
 use vpmu_errors::chain;
 
-use crate::guest;
+use crate::{boots, guest};
 
 /// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -232,18 +232,28 @@ impl SharedSession {
     /// # Panics
     /// The session failed, for this test or one before.
     pub fn get(&self) -> &Session {
-        let session = self.session.get_or_init(|| {
+        boots::begin();
+        match self.booted() {
+            Ok(session) => session,
+            Err(error) => panic!("no session: {error}"),
+        }
+    }
+
+    /// Has the session run, unless it has.
+    pub fn boot(&self) {
+        // Each test reports the error.
+        let _ = self.booted();
+    }
+
+    fn booted(&self) -> &Result<Session, String> {
+        self.session.get_or_init(|| {
             let arch = self.asked_arch()?;
             let files = match self.perf {
                 true => images::foreign::perf(arch).map_err(|error| chain(&error))?,
                 false => Files::new(),
             };
             Session::run_on(arch, self.place, self.script, files)
-        });
-        match session {
-            Ok(session) => session,
-            Err(error) => panic!("no session: {error}"),
-        }
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Uses the programs of a user, and no internals of the device or the machine.
 
+pub mod boots;
 pub mod figures;
 pub mod guest;
 pub mod host;

@@ -83,6 +83,7 @@ true
 "#;
 
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
+tests::shared_boots!(|| SESSION.boot());
 
 /// A sample of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
