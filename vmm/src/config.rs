@@ -6,15 +6,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use vpmu::abi::PAGE_SIZE;
 use vpmu::{Hardware, PersistSpec};
 
 use crate::arch::board::DEFAULT_CMDLINE;
-use crate::arch::layout::{PAGE, WINDOW_MAX};
+use crate::arch::layout::WINDOW_MAX;
 use crate::arch::platform;
 use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
+use crate::machine::Machine;
 use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
 use crate::snapshot::{self, Facts, SnapshotError};
@@ -80,6 +82,32 @@ pub struct Config {
     pub report: Option<PathBuf>,
     /// Whether to print a summary on standard error.
     pub summary: bool,
+}
+
+impl From<&Config> for Machine {
+    fn from(config: &Config) -> Self {
+        Self {
+            vcpus: config.vcpus,
+            virtio: config.vpmu,
+            window: if config.vpmu { config.window } else { 0 },
+            pmu: config.guest_pmu,
+        }
+    }
+}
+
+impl From<&Config> for Facts {
+    fn from(config: &Config) -> Self {
+        Self {
+            vcpus: config.vcpus,
+            memory_mib: config.memory_mib,
+            window: match config.vpmu {
+                true => config.window,
+                false => 0,
+            },
+            vpmu: config.vpmu,
+            guest_pmu: config.guest_pmu,
+        }
+    }
 }
 
 /// Errors of the configuration.
@@ -239,7 +267,7 @@ impl TryFrom<&RunArgs> for Config {
         }
         let window = args.window.or(file.window);
         let window = same_or(facts, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
-        if !window.is_multiple_of(PAGE) || window > WINDOW_MAX {
+        if !window.is_multiple_of(PAGE_SIZE as u64) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
         let limits = args.limits.over(file.limits).limits(window)?;

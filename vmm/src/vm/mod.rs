@@ -30,6 +30,7 @@ use self::snapshot::Control;
 use crate::arch::clock::GuestClock;
 use crate::arch::emulation::Emulation;
 use crate::arch::layout;
+use crate::arch::platform;
 use crate::arch::state::Saver;
 use crate::board;
 use crate::bucket::Bucket;
@@ -166,7 +167,7 @@ impl Vm {
         let listen = |path| Socket::listen(path, config.user);
         let socket = config.ctl.as_deref().map(listen).transpose()?;
         let footprint = Footprint::open();
-        let kvm = kvm::open(config.vcpus)?;
+        let kvm = kvm::open(&platform::HOST, config.vcpus)?;
         let saver = socket.as_ref().map(|_| Saver::new(&kvm)).transpose();
         let saver = saver.map_err(VmError::Saver)?;
         let file = restored.as_ref().map(|it| &it.memory);
