@@ -39,6 +39,7 @@ pub mod memory;
 pub mod operator;
 mod place;
 pub mod policy;
+pub mod probe;
 pub mod raw_events;
 pub mod recording;
 pub mod report;
