@@ -63,7 +63,7 @@ fn run() -> Result<u8, Failure> {
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;
     let pmu = Arc::new(TrappedPmu::new(layout));
-    let ran = Vm::with_msrs(config, inherited, pmu)
+    let ran = Vm::with_emulation(config, inherited, pmu)
         .map_err(failure)?
         .run();
     let report = Report::of_run(&ran);

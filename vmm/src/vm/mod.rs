@@ -34,13 +34,15 @@ use crate::arch::platform;
 use crate::arch::state::Saver;
 use crate::board;
 use crate::bucket::Bucket;
+use crate::bus::Buses;
 use crate::cli::{Engine, OnReset};
 use crate::config::Config;
 use crate::confine::{Confined, Confinement, Inherited, Needs};
 use crate::ctl::{Recorded, Socket};
 use crate::devices::console::{ConsoleBytes, Patience};
 use crate::devices::progress::Progress;
-use crate::event_loop::{Console, EventLoop, Stopped};
+use crate::devices::serial::Console;
+use crate::event_loop::{EventLoop, Stopped};
 use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
 use crate::host_kernel;
@@ -142,8 +144,20 @@ impl Vm {
         Self::make(config, inherited, None)
     }
 
-    /// The same, with registers that the embedder emulates.
-    pub(crate) fn make(
+    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
+    /// same: `config.seccomp` must be off for registers that make other system calls.
+    ///
+    /// # Errors
+    /// See [`Vm::new`].
+    pub fn with_emulation(
+        config: Config,
+        inherited: Inherited,
+        emulation: Emulation,
+    ) -> Result<Self, VmError> {
+        Self::make(config, inherited, Some(emulation))
+    }
+
+    fn make(
         mut config: Config,
         inherited: Inherited,
         emulation: Option<Emulation>,
@@ -212,7 +226,7 @@ impl Vm {
         signal::install_kick()?;
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
-        let mut buses = board::Buses::default();
+        let mut buses = Buses::default();
         let signals = EndingSignals::new()?;
         let patience = Patience {
             end: Arc::clone(&end),

@@ -12,7 +12,8 @@ use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Threads};
 
 use super::{VmError, event};
 use crate::arch::layout;
-use crate::board::{self, Buses};
+use crate::board;
+use crate::bus::Buses;
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::confine::{Confinement, ThreadKind};
