@@ -13,7 +13,7 @@ use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::WINDOW_MAX;
 use crate::arch::platform;
 use crate::cli::{CountMode, Engine, OnReset, RunArgs};
-use crate::confine::User;
+use crate::confine::{self, User};
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::machine::Machine;
@@ -72,12 +72,8 @@ pub struct Config {
     pub track_dirty: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
-    /// The user to run as, if changed.
-    pub user: Option<User>,
-    /// The root directory, if changed.
-    pub chroot: Option<PathBuf>,
-    /// Whether its threads have seccomp filters.
-    pub seccomp: bool,
+    /// How its process is confined.
+    pub confinement: confine::Options,
     /// The file of the report.
     pub report: Option<PathBuf>,
     /// Whether to print a summary on standard error.
@@ -351,9 +347,11 @@ impl TryFrom<&RunArgs> for Config {
             ctl,
             track_dirty: args.track_dirty || file.track_dirty.unwrap_or(false),
             engine: args.engine.or(file.engine).unwrap_or_default(),
-            user: args.user.or(file.user),
-            chroot: args.chroot.or(file.chroot),
-            seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
+            confinement: confine::Options {
+                user: args.user.or(file.user),
+                chroot: args.chroot.or(file.chroot),
+                seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
+            },
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })

@@ -59,7 +59,7 @@ fn run() -> Result<u8, Failure> {
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
     // The filters list only the product's calls.
-    config.seccomp = false;
+    config.confinement.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;
     let pmu = Arc::new(TrappedPmu::new(layout));

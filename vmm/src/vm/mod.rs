@@ -145,7 +145,7 @@ impl Vm {
     }
 
     /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
-    /// same: `config.seccomp` must be off for registers that make other system calls.
+    /// same: `config.confinement.seccomp` must be off for registers that make other system calls.
     ///
     /// # Errors
     /// See [`Vm::new`].
@@ -163,7 +163,7 @@ impl Vm {
         emulation: Option<Emulation>,
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
-        Confinement::prepare(&config)?;
+        Confinement::prepare(&config.confinement)?;
         // It runs small guests, concurrently with the other steps, unless another machine has done so.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let known = Path::new(KNOWN_HOST);
@@ -178,7 +178,7 @@ impl Vm {
             return Err(SnapshotError::Changed.into());
         }
         let opened = config.vpmu.then(|| Opened::open(&config)).transpose()?;
-        let listen = |path| Socket::listen(path, config.user);
+        let listen = |path| Socket::listen(path, config.confinement.user);
         let socket = config.ctl.as_deref().map(listen).transpose()?;
         let footprint = Footprint::open();
         let kvm = kvm::open(&platform::HOST, config.vcpus)?;
@@ -216,12 +216,13 @@ impl Vm {
         let guest_ips = guest_ips.is_some_and(GuestIps::answer);
 
         let needs = Needs {
-            config: &config,
+            vcpus: config.vcpus,
+            restarts: config.on_reset == OnReset::Restart,
             settings: settings.as_ref(),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
             socket: socket.as_ref().and_then(Socket::directory),
         };
-        let confinement = Confinement::drop_privileges(&needs, inherited)?;
+        let confinement = Confinement::drop_privileges(&config.confinement, &needs, inherited)?;
 
         signal::install_kick()?;
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
