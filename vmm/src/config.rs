@@ -1,10 +1,13 @@
 //! The operator's configuration, from flags and a file; checked once, here.
 
+mod args;
+
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use serde::Deserialize;
 use vpmu::abi::PAGE_SIZE;
 use vpmu::{Hardware, PersistSpec};
@@ -12,7 +15,6 @@ use vpmu::{Hardware, PersistSpec};
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::WINDOW_MAX;
 use crate::arch::platform;
-use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::{self, User};
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
@@ -21,6 +23,7 @@ use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier
 use crate::raw_events::RawEvents;
 use crate::snapshot::{self, Facts, SnapshotError};
 
+pub use self::args::RunArgs;
 pub use crate::arch::layout::MAX_VCPUS;
 
 /// Least memory that holds a kernel.
@@ -30,6 +33,50 @@ pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
+
+/// The engine for the guest's samples of host events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Batched where the host's samples name guest addresses, else exit
+    #[default]
+    Auto,
+    /// The host samples while the vCPU runs on
+    Batched,
+    /// Each overflow makes the vCPU leave the guest
+    Exit,
+}
+
+/// Work that hardware events count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CountMode {
+    /// Only the guest's
+    #[default]
+    Guest,
+    /// Also the host's work for the vCPU
+    Vcpu,
+}
+
+impl From<CountMode> for vpmu::CountMode {
+    fn from(mode: CountMode) -> Self {
+        match mode {
+            CountMode::Guest => Self::Guest,
+            CountMode::Vcpu => Self::Vcpu,
+        }
+    }
+}
+
+/// Action after a guest reset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnReset {
+    /// End the run
+    #[default]
+    Exit,
+    /// Boot the guest again
+    Restart,
+}
 
 /// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
