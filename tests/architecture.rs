@@ -4,7 +4,7 @@
     reason = "a tree that cannot be read fails the test"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -212,6 +212,123 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
             }
         }
     }
+}
+
+/// The code of a file that is in a build without tests: no comments, no items under `#[cfg(test)]`.
+fn built_code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let mut kept = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line.trim() != "#[cfg(test)]" {
+            kept.push_str(line.split("//").next().unwrap_or_default());
+            kept.push('\n');
+            continue;
+        }
+        // rustfmt ends an item with a line of its own depth that closes it.
+        let indent = &line[..line.len() - line.trim_start().len()];
+        for line in lines.by_ref() {
+            let Some(item) = line.strip_prefix(indent) else {
+                continue;
+            };
+            let is_inside = item.starts_with([' ', '#', '/']);
+            if !is_inside && item.ends_with([';', ',', '}']) {
+                break;
+            }
+        }
+    }
+    kept
+}
+
+/// The names after each `prefix` of a path, each alone or in a group.
+fn names_after<'a>(code: &'a str, prefix: &str) -> BTreeSet<&'a str> {
+    let ident = |text: &str| {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+        end.unwrap_or(text.len())
+    };
+    let mut names = BTreeSet::new();
+    for (at, prefix) in code.match_indices(prefix) {
+        let path = &code[at + prefix.len()..];
+        let Some(group) = path.strip_prefix('{') else {
+            names.insert(&path[..ident(path)]);
+            continue;
+        };
+        let (mut depth, mut begins) = (0, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                c if begins && !c.is_whitespace() => {
+                    let name = &group[at..];
+                    names.insert(&name[..ident(name)]);
+                    begins = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+/// The top-level modules of the crate at `src` and those that each uses.
+fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in sources(src) {
+        let below = file.strip_prefix(src).unwrap().with_extension("");
+        let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
+        let module = parts[0];
+        // The crate's roots are no modules, and a file of tests is in no build.
+        if ["lib", "main"].contains(&module) || parts.contains(&"tests") {
+            continue;
+        }
+        let code = built_code(&file);
+        let depth = parts.iter().filter(|&&part| part != "mod").count();
+        let mut uses = names_after(&code, "crate::");
+        uses.extend(names_after(&code, &"super::".repeat(depth)));
+        uses.remove(module);
+        let uses = uses.into_iter().map(str::to_owned);
+        graph.entry(module.to_owned()).or_default().extend(uses);
+    }
+    let modules: BTreeSet<String> = graph.keys().cloned().collect();
+    for uses in graph.values_mut() {
+        uses.retain(|name| modules.contains(name));
+    }
+    graph
+}
+
+#[test]
+fn modules_of_the_vmm_form_no_circle() {
+    let mut graph = module_graph(&root().join("vmm/src"));
+    assert!(graph.len() > 20, "its sources moved");
+    assert!(graph["vm"].contains("vcpu"), "no path is found");
+    // Takes away modules that use none of the others, and those that none of the others uses, until
+    // circles are left, with the modules between two of them.
+    loop {
+        let left = graph.len();
+        let modules: BTreeSet<String> = graph.keys().cloned().collect();
+        let used: BTreeSet<String> = graph.values().flatten().cloned().collect();
+        graph.retain(|name, uses| !uses.is_disjoint(&modules) && used.contains(name));
+        for uses in graph.values_mut() {
+            uses.retain(|name| modules.contains(name));
+        }
+        if graph.len() == left {
+            break;
+        }
+    }
+    let edges: Vec<String> = graph
+        .iter()
+        .map(|(name, uses)| {
+            let uses: Vec<&str> = uses.iter().map(String::as_str).collect();
+            format!("{name} uses {}", uses.join(", "))
+        })
+        .collect();
+    assert!(
+        edges.is_empty(),
+        "modules use each other in a circle; move a definition to the lower one:\n{}",
+        edges.join("\n")
+    );
 }
 
 /// Fields of perf core's own are in one place, which says why each use is safe.

@@ -7,13 +7,13 @@ use vmm_sys_util::eventfd::EventFd;
 use vpmu::Memory;
 
 use crate::arch::{board, layout};
-use crate::bus::{Bus, Overlap};
+use crate::bus::{Buses, Overlap};
 use crate::devices::console::{Output, Patience};
+use crate::devices::panic::Panic;
 use crate::devices::progress::Progress;
-use crate::devices::serial::{Line, Room, Serial};
+use crate::devices::serial::{Console, Line, Room, SERIAL_SIZE, Serial};
 use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::{Doorbell, VirtioPmu};
-use crate::event_loop::Console;
 use crate::exit::End;
 
 /// Errors of adding a device.
@@ -28,15 +28,6 @@ pub enum PlugError {
     /// The host has no free descriptors, or standard output is closed.
     #[error("cannot connect the console")]
     Console(#[source] io::Error),
-}
-
-/// Both buses while the machine is built.
-#[derive(Debug, Default)]
-pub struct Buses {
-    /// Devices by port, where the architecture has ports.
-    pub ports: Bus,
-    /// Devices by address.
-    pub memory: Bus,
 }
 
 fn event() -> Result<EventFd, PlugError> {
@@ -55,7 +46,7 @@ pub fn plug_console(
     let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
     let output = Output::new(Arc::clone(&waiting), patience, most).map_err(PlugError::Console)?;
     let serial = Arc::new(Serial::new(Line(line), Room(Arc::clone(&room)), output));
-    board::plug_console(buses, Arc::clone(&serial))?;
+    board::plug_console(buses, serial.clone(), SERIAL_SIZE)?;
     Ok(Console {
         serial,
         room,
@@ -72,7 +63,8 @@ pub fn plug_power(
     end: &Arc<End>,
     progress: &Arc<Progress>,
 ) -> Result<(), PlugError> {
-    Ok(board::plug_power(buses, end, progress)?)
+    let panic = Arc::new(Panic(Arc::clone(end)));
+    Ok(board::plug_power(buses, end, panic, progress.clone())?)
 }
 
 /// Adds the paravirtual PMU: its transport and its doorbell page.

@@ -100,6 +100,15 @@ impl Bus {
     }
 }
 
+/// Both buses while the machine is built.
+#[derive(Debug, Default)]
+pub struct Buses {
+    /// Devices by port, where the architecture has ports.
+    pub ports: Bus,
+    /// Devices by address.
+    pub memory: Bus,
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -1,24 +1,29 @@
 //! The operator's configuration, from flags and a file; checked once, here.
 
+mod args;
+
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use serde::Deserialize;
+use vpmu::abi::PAGE_SIZE;
 use vpmu::{Hardware, PersistSpec};
 
 use crate::arch::board::DEFAULT_CMDLINE;
-use crate::arch::layout::{PAGE, WINDOW_MAX};
+use crate::arch::layout::WINDOW_MAX;
 use crate::arch::platform;
-use crate::cli::{CountMode, Engine, OnReset, RunArgs};
-use crate::confine::User;
+use crate::confine::{self, User};
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
+use crate::machine::Machine;
 use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
 use crate::snapshot::{self, Facts, SnapshotError};
 
+pub use self::args::RunArgs;
 pub use crate::arch::layout::MAX_VCPUS;
 
 /// Least memory that holds a kernel.
@@ -28,6 +33,50 @@ pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
+
+/// The engine for the guest's samples of host events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Batched where the host's samples name guest addresses, else exit
+    #[default]
+    Auto,
+    /// The host samples while the vCPU runs on
+    Batched,
+    /// Each overflow makes the vCPU leave the guest
+    Exit,
+}
+
+/// Work that hardware events count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CountMode {
+    /// Only the guest's
+    #[default]
+    Guest,
+    /// Also the host's work for the vCPU
+    Vcpu,
+}
+
+impl From<CountMode> for vpmu::CountMode {
+    fn from(mode: CountMode) -> Self {
+        match mode {
+            CountMode::Guest => Self::Guest,
+            CountMode::Vcpu => Self::Vcpu,
+        }
+    }
+}
+
+/// Action after a guest reset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnReset {
+    /// End the run
+    #[default]
+    Exit,
+    /// Boot the guest again
+    Restart,
+}
 
 /// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,16 +119,38 @@ pub struct Config {
     pub track_dirty: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
-    /// The user to run as, if changed.
-    pub user: Option<User>,
-    /// The root directory, if changed.
-    pub chroot: Option<PathBuf>,
-    /// Whether its threads have seccomp filters.
-    pub seccomp: bool,
+    /// How its process is confined.
+    pub confinement: confine::Options,
     /// The file of the report.
     pub report: Option<PathBuf>,
     /// Whether to print a summary on standard error.
     pub summary: bool,
+}
+
+impl From<&Config> for Machine {
+    fn from(config: &Config) -> Self {
+        Self {
+            vcpus: config.vcpus,
+            virtio: config.vpmu,
+            window: if config.vpmu { config.window } else { 0 },
+            pmu: config.guest_pmu,
+        }
+    }
+}
+
+impl From<&Config> for Facts {
+    fn from(config: &Config) -> Self {
+        Self {
+            vcpus: config.vcpus,
+            memory_mib: config.memory_mib,
+            window: match config.vpmu {
+                true => config.window,
+                false => 0,
+            },
+            vpmu: config.vpmu,
+            guest_pmu: config.guest_pmu,
+        }
+    }
 }
 
 /// Errors of the configuration.
@@ -239,7 +310,7 @@ impl TryFrom<&RunArgs> for Config {
         }
         let window = args.window.or(file.window);
         let window = same_or(facts, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
-        if !window.is_multiple_of(PAGE) || window > WINDOW_MAX {
+        if !window.is_multiple_of(PAGE_SIZE as u64) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
         let limits = args.limits.over(file.limits).limits(window)?;
@@ -323,9 +394,11 @@ impl TryFrom<&RunArgs> for Config {
             ctl,
             track_dirty: args.track_dirty || file.track_dirty.unwrap_or(false),
             engine: args.engine.or(file.engine).unwrap_or_default(),
-            user: args.user.or(file.user),
-            chroot: args.chroot.or(file.chroot),
-            seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
+            confinement: confine::Options {
+                user: args.user.or(file.user),
+                chroot: args.chroot.or(file.chroot),
+                seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
+            },
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })

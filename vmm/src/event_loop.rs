@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use vpmu::{Turn, Vpmu, abi};
 
 use crate::devices::console::Keys;
-use crate::devices::serial::Serial;
+use crate::devices::serial::{Console, Serial};
 use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
 use crate::snapshot::desk::Desk;
@@ -43,17 +43,6 @@ pub enum LoopError {
     /// The host has no free descriptors, or a call failed.
     #[error("the event loop failed")]
     Loop(#[source] event_manager::Error),
-}
-
-/// The console's event descriptors, shared with the [`Serial`].
-#[derive(Debug, Clone)]
-pub struct Console {
-    /// The device.
-    pub serial: Arc<Serial>,
-    /// Signalled when the guest has read all its input.
-    pub room: Arc<EventFd>,
-    /// Signalled when output waits to be written.
-    pub waiting: Arc<EventFd>,
 }
 
 /// Queues whose notifications KVM signals as events.

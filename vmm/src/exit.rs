@@ -8,8 +8,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::c_int;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::vcpu;
-
 /// The reason for the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -84,9 +82,57 @@ impl fmt::Display for Ending {
     }
 }
 
+/// Errors of a vCPU, which end the run.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuError {
+    /// KVM's run call failed.
+    #[error("vCPU {vcpu}: KVM cannot run the guest")]
+    Run {
+        /// The vCPU.
+        vcpu: u32,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// The run page cannot be mapped.
+    #[error("cannot map a vCPU's run page")]
+    RunPage(#[source] io::Error),
+    /// KVM met an instruction or state that it cannot emulate.
+    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
+    Stopped {
+        /// The vCPU.
+        vcpu: u32,
+        /// The guest's instruction pointer; zero if KVM does not report it.
+        ip: u64,
+        /// The reason in KVM's terms.
+        what: String,
+    },
+    /// The device rejects this vCPU.
+    #[error("vCPU {vcpu}: the PMU device refuses it")]
+    Attach {
+        /// The vCPU.
+        vcpu: u32,
+        /// The device's reason.
+        #[source]
+        source: vpmu::Error,
+    },
+    /// The embedder's registers failed.
+    #[error("vCPU {vcpu}: its emulated registers fail")]
+    Emulation {
+        /// The vCPU.
+        vcpu: u32,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The thread panicked, which is a bug.
+    #[error("vCPU {0}: its thread panicked")]
+    Panicked(u32),
+}
+
 #[derive(Debug, Default)]
 struct Said {
-    how: Option<Result<Ending, vcpu::VcpuError>>,
+    how: Option<Result<Ending, VcpuError>>,
     /// An end requested from outside, even if too late to end this boot.
     outside: Option<Ending>,
 }
@@ -115,7 +161,7 @@ impl End {
     }
 
     /// Announces the end.
-    pub fn announce(&self, how: Result<Ending, vcpu::VcpuError>) {
+    pub fn announce(&self, how: Result<Ending, VcpuError>) {
         let mut said = self.said();
         let outside = how
             .as_ref()
@@ -179,7 +225,7 @@ impl End {
     }
 
     /// Takes the result; `None` before the end, and once taken.
-    pub fn take(&self) -> Option<Result<Ending, vcpu::VcpuError>> {
+    pub fn take(&self) -> Option<Result<Ending, VcpuError>> {
         self.said().how.take()
     }
 }

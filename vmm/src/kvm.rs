@@ -3,14 +3,12 @@
 use kvm_bindings::KVM_API_VERSION;
 use kvm_ioctls::{Cap, Kvm};
 
-use crate::arch::platform;
-
 /// Errors of opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// The device does not exist.
-    #[error("there is no /dev/kvm: {}; see 'vmm check'", platform::REMEDY)]
-    Missing,
+    /// The device does not exist; with the remedy.
+    #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
+    Missing(&'static str),
     /// The process lacks permission.
     #[error(
         "no permission for /dev/kvm: run as root or join its group with 'usermod -aG kvm $USER'"
@@ -46,9 +44,9 @@ pub enum KvmError {
 
 impl KvmError {
     /// The reason why /dev/kvm does not open, with the remedy where the reason is a known one.
-    fn open(source: kvm_ioctls::Error) -> Self {
+    fn open(source: kvm_ioctls::Error, without: &'static str) -> Self {
         match source.errno() {
-            libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing,
+            libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing(without),
             libc::EACCES | libc::EPERM => Self::Permission,
             _ => Self::Open(source),
         }
@@ -60,7 +58,18 @@ impl KvmError {
     }
 }
 
-/// Capabilities that every architecture needs, besides its own [`platform::NEEDED`].
+/// An architecture's requirements of the host.
+#[derive(Debug)]
+pub struct Host {
+    /// The remedy for a host without KVM.
+    pub remedy: &'static str,
+    /// KVM's kernel modules, in addition to the common one.
+    pub modules: &'static [&'static str],
+    /// Capabilities that a machine needs, in addition to those of all architectures.
+    pub needed: &'static [(Cap, &'static str)],
+}
+
+/// Capabilities that every architecture needs, besides its own [`Host::needed`].
 const NEEDED: [(Cap, &str); 5] = [
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "the in-kernel interrupt controllers"),
@@ -69,17 +78,17 @@ const NEEDED: [(Cap, &str); 5] = [
     (Cap::ImmediateExit, "immediate exit"),
 ];
 
-/// Opens /dev/kvm and checks that it supports `vcpus` vCPUs.
+/// Opens /dev/kvm and checks that it meets the requirements of `host` and supports `vcpus` vCPUs.
 ///
 /// # Errors
 /// [`KvmError`], with a remedy where one is known.
-pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
-    let kvm = Kvm::new().map_err(KvmError::open)?;
+pub fn open(host: &Host, vcpus: u8) -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new().map_err(|source| KvmError::open(source, host.remedy))?;
     let version = kvm.get_api_version();
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
         return Err(KvmError::Version(version));
     }
-    let mut needed = NEEDED.iter().chain(platform::NEEDED);
+    let mut needed = NEEDED.iter().chain(host.needed);
     if let Some((_, what)) = needed.find(|(cap, _)| !kvm.check_extension(*cap)) {
         return Err(KvmError::Lacks(what));
     }
@@ -96,8 +105,9 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_open_comes_with_its_remedy() {
-        let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno)).to_string();
-        assert!(told(libc::ENOENT).contains(platform::REMEDY));
+        let remedy = "load its module";
+        let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno), remedy).to_string();
+        assert!(told(libc::ENOENT).contains(remedy));
         assert!(told(libc::EACCES).contains("usermod -aG kvm"));
         assert_eq!(told(libc::EMFILE), "cannot open /dev/kvm");
     }

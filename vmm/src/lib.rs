@@ -12,6 +12,8 @@
 //! [`snapshot`] is the machine in a directory, to go on from there.
 //! [`confine`] is what the process gives up before the guest's first instruction.
 //! [`check`] tells what this machine could run.
+//!
+//! The modules form layers, which the map in README.md lists: none uses a higher one.
 
 pub mod arch;
 pub mod board;
@@ -39,6 +41,7 @@ pub mod memory;
 pub mod operator;
 mod place;
 pub mod policy;
+pub mod probe;
 pub mod raw_events;
 pub mod recording;
 pub mod report;

@@ -3,10 +3,13 @@
 
 use clap::Args;
 use serde::{Deserialize, Deserializer};
+use vpmu::abi::PAGE_SIZE;
 use vpmu::parse_bytes;
 
-use crate::arch::layout::PAGE;
 use crate::logger;
+
+/// Bytes of a page of rings and window.
+const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The limits as flags, and as the object "limits" of a configuration file, by the flags' long names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]

@@ -1,7 +1,5 @@
 //! The guest's devices as firmware tables or a device tree describe them.
 
-use crate::config::Config;
-
 /// The guest's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
@@ -13,15 +11,4 @@ pub struct Machine {
     pub window: u64,
     /// Whether its processors have a PMU of their own.
     pub pmu: bool,
-}
-
-impl From<&Config> for Machine {
-    fn from(config: &Config) -> Self {
-        Self {
-            vcpus: config.vcpus,
-            virtio: config.vpmu,
-            window: if config.vpmu { config.window } else { 0 },
-            pmu: config.guest_pmu,
-        }
-    }
 }

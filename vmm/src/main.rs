@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use vmm::cli::{self, Command, RunArgs};
-use vmm::config::Config;
+use vmm::cli::{self, Command};
+use vmm::config::{Config, RunArgs};
 use vmm::confine::Inherited;
 use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
 use vmm::report::{self, Destination, Report};

@@ -59,11 +59,11 @@ fn run() -> Result<u8, Failure> {
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
     // The filters list only the product's calls.
-    config.seccomp = false;
+    config.confinement.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;
     let pmu = Arc::new(TrappedPmu::new(layout));
-    let ran = Vm::with_msrs(config, inherited, pmu)
+    let ran = Vm::with_emulation(config, inherited, pmu)
         .map_err(failure)?
         .run();
     let report = Report::of_run(&ran);

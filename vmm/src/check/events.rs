@@ -7,8 +7,8 @@ use serde::Serialize;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::{Hardware, Machine, Settings, Vpmu};
 
-use super::facts::Check;
 use crate::policy::{Decision, PolicyArgs, PolicyError, PolicyFile, Tier};
+use crate::probe::Check;
 use crate::signal;
 
 /// The events of one list.

@@ -10,6 +10,7 @@ use vpmu_kvm::probe::Samples;
 
 use super::events::Offered;
 use crate::arch::check::Guest;
+use crate::probe::{Check, Finding};
 
 /// All results of `vmm check`.
 #[derive(Debug, Clone, Serialize)]
@@ -28,37 +29,6 @@ pub struct Survey {
     pub pmu: Vec<Offered>,
     /// The same facts line by line, each with its consequence.
     pub checks: Vec<Check>,
-}
-
-/// One line of the table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// Stable name, `section.subject`.
-    pub name: &'static str,
-    /// The result.
-    pub value: String,
-    /// The consequence for users of this machine.
-    pub consequence: String,
-}
-
-impl Check {
-    pub(crate) fn new(
-        name: &'static str,
-        value: impl Into<String>,
-        consequence: impl Into<String>,
-    ) -> Self {
-        Self {
-            name,
-            value: value.into(),
-            consequence: consequence.into(),
-        }
-    }
-
-    /// A line with the observed value and the consequence of success or failure.
-    pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
-        let consequence = if finding.ok { good } else { bad };
-        Self::new(name, finding.detail.as_str(), consequence)
-    }
 }
 
 /// `/dev/kvm` and its capabilities.
@@ -80,40 +50,6 @@ pub struct Kvm {
     pub capabilities: BTreeMap<&'static str, bool>,
     /// Missing capabilities that every guest requires.
     pub missing: Vec<&'static str>,
-}
-
-/// The result of a test, with the observation.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The machine behaved as the architecture manual specifies.
-    pub ok: bool,
-    /// The observation.
-    pub detail: String,
-}
-
-impl Finding {
-    pub(crate) fn yes(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: true,
-            detail: detail.into(),
-        }
-    }
-
-    pub(crate) fn no(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: false,
-            detail: detail.into(),
-        }
-    }
-
-    /// The names of the failed findings.
-    pub(crate) fn failed<const N: usize>(named: [(&'static str, &Self); N]) -> Vec<&'static str> {
-        named
-            .into_iter()
-            .filter(|(_, finding)| !finding.ok)
-            .map(|(name, _)| name)
-            .collect()
-    }
 }
 
 /// The host's `perf_event_open(2)`.

@@ -8,7 +8,7 @@ use kvm_ioctls::Kvm as Device;
 
 use super::facts::Kvm;
 use crate::arch::check::CAPABILITIES;
-use crate::arch::platform::{MODULES, REMEDY};
+use crate::arch::platform::HOST;
 
 const PATH: &str = "/dev/kvm";
 
@@ -16,7 +16,8 @@ const PATH: &str = "/dev/kvm";
 pub(super) fn probe() -> Kvm {
     let mut kvm = Kvm {
         present: Path::new(PATH).exists(),
-        module: MODULES
+        module: HOST
+            .modules
             .iter()
             .copied()
             .find(|name| Path::new("/sys/module").join(name).exists())
@@ -56,12 +57,12 @@ pub(super) fn probe() -> Kvm {
 /// One line with the remedy for a device that does not open.
 fn remedy(errno: i32) -> String {
     match errno {
-        libc::ENOENT => format!("{PATH} does not exist: {REMEDY}"),
+        libc::ENOENT => format!("{PATH} does not exist: {}", HOST.remedy),
         libc::EACCES | libc::EPERM => {
             format!("no permission to open {PATH}: join group kvm, or run as root")
         }
         libc::ENODEV | libc::ENXIO => {
-            format!("{PATH} has no KVM behind it: {REMEDY}")
+            format!("{PATH} has no KVM behind it: {}", HOST.remedy)
         }
         _ => format!(
             "cannot open {PATH}: {}",
@@ -76,7 +77,7 @@ mod tests {
 
     #[test]
     fn remedies_name_what_to_do() {
-        assert!(remedy(libc::ENOENT).contains(REMEDY));
+        assert!(remedy(libc::ENOENT).contains(HOST.remedy));
         assert!(remedy(libc::EACCES).contains("group kvm"));
         assert!(remedy(libc::EMFILE).contains("Too many open files"));
     }

@@ -8,7 +8,6 @@ mod events;
 mod facts;
 mod kvm;
 mod perf;
-pub(crate) mod probes;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,7 +16,7 @@ mod verdict;
 use std::io::{self, Write};
 
 pub use events::Offered;
-pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Survey};
+pub use facts::{AutoEngine, Event, HostTrace, Kvm, Perf, Survey};
 
 use crate::arch::check as guest;
 use crate::host_kernel;

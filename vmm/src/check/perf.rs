@@ -26,8 +26,9 @@ use vpmu_kvm::micro::{self, Ring};
 use vpmu_kvm::probe::events::Event as HostEvent;
 use vpmu_kvm::probe::{Samples, Sampling, sample_guest};
 
-use super::facts::{AutoEngine, Event, Finding, Perf};
+use super::facts::{AutoEngine, Event, Perf};
 use crate::host_kernel;
+use crate::probe::Finding;
 use crate::signal::kick_signal;
 
 /// Time that a thread spins to find out whether its own host work is counted.

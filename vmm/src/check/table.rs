@@ -1,6 +1,6 @@
 //! Formats name, value and consequence in three columns.
 
-use super::facts::Check;
+use crate::probe::Check;
 
 /// Columns of any terminal.
 const WIDTH: usize = 110;

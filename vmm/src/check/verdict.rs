@@ -2,9 +2,10 @@
 
 use vpmu_kvm::probe::Samples;
 
-use super::facts::{AutoEngine, Check, Event, HostTrace, Kvm, Perf};
+use super::facts::{AutoEngine, Event, HostTrace, Kvm, Perf};
 use super::perf;
 use crate::arch::check::Guest;
+use crate::probe::Check;
 
 /// Whether a stock kernel can be expected to boot: each mechanism that it uses up to its first user
 /// program works in a small guest.

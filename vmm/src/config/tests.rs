@@ -77,14 +77,21 @@ fn flags_win_over_the_file() {
 fn confinement_comes_from_flags_or_else_from_the_file() {
     let config = Config::try_from(&kernel()).expect("valid");
     assert_eq!(
-        (config.user, config.chroot, config.seccomp),
+        (
+            config.confinement.user,
+            config.confinement.chroot,
+            config.confinement.seccomp
+        ),
         (None, None, true)
     );
     let text = r#"{"user": "7:8", "chroot": "/a", "seccomp": false}"#;
     let user = |text: &str| text.parse().ok();
     let config = with_file(text, kernel()).expect("valid");
-    assert_eq!((config.user, config.seccomp), (user("7:8"), false));
-    assert_eq!(config.chroot.as_deref(), Some(Path::new("/a")));
+    assert_eq!(
+        (config.confinement.user, config.confinement.seccomp),
+        (user("7:8"), false)
+    );
+    assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/a")));
     let flags = || RunArgs {
         user: user("1:2"),
         chroot: Some("/b".into()),
@@ -92,10 +99,10 @@ fn confinement_comes_from_flags_or_else_from_the_file() {
         ..kernel()
     };
     let config = with_file(text, flags()).expect("valid");
-    assert_eq!(config.user, user("1:2"));
-    assert_eq!(config.chroot.as_deref(), Some(Path::new("/b")));
+    assert_eq!(config.confinement.user, user("1:2"));
+    assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/b")));
     let filtered = with_file(r#"{"seccomp": true}"#, flags()).expect("valid");
-    assert!(!filtered.seccomp, "the flag wins");
+    assert!(!filtered.confinement.seccomp, "the flag wins");
     for wrong in [r#"{"user": "nobody"}"#, r#"{"user": 7}"#] {
         let error = with_file(wrong, kernel()).expect_err("no user");
         assert!(matches!(error, ConfigError::Parse { .. }), "{error}");

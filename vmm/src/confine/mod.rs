@@ -28,8 +28,6 @@ pub use self::inherited::Inherited;
 pub use self::privileges::{User, UserError};
 use self::rules::Plan;
 use self::seccomp::Filters;
-use crate::cli::OnReset;
-use crate::config::Config;
 
 /// Errors of the confinement.
 #[derive(Debug, thiserror::Error)]
@@ -126,11 +124,24 @@ impl ThreadKind {
     }
 }
 
+/// The operator's choices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The user to run as, if changed.
+    pub user: Option<User>,
+    /// The root directory, if changed.
+    pub chroot: Option<PathBuf>,
+    /// Whether each thread has a seccomp filter.
+    pub seccomp: bool,
+}
+
 /// A running machine's needs of its host.
 #[derive(Debug)]
 pub struct Needs<'a> {
-    /// The machine.
-    pub config: &'a Config,
+    /// Number of its vCPUs.
+    pub vcpus: u8,
+    /// Whether a guest that resets boots again.
+    pub restarts: bool,
     /// Its PMU, if it has one.
     pub settings: Option<&'a Settings>,
     /// The directory of recordings, if there are any.
@@ -163,13 +174,13 @@ pub struct Confinement {
 
 impl Confinement {
     /// Prepares the process, before its first thread, and checks that it may confine itself as
-    /// `config` requires.
+    /// `options` require.
     ///
     /// # Errors
     /// [`ConfineError::Chroot`], [`ConfineError::User`].
-    pub fn prepare(config: &Config) -> Result<(), ConfineError> {
+    pub fn prepare(options: &Options) -> Result<(), ConfineError> {
         allocator::use_one_arena();
-        privileges::check(config)
+        privileges::check(options)
     }
 
     /// Limits a device's host counters to the process's limit of descriptors.
@@ -180,21 +191,24 @@ impl Confinement {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops everything that `needs` does not name, and prepares the filters. Call it while there
-    /// is one thread, after everything with a path is open.
+    /// Drops everything that `needs` does not name, as `options` require, and prepares the filters.
+    /// Call it while there is one thread, after everything with a path is open.
     ///
     /// # Errors
     /// [`ConfineError`]; some privileges may have been dropped.
-    pub fn drop_privileges(needs: &Needs<'_>, inherited: Inherited) -> Result<Self, ConfineError> {
-        let config = needs.config;
+    pub fn drop_privileges(
+        options: &Options,
+        needs: &Needs<'_>,
+        inherited: Inherited,
+    ) -> Result<Self, ConfineError> {
         inherited.close();
-        privileges::limit(config.vcpus, needs.settings)?;
-        let capabilities = privileges::drop_all(config, needs.settings.is_some())?;
-        let filters = match config.seccomp {
+        privileges::limit(needs.vcpus, needs.settings)?;
+        let capabilities = privileges::drop_all(options, needs.settings.is_some())?;
+        let filters = match options.seccomp {
             true => Some(Arc::new(Filters::prepare(&Plan {
                 process: std::process::id(),
                 pmu: needs.settings.is_some(),
-                restarts: config.on_reset == OnReset::Restart,
+                restarts: needs.restarts,
                 recordings: needs.recordings,
                 socket: needs.socket,
             })?)),
@@ -211,7 +225,7 @@ impl Confinement {
                 no_new_privs: true,
                 capabilities,
                 user: privileges::own_user().to_string(),
-                chroot: config.chroot.clone(),
+                chroot: options.chroot.clone(),
             },
             filters,
         })

@@ -12,8 +12,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Deserializer};
 use vpmu::Settings;
 
-use super::ConfineError;
-use crate::config::Config;
+use super::{ConfineError, Options};
 
 /// A numeric user and group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,18 +72,18 @@ pub(super) fn own_user() -> User {
     }
 }
 
-/// Checks that this process may do what `config` requires: an error at the start is more useful
+/// Checks that this process may do what `options` require: an error at the start is more useful
 /// than one later.
-pub(super) fn check(config: &Config) -> Result<(), ConfineError> {
+pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
         .effective;
-    if let Some(directory) = &config.chroot
+    if let Some(directory) = &options.chroot
         && !held.contains(CapabilitySet::SYS_CHROOT)
     {
         return Err(chroot_refused(directory, Errno::PERM));
     }
-    match config.user {
+    match options.user {
         Some(user) if !held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) => {
             Err(user_refused(user, Errno::PERM))
         }
@@ -171,8 +170,8 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
 
 /// Drops the root directory, the user and the capabilities of the calling thread, the only one, and
 /// every way to regain them; returns the names of the remaining capabilities.
-pub(super) fn drop_all(config: &Config, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
-    if let Some(directory) = &config.chroot {
+pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
+    if let Some(directory) = &options.chroot {
         change_root(directory)?;
     }
     let held = rustix::thread::capabilities(None)
@@ -181,7 +180,7 @@ pub(super) fn drop_all(config: &Config, pmu: bool) -> Result<Vec<&'static str>, 
     let kept = || KEPT.iter().filter(|(one, _)| pmu && held.contains(*one));
     let left: CapabilitySet = kept().map(|(one, _)| *one).collect();
     empty_bounding_set().map_err(failed)?;
-    if let Some(user) = config.user {
+    if let Some(user) = options.user {
         become_user(user)?;
     }
     let sets = CapabilitySets {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::descriptor;
-use super::protocol::{Answer, Reply, Request, Taken};
+use super::protocol::{Answer, Reply, Request};
 use super::table;
 use crate::place::Place;
 use crate::snapshot::directory::Directory;
-use crate::snapshot::{Base, SnapshotError};
+use crate::snapshot::{Base, SnapshotError, Taken};
 
 /// Longer than any reply, to limit what a foreign server can send.
 const MAX_ANSWER: u64 = 64 << 20;

@@ -11,7 +11,7 @@ mod socket;
 mod table;
 
 pub use self::client::{CtlArgs, CtlError, run};
-pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring, Taken};
+pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring};
 #[cfg(feature = "internals")]
 pub(crate) use self::server::converse;
 pub use self::server::{Server, ServerError};

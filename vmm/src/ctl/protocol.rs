@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vpmu::PersistentStatus;
-use vpmu::abi::{STATE_ACTIVE, STATE_INACTIVE, STATE_OFF};
+use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE, STATE_OFF};
 use vpmu::source::Rate;
 
-use crate::snapshot::Base;
+use crate::snapshot::{Base, Taken};
 
 /// Most bytes of a request, its newline included: a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
@@ -60,19 +60,6 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
-}
-
-/// A machine that was saved: what is not in the file of its memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
-    /// The text of the state file.
-    pub state: String,
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Of these, bytes that are not in holes.
-    pub written: u64,
-    /// Nanoseconds that the guest stood still.
-    pub paused_ns: u64,
 }
 
 /// The reply to a request.
@@ -186,7 +173,7 @@ impl From<PersistentStatus> for Entry {
             period,
             freq,
             ring: event.pages.map(|pages| Ring {
-                bytes: u64::from(pages) * crate::arch::layout::PAGE,
+                bytes: u64::from(pages) * PAGE_SIZE as u64,
                 window: event.window,
             }),
         }

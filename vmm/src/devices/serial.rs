@@ -190,6 +190,17 @@ impl Serial {
     }
 }
 
+/// A serial port with the event descriptors of its console.
+#[derive(Debug, Clone)]
+pub struct Console {
+    /// The device.
+    pub serial: Arc<Serial>,
+    /// Signalled when the guest has read all its input.
+    pub room: Arc<EventFd>,
+    /// Signalled when output waits to be written.
+    pub waiting: Arc<EventFd>,
+}
+
 impl Device for Serial {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);

@@ -8,8 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Base;
-use crate::ctl::Taken;
+use super::{Base, Taken};
 
 /// A request for a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -24,7 +24,6 @@ use vm_memory::GuestMemoryMmap;
 
 use self::memory::Run;
 use crate::arch::state::{StateError, VcpuState, VmState};
-use crate::config::Config;
 use crate::devices::serial::SavedSerial;
 use crate::devices::virtio_mmio::SavedTransport;
 
@@ -150,21 +149,6 @@ pub(crate) struct Facts {
     pub(crate) guest_pmu: bool,
 }
 
-impl From<&Config> for Facts {
-    fn from(config: &Config) -> Self {
-        Self {
-            vcpus: config.vcpus,
-            memory_mib: config.memory_mib,
-            window: match config.vpmu {
-                true => config.window,
-                false => 0,
-            },
-            vpmu: config.vpmu,
-            guest_pmu: config.guest_pmu,
-        }
-    }
-}
-
 impl Facts {
     /// The length of the memory file in bytes.
     fn memory_bytes(&self) -> Option<u64> {
@@ -275,6 +259,19 @@ pub(crate) struct State {
 pub(crate) struct SavedPmu {
     pub(crate) transport: SavedTransport,
     pub(crate) device: vpmu::SavedState,
+}
+
+/// A machine that was saved: what is not in the file of its memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The text of the state file.
+    pub state: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Of these, bytes that are not in holes.
+    pub written: u64,
+    /// Nanoseconds that the guest stood still.
+    pub paused_ns: u64,
 }
 
 /// An open snapshot, checked as far as possible without KVM.

@@ -2,7 +2,6 @@
 
 mod gate;
 
-use std::io;
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
@@ -15,57 +14,9 @@ use crate::arch::exits;
 use crate::arch::state::{self, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
-use crate::exit::{End, Ending};
+use crate::exit::{End, Ending, VcpuError};
 pub(crate) use gate::Closed;
 pub use gate::Gate;
-
-/// Errors of a vCPU.
-#[derive(Debug, thiserror::Error)]
-pub enum VcpuError {
-    /// KVM's run call failed.
-    #[error("vCPU {vcpu}: KVM cannot run the guest")]
-    Run {
-        /// The vCPU.
-        vcpu: u32,
-        /// KVM's reason.
-        #[source]
-        source: kvm_ioctls::Error,
-    },
-    /// The run page cannot be mapped.
-    #[error("cannot map a vCPU's run page")]
-    RunPage(#[source] io::Error),
-    /// KVM met an instruction or state that it cannot emulate.
-    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
-    Stopped {
-        /// The vCPU.
-        vcpu: u32,
-        /// The guest's instruction pointer; zero if KVM does not report it.
-        ip: u64,
-        /// The reason in KVM's terms.
-        what: String,
-    },
-    /// The device rejects this vCPU.
-    #[error("vCPU {vcpu}: the PMU device refuses it")]
-    Attach {
-        /// The vCPU.
-        vcpu: u32,
-        /// The device's reason.
-        #[source]
-        source: vpmu::Error,
-    },
-    /// The embedder's registers failed.
-    #[error("vCPU {vcpu}: its emulated registers fail")]
-    Emulation {
-        /// The vCPU.
-        vcpu: u32,
-        /// The host's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// The thread panicked, which is a bug.
-    #[error("vCPU {0}: its thread panicked")]
-    Panicked(u32),
-}
 
 /// State shared by the vCPU threads.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::arch::{boot, cpus, kernel, state};
-use crate::{board, confine, ctl, event_loop, kvm, memory, operator, signal, snapshot, vcpu};
+use crate::{board, confine, ctl, event_loop, exit, kvm, memory, operator, signal, snapshot};
 
 /// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub enum VmError {
     EventLoop(#[from] event_loop::LoopError),
     /// A vCPU.
     #[error(transparent)]
-    Vcpu(#[from] vcpu::VcpuError),
+    Vcpu(#[from] exit::VcpuError),
     /// A thread ended without announcing a reason, which is a bug.
     #[error("the run ended without a reason")]
     NoReason,

@@ -33,16 +33,18 @@ use self::snapshot::Control;
 use crate::arch::clock::GuestClock;
 use crate::arch::emulation::Emulation;
 use crate::arch::layout;
+use crate::arch::platform;
 use crate::arch::state::Saver;
 use crate::board;
 use crate::bucket::Bucket;
-use crate::cli::{Engine, OnReset};
-use crate::config::Config;
+use crate::bus::Buses;
+use crate::config::{Config, Engine, OnReset};
 use crate::confine::{Confined, Confinement, Inherited, Needs};
 use crate::ctl::{Recorded, Socket};
 use crate::devices::console::{ConsoleBytes, Patience};
 use crate::devices::progress::Progress;
-use crate::event_loop::{Console, EventLoop, Stopped};
+use crate::devices::serial::Console;
+use crate::event_loop::{EventLoop, Stopped};
 use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
 use crate::host_kernel;
@@ -144,14 +146,26 @@ impl Vm {
         Self::make(config, inherited, None)
     }
 
-    /// The same, with registers that the embedder emulates.
-    pub(crate) fn make(
+    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
+    /// same: `config.confinement.seccomp` must be off for registers that make other system calls.
+    ///
+    /// # Errors
+    /// See [`Vm::new`].
+    pub fn with_emulation(
+        config: Config,
+        inherited: Inherited,
+        emulation: Emulation,
+    ) -> Result<Self, VmError> {
+        Self::make(config, inherited, Some(emulation))
+    }
+
+    fn make(
         mut config: Config,
         inherited: Inherited,
         emulation: Option<Emulation>,
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
-        Confinement::prepare(&config)?;
+        Confinement::prepare(&config.confinement)?;
         // It runs small guests, concurrently with the other steps, unless another machine has done so.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let known = Path::new(KNOWN_HOST);
@@ -166,10 +180,10 @@ impl Vm {
             return Err(SnapshotError::Changed.into());
         }
         let opened = config.vpmu.then(|| Opened::open(&config)).transpose()?;
-        let listen = |path| Socket::listen(path, config.user);
+        let listen = |path| Socket::listen(path, config.confinement.user);
         let socket = config.ctl.as_deref().map(listen).transpose()?;
         let footprint = Footprint::open();
-        let kvm = kvm::open(config.vcpus)?;
+        let kvm = kvm::open(&platform::HOST, config.vcpus)?;
         let saver = socket.as_ref().map(|_| Saver::new(&kvm)).transpose();
         let saver = saver.map_err(VmError::Saver)?;
         let file = restored.as_ref().map(|it| &it.memory);
@@ -211,17 +225,18 @@ impl Vm {
         let guest_ips = guest_ips.is_some_and(GuestIps::answer);
 
         let needs = Needs {
-            config: &config,
+            vcpus: config.vcpus,
+            restarts: config.on_reset == OnReset::Restart,
             settings: settings.as_ref(),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
             socket: socket.as_ref().and_then(Socket::directory),
         };
-        let confinement = Confinement::drop_privileges(&needs, inherited)?;
+        let confinement = Confinement::drop_privileges(&config.confinement, &needs, inherited)?;
 
         signal::install_kick()?;
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
-        let mut buses = board::Buses::default();
+        let mut buses = Buses::default();
         let signals = EndingSignals::new()?;
         let patience = Patience {
             end: Arc::clone(&end),

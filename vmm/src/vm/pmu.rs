@@ -12,9 +12,9 @@ use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Threads};
 
 use super::{VmError, event};
 use crate::arch::layout;
-use crate::board::{self, Buses};
-use crate::cli::Engine;
-use crate::config::Config;
+use crate::board;
+use crate::bus::Buses;
+use crate::config::{Config, Engine};
 use crate::confine::{Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{
     Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,

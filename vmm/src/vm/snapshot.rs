@@ -11,14 +11,14 @@ use super::pmu::Pmu;
 use super::{Vm, reached};
 use crate::arch::state::StateError;
 use crate::confine::Confinement;
-use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket, Taken};
+use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket};
 use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
 use crate::snapshot::desk::{Desk, Wanted, Whole};
 use crate::snapshot::dirty::DiffError;
 use crate::snapshot::memory::WriteError;
-use crate::snapshot::{self, Facts, State};
+use crate::snapshot::{self, Facts, State, Taken};
 use crate::terminal;
 use crate::vcpu::Closed;
 

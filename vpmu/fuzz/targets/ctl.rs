@@ -18,8 +18,7 @@ use std::rc::Rc;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
-use vmm::cli::RunArgs;
-use vmm::config::Config;
+use vmm::config::{Config, RunArgs};
 use vmm::ctl::{Reply, Request};
 use vmm::operator::Operator;
 

@@ -4,22 +4,18 @@
 use std::sync::Arc;
 
 use super::layout;
-use crate::board::Buses;
-use crate::bus::Overlap;
-use crate::devices::panic::Panic;
-use crate::devices::progress::Progress;
-use crate::devices::serial::{SERIAL_SIZE, Serial};
+use crate::bus::{Buses, Device, Overlap};
 use crate::exit::End;
 
 /// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
-/// Adds the serial port.
+/// Adds the serial port, `size` registers long.
 ///
 /// # Errors
 /// [`Overlap`].
-pub fn plug_console(buses: &mut Buses, serial: Arc<Serial>) -> Result<(), Overlap> {
-    buses.memory.insert(layout::SERIAL, SERIAL_SIZE, serial)
+pub fn plug_console(buses: &mut Buses, serial: Arc<dyn Device>, size: u64) -> Result<(), Overlap> {
+    buses.memory.insert(layout::SERIAL, size, serial)
 }
 
 /// Adds the panic device and the boot-progress byte.
@@ -28,14 +24,11 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<Serial>) -> Result<(), Overla
 /// [`Overlap`].
 pub fn plug_power(
     buses: &mut Buses,
-    end: &Arc<End>,
-    progress: &Arc<Progress>,
+    _end: &Arc<End>,
+    panic: Arc<dyn Device>,
+    progress: Arc<dyn Device>,
 ) -> Result<(), Overlap> {
     let memory = &mut buses.memory;
-    memory.insert(
-        layout::PVPANIC,
-        layout::DEVICE_SIZE,
-        Arc::new(Panic(Arc::clone(end))),
-    )?;
-    memory.insert(layout::DEBUG, layout::DEVICE_SIZE, progress.clone())
+    memory.insert(layout::PVPANIC, layout::DEVICE_SIZE, panic)?;
+    memory.insert(layout::DEBUG, layout::DEVICE_SIZE, progress)
 }

@@ -36,8 +36,6 @@ pub const DOORBELL_SIZE: u64 = 0x1000;
 pub const WINDOW: u64 = 0x2000_0000;
 /// Most bytes of it.
 pub const WINDOW_MAX: u64 = 512 << 20;
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
 
 /// Guest memory starts here.
 pub const RAM: u64 = 0x4000_0000;

@@ -3,23 +3,21 @@
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::exits;
-use crate::kvm::KvmError;
+use crate::kvm::{Host, KvmError};
 
-/// The kernel modules of KVM here, besides its own: none, it is built in.
-pub const MODULES: &[&str] = &[];
-
-/// The remedy for a host without KVM.
-pub const REMEDY: &str = "the host's kernel must have been started at EL2, with KVM built in";
+/// The requirements of a machine on aarch64, where KVM is built in.
+pub const HOST: Host = Host {
+    remedy: "the host's kernel must have been started at EL2, with KVM built in",
+    modules: &[],
+    needed: &[
+        (Cap::OneReg, "single registers"),
+        (Cap::DeviceCtrl, "devices in the kernel"),
+        (Cap::ArmPsci02, "PSCI 0.2"),
+    ],
+};
 
 /// The reason why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = None;
-
-/// Capabilities that every machine needs here, besides those that all architectures need.
-pub const NEEDED: &[(Cap, &str)] = &[
-    (Cap::OneReg, "single registers"),
-    (Cap::DeviceCtrl, "devices in the kernel"),
-    (Cap::ArmPsci02, "PSCI 0.2"),
-];
 
 /// A VM; it has interrupt controllers once it has vCPUs.
 ///

@@ -4,34 +4,29 @@ use std::sync::Arc;
 
 use super::layout;
 use super::power::{I8042, I8042_SIZE, Reset, Sleep};
-use crate::board::Buses;
-use crate::bus::Overlap;
-use crate::devices::panic::Panic;
-use crate::devices::progress::Progress;
-use crate::devices::serial::{SERIAL_SIZE, Serial};
+use crate::bus::{Buses, Device, Overlap};
 use crate::exit::End;
 
 /// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 
-/// Adds the serial port.
+/// Adds the serial port, `size` registers long.
 ///
 /// # Errors
 /// [`Overlap`].
-pub fn plug_console(buses: &mut Buses, serial: Arc<Serial>) -> Result<(), Overlap> {
-    buses
-        .ports
-        .insert(layout::SERIAL_PORT.into(), SERIAL_SIZE, serial)
+pub fn plug_console(buses: &mut Buses, serial: Arc<dyn Device>, size: u64) -> Result<(), Overlap> {
+    buses.ports.insert(layout::SERIAL_PORT.into(), size, serial)
 }
 
-/// Adds the ports and devices that end a run, and the debug port.
+/// Adds the ports that end a run, which announce it to `end`, the panic device and the debug port.
 ///
 /// # Errors
 /// [`Overlap`].
 pub fn plug_power(
     buses: &mut Buses,
     end: &Arc<End>,
-    progress: &Arc<Progress>,
+    panic: Arc<dyn Device>,
+    progress: Arc<dyn Device>,
 ) -> Result<(), Overlap> {
     let end = || Arc::clone(end);
     let ports = &mut buses.ports;
@@ -42,6 +37,6 @@ pub fn plug_power(
         I8042_SIZE,
         Arc::new(I8042(end())),
     )?;
-    ports.insert(layout::PVPANIC_PORT.into(), 1, Arc::new(Panic(end())))?;
-    ports.insert(layout::DEBUG_PORT.into(), 1, progress.clone())
+    ports.insert(layout::PVPANIC_PORT.into(), 1, panic)?;
+    ports.insert(layout::DEBUG_PORT.into(), 1, progress)
 }

@@ -45,8 +45,6 @@ pub const WINDOW: u64 = 0xd020_0000;
 pub const WINDOW_MAX: u64 = 512 << 20;
 /// Maximum number of vCPUs: APIC ids have eight bits here, and 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
 /// The I/O APIC that KVM emulates.
 pub const IO_APIC: u32 = 0xfec0_0000;
 /// Each vCPU's local APIC.

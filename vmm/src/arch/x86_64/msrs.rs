@@ -6,7 +6,6 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_cpuid_entry2, kvm_enable_cap,
@@ -14,10 +13,7 @@ use kvm_bindings::{
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
-use crate::config::Config;
-use crate::confine::Inherited;
 use crate::kvm::KvmError;
-use crate::vm::{Vm, VmError};
 
 /// A machine's registers.
 pub trait MsrDevice: Debug + Send + Sync {
@@ -57,21 +53,6 @@ pub trait VcpuMsrs: Debug {
     /// # Errors
     /// Errors of the host, which end the run.
     fn enter(&mut self, vcpu: &VcpuFd) -> io::Result<()>;
-}
-
-impl Vm {
-    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
-    /// same: `config.seccomp` must be off for a device that makes other system calls.
-    ///
-    /// # Errors
-    /// See [`Vm::new`].
-    pub fn with_msrs(
-        config: Config,
-        inherited: Inherited,
-        msrs: Arc<dyn MsrDevice>,
-    ) -> Result<Self, VmError> {
-        Self::make(config, inherited, Some(msrs))
-    }
 }
 
 /// Makes accesses to registers of `device` return from KVM's run call.

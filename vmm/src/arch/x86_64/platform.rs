@@ -4,22 +4,20 @@ use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::layout;
-use crate::kvm::KvmError;
+use crate::kvm::{Host, KvmError};
 
-/// KVM's kernel modules for x86-64, in addition to the common one.
-pub const MODULES: &[&str] = &["kvm_intel", "kvm_amd", "kvm_pvm"];
-
-/// The remedy for a host without KVM.
-pub const REMEDY: &str = "enable virtualisation in the firmware and load kvm-intel or kvm-amd";
+/// The requirements of a machine on x86-64.
+pub const HOST: Host = Host {
+    remedy: "enable virtualisation in the firmware and load kvm-intel or kvm-amd",
+    modules: &["kvm_intel", "kvm_amd", "kvm_pvm"],
+    needed: &[
+        (Cap::SetTssAddr, "the TSS address"),
+        (Cap::ExtCpuid, "CPUID tables"),
+    ],
+};
 
 /// The reason why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
-
-/// Capabilities that every machine on x86-64 needs, in addition to those of all architectures.
-pub const NEEDED: &[(Cap, &str)] = &[
-    (Cap::SetTssAddr, "the TSS address"),
-    (Cap::ExtCpuid, "CPUID tables"),
-];
 
 /// A VM with its interrupt controllers and without a hardware PMU.
 ///

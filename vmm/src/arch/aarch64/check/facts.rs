@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::check::{Check, Finding};
+use crate::probe::{Check, Finding};
 
 /// Behaviour of real guests of a few instructions.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::code;
 use super::facts::Guest;
-use crate::check::Finding;
-use crate::check::probes::finding;
+use crate::probe::{Finding, finding};
 use vpmu_kvm::arch::reg;
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 

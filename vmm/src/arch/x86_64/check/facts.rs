@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::check::Finding;
+use crate::probe::Finding;
 
 /// Behaviour of real guests of a few instructions.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::code;
 use super::facts::{ExitRip, Guest, GuestTsc};
-use crate::check::Finding;
-use crate::check::probes::{finding, on_machine};
+use crate::probe::{Finding, finding, on_machine};
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
 /// Timeout of a probe that ends by itself. Long, because an emulated host is slow.

@@ -1,7 +1,7 @@
 //! Conclusions from the findings about guests, as text.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
-use crate::check::{Check, Finding};
+use crate::probe::{Check, Finding};
 
 impl Guest {
     /// The mechanisms that a stock kernel needs and this machine lacks.

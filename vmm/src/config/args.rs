@@ -1,0 +1,263 @@
+//! The flags of `vmm run` and their `--help` texts.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use vpmu::{PersistSpec, SizeError, parse_bytes, parse_scaled};
+
+use super::{CountMode, Engine, OnReset};
+use crate::arch::board::DEFAULT_CMDLINE;
+use crate::arch::kernel;
+use crate::confine::User;
+use crate::limits::LimitArgs;
+use crate::policy::PolicyArgs;
+
+/// Arguments of `vmm run`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_help = RUN_HELP)]
+pub struct RunArgs {
+    /// Kernel to boot
+    #[arg(long, value_name = "FILE", help = kernel_help())]
+    pub kernel: Option<PathBuf>,
+
+    /// Initial RAM file system
+    #[arg(long, value_name = "FILE")]
+    pub initramfs: Option<PathBuf>,
+
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help = cmdline_help())]
+    pub cmdline: Option<String>,
+
+    /// Go on with the machine that 'vmm ctl snapshot DIR' saved, in place of booting a kernel. See below
+    #[arg(long, value_name = "DIR")]
+    pub restore: Option<PathBuf>,
+
+    /// Number of vCPUs, 1 to 254 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub vcpus: Option<u32>,
+
+    /// Guest memory in MiB, or with a suffix: 512, 512M, 4G [default: 256]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub memory: Option<u64>,
+
+    /// Read options from a JSON file; flags override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Disable the paravirtual PMU, like --pmu off
+    #[arg(long)]
+    pub no_vpmu: bool,
+
+    /// Also give the guest's processors a hardware PMU, if KVM supports one
+    #[arg(long)]
+    pub guest_pmu: bool,
+
+    /// Work that hardware events count: guest (only the guest's), or vcpu (also the host's work for
+    /// the vCPU: KVM and this VMM on its thread). Sampling events exclude the host's work in both
+    /// modes [default: guest]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub count_mode: Option<CountMode>,
+
+    /// Pin hardware events on the host: pinned events do not share a counter, and an event without
+    /// a counter is in error. Without this option the host multiplexes counters, and the guest sees
+    /// less time running than enabled
+    #[arg(long)]
+    pub pin_hardware: bool,
+
+    /// Memory of the VMM for the rings of persistent events that outlive a guest reset, in bytes or
+    /// with K or M; 0 disables it [default: 16M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub window: Option<u64>,
+
+    /// Start a persistent event before the guest's first instruction; may be given again. See below
+    #[arg(long, value_name = "EVENT[,OPTION...]")]
+    pub persistent: Vec<PersistSpec>,
+
+    /// Write the records of persistent events to this file, for 'perf script', whenever the guest
+    /// ends or resets; an older one is kept as FILE.old. The guest's own events are recorded only
+    /// if this is given [default: perf.data]
+    #[arg(long, value_name = "FILE")]
+    pub recording: Option<PathBuf>,
+
+    /// Names of the guest kernel's functions for the recording: a System.map, a copy of the guest's
+    /// /proc/kallsyms, or a vmlinux that is not stripped
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
+
+    /// Action after a guest reset or triple fault: exit, or restart; persistent events continue
+    /// [default: exit]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub on_reset: Option<OnReset>,
+
+    /// Accept the commands of 'vmm ctl' on a new Unix socket with this path
+    #[arg(long, value_name = "SOCKET")]
+    pub ctl: Option<PathBuf>,
+
+    /// Track which pages are written, for 'vmm ctl snapshot --diff'. See below
+    #[arg(long)]
+    pub track_dirty: bool,
+
+    /// Engine for the guest's samples of host events: batched (the host samples, without an exit
+    /// per sample), exit (one exit per sample), or auto (batched if the host's samples have guest
+    /// addresses, else exit) [default: auto]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub engine: Option<Engine>,
+
+    /// Run the guest as this user and group, by their numbers; needs a start as root. See below
+    #[arg(long, value_name = "UID:GID")]
+    pub user: Option<User>,
+
+    /// Make this directory the VMM's root directory before the guest runs; needs a start as root. See
+    /// below
+    #[arg(long, value_name = "DIR")]
+    pub chroot: Option<PathBuf>,
+
+    /// Run without seccomp filters, to debug the VMM
+    #[arg(long)]
+    pub no_seccomp: bool,
+
+    /// Write the result to a JSON file, however the run ends
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Print a short summary on standard error at the end
+    #[arg(long)]
+    pub summary: bool,
+
+    /// Events that the guest may open.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+
+    /// Limits of the guest's resource use.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  vmm run --kernel vmlinux --initramfs rootfs.cpio.gz --vcpus 2 --memory 512
+  vmm run --kernel bzImage --cmdline 'console=ttyS0 root=/dev/ram0' --summary
+  vmm run --kernel bzImage --persistent marks --persistent exits-io,cpu=0,size=1M,name=io
+  vmm run --kernel bzImage --persistent marks --on-reset restart --ctl vm.sock
+  vmm run --kernel bzImage --pmu clocks --allow-event instructions,cycles
+  vmm run --config vm.json --report report.json
+
+A configuration file has the flags by their long names, \"memory\" in MiB:
+  {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"pmu\": \"standard\",
+   \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
+   \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
+   \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
+   \"track-dirty\": true, \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
+   \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
+   \"report\": \"report.json\", \"summary\": true}
+
+Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
+Ctrl-A Ctrl-A sends one Ctrl-A.
+
+Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory; its
+persistent events whose rings lie in the window go on, and so does its time. A power-off, a kernel
+panic and a signal end the run all the same.
+
+Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl; --restore DIR goes
+on with it, here or on another host with the same processor, KVM and TSC frequency. vCPUs, memory, window
+and PMU are the snapshot's: leave --vcpus, --memory, --window and --no-vpmu out, or give the same. All else
+is as for a machine that boots: limits, console, control socket, confinement. The guest's clock goes on from
+the moment of the snapshot. Memory is read from DIR when the guest touches it and never written there, so
+that many machines can go on from one snapshot; keep its files as they are meanwhile. With --on-reset
+restart, --kernel says what boots after a reset. The guest's events go on with their counts; one that this host
+does not count, or --pmu and --deny-event deny, is in error. The operator's persistent events go on, too;
+--persistent starts others beside them, under other names. A snapshot that is damaged, or that this host cannot go on
+with, starts nothing: status 1, and a message that says why.
+
+Diffs: with --track-dirty KVM and the PMU note which pages are written, so that 'vmm ctl snapshot DIR --diff BASE'
+saves those alone that were written since BASE. The guest's first write to a page after each snapshot costs a fault
+that KVM serves. --restore DIR of a diff reads BASE, too.
+
+Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
+it can stop. EVENT is a name of 'vmm check --pmu full'; marks is every mark, mark=7 those of the
+value 7, exits-io:k those in kernel mode. The options:
+  period=N    a sample every so many
+  freq=N      about so many samples a second
+  cpu=N|all   on which vCPU [default: all, one event for each]
+  size=BYTES  of its records, 4K times a power of two, in the window, where the newest stay;
+              0: it only counts [default: 64K]
+  name=NAME   what it is called; with several vCPUs -0, -1 and so on follow [default: as EVENT]
+Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
+a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
+the host's name nor any path of it is in the file.
+
+Events of the guest: a tier is a list to begin with.
+  --pmu off       the machine has no PMU: nothing to see, not one exit for it
+  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and the exits that reach the VMM by
+                  reason; no hardware event is opened, unless --persistent names one
+  --pmu standard  these, the CPU's generic and cache events, page-faults, context-switches,
+                  cpu-migrations, exits, halts, and traces
+  --pmu full      these, and every raw event of the host's CPU
+--allow-event adds to the list; without --pmu it begins empty, and the guest has what is allowed alone.
+--deny-event takes out of it, whatever else allows the event, and with an event the traces that show it or
+that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*), kinds
+(hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events
+whose config has the bits of CONFIG where MASK has ones). A denied event is absent: the catalogue does
+not list it, and opening it fails as for an event that the host does not have. The list binds the
+guest: --persistent and 'vmm ctl start' take any event of the host's, and the guest may read those.
+
+Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these numbers of the host CPU's own
+events ('perf stat -e r11' in the guest). A raw event can reach what others share with the guest, such
+as a last-level cache, or tell it what its host and neighbours do: allow those that you know, from the
+manual of this very CPU. A number is an event and its unit mask; flags (any thread, edge and the like)
+are never passed on. The catalogue lists those that the host opens, as raw-0x11. With all, the guest may
+ask for any.
+
+Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, flushes, records and
+ends persistent events while the guest runs, and saves the machine. It goes with the machine; one that a dead machine
+has left is replaced.
+
+Confinement: before the guest's first instruction the VMM opens what it needs, closes the descriptors
+that it inherited, drops every capability but CAP_PERFMON, and puts a seccomp filter on each thread.
+All paths are opened before the change of the root directory: --report, --recording and --ctl may name
+files outside it. The directory of recordings stays open, so keep it inside to have nothing outside in
+reach. With --user that user needs write access to the directory of recordings, and owns the control
+socket. A system call that a filter refuses ends the VMM at once, without a report, with a message
+that names it. 'vmm check' and 'vmm ctl' are not confined.
+
+Debug port: a byte written by the guest to port 0x504, or on aarch64 to address 0xa002000, says that
+init is reached; the report has the time from the first instruction until then.
+
+Exit status:
+  0  the guest powered off         4  the guest triple-faulted
+  1  the VMM failed                5  the guest kernel panicked
+  2  wrong usage                   6  ended by Ctrl-A x, a signal or 'snapshot --then-exit'
+  3  the guest asked for a reset   7  a seccomp filter refused a system call";
+
+fn kernel_help() -> String {
+    format!("Kernel to boot: {}", kernel::KINDS)
+}
+
+fn cmdline_help() -> String {
+    format!("Kernel command line [default: \"{DEFAULT_CMDLINE}\"]")
+}
+
+/// Parses `512`, `512M` or `4G` to mebibytes.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    parse_scaled(text, &[('M', 1), ('G', 1024)]).map_err(|error| match error {
+        SizeError::Number => "give a number of MiB, or one with M or G".to_owned(),
+        SizeError::TooLarge => error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_has_units() {
+        assert_eq!(parse_memory("512"), Ok(512));
+        assert_eq!(parse_memory("512M"), Ok(512));
+        assert_eq!(parse_memory("4g"), Ok(4096));
+        for bad in ["", "G", "1.5G", "-1", "4T", "é", "99999999999999999999"] {
+            assert!(parse_memory(bad).is_err(), "{bad}");
+        }
+        assert!(parse_memory(&format!("{}G", u64::MAX)).is_err());
+    }
+}
