@@ -14,10 +14,20 @@ type Saved = Result<VcpuState, StateError>;
 /// The gate that vCPUs pass before each entry into the guest.
 #[derive(Debug, Default)]
 pub struct Gate {
+    /// Changes under the lock of `waiting`; vCPUs look at it without.
     closed: AtomicBool,
-    /// By vCPU: the state of those that wait.
-    waiting: Mutex<Vec<Option<Saved>>>,
+    waiting: Mutex<Waiting>,
     changed: Condvar,
+}
+
+/// The vCPUs at a gate.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// How many times the gate was closed. It may close again before a vCPU that it let go has noticed, which
+    /// then waits at another closing, with another state.
+    closings: u64,
+    /// By vCPU: the state of those that wait.
+    states: Vec<Option<Saved>>,
 }
 
 /// Opens the gate when it is dropped.
@@ -33,8 +43,11 @@ impl Gate {
         threads: &Threads,
         end: &End,
     ) -> Option<(Closed<'_>, Vec<Saved>)> {
-        *self.waiting() = (0..vcpus).map(|_| None).collect();
+        let mut waiting = self.waiting();
+        waiting.closings += 1;
+        waiting.states = (0..vcpus).map(|_| None).collect();
         self.closed.store(true, Ordering::SeqCst);
+        drop(waiting);
         let closed = Closed(self);
         for vcpu in 0..u32::from(vcpus) {
             // A vCPU without a thread yet looks at the gate before it enters.
@@ -42,12 +55,12 @@ impl Gate {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }
         }
-        let missing = |waiting: &mut Vec<Option<Saved>>| {
-            !end.reached() && waiting.iter().any(Option::is_none)
-        };
+        let missing =
+            |waiting: &mut Waiting| !end.reached() && waiting.states.iter().any(Option::is_none);
         let waiting = self.changed.wait_while(self.waiting(), missing);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
         let states = waiting
+            .states
             .iter_mut()
             .map(Option::take)
             .collect::<Option<_>>()?;
@@ -65,15 +78,18 @@ impl Gate {
         if !self.is_closed() {
             return false;
         }
-        let state = save();
         let mut waiting = self.waiting();
+        if !self.is_closed() {
+            return false;
+        }
+        let closing = waiting.closings;
         let place = usize::try_from(vcpu).ok();
-        if let Some(place) = place.and_then(|place| waiting.get_mut(place)) {
-            *place = Some(state);
+        if let Some(place) = place.and_then(|place| waiting.states.get_mut(place)) {
+            *place = Some(save());
         }
         self.changed.notify_all();
-        let waiting = self.changed.wait_while(waiting, |_| self.is_closed());
-        drop(waiting);
+        let this = |waiting: &mut Waiting| self.is_closed() && waiting.closings == closing;
+        drop(self.changed.wait_while(waiting, this));
         true
     }
 
@@ -83,7 +99,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<Option<Saved>>> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
         // A panicked vCPU announces the run's end, and its place stays empty.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,6 +117,7 @@ impl Drop for Closed<'_> {
 mod tests {
     use std::sync::mpsc::sync_channel;
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
     use crate::exit::Ending;
@@ -139,6 +156,34 @@ mod tests {
             assert!(passed.try_recv().is_err(), "it waits");
             drop(closed);
             passed.recv().expect("it goes on");
+        });
+    }
+
+    #[test]
+    fn gate_that_closes_again_at_once_has_each_vcpus_state() {
+        const TIMES: usize = 1000;
+        let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
+        let end = End::new().expect("event descriptors");
+        let (tell, closed) = sync_channel(TIMES);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.reached() {
+                    gate.pass(0, || Err(StateError::Malformed("vCPU")));
+                }
+            });
+            scope.spawn(|| {
+                while let Some((_closed, states)) = gate.close(1, &threads, &end) {
+                    if tell.try_send(states.len()).is_err() {
+                        break;
+                    }
+                }
+            });
+            let found: Vec<usize> = (0..TIMES)
+                .map_while(|_| closed.recv_timeout(Duration::from_secs(10)).ok())
+                .collect();
+            end.announce(Ok(Ending::Poweroff));
+            gate.left();
+            assert_eq!(found, [1; TIMES], "the vCPU waits on");
         });
     }
 }
