@@ -1,7 +1,9 @@
 //! Addresses to names: the kernel's from /proc/kallsyms, programs' from their ELF files.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use vpmu_symbols::{Elf, Functions, Segments, kallsyms, printable};
@@ -13,6 +15,9 @@ pub(crate) const KALLSYMS: &str = "/proc/kallsyms";
 
 /// Most characters of a program's function, templates and generic arguments included.
 const NAME_MAX: usize = 4096;
+
+/// The largest program that is read.
+const LARGEST: u64 = 1 << 30;
 
 /// The functions of `kallsyms` that contain `addresses`; a missing file also counts as hidden.
 pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
@@ -62,7 +67,7 @@ struct Program {
 
 impl Program {
     fn read(path: &Path) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
+        let bytes = regular(path)?;
         let elf = Elf::parse(&bytes).ok()?;
         let functions = elf.functions().rename(|name| {
             let name = rustc_demangle::demangle(name);
@@ -80,6 +85,21 @@ impl Program {
         let (name, _) = self.functions.at(address)?;
         Some(name)
     }
+}
+
+/// The bytes of a regular file. A process chooses what lies at the paths of its mappings: a FIFO would block,
+/// /dev/zero never ends.
+fn regular(path: &Path) -> Option<Vec<u8>> {
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = file.open(path).ok()?;
+    let status = file.metadata().ok()?;
+    if !status.is_file() || status.len() > LARGEST {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// Programs read so far.
@@ -200,6 +220,23 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         let name = programs.function(map, ip).unwrap();
         assert!(name.ends_with("a_function_of_this_program"), "{name}");
         assert_eq!(programs.function(map, map.start - 1), None);
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).unwrap();
+        let large = directory.path().join("large");
+        let file = File::create(&large).unwrap();
+        file.set_len(LARGEST + 1).unwrap();
+        for path in [Path::new("/dev/zero"), &fifo, &large, directory.path()] {
+            assert_eq!(regular(path), None, "{path:?}");
+        }
+        file.set_len(3).unwrap();
+        assert_eq!(regular(&large), Some(vec![0; 3]));
     }
 
     #[test]
