@@ -42,6 +42,19 @@ fn dependencies(package: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// Directories of the workspace's members, in order of names.
+fn members() -> Vec<String> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let (_, members) = manifest.split_once("default-members = [").unwrap();
+    let (members, _) = members.split_once(']').unwrap();
+    let mut members: Vec<String> = members
+        .split(", ")
+        .map(|member| member.trim_matches('"').to_owned())
+        .collect();
+    members.sort();
+    members
+}
+
 /// Every `.rs` file below `dir`.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -106,19 +119,36 @@ fn abi_is_layouts_alone() {
 /// The tests' own calls are raw: they pass what no safe function passes.
 #[test]
 fn only_one_crate_calls_perf() {
-    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    let (_, members) = manifest.split_once("default-members = [").unwrap();
-    let (members, _) = members.split_once(']').unwrap();
-    let mut calling = BTreeSet::new();
-    for member in members.split(", ").map(|member| member.trim_matches('"')) {
+    let mut members = members();
+    members.retain(|member| {
         let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
-        if manifest.contains("\nperf-event-open-sys") {
-            calling.insert(member);
-        }
-    }
-    assert_eq!(calling, BTreeSet::from(["tests", "vpmu/perf"]));
+        manifest.contains("\nperf-event-open-sys")
+    });
+    assert_eq!(members, ["tests", "vpmu/perf"]);
     let found = dependencies("vpmu-perf");
     let expected = ["libc", "perf-event-open-sys"].map(str::to_owned);
+    assert_eq!(found, BTreeSet::from(expected));
+}
+
+/// Symbol tables of ELF files and the kernel's text are read in one place, for the host and the guest.
+/// Other crates' tests may compare with a reader of their own.
+#[test]
+fn only_one_crate_reads_symbols() {
+    let mut members = members();
+    members.retain(|member| {
+        let src = root().join(member).join("src");
+        let files = if src.is_dir() {
+            sources(&src)
+        } else {
+            Vec::new()
+        };
+        let is_test = |file: &Path| file.to_string_lossy().ends_with("tests.rs");
+        let reads = |file: &PathBuf| !is_test(file) && code(file).contains("ObjectSymbol");
+        files.iter().any(reads)
+    });
+    assert_eq!(members, ["vpmu/symbols"]);
+    let found = dependencies("vpmu-symbols");
+    let expected = ["object", "thiserror"].map(str::to_owned);
     assert_eq!(found, BTreeSet::from(expected));
 }
 

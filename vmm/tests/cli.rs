@@ -5,25 +5,18 @@
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::process::Stdio;
 
 use common::{
-    Bench, HALT, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_report, run,
-    running, vmm,
+    Bench, HALT, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_output,
+    read_report, run, running, terminate, vmm,
 };
 
 /// Runs `vmm` with `args`; checks that it fails with `code` and one line that contains all `words`.
+#[track_caller]
 fn refused(args: &[&str], code: i32, words: &[&str]) {
-    let output = vmm(args).output().expect("vmm starts");
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
-    assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
-    assert!(text.starts_with("vmm: "), "{text}");
-    for word in words {
-        assert!(text.contains(word), "{args:?}: no {word:?} in: {text}");
-    }
-    assert!(output.stdout.is_empty(), "{args:?}");
+    common::refused(&vmm(args).output().expect("vmm starts"), code, words);
 }
 
 #[test]
@@ -342,10 +335,7 @@ fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("vmm starts");
-    let mut text = [0; 7];
-    let mut output = child.stdout.take().expect("piped");
-    output.read_exact(&mut text).expect("the prompt");
-    assert_eq!(&text, b"login: ");
+    assert_eq!(read_output(&mut child, 7), "login: ");
     let mut input = child.stdin.take().expect("piped");
     input.write_all(b"\x01x").expect("the keys");
     assert_eq!(child.wait().expect("a child").code(), Some(6));
@@ -362,10 +352,8 @@ fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("vmm starts");
-    let mut output = child.stdout.take().expect("piped");
-    output.read_exact(&mut [0; 5000]).expect("the guest runs");
-    kill("-TERM", &child);
-    assert_eq!(child.wait().expect("a child").code(), Some(6));
+    read_output(&mut child, 5000);
+    terminate(child);
 }
 
 #[test]

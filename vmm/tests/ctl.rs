@@ -9,10 +9,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Output};
 
-use common::{Bench, SPIN, kill, mark, messages, out, run, running, vmm};
+use common::{
+    Bench, SPIN, ctl, kill, mark, messages, out, read_output, refused, run, running, terminate, vmm,
+};
 use serde_json::{Value, json};
 
 /// A machine whose guest has placed seven marks and spins; its control socket is in `bench`.
@@ -43,7 +45,7 @@ impl Machine {
     }
 
     fn ask(&self, args: &[&str]) -> Output {
-        ask(&self.socket, args)
+        ctl(&self.socket, args)
     }
 
     /// The answer to a command that must succeed.
@@ -53,26 +55,9 @@ impl Machine {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    fn end(mut self) {
-        kill("-TERM", &self.child);
-        assert_eq!(self.child.wait().expect("a child").code(), Some(6));
+    fn end(self) {
+        terminate(self.child);
     }
-}
-
-fn ask(socket: &Path, args: &[&str]) -> Output {
-    let mut command = vmm(["ctl", "--socket"]);
-    command.arg(socket).args(args).output().expect("vmm starts")
-}
-
-/// Checks that a command failed with `code` and one line that contains all `words`.
-fn refused(output: &Output, code: i32, words: &[&str]) {
-    let text = messages(output);
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    for word in words {
-        assert!(text.contains(word), "no {word:?} in: {text}");
-    }
-    assert!(output.stdout.is_empty());
 }
 
 #[test]
@@ -197,15 +182,15 @@ fn wrong_usage_and_no_machine_have_their_exit_statuses() {
     usage(&["ctl", "--socket", "x", "end"], &["EVENT", "--help"]);
     usage(&["ctl", "--socket", "x", "list", "all"], &["all", "--help"]);
     let absent = bench.path("absent");
-    refused(&ask(&absent, &["list"]), 1, &["absent", "vmm run --ctl"]);
+    refused(&ctl(&absent, &["list"]), 1, &["absent", "vmm run --ctl"]);
     let notes = bench.file("notes", b"dear diary");
-    refused(&ask(&notes, &["list"]), 1, &["notes", "--socket"]);
+    refused(&ctl(&notes, &["list"]), 1, &["notes", "--socket"]);
     let machine = Machine::start(&bench);
     kill("-KILL", &machine.child);
     let Machine { mut child, socket } = machine;
     child.wait().expect("a child");
     assert!(socket.exists(), "nobody took it away");
-    refused(&ask(&socket, &["list"]), 1, &["vm.sock", "has ended"]);
+    refused(&ctl(&socket, &["list"]), 1, &["vm.sock", "has ended"]);
 }
 
 #[test]
@@ -251,15 +236,14 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
         .arg(&socket)
         .arg("--recording")
         .arg(bench.path("perf.data"));
-    let mut child = running(&mut command);
-    let mut output = child.stdout.take().expect("piped");
-    let machine = Machine { child, socket };
+    let child = running(&mut command);
+    let mut machine = Machine { child, socket };
     let mut before = 0;
     let now = bench.path("now.data");
     let now = now.to_str().expect("a plain path");
     for _ in 0..10 {
         // At least one more boot.
-        std::io::Read::read_exact(&mut output, &mut [0]).expect("the guest boots");
+        read_output(&mut machine.child, 1);
         let [boots] = names(&machine);
         assert_eq!(boots["id"], 1);
         let count = boots["count"].as_u64().expect("a count");
@@ -273,7 +257,7 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
     }
     assert!(before >= 10, "{before} boots");
     // The output has no reader any more.
-    drop(output);
+    drop(machine.child.stdout.take());
     machine.end();
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::driver::opening;
-use common::{Bench, SPIN, TRIPLE_FAULT, kill, messages, running, vmm};
+use common::{Bench, SPIN, TRIPLE_FAULT, ctl, messages, running, terminate, vmm};
 
 /// More events than the VMM has descriptors.
 const EVENTS: u16 = 100;
@@ -67,18 +67,16 @@ fn the_control_socket_is_served_all_the_same() {
     let bench = Bench::new();
     let socket = bench.path("vm.sock");
     let mut command = poor(&bench.kernel(&greedy(&SPIN)));
-    let mut machine = running(command.arg("--ctl").arg(&socket));
+    let machine = running(command.arg("--ctl").arg(&socket));
     let waiting: Vec<_> = (0..15)
         .map(|_| UnixStream::connect(&socket).expect("answers"))
         .collect();
     let dumped = bench.path("now.data");
     let dumped = dumped.to_str().expect("a plain path");
     for words in [&["list"] as &[&str], &["dump", dumped]] {
-        let mut ask = vmm(["ctl", "--socket"]);
-        let output = ask.arg(&socket).args(words).output().expect("vmm starts");
+        let output = ctl(&socket, words);
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
     drop(waiting);
-    kill("-TERM", &machine);
-    assert_eq!(machine.wait().expect("a child").code(), Some(6));
+    terminate(machine);
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use common::{
     Bench, HALT, SPIN, TRIPLE_FAULT, kill, mark, messages, out, power_off, read_report, run,
-    running, values,
+    running, terminate, values,
 };
 
 /// `vmm run` of `code` with an event for all marks; recording and report are in `bench`.
@@ -54,9 +54,7 @@ fn every_end_of_a_guest_leaves_a_recording() {
 fn a_signal_leaves_one_too() {
     let bench = Bench::new();
     let code = [marks(3), out(0x3f8, b'!'), SPIN.to_vec()].concat();
-    let mut child = running(&mut recorded(&bench, &code));
-    kill("-TERM", &child);
-    assert_eq!(child.wait().expect("a child").code(), Some(6));
+    terminate(running(&mut recorded(&bench, &code)));
     assert_eq!(values(&bench.path("perf.data")), [1, 2, 3]);
 }
 
@@ -153,12 +151,7 @@ fn what_cannot_be_started_is_told_before_the_guest_runs() {
     let kernel = bench.kernel(&power_off());
     let refused = |args: &[&str], words: &[&str]| {
         let output = run(&kernel).args(args).output().expect("vmm starts");
-        let text = messages(&output);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
-        for word in words {
-            assert!(text.contains(word), "{args:?}: no {word:?} in: {text}");
-        }
+        common::refused(&output, 1, words);
     };
     refused(&["--persistent", "nonsense"], &["nonsense"]);
     refused(&["--persistent", "marks,cpu=1"], &["no vCPU 1", "has 1"]);

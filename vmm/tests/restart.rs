@@ -5,10 +5,11 @@
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
-use std::io::Read;
 use std::process::Stdio;
 
-use common::{Bench, HALT, TRIPLE_FAULT, kill, messages, out, power_off, read_report, run};
+use common::{
+    Bench, HALT, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run, terminate,
+};
 
 /// `out`, register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
@@ -85,11 +86,7 @@ fn a_machine_without_the_pmu_boots_again_too() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("vmm starts");
-    let mut output = child.stdout.take().expect("piped");
-    let mut text = [0; 20];
-    output.read_exact(&mut text).expect("twenty boots");
-    assert_eq!(&text, &[b'!'; 20]);
+    assert_eq!(read_output(&mut child, 20), "!".repeat(20));
     // A guest that resets for ever ends by a signal at any time.
-    kill("-TERM", &child);
-    assert_eq!(child.wait().expect("a child").code(), Some(6));
+    terminate(child);
 }

@@ -14,7 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use common::{Bench, kill, messages, out, read_report, run, values, vmm};
+use common::{
+    Bench, ctl, kill, messages, out, read_output, read_report, refused, run, terminate, values, vmm,
+};
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
@@ -116,15 +118,7 @@ impl Machine {
     }
 
     fn said(&mut self, bytes: usize) -> String {
-        let mut text = vec![0; bytes];
-        let output = self.child.stdout.as_mut().expect("piped");
-        if let Err(error) = output.read_exact(&mut text) {
-            let mut log = String::new();
-            let messages = self.child.stderr.as_mut().expect("piped");
-            messages.read_to_string(&mut log).expect("text");
-            panic!("{error}: {log}");
-        }
-        String::from_utf8(text).expect("letters")
+        read_output(&mut self.child, bytes)
     }
 
     /// The next letter.
@@ -135,9 +129,8 @@ impl Machine {
     }
 
     fn snapshot(&self, directory: &Path, args: &[&str]) -> Output {
-        let mut command = vmm(["ctl", "--socket"]);
-        command.arg(&self.socket).arg("snapshot").arg(directory);
-        command.args(args).output().expect("vmm starts")
+        let directory = directory.to_str().expect("text");
+        ctl(&self.socket, &[&["snapshot", directory], args].concat())
     }
 
     /// The machine writes the memory; the program with the limit writes the state.
@@ -203,24 +196,17 @@ impl Machine {
         (status.expect("no signal"), text, log)
     }
 
-    fn end(mut self) {
-        kill("-TERM", &self.child);
-        assert_eq!(self.child.wait().expect("a child").code(), Some(6));
+    fn end(self) {
+        terminate(self.child);
     }
 }
 
 /// Checks that `vmm run --restore` fails with `code` and `words` before the guest runs.
-fn refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
+#[track_caller]
+fn restore_refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
     let mut command = vmm(["run", "--restore"]);
     let output = command.arg(directory).args(args).output();
-    let output = output.expect("vmm starts");
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    for word in words {
-        assert!(text.contains(word), "no {word:?} in: {text}");
-    }
-    assert!(output.stdout.is_empty());
+    refused(&output.expect("vmm starts"), code, words);
 }
 
 #[test]
@@ -272,15 +258,11 @@ fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
     input.write_all(b"x").expect("room");
     // Other requests are served meanwhile.
     for command in ["list", "flush"] {
-        let mut ctl = vmm(["ctl", "--socket"]);
-        let output = ctl.arg(&machine.socket).arg(command).output();
-        let output = output.expect("vmm starts");
+        let output = ctl(&machine.socket, &[command]);
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
     let output = machine.snapshot(&bench.path("here"), &[]);
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("another client"), "{text}");
+    refused(&output, 1, &["another client"]);
     let line = b"{\"do\":\"finish\",\"id\":\"one\"}\n";
     client.get_mut().write_all(line).expect("sent");
     let mut reply = String::new();
@@ -312,10 +294,7 @@ fn machine_goes_on_if_its_state_cannot_be_written() {
     assert_eq!(machine.next(), "aa");
     let directory = bench.path("here");
     let output = machine.snapshot_without_room(&directory, &["--then-exit"]);
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.contains("the machine goes on"), "{text}");
+    refused(&output, 1, &["the machine goes on"]);
     assert!(!directory.exists());
     assert_eq!(machine.next(), "bb");
     kill("-TERM", &machine.child);
@@ -360,10 +339,7 @@ fn directory_that_is_not_empty_keeps_its_files_and_the_machine_runs_on() {
     fs::create_dir(&directory).expect("made");
     fs::write(directory.join("notes"), "mine").expect("written");
     let output = machine.snapshot(&directory, &[]);
-    assert_eq!(output.status.code(), Some(1));
-    let text = messages(&output);
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.contains("empty"), "{text}");
+    refused(&output, 1, &["empty"]);
     assert_eq!(fs::read_dir(&directory).expect("there").count(), 1);
     assert_eq!(machine.next(), "aa");
     machine.end();
@@ -382,9 +358,7 @@ fn failed_write_leaves_nothing_and_the_machine_runs_on() {
     assert_eq!(machine.said(1), "!");
     let directory = bench.path("here");
     let output = machine.snapshot(&directory, &[]);
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("cannot write the memory"), "{text}");
+    refused(&output, 1, &["cannot write the memory"]);
     assert!(!directory.exists());
     assert_eq!(machine.next(), "aa");
     machine.end();
@@ -500,10 +474,7 @@ fn diff_without_its_base_is_refused() {
     let bench = Bench::new();
     let [base, other, diff, one] = ["base", "other", "diff", "one"].map(|name| bench.path(name));
     let said = |output: &Output, words: &str| {
-        let text = messages(output);
-        assert_eq!(output.status.code(), Some(1), "{text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
-        assert!(text.contains(words), "no {words:?} in: {text}");
+        refused(output, 1, &[words]);
         assert!(!diff.exists());
     };
     let machine = Machine::boot(&bench, &[]);
@@ -518,11 +489,11 @@ fn diff_without_its_base_is_refused() {
     said(&machine.diff(&diff, &base), "the last one");
     machine.saved_diff(&one, &other);
     machine.end();
-    refused(&one, &["--memory", "64"], 2, &["--memory"]);
+    restore_refused(&one, &["--memory", "64"], 2, &["--memory"]);
     fs::rename(&other, bench.path("away")).expect("ours");
-    refused(&one, &[], 1, &["needs its base", "other/state"]);
+    restore_refused(&one, &[], 1, &["needs its base", "other/state"]);
     fs::rename(&base, &other).expect("ours");
-    refused(&one, &[], 1, &["other is not the snapshot"]);
+    restore_refused(&one, &[], 1, &["other is not the snapshot"]);
 }
 
 #[test]
@@ -552,9 +523,7 @@ fn machine_that_was_reset_has_no_base() {
     input.write_all(b"x").expect("the machine reads");
     assert_eq!(machine.said(1), "!");
     let output = machine.diff(&bench.path("diff"), &base);
-    let text = messages(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("reset"), "{text}");
+    refused(&output, 1, &["reset"]);
     machine.end();
 }
 
@@ -578,9 +547,7 @@ fn events_go_on_over_twenty_saves_and_restores() {
         }
     }
     assert_eq!(machine.next(), "uu");
-    let mut command = vmm(["ctl", "--json", "--socket"]);
-    let output = command.arg(&machine.socket).arg("list").output();
-    let output = output.expect("vmm starts");
+    let output = ctl(&machine.socket, &["list", "--json"]);
     let listed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let event = &listed["events"][0];
     assert_eq!((&event["count"], &event["lost"]), (&22.into(), &0.into()));
@@ -620,14 +587,14 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     machine.saved(&one);
     machine.saved(&other);
     machine.end();
-    refused(&bench.path("nowhere"), &[], 1, &["nowhere/state"]);
-    refused(&one, &["--vcpus", "3"], 2, &["--vcpus", "has 2"]);
-    refused(&one, &["--memory", "64"], 2, &["--memory", "has 16"]);
-    refused(&one, &["--no-vpmu"], 2, &["--no-vpmu", "has a PMU"]);
-    refused(&one, &["--pmu", "off"], 2, &["--pmu", "has a PMU"]);
-    refused(&one, &["--on-reset", "restart"], 2, &["--kernel"]);
+    restore_refused(&bench.path("nowhere"), &[], 1, &["nowhere/state"]);
+    restore_refused(&one, &["--vcpus", "3"], 2, &["--vcpus", "has 2"]);
+    restore_refused(&one, &["--memory", "64"], 2, &["--memory", "has 16"]);
+    restore_refused(&one, &["--no-vpmu"], 2, &["--no-vpmu", "has a PMU"]);
+    restore_refused(&one, &["--pmu", "off"], 2, &["--pmu", "has a PMU"]);
+    restore_refused(&one, &["--on-reset", "restart"], 2, &["--kernel"]);
     let no = |change: &dyn Fn(&Path), words: &[&str]| {
-        refused(&changed(&bench, &one, change), &[], 1, words);
+        restore_refused(&changed(&bench, &one, change), &[], 1, words);
     };
     let gone = |name: &'static str| {
         move |directory: &Path| fs::remove_file(directory.join(name)).expect("there")
@@ -725,7 +692,7 @@ fn forged_state_with_a_digest_of_its_own_starts_nothing() {
     let forged = |pointer: &str, value: Value, words: &[&str]| {
         let forge = |state: &mut Value| *state.pointer_mut(pointer).expect("there") = value;
         let forged = changed(&bench, &diff, |directory| reseal(directory, forge));
-        refused(&forged, &[], 1, words);
+        restore_refused(&forged, &[], 1, words);
     };
     forged("/pmu/device/format", json!(99), &["format 99"]);
     forged("/pmu/device/vcpus", json!([]), &["vCPUs"]);

@@ -12,7 +12,7 @@
 #[path = "support/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "the benchmark counts its rounds")]
-#[path = "../benches/slowdown/guest.rs"]
+#[path = "../benches/common/guest.rs"]
 mod guest;
 
 use std::collections::BTreeMap;

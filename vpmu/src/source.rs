@@ -91,8 +91,8 @@ pub struct Offer {
     pub excludes: bool,
 }
 
-/// A request for a counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A request for a counter. By default it only counts, in all modes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Request {
     /// See [`Offer::kind`].
     pub kind: u32,

@@ -4,10 +4,12 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -15,6 +17,8 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
 use vpmu::source::{Counter, Engine, Mode, Overflows, Rate, Request, Sampling, Source};
+
+use common::alone;
 
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
@@ -24,12 +28,6 @@ static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn count(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// One test at a time: two would compete for the CPUs.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn source() -> PerfSource {
@@ -42,10 +40,8 @@ fn request(kind: u32, config: u64, sampling: Option<Sampling>) -> Request {
         kind,
         config,
         sampling,
-        exclude_user: false,
-        exclude_kernel: false,
         exclude_host: kind == KIND_HARDWARE,
-        pinned: false,
+        ..Request::default()
     }
 }
 

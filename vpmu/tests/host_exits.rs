@@ -9,115 +9,43 @@
     reason = "guest memory, and a mount namespace of the test's own"
 )]
 
+#[expect(dead_code, reason = "benchmarks use the rest")]
+#[path = "../benches/common/guest.rs"]
+mod guest;
+
 use std::io;
 use std::path::Path;
 
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use kvm_ioctls::{Kvm, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use vpmu::host::{PerfSource, traces_exits};
 use vpmu::source::{Counter, HostExit, Overflows, Recorded, Request, Source};
 
-const MEMORY: usize = 0x40_0000;
-const PML4: u64 = 0x1000;
-const PROGRAM: u64 = 0x8000;
+use guest::{Guest, PROGRAM};
+
 /// An address that the guest maps but that has no memory.
 const WINDOW: u64 = 0x60_0000;
-/// `again: mov [rsi], ecx; inc ecx; jmp again`
-const LOOP: [u8; 6] = [0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa];
+/// `mov esi, WINDOW; again: mov [rsi], ecx; inc ecx; jmp again`
+const LOOP: [u8; 11] = [
+    0xbe, 0x00, 0x00, 0x60, 0x00, 0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa,
+];
+/// The store.
+const STORE: u64 = PROGRAM + 5;
 
-/// The machine; its fields drop in this order.
-struct Guest {
-    vcpu: VcpuFd,
-    _vm: VmFd,
-    _memory: GuestMemoryMmap,
+/// A vCPU about to loop; `None`: this machine has no KVM.
+fn guest() -> Option<Guest> {
+    if !Path::new("/dev/kvm").exists() {
+        return None;
+    }
+    let kvm = Kvm::new().expect("/dev/kvm opens");
+    Some(Guest::new(&kvm, &LOOP).expect("a guest"))
 }
 
-impl Guest {
-    /// A vCPU about to loop; `None`: this machine has no KVM.
-    fn new() -> Option<Self> {
-        if !Path::new("/dev/kvm").exists() {
-            return None;
-        }
-        let kvm = Kvm::new().expect("/dev/kvm opens");
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
-        write(&memory).expect("in memory");
-        let vm = kvm.create_vm().expect("a VM");
-        vm.set_tss_address(0xfffb_d000).expect("a TSS");
-        let host = memory.get_host_address(GuestAddress(0)).expect("in memory");
-        let region = kvm_userspace_memory_region {
-            memory_size: MEMORY as u64,
-            userspace_addr: host as u64,
-            ..Default::default()
-        };
-        // SAFETY: the whole of a mapping that the guest owns and drops after the VM.
-        unsafe { vm.set_user_memory_region(region) }.expect("a region");
-        let vcpu = vm.create_vcpu(0).expect("a vCPU");
-        let mut sregs = vcpu.get_sregs().expect("registers");
-        ring_3(&mut sregs);
-        vcpu.set_sregs(&sregs).expect("registers");
-        let regs = kvm_regs {
-            rip: PROGRAM,
-            rsi: WINDOW,
-            rflags: 2,
-            ..Default::default()
-        };
-        vcpu.set_regs(&regs).expect("registers");
-        Some(Self {
-            vcpu,
-            _vm: vm,
-            _memory: memory,
-        })
-    }
-
-    /// Runs to the next store.
-    fn store(&mut self) {
-        let exit = self.vcpu.run().expect("runs");
-        assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "{exit:?}");
-    }
-}
-
-/// The program, and tables that map the first 8 MiB.
-fn write(memory: &GuestMemoryMmap) -> Result<(), vm_memory::GuestMemoryError> {
-    const OPEN: u64 = 0b111;
-    const LARGE: u64 = 1 << 7;
-    memory.write_slice(&LOOP, GuestAddress(PROGRAM))?;
-    memory.write_obj((PML4 + 0x1000) | OPEN, GuestAddress(PML4))?;
-    memory.write_obj((PML4 + 0x2000) | OPEN, GuestAddress(PML4 + 0x1000))?;
-    for index in 0..4 {
-        let entry = index << 21 | LARGE | OPEN;
-        memory.write_obj(entry, GuestAddress(PML4 + 0x2000 + 8 * index))?;
-    }
-    Ok(())
-}
-
-/// Flat 64-bit segments of ring 3, paging on.
-fn ring_3(sregs: &mut kvm_sregs) {
-    let data = kvm_segment {
-        limit: u32::MAX,
-        selector: 0x1b,
-        type_: 3,
-        present: 1,
-        dpl: 3,
-        db: 1,
-        s: 1,
-        g: 1,
-        ..Default::default()
-    };
-    sregs.cs = kvm_segment {
-        selector: 0x23,
-        type_: 11,
-        db: 0,
-        l: 1,
-        ..data
-    };
-    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    sregs.cr0 = 0x8005_0033;
-    sregs.cr3 = PML4;
-    sregs.cr4 = 0x620;
-    sregs.efer = 0x501;
+/// Runs to the next store.
+fn store(guest: &mut Guest) {
+    let exit = guest.vcpu.run().expect("runs");
+    assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "{exit:?}");
 }
 
 /// Mounts tracefs where this process expects it, for the calling thread only.
@@ -153,14 +81,10 @@ fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
     let request = Request {
         kind: KIND_EXIT_TRACE,
         config: EXIT_ALL,
-        sampling: None,
-        exclude_user: false,
-        exclude_kernel: false,
-        exclude_host: false,
-        pinned: false,
+        ..Request::default()
     };
     let recorder = source.open(&request, source.thread()).expect("offered");
-    let guest = Guest::new().ok_or("no /dev/kvm")?;
+    let guest = guest().ok_or("no /dev/kvm")?;
     Ok((recorder, source, guest))
 }
 
@@ -177,6 +101,20 @@ fn drained(recorder: &mut dyn Counter) -> (Vec<HostExit>, u64) {
     (exits, lost)
 }
 
+/// On hosts without tracepoints, too.
+#[test]
+fn guest_exits_at_each_store() {
+    let Some(mut guest) = guest() else {
+        return eprintln!("nothing runs on this machine: no /dev/kvm");
+    };
+    for _ in 0..3 {
+        store(&mut guest);
+        let ip = guest.vcpu.get_regs().expect("registers").rip;
+        // KVM skips the store before or after the exit.
+        assert!([STORE, STORE + 2].contains(&ip), "{ip:#x}");
+    }
+}
+
 /// VPMU-D-6.8-7.
 #[test]
 fn every_exit_is_recorded_with_its_place_and_its_end() {
@@ -185,28 +123,28 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
         Ok(all) => all,
         Err(why) => return eprintln!("nothing recorded on this machine: {why}"),
     };
-    guest.store();
+    store(&mut guest);
     let from = source.tsc();
     recorder.start().expect("starts");
     for _ in 0..STORES / 2 {
-        guest.store();
+        store(&mut guest);
     }
     let (mut exits, lost) = drained(&mut *recorder);
     for exit in &exits {
         assert!(exit.back.is_some(), "one that is not over stays: {exit:?}");
     }
     for _ in 0..STORES / 2 {
-        guest.store();
+        store(&mut guest);
     }
     recorder.stop().expect("stops");
     let until = source.tsc();
-    guest.store();
+    store(&mut guest);
     let (rest, more) = drained(&mut *recorder);
     exits.extend(rest);
     assert_eq!((lost, more), (0, 0));
     let counted = recorder.read().expect("reads").value;
     assert_eq!(exits.len() as u64, counted, "each once");
-    let stores = exits.iter().filter(|exit| exit.ip == PROGRAM);
+    let stores = exits.iter().filter(|exit| exit.ip == STORE);
     assert!(stores.count() >= STORES, "{exits:x?}");
     let reasons: std::collections::BTreeSet<_> = exits.iter().map(|exit| exit.reason).collect();
     eprintln!(
@@ -233,7 +171,7 @@ fn what_finds_no_room_is_counted_to_the_exit() {
     for rounds in [5_000, 100, 10_000] {
         recorder.start().expect("starts");
         for _ in 0..rounds {
-            guest.store();
+            store(&mut guest);
         }
         recorder.stop().expect("stops");
     }
@@ -245,10 +183,10 @@ fn what_finds_no_room_is_counted_to_the_exit() {
     // The records after a loss are returned again, and the loss once.
     for _ in 0..2 {
         recorder.start().expect("starts");
-        guest.store();
+        store(&mut guest);
         recorder.stop().expect("stops");
         let (exits, lost) = drained(&mut *recorder);
         assert_eq!(lost, 0);
-        assert!(exits.iter().any(|exit| exit.ip == PROGRAM), "{exits:x?}");
+        assert!(exits.iter().any(|exit| exit.ip == STORE), "{exits:x?}");
     }
 }

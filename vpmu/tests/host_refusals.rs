@@ -1,8 +1,10 @@
 //! Provokes each refusal of this host's perf; checks its reason, and what the source then offers.
 #![expect(unsafe_code, reason = "gives up limits and capabilities")]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use vmm_sys_util::signal::SIGRTMIN;
@@ -12,15 +14,11 @@ use vpmu::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::{Engine, Rate, Request, Sampling, Source};
 
+use common::alone;
+
 const CPU_CLOCK: u64 = 0;
 /// Descriptors that a source leaves free.
 const LEFT: u64 = 32;
-
-/// The limit of descriptors applies to the process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn clock() -> Request {
     Request {
@@ -30,10 +28,7 @@ fn clock() -> Request {
             rate: Rate::Period(1_000_000_000),
             engine: Engine::Exit,
         }),
-        exclude_user: false,
-        exclude_kernel: false,
-        exclude_host: false,
-        pinned: false,
+        ..Request::default()
     }
 }
 

@@ -5,12 +5,13 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
 mod syscalls;
 
 use std::fs;
 use std::io;
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ use vpmu::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
 use vpmu::source::{CounterKey, CounterSet, Engine, Rate, Reading, Request, Sampling, Source};
 
+use common::alone;
+
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
 const CONTEXT_SWITCHES: u64 = 3;
@@ -27,12 +30,6 @@ const CONTEXT_SWITCHES: u64 = 3;
 const EVENTS: [u64; 5] = [0, TASK_CLOCK, PAGE_FAULTS, CONTEXT_SWITCHES, 4];
 /// Most counters in a group.
 const MOST_IN_GROUP: usize = 64;
-
-/// One test at a time: they count the descriptors of the process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn source() -> PerfSource {
     PerfSource::new(SIGRTMIN()).expect("a source")
@@ -48,11 +45,7 @@ fn event(config: u64) -> Request {
     Request {
         kind: KIND_SOFTWARE,
         config,
-        sampling: None,
-        exclude_user: false,
-        exclude_kernel: false,
-        exclude_host: false,
-        pinned: false,
+        ..Request::default()
     }
 }
 

@@ -5,6 +5,8 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
 #[path = "device/driver.rs"]
 #[expect(dead_code, reason = "a driver of what hostile tests need, too")]
 mod driver;
@@ -12,8 +14,8 @@ mod syscalls;
 
 use std::fs;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -21,12 +23,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{
-    Engines, ExitReason, GuestRegs, Interrupt, Limits, Machine, Registers, Settings, Turn,
-    VcpuSession, Vpmu,
-};
+use vpmu::{Engines, ExitReason, Interrupt, Limits, Settings, Turn, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use self::common::{Bare, Still, alone};
 use self::driver::{DriverQueue, QUEUE_SIZE};
 
 const CPU_CLOCK: u64 = 0;
@@ -43,26 +43,6 @@ const MOST_COMMANDS: usize = 2048;
 /// Longer than any vCPU takes, however busy the machine is.
 const LONG: Duration = Duration::from_secs(120);
 
-/// One test at a time: they count the descriptors of the process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A machine without hypervisor statistics.
-#[derive(Debug)]
-struct Bare;
-
-impl Machine for Bare {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-}
-
 /// The interrupt of a driver that polls.
 #[derive(Debug)]
 struct Silent;
@@ -70,14 +50,6 @@ struct Silent;
 impl Interrupt for Silent {
     fn used(&self, _queues: &[u16]) -> io::Result<()> {
         Ok(())
-    }
-}
-
-struct Still;
-
-impl Registers for Still {
-    fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs { ip: 1, user: true })
     }
 }
 
@@ -356,12 +328,12 @@ fn exits_and_marks_without_samples_make_no_system_call() {
     let visits = syscalls::count(|| {
         for _ in 0..1000 {
             lane.vcpu.enter();
-            lane.vcpu.leave(ExitReason::Io, &mut Still);
+            lane.vcpu.leave(ExitReason::Io, &mut Still(1));
         }
     });
     let marks = syscalls::count(|| {
         for _ in 0..1000 {
-            lane.vcpu.mark(7, &mut Still);
+            lane.vcpu.mark(7, &mut Still(1));
         }
     });
     eprintln!("1000 visits: {visits} system calls, 1000 marks: {marks} system calls");

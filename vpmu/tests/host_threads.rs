@@ -4,55 +4,30 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::thread;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE};
 use vpmu::host::PerfSource;
 use vpmu::source::Rate;
-use vpmu::{
-    Engines, ExitReason, GuestRegs, Machine, Persist, PersistentStatus, Registers, Settings, Vpmu,
-};
+use vpmu::{Engines, ExitReason, Persist, PersistentStatus, Settings, Vpmu};
+
+use common::{Bare, Still, ignore_signals};
 
 /// Nanoseconds that each thread adds to the event's count.
 const SPENT: u64 = 50_000_000;
 const IP: u64 = 0x1234;
 
-/// A machine without hypervisor statistics.
-#[derive(Debug)]
-struct Bare;
-
-impl Machine for Bare {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-}
-
-struct Still;
-
-impl Registers for Still {
-    fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs { ip: IP, user: true })
-    }
-}
-
-extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-
-fn source() -> PerfSource {
-    register_signal_handler(SIGRTMIN(), ignore).expect("a handler");
-    PerfSource::new(SIGRTMIN()).expect("a source")
-}
-
 fn device() -> Vpmu {
     let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
-    let source = source();
+    ignore_signals();
+    let source = PerfSource::new(SIGRTMIN()).expect("a source");
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);
     let window = GuestMemoryMmap::<()>::from_ranges(&[range]).expect("memory");
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
@@ -68,7 +43,7 @@ fn boot(vpmu: &Vpmu) -> u64 {
         loop {
             vcpu.enter();
             black_box(());
-            vcpu.leave(ExitReason::Signal, &mut Still);
+            vcpu.leave(ExitReason::Signal, &mut Still(IP));
             let count = only(vpmu).count;
             if count - start >= SPENT {
                 return count;

@@ -26,10 +26,7 @@ fn open(source: &PerfSource, config: u64) -> Box<dyn Counter> {
             rate: Rate::Period(1_000_000),
             engine: Engine::Batched,
         }),
-        exclude_user: false,
-        exclude_kernel: false,
-        exclude_host: false,
-        pinned: false,
+        ..Request::default()
     };
     let opened = source.open(&request, source.thread());
     opened.expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")

@@ -5,6 +5,9 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+#[expect(dead_code, reason = "other tests use the rest")]
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::hint::black_box;
@@ -13,38 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::PAGE_SIZE;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::Rate;
-use vpmu::{Engines, ExitReason, GuestRegs, Hardware, Machine, Persist, Registers, Settings, Vpmu};
+use vpmu::{Engines, ExitReason, Hardware, Persist, Settings, Vpmu};
 
-/// A machine without hypervisor statistics.
-#[derive(Debug)]
-struct Bare;
-
-impl Machine for Bare {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-}
-
-struct Still;
-
-impl Registers for Still {
-    fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: 0x1234,
-            user: true,
-        })
-    }
-}
-
-extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+use common::{Bare, Still, ignore_signals};
 
 fn threads() -> BTreeSet<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("a process");
@@ -80,13 +58,13 @@ fn run(vpmu: &Vpmu) {
         while begin.elapsed() < Duration::from_millis(1) {
             black_box(0);
         }
-        session.leave(ExitReason::Signal, &mut Still);
+        session.leave(ExitReason::Signal, &mut Still(0x1234));
     }
 }
 
 #[test]
 fn construction_makes_every_thread_and_work_makes_none() {
-    register_signal_handler(SIGRTMIN(), ignore).expect("a handler");
+    ignore_signals();
     let (tell, told) = std::sync::mpsc::channel();
     let begin = move || {
         let name = std::thread::current().name().unwrap_or_default().to_owned();

@@ -3,8 +3,9 @@
 pub(crate) mod driver;
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// The load address of small guests: above the boot tables.
 const LOAD: u64 = 0x20_0000;
@@ -108,6 +109,25 @@ pub(crate) fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Checks that a command failed with `code` and one line that contains all `words`.
+#[track_caller]
+pub(crate) fn refused(output: &Output, code: i32, words: &[&str]) {
+    let text = messages(output);
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
+    assert!(text.starts_with("vmm: "), "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+    assert!(output.stdout.is_empty(), "{words:?}");
+}
+
+/// `vmm ctl` with `args` at a machine's control socket.
+pub(crate) fn ctl(socket: &Path, args: &[&str]) -> Output {
+    let mut command = vmm(["ctl", "--socket"]);
+    command.arg(socket).args(args).output().expect("vmm starts")
+}
+
 /// The report at `path`.
 pub(crate) fn read_report(path: &Path) -> serde_json::Value {
     let text = fs::read(path).expect("a report");
@@ -123,21 +143,42 @@ pub(crate) fn mark(value: u32) -> Vec<u8> {
 }
 
 /// Sends `signal` (`-TERM`) to `child`.
-pub(crate) fn kill(signal: &str, child: &std::process::Child) {
+pub(crate) fn kill(signal: &str, child: &Child) {
     let id = child.id().to_string();
     let kill = Command::new("kill").args([signal, &id]).status();
     assert!(kill.expect("kill starts").success());
 }
 
+/// Ends a machine by SIGTERM.
+#[track_caller]
+pub(crate) fn terminate(mut child: Child) {
+    kill("-TERM", &child);
+    assert_eq!(child.wait().expect("a child").code(), Some(6));
+}
+
+/// Waits for the next `bytes` bytes of a guest's output.
+#[track_caller]
+pub(crate) fn read_output(child: &mut Child, bytes: usize) -> String {
+    let mut text = vec![0; bytes];
+    let output = child.stdout.as_mut().expect("piped");
+    if let Err(error) = output.read_exact(&mut text) {
+        let mut log = String::new();
+        if let Some(messages) = &mut child.stderr {
+            messages.read_to_string(&mut log).expect("text");
+        }
+        panic!("{error}: {log}");
+    }
+    String::from_utf8(text).expect("text")
+}
+
 /// Starts a machine, and waits until its guest has printed something.
-pub(crate) fn running(command: &mut Command) -> std::process::Child {
+pub(crate) fn running(command: &mut Command) -> Child {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("vmm starts");
-    let output = child.stdout.as_mut().expect("piped");
-    std::io::Read::read_exact(output, &mut [0]).expect("the guest runs");
+    read_output(&mut child, 1);
     child
 }
 

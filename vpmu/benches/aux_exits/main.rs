@@ -14,7 +14,7 @@
 #[expect(dead_code, reason = "the device's tests need more of a driver")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
-#[path = "../slowdown/guest.rs"]
+#[path = "../common/guest.rs"]
 mod guest;
 mod trace;
 

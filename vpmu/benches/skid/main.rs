@@ -15,7 +15,7 @@
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "nobody asks for its count")]
-#[path = "../slowdown/guest.rs"]
+#[path = "../common/guest.rs"]
 mod guest;
 mod watched;
 

@@ -14,6 +14,7 @@
 #[path = "../common/driver.rs"]
 mod common;
 mod driver;
+#[path = "../common/guest.rs"]
 mod guest;
 mod host_clock;
 

@@ -170,12 +170,7 @@ fn work(times: u64) {
     let source = PerfSource::new(SIGRTMIN()).expect("a host");
     let request = vpmu::source::Request {
         kind: vpmu::abi::KIND_SOFTWARE,
-        config: 0,
-        sampling: None,
-        exclude_user: false,
-        exclude_kernel: false,
-        exclude_host: false,
-        pinned: false,
+        ..Default::default()
     };
     let mut clock = source.open(&request, source.thread()).expect("a clock");
     clock.start().expect("started");

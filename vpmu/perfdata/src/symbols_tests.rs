@@ -6,6 +6,8 @@
 
 use std::fs;
 
+use object::{Object, ObjectSymbol};
+
 use super::*;
 
 fn file(bytes: &[u8]) -> tempfile::NamedTempFile {

@@ -188,11 +188,9 @@ mod tests {
                 let request = Request {
                     kind,
                     config: 1,
-                    sampling: None,
                     exclude_user: true,
-                    exclude_kernel: false,
                     exclude_host,
-                    pinned: false,
+                    ..Request::default()
                 };
                 let attr = attr(&request, CpuPmu::default());
                 assert_eq!(attr.exclude_host(), u64::from(exclude_host));

@@ -127,11 +127,7 @@ mod tests {
         Request {
             kind: KIND_SOFTWARE,
             config,
-            sampling: None,
-            exclude_user: false,
-            exclude_kernel: false,
-            exclude_host: false,
-            pinned: false,
+            ..Request::default()
         }
     }
 

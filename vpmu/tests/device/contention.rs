@@ -55,6 +55,26 @@ fn others_share_of_a_counter_shows_in_time_running() {
     }
 }
 
+/// Opens an event, has the host give up its counter, and checks that `op` and a notice report it without a
+/// reason.
+pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32) {
+    let event = rig.open(request).expect("open");
+    rig.post_notice(0, 16);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(thread(0), 40, 4);
+    assert_eq!(rig.value(0, event), 40);
+    // Another user has its counter: perf ends the reads of such an event.
+    rig.world.give_up(thread(0));
+    let reply = rig.command(0, op, event);
+    assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
+    let notice = rig.whole_notice().expect("a notice");
+    assert_eq!(
+        (notice.kind.get(), notice.event.get(), notice.value.get()),
+        (NOTICE_ERROR, event, REFUSED_NOT.into())
+    );
+}
+
 #[test]
 fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
     for request in [
@@ -65,20 +85,7 @@ fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
             ..of_host(FAULTS, 0)
         },
     ] {
-        let mut rig = Rig::new();
-        let event = rig.open(&request).expect("open");
-        rig.post_notice(0, 16);
-        rig.command(0, COMMAND_ENABLE, event);
-        rig.world.work(thread(0), 40, 4);
-        assert_eq!(rig.value(0, event), 40);
-        rig.world.give_up(thread(0));
-        let reply = rig.command(0, COMMAND_READ, event);
-        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
-        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
-        let notice = rig.whole_notice().expect("a notice");
-        assert_eq!(notice.kind.get(), NOTICE_ERROR);
-        assert_eq!(notice.event.get(), event);
-        assert_eq!(notice.value.get(), u32::from(REFUSED_NOT));
+        reports_lost_counter(&mut Rig::new(), &request, COMMAND_READ);
     }
 }
 

@@ -3,6 +3,7 @@
 use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
 
+use crate::contention::reports_lost_counter;
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
 
@@ -290,21 +291,6 @@ fn operators_own_events_of_hardware_are_pinned_too() {
 #[test]
 fn pinned_hardware_without_a_counter_is_in_error() {
     for request in [cycles(), sampling(cycles(), 1_000_000)] {
-        let mut rig = pinning(true);
-        let event = rig.open(&request).expect("open");
-        rig.post_notice(0, 16);
-        rig.command(0, COMMAND_ENABLE, event);
-        rig.world.work(thread(0), 40, 4);
-        assert_eq!(rig.value(0, event), 40);
-        // Another user has its counter: perf ends the reads of such an event.
-        rig.world.give_up(thread(0));
-        let reply = rig.command(0, COMMAND_DISABLE, event);
-        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
-        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
-        let notice = rig.whole_notice().expect("a notice");
-        assert_eq!(
-            (notice.kind.get(), notice.event.get(), notice.value.get()),
-            (NOTICE_ERROR, event, REFUSED_NOT.into())
-        );
+        reports_lost_counter(&mut pinning(true), &request, COMMAND_DISABLE);
     }
 }

@@ -22,15 +22,21 @@ fn ips(ring: &mut Reader) -> Vec<u64> {
     ring.samples().iter().map(|sample| sample.ip).collect()
 }
 
+/// An event that samples each twentieth, paused after fifteen.
+fn paused_after_fifteen(kind: u32, config: u64) -> (Rig, u64, Reader) {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
+    let ring = rig.map(target, 4);
+    rig.mark(0, START, 1);
+    happen(&rig, 15, 1);
+    rig.mark(0, STOP, 1);
+    (rig, target, ring)
+}
+
 #[test]
 fn count_reset_in_a_pause_keeps_its_period() {
     for (kind, config) in BACKINGS {
-        let mut rig = Rig::new();
-        let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
-        let mut ring = rig.map(target, 4);
-        rig.mark(0, START, 1);
-        happen(&rig, 15, 1);
-        rig.mark(0, STOP, 1);
+        let (mut rig, target, mut ring) = paused_after_fifteen(kind, config);
         happen(&rig, 100, 2);
         assert_eq!(rig.value(0, target), 15);
         rig.command(0, COMMAND_RESET, target);
@@ -46,12 +52,7 @@ fn count_reset_in_a_pause_keeps_its_period() {
 #[test]
 fn period_set_in_a_pause_begins_at_its_end() {
     for (kind, config) in BACKINGS {
-        let mut rig = Rig::new();
-        let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
-        let mut ring = rig.map(target, 4);
-        rig.mark(0, START, 1);
-        happen(&rig, 15, 1);
-        rig.mark(0, STOP, 1);
+        let (mut rig, target, mut ring) = paused_after_fifteen(kind, config);
         assert_eq!(rig.valued(0, COMMAND_PERIOD, target, 30), 0);
         happen(&rig, 100, 2);
         rig.mark(0, START, 1);

@@ -6,6 +6,7 @@ use vpmu::{ExitReason, Persist};
 
 use super::{WINDOW_FEATURES, asked, marks, reader, samples, window};
 use crate::links::{paused, trigger};
+use crate::reader::Reader;
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
@@ -13,15 +14,20 @@ fn ids(rig: &mut Rig) -> Vec<u64> {
     rig.listed().iter().map(|event| event.id.get()).collect()
 }
 
+/// A device with an event that outlives a reset, and its ring in the window.
+fn recorder(request: &OpenRequest) -> (Rig, u64, Reader) {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(request).expect("open");
+    rig.detach(event, "recorder").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    (rig, event, reader(&memory, first, 4))
+}
+
 /// VPMU-D-4-3, VPMU-D-6.9-2.
 #[test]
 fn event_with_a_ring_in_the_window_survives_a_reset() {
-    let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "recorder").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
-    let mut ring = reader(&memory, first, 4);
+    let (mut rig, event, mut ring) = recorder(&marks(0));
     rig.mark(0, 5, 1);
     let before = rig.listed();
     rig.vpmu.reset();
@@ -41,12 +47,7 @@ fn event_with_a_ring_in_the_window_survives_a_reset() {
 
 #[test]
 fn samples_between_drivers_name_no_task() {
-    let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
-    let mut ring = reader(&memory, first, 4);
+    let (mut rig, _, mut ring) = recorder(&marks(0));
     rig.runs(0, 7, 8);
     rig.mark(0, 5, 1);
     rig.vpmu.reset();
@@ -99,12 +100,7 @@ fn reset_closes_events_with_guest_pages() {
 
 #[test]
 fn reset_closes_redirected_events_and_children() {
-    let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
-    let mut ring = reader(&memory, first, 4);
+    let (mut rig, event, mut ring) = recorder(&marks(0));
     let other = rig.open(&marks(0)).expect("open");
     rig.redirect(other, event).expect("redirected");
     let child = OpenRequest {
@@ -121,15 +117,9 @@ fn reset_closes_redirected_events_and_children() {
 
 #[test]
 fn host_counters_survive_a_reset() {
-    let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
     let (kind, config) = CYCLES;
-    let request = sampling(open_of(kind, config, 0), 100);
-    let event = rig.open(&request).expect("open");
-    rig.detach(event, "").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let (mut rig, event, mut ring) = recorder(&sampling(open_of(kind, config, 0), 100));
     rig.command(0, COMMAND_ENABLE, event);
-    let mut ring = reader(&memory, first, 4);
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.vpmu.reset();
@@ -148,14 +138,11 @@ fn host_counters_survive_a_reset() {
 /// VPMU-D-6.9-3.
 #[test]
 fn new_driver_gets_no_notice_due_to_the_previous_one() {
-    let mut rig = Rig::windowed(&window(8));
     let wakes = OpenRequest {
         wakeup: 1.into(),
         ..marks(0)
     };
-    let event = rig.open(&wakes).expect("open");
-    rig.detach(event, "").expect("detached");
-    rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let (mut rig, event, _) = recorder(&wakes);
     rig.mark(0, 5, 1);
     rig.vpmu.reset();
     rig.mark(0, 5, 1);
@@ -168,14 +155,10 @@ fn new_driver_gets_no_notice_due_to_the_previous_one() {
 
 #[test]
 fn driver_without_rings_does_not_stop_persistent_events() {
-    let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let (mut rig, event, mut ring) = recorder(&marks(0));
     rig.activate(1 << 32);
     rig.mark(0, 5, 1);
-    assert_eq!(reader(&memory, first, 4).raw().len(), 1);
+    assert_eq!(ring.raw().len(), 1);
     assert_eq!(ids(&mut rig), [event]);
 }
 

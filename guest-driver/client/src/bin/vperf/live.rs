@@ -10,7 +10,7 @@ use crate::data::{Line, Process};
 use crate::names::{Key, Names, Spot};
 use crate::processes::Processes;
 use crate::profile::{Row, Sums};
-use crate::symbols::{KernelFunctions, Programs};
+use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
 /// Most distinct positions in one frame; samples elsewhere are still counted.
 const MOST_SPOTS: usize = 1 << 16;
@@ -60,7 +60,7 @@ impl Live {
         Self {
             since: Since::default(),
             processes: processes(),
-            kernel: KernelFunctions::read(Path::new("/proc/kallsyms")),
+            kernel: KernelFunctions::read(Path::new(KALLSYMS)),
             programs: Programs::default(),
         }
     }

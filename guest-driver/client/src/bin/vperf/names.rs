@@ -1,6 +1,7 @@
 //! Names for samples: process, file, function.
 
 use clap::ValueEnum;
+use vpmu_symbols::Functions;
 
 use crate::data::{Kernel, Map, Process, Sample, Task};
 use crate::histories::Histories;
@@ -60,12 +61,11 @@ impl From<&Sample> for Spot {
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     histories: Histories,
-    kernel: &'a Kernel,
+    kernel: Functions<&'a str>,
     programs: &'a mut Programs,
 }
 
 impl<'a> Names<'a> {
-    /// The symbols of `kernel` are in order.
     pub(crate) fn new(
         processes: &[Process],
         tasks: &[Task],
@@ -74,7 +74,7 @@ impl<'a> Names<'a> {
     ) -> Self {
         Self {
             histories: Histories::new(processes, tasks),
-            kernel,
+            kernel: kernel.functions(),
             programs,
         }
     }
@@ -144,11 +144,8 @@ impl<'a> Names<'a> {
     }
 
     fn kernel_function(&self, ip: u64) -> String {
-        let symbols = &self.kernel.symbols;
-        let after = symbols.partition_point(|symbol| symbol.start <= ip);
-        let symbol = after.checked_sub(1).and_then(|index| symbols.get(index));
-        let symbol = symbol.filter(|symbol| ip < symbol.end);
-        symbol.map_or_else(|| page(ip), |symbol| symbol.name.clone())
+        let function = self.kernel.at(ip);
+        function.map_or_else(|| page(ip), |(&name, _)| name.to_owned())
     }
 }
 

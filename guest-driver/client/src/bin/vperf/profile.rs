@@ -104,10 +104,7 @@ impl Recording {
             Line::Sample(sample) => self.samples.push(sample),
             Line::Lost(lost) => self.lost.push(lost),
             Line::Throttle(throttle) => self.throttles.push(throttle),
-            Line::Kernel(mut kernel) => {
-                kernel.symbols.sort_by_key(|symbol| symbol.start);
-                self.kernel = kernel;
-            }
+            Line::Kernel(kernel) => self.kernel = kernel,
             Line::Trace(trace) => self.add_trace(trace),
             Line::Aux(aux) => self.add_packets(&aux),
             Line::Traced(traced) => {

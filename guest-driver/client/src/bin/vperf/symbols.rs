@@ -1,12 +1,23 @@
 //! Addresses to names: the kernel's from /proc/kallsyms, programs' from their ELF files.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
+use vpmu_symbols::{Elf, Functions, Segments, kallsyms, printable};
 
 use crate::data::{Kernel, Map, Symbol};
+
+/// The functions of the running kernel.
+pub(crate) const KALLSYMS: &str = "/proc/kallsyms";
+
+/// Most characters of a program's function, templates and generic arguments included.
+const NAME_MAX: usize = 4096;
+
+/// The largest program that is read.
+const LARGEST: u64 = 1 << 30;
 
 /// The functions of `kallsyms` that contain `addresses`; a missing file also counts as hidden.
 pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
@@ -18,131 +29,82 @@ pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
 
 /// All functions of the kernel.
 #[derive(Debug)]
-pub(crate) struct KernelFunctions(Vec<(u64, String)>);
+pub(crate) struct KernelFunctions(Functions<String>);
 
 impl KernelFunctions {
-    pub(crate) fn read(kallsyms: &Path) -> Self {
-        let text = fs::read_to_string(kallsyms).unwrap_or_default();
-        let mut functions: Vec<(u64, String)> = text.lines().filter_map(kernel_function).collect();
-        functions.sort_by_key(|&(start, _)| start);
+    pub(crate) fn read(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap_or_default();
+        let functions = kallsyms(&String::from_utf8_lossy(&bytes)).rename(|name| name.to_string());
         Self(functions)
     }
 
     /// The kernel shows zero addresses to users without permission.
     pub(crate) fn are_hidden(&self) -> bool {
-        self.0.last().is_none_or(|&(start, _)| start == 0)
+        self.0.is_empty()
     }
 
     /// The functions that contain `addresses`.
     pub(crate) fn of(&self, addresses: &[u64]) -> Kernel {
-        let hidden = !addresses.is_empty() && self.are_hidden();
-        let mut symbols: Vec<Symbol> = Vec::new();
-        let mut addresses = addresses.to_vec();
-        addresses.sort_unstable();
-        for address in addresses {
-            let is_known = symbols.last().is_some_and(|last| address < last.end);
-            if !hidden && !is_known {
-                symbols.extend(covering(&self.0, address));
-            }
+        let functions = self.0.covering(addresses.iter().copied());
+        let symbols = functions.into_iter().map(|function| Symbol {
+            start: function.start,
+            end: function.end,
+            name: function.name.clone(),
+        });
+        Kernel {
+            symbols: symbols.collect(),
+            hidden: !addresses.is_empty() && self.are_hidden(),
         }
-        Kernel { symbols, hidden }
     }
 }
 
-/// Parses `address type name [module]`, for code only.
-fn kernel_function(line: &str) -> Option<(u64, String)> {
-    let (address, rest) = line.split_once(' ')?;
-    let (kind, name) = rest.split_once(' ')?;
-    let is_code = matches!(kind, "t" | "T" | "w" | "W");
-    let address = u64::from_str_radix(address, 16).ok()?;
-    is_code.then(|| (address, name.replace('\t', " ")))
-}
-
-/// The last function that begins at or before `address`, up to the next one. The length of the last
-/// function is unknown, so it is limited: addresses far behind it have no function.
-fn covering(functions: &[(u64, String)], address: u64) -> Option<Symbol> {
-    let after = functions.partition_point(|&(start, _)| start <= address);
-    let start = functions.get(after.checked_sub(1)?)?.0;
-    // The first of several names for one address.
-    let first = functions.partition_point(|&(other, _)| other < start);
-    let (_, name) = functions.get(first)?;
-    let end = functions
-        .get(after)
-        .map_or_else(|| start.saturating_add(4096), |&(next, _)| next);
-    (address < end).then(|| Symbol {
-        start,
-        end,
-        name: name.clone(),
-    })
-}
-
-/// Segments and functions of an ELF file.
+/// Segments and functions of a program.
 #[derive(Debug)]
-struct Elf {
-    /// File offset, length, address.
-    segments: Vec<(u64, u64, u64)>,
-    /// By start.
-    functions: Vec<Symbol>,
+struct Program {
+    segments: Segments,
+    functions: Functions<String>,
 }
 
-impl Elf {
+impl Program {
     fn read(path: &Path) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
-        let file = object::File::parse(bytes.as_slice()).ok()?;
-        let segments = file.segments().map(|segment| {
-            let (offset, length) = segment.file_range();
-            (offset, length, segment.address())
+        let bytes = regular(path)?;
+        let elf = Elf::parse(&bytes).ok()?;
+        let functions = elf.functions().rename(|name| {
+            let name = rustc_demangle::demangle(name);
+            printable(format_args!("{name:#}"), NAME_MAX)
         });
-        let mut functions: Vec<Symbol> = file
-            .symbols()
-            .chain(file.dynamic_symbols())
-            .filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text)
-            .filter_map(|symbol| {
-                let start = symbol.address();
-                let name = format!("{:#}", rustc_demangle::demangle(symbol.name().ok()?));
-                Some(Symbol {
-                    start,
-                    end: start.checked_add(symbol.size())?,
-                    name,
-                })
-            })
-            .collect();
-        functions.sort_by(|a, b| (a.start, b.end).cmp(&(b.start, a.end)));
-        functions.dedup_by_key(|function| function.start);
-        // Assembler functions often lack sizes: then up to the next function.
-        for index in 0..functions.len() {
-            let next = functions.get(index + 1).map(|next| next.start);
-            let function = &mut functions[index];
-            if function.end == function.start {
-                function.end = next.unwrap_or_else(|| function.start.saturating_add(4096));
-            }
-        }
         Some(Self {
-            segments: segments.collect(),
+            segments: elf.segments(),
             functions,
         })
     }
 
     /// The function at an offset of the file, independent of its load address.
     fn at(&self, offset: u64) -> Option<&str> {
-        let in_segment = |&&(start, length, _): &&(u64, u64, u64)| {
-            offset
-                .checked_sub(start)
-                .is_some_and(|inside| inside < length)
-        };
-        let &(start, _, base) = self.segments.iter().find(in_segment)?;
-        let address = base.checked_add(offset - start)?;
-        let after = self
-            .functions
-            .partition_point(|function| function.start <= address);
-        let function = self.functions.get(after.checked_sub(1)?)?;
-        (address < function.end).then_some(function.name.as_str())
+        let address = self.segments.address(offset)?;
+        let (name, _) = self.functions.at(address)?;
+        Some(name)
     }
+}
+
+/// The bytes of a regular file. A process chooses what lies at the paths of its mappings: a FIFO would block,
+/// /dev/zero never ends.
+fn regular(path: &Path) -> Option<Vec<u8>> {
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = file.open(path).ok()?;
+    let status = file.metadata().ok()?;
+    if !status.is_file() || status.len() > LARGEST {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// Programs read so far.
 #[derive(Debug, Default)]
-pub(crate) struct Programs(HashMap<String, Option<Elf>>);
+pub(crate) struct Programs(HashMap<String, Option<Program>>);
 
 impl Programs {
     /// Number of programs.
@@ -154,12 +116,12 @@ impl Programs {
     pub(crate) fn function(&mut self, map: &Map, ip: u64) -> Option<String> {
         let offset = ip.checked_sub(map.start)?.checked_add(map.offset)?;
         if !self.0.contains_key(&map.path) {
-            let elf = map
+            let program = map
                 .path
                 .starts_with('/')
-                .then(|| Elf::read(Path::new(&map.path)))
+                .then(|| Program::read(Path::new(&map.path)))
                 .flatten();
-            self.0.insert(map.path.clone(), elf);
+            self.0.insert(map.path.clone(), program);
         }
         self.0
             .get(&map.path)?
@@ -207,14 +169,26 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         assert_eq!(names, ["_text", "helper", "module_function [virtio_pmu]"]);
         assert_eq!(
             (kernel.symbols[1].start, kernel.symbols[1].end),
-            (base + 0x100, base + 0x200)
+            (base + 0x100, base + 0x180)
         );
         assert!(!kernel.hidden);
         assert_eq!(kallsyms(KALLSYMS, &[]), Kernel::default());
+        let data = kallsyms(KALLSYMS, &[base + 0x180, base + 0x1ff]);
+        assert_eq!(data, Kernel::default());
     }
 
     #[test]
-    fn hidden_addresses_are_told() {
+    fn line_with_bytes_outside_utf8_hides_no_other_function() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = b"ffffffff81000000 T _text\nffffffff81000100 t \xff\n\xff\xfe\0\n";
+        fs::write(file.path(), text).unwrap();
+        let kernel = kernel(file.path(), &[0xffff_ffff_8100_0010]);
+        assert_eq!(kernel.symbols.len(), 1);
+        assert_eq!(kernel.symbols[0].name, "_text");
+    }
+
+    #[test]
+    fn zero_addresses_count_as_hidden() {
         let zeros = "0000000000000000 T _text\n0000000000000000 t helper\n";
         let hidden = Kernel {
             hidden: true,
@@ -246,6 +220,23 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         let name = programs.function(map, ip).unwrap();
         assert!(name.ends_with("a_function_of_this_program"), "{name}");
         assert_eq!(programs.function(map, map.start - 1), None);
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).unwrap();
+        let large = directory.path().join("large");
+        let file = File::create(&large).unwrap();
+        file.set_len(LARGEST + 1).unwrap();
+        for path in [Path::new("/dev/zero"), &fifo, &large, directory.path()] {
+            assert_eq!(regular(path), None, "{path:?}");
+        }
+        file.set_len(3).unwrap();
+        assert_eq!(regular(&large), Some(vec![0; 3]));
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(crate) use file::{DataError, Writer, read};
 
 use serde::{Deserialize, Serialize};
 use vpmu_client::trace::Format;
+use vpmu_symbols::Functions;
 
 /// The current version of the format.
 pub(crate) const VERSION: u32 = 3;
@@ -208,7 +209,19 @@ pub(crate) struct Kernel {
     pub(crate) hidden: bool,
 }
 
-/// A function, which extends to the start of the next.
+impl Kernel {
+    /// The functions by address. Those of a forged file may be in any order and overlap.
+    pub(crate) fn functions(&self) -> Functions<&str> {
+        let symbols = self.symbols.iter().map(|symbol| vpmu_symbols::Symbol {
+            address: symbol.start,
+            size: Some(symbol.end.saturating_sub(symbol.start)),
+            name: Some(symbol.name.as_str()),
+        });
+        symbols.collect()
+    }
+}
+
+/// A function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Symbol {
     pub(crate) start: u64,

@@ -97,10 +97,7 @@ impl Recorded {
             Line::Header(header) => self.target = header.target,
             Line::Process(process) => self.processes.push(process),
             Line::Task(task) => self.tasks.push(task),
-            Line::Kernel(mut kernel) => {
-                kernel.symbols.sort_by_key(|symbol| symbol.start);
-                self.kernel = kernel;
-            }
+            Line::Kernel(kernel) => self.kernel = kernel,
             Line::Trace(line) => self.traces.push(Trace {
                 line,
                 ..Trace::default()

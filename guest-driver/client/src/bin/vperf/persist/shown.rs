@@ -17,9 +17,7 @@ use crate::data::{
 use crate::names::{Key, Names, Spot};
 use crate::processes::Processes;
 use crate::recording::sample_line;
-use crate::symbols::{KernelFunctions, Programs};
-
-const KALLSYMS: &str = "/proc/kallsyms";
+use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
 /// Records of several events to be shown.
 #[derive(Debug)]

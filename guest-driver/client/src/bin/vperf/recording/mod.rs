@@ -298,7 +298,7 @@ impl<'a> Recording<'a> {
 
     fn write_end(&mut self) -> Result<(), RecordingError> {
         let ips: Vec<u64> = std::mem::take(&mut self.kernel_ips).into_iter().collect();
-        let kernel = symbols::kernel(Path::new("/proc/kallsyms"), &ips);
+        let kernel = symbols::kernel(Path::new(symbols::KALLSYMS), &ips);
         self.line(&Line::Kernel(kernel))?;
         self.line(&Line::End(self.end))?;
         self.flush()

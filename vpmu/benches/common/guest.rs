@@ -7,10 +7,10 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::{GuestRegs, Registers};
 
-/// Guest memory, mapped one to one and open to ring 3.
+/// Guest memory. Addresses are mapped one to one and open to ring 3, up to twice as far.
 pub(crate) const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
-const PROGRAM: u64 = 0x8000;
+pub(crate) const PROGRAM: u64 = 0x8000;
 const COUNT: u64 = 0x9000;
 /// Ring 3 may use ports.
 const FLAGS: u64 = 3 << 12 | 2;
@@ -72,18 +72,16 @@ impl Guest {
     }
 }
 
-/// The program, and tables that map the first 4 MiB.
+/// The program, and tables that map the first 8 MiB.
 fn write(memory: &GuestMemoryMmap, program: &[u8]) -> Result<(), vm_memory::GuestMemoryError> {
     const OPEN: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
     memory.write_slice(program, GuestAddress(PROGRAM))?;
-    for (at, entry) in [
-        (PML4, (PML4 + 0x1000) | OPEN),
-        (PML4 + 0x1000, (PML4 + 0x2000) | OPEN),
-        (PML4 + 0x2000, LARGE | OPEN),
-        (PML4 + 0x2008, 0x20_0000 | LARGE | OPEN),
-    ] {
-        memory.write_obj(entry, GuestAddress(at))?;
+    memory.write_obj((PML4 + 0x1000) | OPEN, GuestAddress(PML4))?;
+    memory.write_obj((PML4 + 0x2000) | OPEN, GuestAddress(PML4 + 0x1000))?;
+    for index in 0..4 {
+        let entry = index << 21 | LARGE | OPEN;
+        memory.write_obj(entry, GuestAddress(PML4 + 0x2000 + 8 * index))?;
     }
     Ok(())
 }

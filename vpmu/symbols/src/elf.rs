@@ -1,0 +1,103 @@
+//! ELF files: programs, libraries, and kernels with symbols.
+
+use object::{File, Object, ObjectSegment, ObjectSymbol, SymbolKind};
+
+use crate::{Functions, Symbol};
+
+/// Errors of an ELF file.
+#[derive(Debug, thiserror::Error)]
+pub enum ElfError {
+    /// The file has another format.
+    #[error("not an ELF file")]
+    NotElf,
+    /// The file's headers or tables are inconsistent.
+    #[error(transparent)]
+    Damaged(#[from] object::Error),
+}
+
+/// An ELF file in memory.
+#[derive(Debug)]
+pub struct Elf<'a>(File<'a>);
+
+impl<'a> Elf<'a> {
+    /// Whether `bytes` begin like an ELF file.
+    #[must_use]
+    pub fn is(bytes: &[u8]) -> bool {
+        bytes.starts_with(b"\x7fELF")
+    }
+
+    /// Parses a file's headers.
+    ///
+    /// # Errors
+    /// [`ElfError`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ElfError> {
+        if !Self::is(bytes) {
+            return Err(ElfError::NotElf);
+        }
+        Ok(Self(File::parse(bytes)?))
+    }
+
+    /// The functions in the symbol tables, the one for dynamic linking included.
+    #[must_use]
+    pub fn functions(&self) -> Functions<&'a str> {
+        let symbols = self.0.symbols().chain(self.0.dynamic_symbols());
+        symbols
+            .filter(ObjectSymbol::is_definition)
+            .filter_map(|symbol| {
+                let name = match symbol.kind() {
+                    SymbolKind::Text => Some(symbol.name().ok()?),
+                    SymbolKind::Data => None,
+                    // Labels: they may lie inside a function.
+                    _ => return None,
+                };
+                Some(Symbol {
+                    address: symbol.address(),
+                    // Assembler functions often lack a size.
+                    size: Some(symbol.size()).filter(|&size| size > 0),
+                    name,
+                })
+            })
+            .collect()
+    }
+
+    /// The segments that are loaded.
+    #[must_use]
+    pub fn segments(&self) -> Segments {
+        let segments = self.0.segments().map(|segment| {
+            let (offset, length) = segment.file_range();
+            Segment {
+                offset,
+                length,
+                address: segment.address(),
+            }
+        });
+        Segments(segments.collect())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    offset: u64,
+    length: u64,
+    address: u64,
+}
+
+/// Places of a file's segments in memory.
+#[derive(Debug, Clone)]
+pub struct Segments(Vec<Segment>);
+
+impl Segments {
+    /// The address, as the file's symbols have it, of the byte at `offset` of the file.
+    #[must_use]
+    pub fn address(&self, offset: u64) -> Option<u64> {
+        self.0.iter().find_map(|segment| {
+            let inside = offset.checked_sub(segment.offset)?;
+            let address = segment.address.checked_add(inside)?;
+            (inside < segment.length).then_some(address)
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "elf_tests.rs"]
+mod tests;

@@ -1,0 +1,16 @@
+//! Functions by address: of kernels from the text of `/proc/kallsyms` and `System.map`, of programs
+//! and kernels from ELF files.
+//!
+//! A guest or a user may have forged the input. Malformed lines and symbols are skipped, and memory is
+//! bounded by the size of the input. It opens no files: which file to read, and how much of it, its
+//! users decide.
+
+mod elf;
+mod functions;
+mod kallsyms;
+mod name;
+
+pub use self::elf::{Elf, ElfError, Segments};
+pub use self::functions::{Function, Functions, Symbol};
+pub use self::kallsyms::{Name, kallsyms};
+pub use self::name::printable;

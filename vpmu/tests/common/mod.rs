@@ -1,0 +1,49 @@
+//! Parts of tests on this host's perf events.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vpmu::{GuestRegs, Machine, Registers};
+
+/// One test of a program at a time.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A machine without hypervisor statistics.
+#[derive(Debug)]
+pub(crate) struct Bare;
+
+impl Machine for Bare {
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+/// A vCPU that stays at this instruction, in user mode.
+#[derive(Debug)]
+pub(crate) struct Still(pub(crate) u64);
+
+impl Registers for Still {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs {
+            ip: self.0,
+            user: true,
+        })
+    }
+}
+
+/// Makes the signal of overflows interrupt a system call, without another effect.
+#[expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+pub(crate) fn ignore_signals() {
+    extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    register_signal_handler(SIGRTMIN(), ignore).expect("a handler");
+}
