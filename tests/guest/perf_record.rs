@@ -552,9 +552,17 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     let output = perf(&["report", "-i", "dwarf", "-D"])?;
     let said = text(&output.stdout);
     let samples = said.matches("PERF_RECORD_SAMPLE").count();
-    let stacks = said.matches("... ustack: size 1024").count();
+    let stacks = said.split("... ustack: size ").skip(1);
+    let stacks: Vec<usize> = stacks
+        .map(|rest| rest.split(',').next().unwrap_or_default().parse())
+        .collect::<Result<_, _>>()?;
     ensure!(samples > 0, "no samples");
-    ensure_eq!(stacks, samples, "stacks");
+    ensure_eq!(stacks.len(), samples, "stacks");
+    // A program that has just begun has less.
+    ensure!(
+        stacks.contains(&1024) && stacks.iter().all(|size| (1..=1024).contains(size)),
+        "bytes of stacks: {stacks:?}"
+    );
     // Each sample's registers are those of its address.
     let mut address = None;
     let mut equal = 0;
