@@ -47,7 +47,9 @@ impl Known {
 
     fn read(&self) -> io::Result<String> {
         let mut options = File::options();
-        let file = options.read(true).custom_flags(libc::O_NOFOLLOW);
+        let file = options
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = file.open(self.path())?;
         let about = file.metadata()?;
         let own = rustix::process::geteuid().as_raw();
@@ -135,6 +137,17 @@ mod tests {
         let other = directory.path().join("other");
         fs::write(&other, one.text(true)).expect("written");
         std::os::unix::fs::symlink(&other, one.path()).expect("a link");
+        assert_eq!(one.answer(), None);
+    }
+
+    #[test]
+    fn fifo_is_ignored_without_waiting_for_a_writer() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let one = known(directory.path(), "one");
+        one.keep(true).expect("kept");
+        fs::remove_file(one.path()).expect("removed");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, one.path(), kind, mode, 0).expect("made");
         assert_eq!(one.answer(), None);
     }
 
