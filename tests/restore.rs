@@ -303,7 +303,7 @@ fn tools_measure_on_over_two_saves() {
     whole(&consoles.concat());
 }
 
-/// What a state file says of the machine.
+/// The machine in a state file.
 fn state(file: &str) -> Value {
     let text = SESSION.get().text(file);
     let line = text.lines().nth(1).expect("a second line");
@@ -382,7 +382,7 @@ fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
 #[test]
 fn forged_state_starts_nothing() {
     let session = SESSION.get();
-    // What changes nothing is no forgery.
+    // An unchanged state with a new digest is restored.
     let log = session.text("forged-none.log");
     assert_eq!(session.exit("forged-none"), 0, "{log}");
     rest(session.file("forged-none.console"));

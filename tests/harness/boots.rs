@@ -8,7 +8,7 @@ use std::thread;
 #[doc(hidden)]
 pub use linkme::{self, distributed_slice};
 
-/// Boots that tests of this program share. Each waits until its guest has run, whoever booted it.
+/// Boots that tests of this program share. Each function boots its guest once, and returns when the guest has run.
 #[doc(hidden)]
 #[distributed_slice]
 pub static BOOTS: [fn()];

@@ -128,7 +128,7 @@ pub struct Ran {
     pub footprint: Footprint,
 }
 
-/// What probes found out about this host, for as long as it runs.
+/// The directory of the host's probe results, which last until the host boots.
 const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {

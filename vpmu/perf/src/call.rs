@@ -91,7 +91,7 @@ pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An ioctl with an argument by value. `call` is one of perf's that take no pointer.
+/// An ioctl with an argument by value; `request` is one of perf's that take no pointer.
 fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
     // SAFETY: the requests below take their argument by value and access no memory.

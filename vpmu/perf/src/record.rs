@@ -1,7 +1,7 @@
 //! The records in a ring, or in a copy of its bytes, oldest first.
 //!
-//! Nothing in a ring is trusted, whoever writes it: a forged head, tail or length leads neither out
-//! of the ring nor into an endless walk. Knows headers and words; fields are the users' business.
+//! A ring's contents may be forged. Whatever its head, tail and lengths are, a walk stays inside the
+//! ring and ends. This module reads headers and words; callers interpret the fields.
 
 use perf_event_open_sys::bindings as perf;
 

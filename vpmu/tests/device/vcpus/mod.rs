@@ -97,7 +97,7 @@ impl VcpuThread {
         Pending(result)
     }
 
-    /// The thread's result; the test fails if there is none.
+    /// Runs `act` on the thread and returns its result; fails the test if the thread panicked.
     fn run<T: Send + 'static>(&self, act: impl FnOnce(&mut Lane) -> T + Send + 'static) -> T {
         self.begin(act).wait()
     }
