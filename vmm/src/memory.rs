@@ -5,7 +5,9 @@
 
 use std::fs::File;
 use std::io;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
@@ -187,18 +189,20 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers each of `memories` with KVM, which logs the guest's writes if they are `tracked`.
+/// Registers each region of `memories` with KVM, in slots from `first`; KVM logs the guest's writes if they
+/// are `tracked`.
 ///
 /// # Errors
 /// [`MemoryError::Register`].
 pub fn register(
     vm: &VmFd,
     memories: &[&GuestMemoryMmap],
+    first: u32,
     tracked: bool,
 ) -> Result<(), MemoryError> {
     let flags = if tracked { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
     let regions = memories.iter().flat_map(|memory| memory.iter());
-    for (slot, region) in (0u32..).zip(regions) {
+    for (slot, region) in (first..).zip(regions) {
         let address = region.start_addr().raw_value();
         let registration = kvm_userspace_memory_region {
             slot,
@@ -213,6 +217,48 @@ pub fn register(
             .map_err(|source| MemoryError::Register { address, source })?;
     }
     Ok(())
+}
+
+/// A registration on a thread of its own: KVM waits for its readers at each slot, for milliseconds on some hosts. The
+/// thread has ended when this value is gone.
+#[derive(Debug)]
+pub struct Registration(Option<JoinHandle<Result<(), MemoryError>>>);
+
+impl Registration {
+    /// Begins what [`register`] does, with one memory.
+    ///
+    /// # Errors
+    /// The host cannot start another thread.
+    pub fn begin(
+        vm: Arc<VmFd>,
+        memory: GuestMemoryMmap,
+        first: u32,
+        tracked: bool,
+    ) -> io::Result<Self> {
+        let thread = thread::Builder::new().name("memory".to_owned());
+        let thread = thread.spawn(move || register(&vm, &[&memory], first, tracked))?;
+        Ok(Self(Some(thread)))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// See [`register`].
+    pub fn finish(mut self) -> Result<(), MemoryError> {
+        self.join().unwrap_or(Ok(()))
+    }
+
+    fn join(&mut self) -> Option<Result<(), MemoryError>> {
+        let ended = self.0.take()?.join();
+        Some(ended.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // Another error is on its way.
+        let _ = self.join();
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The order is that of the boot. Everything with a path is opened first. Then, while the process
-//! has one thread, [`Confinement::drop_privileges`] closes inherited descriptors, changes the root
-//! directory and the user, and drops capabilities: later threads inherit that. Each thread installs
-//! its own seccomp filter when it starts ([`Confinement::spawn`]), the main thread last
-//! ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
+//! The order is that of the boot. Everything with a path is opened first. Then
+//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the
+//! user, and drops capabilities: later threads inherit that, and earlier ones end before the guest
+//! runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
+//! thread last ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
 
@@ -192,7 +192,8 @@ impl Confinement {
     }
 
     /// Drops everything that `needs` does not name, as `options` require, and prepares the filters.
-    /// Call it while there is one thread, after everything with a path is open.
+    /// Call it after everything with a path is open. Threads that exist keep their privileges: they must end
+    /// before the guest's first instruction.
     ///
     /// # Errors
     /// [`ConfineError`]; some privileges may have been dropped.

@@ -28,7 +28,7 @@ pub(super) struct Boot {
     // Fields drop in this order.
     vcpus: Vec<VcpuFd>,
     controller: Controller,
-    pub(super) vm: VmFd,
+    pub(super) vm: Arc<VmFd>,
     pub(super) clock: GuestClock,
     can_sync: bool,
 }
@@ -47,7 +47,7 @@ impl Boot {
         clock: Option<&GuestClock>,
     ) -> Result<Self, VmError> {
         let vm = platform::create_vm(kvm)?;
-        memory::register(&vm, memories, tracked)?;
+        memory::register(&vm, memories, 0, tracked)?;
         let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine, emulation)?;
         let clock = match clock {
             Some(clock) => clock.go_on(kvm, &vm, &vcpus)?,
@@ -56,7 +56,7 @@ impl Boot {
         Ok(Self {
             vcpus,
             controller,
-            vm,
+            vm: Arc::new(vm),
             clock,
             can_sync: syncs_registers(kvm),
         })

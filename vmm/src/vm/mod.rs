@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{Kvm, VmFd};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::Vpmu;
 use vpmu_kvm::Statistics;
@@ -50,7 +50,7 @@ use crate::footprint::Footprint;
 use crate::host_kernel;
 use crate::kvm;
 use crate::machine::Machine;
-use crate::memory;
+use crate::memory::{self, Registration};
 use crate::operator::Occasion;
 use crate::signal::{self, EndingSignals};
 use crate::snapshot::desk::Desk;
@@ -196,8 +196,8 @@ impl Vm {
         for diff in restored.iter().flat_map(|it| &it.diffs) {
             diff.apply(&reaches)?;
         }
-        let memories = (reaches.as_slice(), track);
-        let make = || Boot::new(&kvm, &machine, memories, emulation.as_ref(), None);
+        let ram = [&memory];
+        let make = || Boot::new(&kvm, &machine, (&ram, track), emulation.as_ref(), None);
         let boot = match &restored {
             Some(restored) => {
                 let mut boot = make()?;
@@ -214,6 +214,13 @@ impl Vm {
                 boot
             }
         };
+        // The window comes behind the RAM: nothing needs it before the guest runs.
+        let window_slot = window.as_ref().map(|window| {
+            let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
+            Registration::begin(Arc::clone(&boot.vm), window.clone(), first, track)
+        });
+        let window_slot = window_slot.transpose();
+        let window_slot = window_slot.map_err(|e| VmError::Host("threads", e))?;
         let stats = Arc::new(Statistics::new(config.vcpus.into()));
         stats.begin(boot.stats());
         let mut settings = config
@@ -300,6 +307,8 @@ impl Vm {
             footprint,
         };
         vm.wire(&boot.vm)?;
+        // Its thread has no filter.
+        window_slot.map_or(Ok(()), Registration::finish)?;
         vm.boot = Some(boot);
         if let Some(restored) = restored {
             let console = vm.console.serial.restore(restored.state.console);
