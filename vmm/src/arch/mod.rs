@@ -2,8 +2,8 @@
 //!
 //! Each module has the same items. For the machine: `layout`, `board` (devices and their
 //! addresses), and boot images (`kernel`, `boot`). For KVM: `platform` (a VM and its requirements),
-//! `cpus`, `clock`, `state` (what a snapshot holds of them), `exits`, `emulation`, and the requests of seccomp filters
-//! (`calls`). For the survey: `check`.
+//! `cpus`, `clock`, `state` (saves and restores these), `exits`, `emulation`, and the requests of seccomp
+//! filters (`calls`). For the survey: `check`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

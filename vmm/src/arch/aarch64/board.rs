@@ -1,5 +1,4 @@
-//! Which device sits at which address. Power-off and reset are calls to the firmware, which KVM
-//! answers (PSCI).
+//! The addresses of the devices. For power-off and reset, guests call PSCI, which KVM implements.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ pub enum BootError {
 /// Writes the data that `kernel` boots with on `machine`.
 ///
 /// # Errors
-/// [`BootError`], each with what does not fit or cannot be read.
+/// [`BootError`]: a part does not fit, or cannot be read.
 pub fn write(
     memory: &GuestMemoryMmap,
     kernel: &Loaded,
@@ -49,7 +49,8 @@ pub fn write(
         .map_err(BootError::Write)
 }
 
-/// The room for the initramfs: from the end of the kernel to the end of the memory where Linux expects it.
+/// The room for the initramfs: from the end of the kernel to the end of memory, or to the highest address that
+/// Linux accepts.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let end = memory.last_addr().raw_value() + 1;
     kernel.end..end.min(layout::RAM + layout::INITRAMFS_REACH)

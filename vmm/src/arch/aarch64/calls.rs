@@ -6,7 +6,7 @@ use vmm_sys_util::ioctl::ioctl_expr;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// `_IOC` of KVM's type: the direction is the caller's view.
+/// `_IOC` of KVM's type: the direction is from the caller's view.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -19,7 +19,7 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Requests of a vCPU's thread about its vCPU.
+/// Requests with which a vCPU's thread reads its vCPU, and injects an abort.
 pub const VCPU: [(u32, &str); 2] = [
     (
         GET_ONE_REG,
@@ -31,7 +31,7 @@ pub const VCPU: [(u32, &str); 2] = [
     ),
 ];
 
-/// Requests that set a VM up, for a guest that boots again after a reset.
+/// Requests that set up a VM, for a guest that boots again after a reset.
 pub const BOOT: [(u32, &str); 8] = [
     (
         kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
@@ -103,7 +103,7 @@ pub const SAVE_VM: [(u32, &str); 2] = [
     ),
 ];
 
-/// The system call with which a thread waits for descriptors; other architectures have another.
+/// The system call with which a thread waits for descriptors; it depends on the architecture.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
 /// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
@@ -111,11 +111,11 @@ pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
 /// The second argument of the system call that a signal interrupted.
 ///
 /// # Safety
-/// `context` is the one that the kernel gave to a signal handler, which has not returned.
+/// `context` must come from the kernel, in a signal handler that has not returned.
 #[expect(unsafe_code, reason = "a signal's context is a pointer")]
 pub unsafe fn second_argument(context: *const c_void) -> u64 {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     let registers = unsafe { &(*context).uc_mcontext.regs };
     registers[1]
 }

@@ -29,7 +29,7 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// The counter of `vcpus`, which have not run yet. It begins at zero.
+    /// The counter of `vcpus`, which must not have run yet. It begins at zero.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -37,20 +37,20 @@ impl GuestClock {
         Self::at(0).go_on(kvm, vm, vcpus)
     }
 
-    /// The counter that has this value now, of a VM that has yet to take it with [`Self::go_on`].
+    /// A counter whose value is `count` now. [`Self::go_on`] gives it to a VM.
     pub(crate) fn at(count: u64) -> Self {
         Self {
             offset: count.wrapping_sub(host_ticks()),
         }
     }
 
-    /// Its value now.
+    /// The counter's value now.
     pub(crate) fn count(&self) -> u64 {
         host_ticks().wrapping_add(self.offset)
     }
 
-    /// Lets the counter of `vcpus`, which belong to a new VM and have not run yet, go on from this one.
-    /// Returns it.
+    /// Continues this counter on `vcpus`, which belong to a new VM and have not run yet. Returns the
+    /// counter.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -70,7 +70,7 @@ impl GuestClock {
         Ok(Self { offset })
     }
 
-    /// Its frequency in kHz.
+    /// The counter's frequency in kHz.
     #[must_use]
     pub fn khz(&self) -> u32 {
         u32::try_from(hertz() / 1000).unwrap_or(u32::MAX)
@@ -83,20 +83,20 @@ impl GuestClock {
     }
 }
 
-/// The frequency of the host's counter, and of each guest's.
+/// The frequency in Hz of the host's counter and of every guest's counter.
 pub(super) fn hertz() -> u64 {
     let hertz: u64;
-    // SAFETY: reads the counter's frequency, which Linux leaves open to programs.
+    // SAFETY: reads the counter's frequency, which Linux lets user mode read.
     unsafe {
         core::arch::asm!("mrs {}, cntfrq_el0", out(reg) hertz, options(nomem, nostack));
     }
     hertz
 }
 
-/// Makes the guest's counter minus the host's `offset`.
+/// Sets the guest's counter minus the host's to `offset`.
 fn set_offset(vm: &VmFd, offset: u64) -> Result<(), kvm_ioctls::Error> {
     let request = kvm_arm_counter_offset {
-        // KVM subtracts it.
+        // KVM subtracts this from the host's counter.
         counter_offset: offset.wrapping_neg(),
         reserved: 0,
     };

@@ -16,13 +16,13 @@ use crate::machine::Machine;
 /// Errors of creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// KVM refuses a step.
+    /// KVM returns an error.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A vCPU has another affinity than in the device tree.
+    /// KVM gives a vCPU another affinity than the device tree.
     #[error("KVM gives vCPU {index} the affinity {is:#x} instead of {expected:#x}")]
     Affinity {
-        /// Which vCPU.
+        /// The vCPU's index.
         index: u8,
         /// KVM's affinity.
         is: u64,
@@ -37,7 +37,7 @@ pub enum CpuError {
 /// The affinity fields of MPIDR_EL1.
 const AFFINITY: u64 = 0xff_00ff_ffff;
 
-/// The vCPUs of a VM, and what else is made with them.
+/// The vCPUs of a VM, and their interrupt controller.
 #[derive(Debug)]
 pub struct Cpus {
     /// The vCPUs, by number.
@@ -50,11 +50,11 @@ pub struct Cpus {
 #[derive(Debug)]
 pub struct Controller {
     pub(super) gic: Gic,
-    /// As each vCPU was set up, but for its being powered on.
+    /// The argument of KVM_ARM_VCPU_INIT for each vCPU, without the power-off flag.
     pub(super) processor: kvm_vcpu_init,
 }
 
-/// Makes the vCPUs of `machine` in `vm`, which has its memory, and their interrupt controller.
+/// Creates the vCPUs of `machine` in `vm`, whose memory is set up, and their interrupt controller.
 ///
 /// # Errors
 /// [`CpuError`].
@@ -90,7 +90,7 @@ fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd,
         .map_err(KvmError::refused("create a vCPU"))?;
     let mut processor = *processor;
     if index > 0 {
-        // Until the guest's kernel starts it.
+        // Powered off until the guest's kernel starts it.
         processor.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
     }
     fd.vcpu_init(&processor)
@@ -108,7 +108,7 @@ fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd,
     }
 }
 
-/// Sets the interrupt of a vCPU's PMU. The VM has its interrupt controller already.
+/// Sets the interrupt of a vCPU's PMU, and initializes the PMU. The VM must have its interrupt controller.
 fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = layout::FIRST_PPI + layout::PMU_PPI;
     let steps = [
@@ -128,7 +128,7 @@ fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Makes `first` the vCPU that boots: at `entry`, with the address of the device tree in X0.
+/// Makes `first` the boot vCPU, which starts at `entry` with the address of the device tree in X0.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -143,7 +143,7 @@ pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
     Ok(())
 }
 
-/// The affinity that KVM gives vCPU `index`: 16 in a group, as its interrupt controller can address.
+/// The affinity that KVM gives vCPU `index`: groups of 16, which is what the GICv3 can address.
 pub(super) fn mpidr(index: u8) -> u64 {
     let index = u64::from(index);
     index & 0xf | (index >> 4) << 8

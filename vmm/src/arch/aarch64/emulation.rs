@@ -1,5 +1,5 @@
-//! System registers that an embedder emulates in KVM's place: none, as KVM on arm64 does not pass such
-//! accesses to user space.
+//! Registers that an embedder emulates instead of KVM. There are none on arm64, where KVM does not pass
+//! accesses to system registers to user space.
 
 use std::error::Error;
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A machine's registers that the embedder emulates: always empty.
+/// A machine's registers that the embedder emulates. Without variants, as there are none.
 #[derive(Debug, Clone)]
 pub enum Emulation {}
 

@@ -7,7 +7,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit`, with `access`; returns one of another kind.
+/// Returns every exit: this architecture has none for ports or emulated registers.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,
@@ -18,7 +18,7 @@ pub(crate) fn serve<'a>(
     Some(exit)
 }
 
-/// Has KVM return [`is_undecoded`] exits; where it cannot, the run call fails instead.
+/// Makes KVM return [`is_undecoded`] exits; if KVM cannot, its run call fails instead.
 pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     let capability = kvm_enable_cap {
         cap: KVM_CAP_ARM_NISV_TO_USER,
@@ -31,16 +31,16 @@ pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     }
 }
 
-/// Whether the guest accessed memory that is not there by an instruction that the processor does not describe to
-/// KVM: of two registers, of a vector, or one that changes its address register.
+/// Whether the guest accessed an address without memory by an instruction that the processor does not describe
+/// to KVM (no valid syndrome): with a register pair, a vector, or writeback of the address register.
 pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
 }
 
-/// Gives the guest an external abort for such an access, as hardware does where no device answers.
+/// Injects an external abort for such an access, as hardware does at an address without a device.
 ///
 /// # Errors
-/// KVM's.
+/// KVM's error.
 pub(crate) fn refuse_undecoded(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let mut events = kvm_vcpu_events::default();
     events.exception.ext_dabt_pending = 1;

@@ -6,10 +6,10 @@ use super::cpus::mpidr;
 use super::layout;
 use crate::machine::Machine;
 
-/// The phandle of the interrupt controller, the only node that others refer to.
+/// The phandle of the interrupt controller, the only node to which others refer.
 const GIC: u32 = 1;
 
-/// Kinds of interrupts: of a device, or of each vCPU.
+/// Interrupt types: shared (SPI), for devices, and private to each vCPU (PPI).
 const SHARED: u32 = 0;
 const OWN: u32 = 1;
 /// Trigger types of interrupts.
@@ -19,10 +19,10 @@ const LEVEL: u32 = 4;
 /// The input clock of a 16550, in Hz.
 const SERIAL_CLOCK: u32 = 1_843_200;
 
-/// 32-bit cells in an address and in a size.
+/// Number of 32-bit cells in an address and in a size.
 const CELLS: u32 = 2;
 
-/// The tree of `machine` with `memory` bytes of memory; `initramfs` is its address and its size.
+/// The tree of `machine` with `memory` bytes of memory; `initramfs`: address and size.
 pub(super) fn build(
     machine: &Machine,
     memory: u64,

@@ -1,5 +1,5 @@
-//! The interrupt controller, a GICv3 that KVM emulates: made with the vCPUs, saved while they stand still, and put
-//! into a new VM.
+//! The interrupt controller, a GICv3 that KVM emulates: created with the vCPUs, saved while they are stopped, and
+//! restored into a new VM.
 #![expect(unsafe_code, reason = "KVM writes a register to an address")]
 
 use kvm_bindings::{
@@ -17,14 +17,14 @@ use super::layout;
 use super::state::StateError;
 use crate::kvm::KvmError;
 
-/// The controller of a VM.
+/// The interrupt controller of a VM.
 #[derive(Debug)]
 pub(super) struct Gic {
     fd: DeviceFd,
     vcpus: u8,
 }
 
-/// Its state. Registers are in the order of the lists below, which is the order for writing them.
+/// The saved controller. The functions below list the registers, in the order in which they must be restored.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SavedGic {
@@ -38,19 +38,19 @@ pub(super) struct SavedGic {
     interfaces: Vec<Vec<u64>>,
 }
 
-/// Private interrupts of each vCPU; each has its registers in the redistributor.
+/// Number of private interrupts of each vCPU. Their registers are in the vCPU's redistributor.
 const PRIVATE: u32 = 32;
-/// Bits of a register.
+/// Bits of a register of the distributor or a redistributor.
 const BITS: u32 = 32;
-/// The second page of a redistributor.
+/// Offset of a redistributor's second frame, which has the private interrupts.
 const PRIVATE_PAGE: u32 = 0x1_0000;
 
-/// Which part of the controller a register belongs to.
+/// The parts of the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The part that all vCPUs share.
+    /// The part that all vCPUs share, with the shared interrupts.
     Distributor,
-    /// The part of private interrupts.
+    /// The part of one vCPU, with its private interrupts.
     Redistributor,
     /// The system registers of a vCPU.
     Interface,
@@ -80,15 +80,15 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Registers of the distributor. Its revision is first, as KVM behaves accordingly; an interrupt has its route,
-/// its priority and its trigger before it is enabled, active or pending.
+/// Registers of the distributor. The revision (IIDR) is first, since KVM adapts its behaviour to it. An interrupt
+/// gets its route, priority and trigger before it is enabled, active or pending.
 fn distributor() -> Vec<u32> {
     const IIDR: u32 = 0x8;
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
     const IROUTER: u32 = 0x6000;
     let mut registers = vec![IIDR, CTLR, STATUSR];
-    // Base, and bits for each interrupt.
+    // Offset, and number of bits for each interrupt.
     for (base, bits) in [
         (IGROUPR, 1),
         (IROUTER, 64),
@@ -104,8 +104,8 @@ fn distributor() -> Vec<u32> {
     registers
 }
 
-/// Registers of a redistributor, likewise. Those of message interrupts are here although the machine has none of
-/// these: a guest can write to them.
+/// Registers of a redistributor, in the same order. PROPBASER and PENDBASER of message interrupts are included,
+/// although the machine has no such interrupts, because a guest can write to these registers.
 fn redistributor() -> Vec<u32> {
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
@@ -141,8 +141,8 @@ const fn system(op1: u32, crn: u32, crm: u32, op2: u32) -> u32 {
 }
 
 const ICC_CTLR: u32 = system(0, 12, 12, 4);
-/// System registers of a vCPU that are always there: that it has them at all, the control register, which decides how
-/// many others there are, enabled groups, and priorities.
+/// System registers that every vCPU has: SRE, CTLR, which determines the number of active-priority registers,
+/// IGRPEN0, IGRPEN1, PMR, BPR0 and BPR1.
 const INTERFACE: [u32; 7] = [
     system(0, 12, 12, 5),
     ICC_CTLR,
@@ -152,11 +152,11 @@ const INTERFACE: [u32; 7] = [
     system(0, 12, 8, 3),
     system(0, 12, 12, 3),
 ];
-/// The place of the control register among them.
+/// Index of CTLR in [`INTERFACE`].
 const CTLR: usize = 1;
 
-/// The system registers of a vCPU with this control register: the active priorities have a bit for each level of
-/// preemption.
+/// The system registers of a vCPU whose CTLR is `ctlr`: [`INTERFACE`], and the active priorities, with one bit
+/// for each level of preemption.
 fn interface(ctlr: u64) -> impl Iterator<Item = u32> {
     let priority_bits = (ctlr >> 8 & 0x7) + 1;
     let count = match priority_bits {
@@ -183,7 +183,7 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, which has all of its `vcpus` vCPUs. It lives as long as the VM.
+/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps it as long as the VM.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -230,7 +230,7 @@ pub(super) fn create(vm: &VmFd, vcpus: u8) -> Result<Gic, KvmError> {
 }
 
 impl Gic {
-    /// Its state, while every vCPU stands still.
+    /// Saves the controller; every vCPU must be stopped.
     ///
     /// # Errors
     /// [`StateError::Gic`].
@@ -260,7 +260,7 @@ impl Gic {
         })
     }
 
-    /// Puts `saved` into it before the first vCPU runs.
+    /// Restores `saved`; call this before the first vCPU runs.
     ///
     /// # Errors
     /// [`StateError::Gic`], [`StateError::Malformed`].
@@ -277,7 +277,7 @@ impl Gic {
         let registers = redistributor();
         for (vcpu, values) in (0..self.vcpus).zip(&saved.redistributors) {
             let pairs = pairs(&registers, values, "set of redistributor registers")?;
-            // A new vCPU has its software interrupts enabled, and a zero would leave them so.
+            // Software interrupts of a new vCPU are enabled, and a zero in ISENABLER does not disable them.
             let disable = PRIVATE_PAGE + ICENABLER;
             self.set(Part::Redistributor, vcpu, disable, u32::MAX.into())?;
             for (register, value) in pairs {
@@ -292,7 +292,7 @@ impl Gic {
                 self.set(Part::Interface, vcpu, register, value)?;
             }
         }
-        // At last: a line that is high makes its interrupt pending.
+        // Last, because a high line makes its interrupt pending.
         let what = "set of interrupt lines";
         for (first, value) in pairs(&shared(), &saved.levels, what)? {
             self.set(Part::Levels, 0, first, value)?;
@@ -305,31 +305,31 @@ impl Gic {
         Ok(())
     }
 
-    /// A register of 32 bits.
+    /// Reads a register of 32 bits.
     fn word(&self, part: Part, vcpu: u8, register: u32) -> Result<u32, StateError> {
         let value = self.get(part, vcpu, register)?;
         Ok(u32::try_from(value).unwrap_or_default())
     }
 
-    /// A register of `vcpu`, which the distributor ignores.
+    /// Reads a register of `vcpu`; the distributor ignores the vCPU.
     fn get(&self, part: Part, vcpu: u8, register: u32) -> Result<u64, StateError> {
         let mut value = 0u64;
         let mut attribute = attribute(part, vcpu, register, &raw mut value as u64);
-        // SAFETY: KVM writes 32 or 64 bits to the address, of `value`.
+        // SAFETY: KVM writes 32 or 64 bits to the address of `value`, which has 64.
         let got = unsafe { self.fd.get_device_attr(&mut attribute) };
         got.map_err(failed("save", part, register))?;
         Ok(value)
     }
 
     fn set(&self, part: Part, vcpu: u8, register: u32, value: u64) -> Result<(), StateError> {
-        // KVM reads as many bits of it as the register has.
+        // KVM reads as many low bits of `value` as the register has.
         let attribute = attribute(part, vcpu, register, &raw const value as u64);
         let set = self.fd.set_device_attr(&attribute);
         set.map_err(failed("restore", part, register))
     }
 }
 
-/// The numbers of the first shared interrupts of each register.
+/// The first shared interrupt of each group of 32, whose line levels KVM transfers together.
 fn shared() -> Vec<u32> {
     let step = usize::try_from(BITS).unwrap_or(usize::MAX);
     (PRIVATE..layout::INTERRUPTS).step_by(step).collect()
@@ -365,7 +365,7 @@ mod tests {
     fn registers_of_shared_interrupts_begin_at_the_first_shared_one() {
         let found = distributor();
         assert_eq!(found[..4], [0x8, 0x0, 0x10, 0x84]);
-        // Two words of a route for each of 32 interrupts.
+        // 32 interrupts, each with a route of two words.
         assert_eq!(
             found[4..68],
             (0x6100..0x6200).step_by(4).collect::<Vec<_>>()

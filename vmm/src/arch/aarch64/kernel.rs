@@ -1,4 +1,4 @@
-//! Loads kernel images, once a file is known to be one, to be complete and to fit into memory.
+//! Loads kernel images after checks of their format, their header and the available memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -20,32 +20,32 @@ pub enum KernelError {
     /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// A kernel in a form for boot loaders or debuggers.
+    /// A kernel in a format for boot loaders or debuggers; with its name and the remedy.
     #[error("{0}: give {KINDS}, {1}")]
     OtherForm(&'static str, &'static str),
-    /// A big-endian kernel, whose boot protocol is another one.
+    /// A big-endian kernel, which this VMM cannot boot.
     #[error("a big-endian kernel: give a little-endian one")]
     BigEndian,
     /// A kernel from before Linux 3.17, whose header has no size.
     #[error("an Image without a size: give a kernel of version 3.17 or later")]
     NoSize,
-    /// Parts of the file are missing.
+    /// The file ends within the header.
     #[error("truncated: {has} bytes of {needs}")]
     Truncated {
         /// Bytes in the file.
         has: u64,
-        /// Bytes that its headers announce.
+        /// Bytes of the header.
         needs: u64,
     },
-    /// It reaches beyond guest memory.
+    /// The image reaches beyond guest memory.
     #[error("it needs {needs_mib} MiB of memory, and the guest has {has_mib} MiB: raise --memory")]
     TooBig {
-        /// MiB of memory that it needs.
+        /// MiB of memory that the image needs.
         needs_mib: u64,
         /// MiB of the guest's memory.
         has_mib: u64,
     },
-    /// The loader refuses.
+    /// The loader returns an error.
     #[error("cannot load it")]
     Load(#[source] linux_loader::loader::Error),
 }
@@ -55,7 +55,7 @@ pub enum KernelError {
 pub struct Loaded {
     /// The address of its first instruction.
     pub entry: u64,
-    /// End of the memory that it takes before it has read the device tree.
+    /// End of the memory that it uses before it reads the device tree.
     pub end: u64,
 }
 
@@ -76,7 +76,7 @@ const ELF_MAGIC: &[u8] = b"\x7fELF";
 /// Loads `file` into `memory`.
 ///
 /// # Errors
-/// [`KernelError`], each with what is wrong with the file or the memory.
+/// [`KernelError`]: the file or the memory is not suitable.
 pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelError> {
     let mut start = Vec::new();
     file.rewind().map_err(KernelError::Read)?;
@@ -105,7 +105,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
         let needs = HEADER as u64;
         return Err(KernelError::Truncated { has, needs });
     }
-    // The header has the size in memory. The file may be shorter: it omits zeroed data at the end.
+    // The header has the size in memory. The file may be shorter, as it omits zeroed data at the end.
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));

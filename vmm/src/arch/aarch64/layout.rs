@@ -1,17 +1,17 @@
 //! Guest-physical addresses and interrupt lines.
 //!
-//! A table and nothing else; the guest learns these numbers from its device tree. Devices are lowest, then
-//! comes the window, then memory, which has no upper limit.
+//! Only constants; the guest gets these numbers from its device tree. Devices are lowest, followed by the
+//! window, and by memory, which has no upper limit.
 
 /// The distributor of the interrupt controller.
 pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;
-/// Bytes of it.
+/// Size of the distributor in bytes.
 pub const GIC_DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 /// The redistributors, one per vCPU.
 pub const GIC_REDISTRIBUTORS: u64 = GIC_DISTRIBUTOR + GIC_DISTRIBUTOR_SIZE;
-/// Bytes of each.
+/// Size of a redistributor in bytes.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-/// Most vCPUs: the redistributors of more would overlap the devices.
+/// Maximum number of vCPUs, as on x86-64. The redistributors of up to 255 fit below the devices.
 pub const MAX_VCPUS: u32 = 254;
 
 /// The serial console.
@@ -20,49 +20,49 @@ pub const SERIAL: u64 = 0x0a00_0000;
 pub const PVPANIC: u64 = 0x0a00_1000;
 /// Boot progress: a byte written here reports that init runs.
 pub const DEBUG: u64 = 0x0a00_2000;
-/// Bytes of the page that each of these devices takes.
+/// Size in bytes of the page that each of these devices takes.
 pub const DEVICE_SIZE: u64 = 0x1000;
 
 /// Registers of the virtio-mmio transport.
 pub const VIRTIO: u64 = 0x0a01_0000;
-/// Bytes of them.
+/// Size of the transport's registers in bytes.
 pub const VIRTIO_SIZE: u64 = 0x1000;
 /// The doorbell page of the paravirtual PMU.
 pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
-/// Bytes of it.
+/// Size of the doorbell page in bytes.
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// The window: memory that the VMM owns and the guest can access. The guest's memory map does not include
-/// it. It has its own 2 MiB pages, and room up to the guest's memory.
+/// it. It has 2 MiB pages of its own, and room up to the guest's memory.
 pub const WINDOW: u64 = 0x2000_0000;
-/// Most bytes of it.
+/// Maximum size of the window in bytes.
 pub const WINDOW_MAX: u64 = 512 << 20;
 
 /// Guest memory starts here.
 pub const RAM: u64 = 0x4000_0000;
 /// The device tree.
 pub const FDT: u64 = RAM;
-/// Most bytes of it: Linux maps no more.
+/// Maximum size of the device tree in bytes: Linux maps no more.
 pub const FDT_MAX: u64 = 2 << 20;
 /// Kernels are loaded from here up; arm64 Linux requires a multiple of 2 MiB.
 pub const KERNEL: u64 = FDT + FDT_MAX;
-/// arm64 Linux requires its initramfs within this many bytes of its kernel, counted from a multiple of 1
-/// GiB.
+/// arm64 Linux requires its initramfs in the same range of this many bytes as its kernel. The range begins at a
+/// multiple of 1 GiB.
 pub const INITRAMFS_REACH: u64 = 32 << 30;
-/// Most bytes of a command line, the final zero included; Linux on arm64 takes no more.
+/// Maximum length of the command line, with its terminating zero; Linux on arm64 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;
 
-/// Interrupt lines: shared peripheral interrupts of the controller, in KVM's and the device tree's
-/// numbers.
+/// The serial console's interrupt line. Lines are shared peripheral interrupts (SPIs) of the controller, in the
+/// numbers of KVM and the device tree.
 pub const SERIAL_GSI: u32 = 0;
-/// The virtio device's.
+/// The virtio device's interrupt line.
 pub const VIRTIO_GSI: u32 = 1;
-/// Interrupts of the controller: 32 private ones per vCPU, and 32 shared ones, the fewest that KVM allows.
+/// Number of interrupts of the controller: 32 private to each vCPU, and 32 shared, the fewest that KVM allows.
 pub const INTERRUPTS: u32 = 64;
 
-/// Private interrupts of each vCPU's timers (secure and normal physical, virtual, hypervisor), in the
+/// Private interrupts of each vCPU's timers (secure and non-secure physical, virtual, hypervisor), in the
 /// device tree's numbers.
 pub const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
-/// The private interrupt of each vCPU's PMU, likewise.
+/// The private interrupt of each vCPU's PMU, in the device tree's numbers.
 pub const PMU_PPI: u32 = 7;
 /// KVM's number of the first private interrupt.
 pub const FIRST_PPI: u32 = 16;

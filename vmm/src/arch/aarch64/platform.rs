@@ -16,10 +16,10 @@ pub const HOST: Host = Host {
     ],
 };
 
-/// The reason why processors cannot have a PMU of their own, if they cannot.
+/// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
 pub const NO_GUEST_PMU: Option<&str> = None;
 
-/// A VM; it has interrupt controllers once it has vCPUs.
+/// Creates a VM; its interrupt controller is created with its vCPUs.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

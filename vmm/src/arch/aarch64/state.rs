@@ -1,5 +1,5 @@
-//! The state of a machine that KVM holds: vCPUs, their interrupt controller, their counter. Saved while no vCPU runs,
-//! and put into a new VM whose vCPUs have not run yet.
+//! The state of a machine in KVM: vCPUs, their interrupt controller, their counter. It is saved while no vCPU
+//! runs, and restored into a new VM whose vCPUs have not run yet.
 
 use kvm_bindings::{RegList, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_init};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
@@ -11,18 +11,18 @@ use super::cpus::Controller;
 use super::gic::{Part, SavedGic};
 use crate::kvm::KvmError;
 
-/// Why state cannot be saved or restored.
+/// Errors of saving and restoring state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// KVM lacks a request.
+    /// KVM lacks a capability.
     #[error("this KVM lacks {0}")]
     Lacks(&'static str),
-    /// KVM refuses a piece of state.
+    /// KVM refuses a part of the state.
     #[error("KVM cannot {action} {what}")]
     Kvm {
         /// `save` or `restore`.
         action: &'static str,
-        /// Which piece.
+        /// The part.
         what: &'static str,
         /// KVM's reason.
         #[source]
@@ -33,7 +33,7 @@ pub enum StateError {
     Register {
         /// `save` or `restore`.
         action: &'static str,
-        /// KVM's number of it.
+        /// KVM's id of the register.
         id: u64,
         /// KVM's reason.
         #[source]
@@ -44,41 +44,41 @@ pub enum StateError {
     Gic {
         /// `save` or `restore`.
         action: &'static str,
-        /// Which part of it.
+        /// The part of the controller.
         part: Part,
-        /// Its offset, or its number among system registers.
+        /// The register's offset, or the encoding of a system register.
         register: u32,
         /// KVM's reason.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// More registers than KVM's interface has room for.
+    /// There are more registers than KVM's interface can hold.
     #[error("too many registers")]
     TooMany(#[source] vmm_sys_util::fam::Error),
-    /// KVM makes vCPUs of another kind.
+    /// This host's KVM offers another kind of processor.
     #[error(
         "the guest's vCPUs are another kind of processor than this host's: restore it on a host with the same \
          processor"
     )]
     Processor,
-    /// The host's counter is faster or slower.
+    /// The host's counter has another frequency.
     #[error(
         "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore it on such a host"
     )]
     Counter {
-        /// The guest's.
+        /// The guest's frequency.
         saved: u64,
-        /// This host's.
+        /// This host's frequency.
         host: u64,
     },
-    /// The saved state has another shape than a machine.
+    /// The saved state does not describe a valid machine.
     #[error("the saved {0} is not valid")]
     Malformed(&'static str),
 }
 
-/// Most registers of a vCPU: as many as kvm-bindings lists.
+/// Maximum number of a vCPU's registers: the limit of kvm-bindings.
 const MAX_REGISTERS: usize = 500;
-/// Bytes of the largest register, which is one of vectors.
+/// Size in bytes of the largest register, a vector register.
 const MAX_BYTES: usize = 16;
 
 /// Capabilities that saving and restoring need, besides those of every machine.
@@ -87,36 +87,36 @@ const NEEDED: [(Cap, &str); 2] = [
     (Cap::VcpuEvents, "the pending exceptions of vCPUs"),
 ];
 
-/// This KVM has what saving needs.
+/// Proof that this KVM has the capabilities for a save.
 #[derive(Debug)]
 pub(crate) struct Saver(());
 
-/// One vCPU.
+/// The state of one vCPU.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VcpuState {
-    /// KVM's number of each register, and the low and the high half of its value.
+    /// KVM's id of each register, and the low and the high half of its value.
     registers: Vec<(u64, u64, u64)>,
     mp: kvm_mp_state,
     serror: Option<SError>,
 }
 
-/// A system error that is pending.
+/// A pending SError.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SError {
-    /// Its syndrome, if it has one.
+    /// The syndrome, if KVM has one.
     syndrome: Option<u64>,
 }
 
-/// The rest of the VM.
+/// The state of the rest of the VM.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {
     /// The kind of processor and its features.
     processor: kvm_vcpu_init,
     gic: SavedGic,
-    /// The guest's counter when the VM stood still.
+    /// The guest's counter while the VM was stopped.
     counter: u64,
     hertz: u64,
 }
@@ -145,7 +145,7 @@ fn refused(action: &'static str, id: u64) -> impl FnOnce(kvm_ioctls::Error) -> S
 }
 
 impl Saver {
-    /// Asks `kvm` for what saving needs.
+    /// Checks that `kvm` has the capabilities for a save.
     ///
     /// # Errors
     /// [`StateError::Lacks`].
@@ -157,7 +157,7 @@ impl Saver {
         }
     }
 
-    /// The state of a vCPU that has come back from its run call and finished its last access.
+    /// Saves the state of a vCPU that has returned from its run call and completed its last access.
     ///
     /// # Errors
     /// [`StateError`].
@@ -166,7 +166,7 @@ impl Saver {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
         fd.get_reg_list(&mut list)
             .map_err(save("the list of registers"))?;
-        // First: KVM resets a vCPU that another has just started.
+        // First: reading a register makes KVM reset a vCPU that another vCPU has just started.
         let registers = list.as_slice().iter().map(|&id| {
             let (low, high) = get(fd, id).map_err(refused("save", id))?;
             Ok((id, low, high))
@@ -194,21 +194,21 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
     Ok(halves)
 }
 
-/// The VM was paused: KVM on arm64 has no message about it for the guest.
+/// Does nothing: KVM on arm64 cannot notify the guest that the VM was paused.
 pub(crate) fn paused(_fd: &VcpuFd) {}
 
 impl VcpuState {
-    /// Puts this state into `fd`, which has not run yet.
+    /// Restores this state into `fd`, which has not run yet.
     fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
         if self.registers.len() > MAX_REGISTERS {
             return Err(StateError::Malformed("set of registers"));
         }
         for &(id, low, high) in &self.registers {
-            // The VM's clock sets them, for all vCPUs.
+            // `VmState::clock` sets the counters, for all vCPUs.
             if [reg::TIMER_COUNT, reg::PHYSICAL_COUNT].contains(&id) {
                 continue;
             }
-            // Many cannot be written, and have the right value already.
+            // Many registers are read-only, and have the right value already.
             if get(fd, id).map_err(refused("restore", id))? == (low, high) {
                 continue;
             }
@@ -229,7 +229,7 @@ impl VcpuState {
 }
 
 impl VmState {
-    /// The state of the VM of `controller`, whose vCPUs stand still, and their counter.
+    /// Saves the state of the VM, whose vCPUs are stopped: its `controller`, and the counter of `clock`.
     ///
     /// # Errors
     /// [`StateError::Gic`].
@@ -246,7 +246,7 @@ impl VmState {
         })
     }
 
-    /// Puts this state and that of its vCPUs into `vm`.
+    /// Restores this state and that of its vCPUs into `vm`.
     ///
     /// # Errors
     /// [`StateError`].
@@ -280,7 +280,7 @@ impl VmState {
         controller.gic.restore(&self.gic)
     }
 
-    /// Lets the counter of `vcpus`, which have been restored, go on from where it was.
+    /// Continues the saved counter on `vcpus`, whose states have been restored.
     ///
     /// # Errors
     /// [`KvmError::Refused`].

@@ -108,7 +108,7 @@ pub fn write(
     Ok(regs::write_tables(memory)?)
 }
 
-/// An address or a size below the gap, for which the boot protocol has 32 bits.
+/// Truncates an address or a size below the gap to the 32 bits of the boot protocol.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "addresses and sizes below the gap at 3 GiB"

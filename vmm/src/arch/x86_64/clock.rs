@@ -37,7 +37,7 @@ impl GuestClock {
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
-            // Without an offset from KVM, the times in records do not depend on it.
+            // If KVM reports no offset, the times in records do not use one.
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
@@ -52,7 +52,7 @@ impl GuestClock {
         self.khz = khz;
     }
 
-    /// Its frequency in kHz.
+    /// The counter's frequency in kHz.
     #[must_use]
     pub fn khz(&self) -> u32 {
         self.khz
@@ -66,7 +66,7 @@ impl GuestClock {
     }
 }
 
-/// The frequency of a vCPU's TSC.
+/// The frequency of a vCPU's TSC in kHz.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

@@ -24,7 +24,7 @@ const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
 const FEATURES_EDX_HTT: u32 = 1 << 28;
 const AMD_ECX_PERFORMANCE_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 
-/// The local APIC timer runs on the bus clock that KVM emulates.
+/// Frequency in kHz of the local APIC timer, which runs on the bus clock that KVM emulates.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 
 /// Parameters of one vCPU's CPUID leaves.

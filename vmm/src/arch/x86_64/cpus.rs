@@ -17,12 +17,12 @@ pub enum CpuError {
     /// KVM refuses a vCPU's initial state.
     #[error("cannot set a vCPU up")]
     Registers(#[from] regs::RegisterError),
-    /// KVM refuses a vCPU's CPUID.
+    /// There are more CPUID leaves than KVM's interface can hold.
     #[error("cannot set a vCPU's CPUID up")]
     Cpuid(#[source] vmm_sys_util::fam::Error),
 }
 
-/// The vCPUs of a VM, and what else is made with them.
+/// The vCPUs of a VM, and their interrupt controllers.
 #[derive(Debug)]
 pub struct Cpus {
     /// The vCPUs, by number.
@@ -31,7 +31,7 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controllers of a VM: KVM reaches them by the VM itself.
+/// The interrupt controllers of a VM. It holds nothing: KVM takes requests about them on the VM's descriptor.
 #[derive(Debug)]
 pub struct Controller(());
 

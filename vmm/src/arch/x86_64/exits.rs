@@ -6,7 +6,8 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit` if it is port I/O, with `access`; returns any other exit.
+/// Handles `exit` if it is port I/O, whose size is in `access`, or an access to a model-specific register;
+/// returns any other exit.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,
@@ -34,7 +35,7 @@ pub(crate) fn serve<'a>(
         }
         VcpuExit::X86Wrmsr(access) => {
             let taken = emulation.is_some_and(|msrs| msrs.write(access.index, access.data));
-            // Injects a general protection fault into the guest.
+            // An error injects a general protection fault into the guest.
             *access.error = u8::from(!taken);
         }
         other => return Some(other),

@@ -105,7 +105,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
     }
 }
 
-/// End of the memory below the gap: kernels and initramfs lie under it.
+/// End of the memory below the gap. The kernel and the initramfs are below this.
 pub(super) fn low_end(memory: &GuestMemoryMmap) -> u64 {
     layout::GAP.min(memory.last_addr().raw_value() + 1)
 }
@@ -195,7 +195,7 @@ fn load_bzimage(
     if has < needs {
         return Err(KernelError::Truncated { has, needs });
     }
-    // It unpacks itself at its preferred address and needs `init_size` bytes there.
+    // The kernel unpacks itself at its preferred address and needs `init_size` bytes there.
     let preferred = u64_at(start, 0x258).unwrap_or(0).max(layout::HIGH_MEMORY);
     let unpacked = u64::from(u32_at(start, 0x260).unwrap_or(0));
     let end = preferred

@@ -2,7 +2,7 @@
 //!
 //! Only constants; the guest gets these numbers from ACPI and the boot parameters.
 
-/// Selectors of the boot descriptor table start here.
+/// The boot descriptor table (GDT).
 pub const GDT: u64 = 0x500;
 /// The boot parameters ("zero page").
 pub const ZERO_PAGE: u64 = 0x7000;

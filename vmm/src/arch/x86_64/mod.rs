@@ -19,5 +19,5 @@ pub mod regs;
 pub mod state;
 
 /// The first Linux whose KVM keeps counting while the host moves an event between counters and the
-/// guest runs. `None`: every version does.
+/// guest runs. `None`: every version keeps counting.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;

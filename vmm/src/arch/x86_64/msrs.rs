@@ -17,7 +17,7 @@ use crate::kvm::KvmError;
 
 /// A machine's registers.
 pub trait MsrDevice: Debug + Send + Sync {
-    /// Their numbers, at most 16 ranges of at most 12,288 registers.
+    /// The registers' numbers: at most 16 ranges of at most 12,288 registers.
     fn ranges(&self) -> Vec<Range<u32>>;
 
     /// Changes a vCPU's CPUID leaves.

@@ -16,10 +16,10 @@ pub const HOST: Host = Host {
     ],
 };
 
-/// The reason why processors cannot have a PMU of their own, if they cannot.
+/// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
 
-/// A VM with its interrupt controllers and without a hardware PMU.
+/// Creates a VM with interrupt controllers and without a hardware PMU.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

@@ -120,7 +120,7 @@ fn segments() -> [Option<kvm_segment>; 5] {
     ]
 }
 
-/// Sets the initial state of every vCPU: floating point and model-specific registers.
+/// Sets the initial state that every vCPU has: floating point and model-specific registers.
 ///
 /// # Errors
 /// [`RegisterError::State`].
@@ -144,7 +144,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
         entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK),
     ];
     for msr in wanted {
-        // Firmware would set these; a KVM without them leaves the guest its defaults.
+        // Firmware would set these registers; without them in KVM, the guest has KVM's defaults.
         let refused = match Msrs::from_entries(&[msr]) {
             Ok(one) => vcpu.set_msrs(&one).ok() != Some(1),
             Err(_) => true,

@@ -411,7 +411,7 @@ impl VmState {
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
-        // Once, and for all vCPUs: a guest compares this clock with the TSC of each vCPU.
+        // The same for all vCPUs: a guest compares this clock with the TSC of each vCPU.
         let since = host_tsc().wrapping_sub(self.host_tsc);
         for (fd, state) in fds.iter().zip(vcpus) {
             state.restore(fd, since)?;
@@ -468,7 +468,7 @@ mod tests {
         };
         let own = [leaf(1, 0b101), leaf(0x8000_0001, 0)];
         assert!(compare_features(&[leaf(1, 0b100)], &own).is_ok());
-        // CPUID shows features that the guest has enabled.
+        // OSXSAVE, which the guest has set in its CR4, is ignored.
         assert!(compare_features(&[leaf(1, 0b101 | 1 << 27)], &own).is_ok());
         for (leaf, saved) in [(1, leaf(1, 0b010)), (0x8000_0001, leaf(0x8000_0001, 1))] {
             let refused = compare_features(&[saved], &own).expect_err("a feature too many");

@@ -18,17 +18,17 @@ pub(super) const STORE: &[u32] = &[MOV_X1_VALUE, STR_W1, BACK];
 
 /// At EL0: calls EL1, and after the return stores [`STORE_VALUE`] at [`RETURNED`].
 pub(super) const CALL: &[u32] = &[SVC, MOV_X1_VALUE, STR_X1_RETURNED, BACK];
-/// The exception level that the call arrives at: EL1.
+/// CurrentEL at EL1, where the call arrives.
 pub(super) const EL1: u64 = 1 << 2;
 
 /// Raises a breakpoint exception.
 pub(super) const BREAKPOINT: &[u32] = &[BRK, BACK];
-/// The class of `brk`.
+/// The exception class (ESR_EL1.EC) of `brk`.
 pub(super) const CLASS_BRK: u64 = 0x3c;
 
-/// Calls the hypervisor with the function in X0, and stores the answer at the address in X4, as the call
-/// changes X0 to X3.
+/// Calls the hypervisor with the function in X0, and stores the result at the address in X4. The call changes X0
+/// to X3, so the address cannot be in these.
 pub(super) const HYPERCALL: &[u32] = &[HVC, STR_X0_TO_X4, BACK];
-/// The function PSCI_VERSION, and the lowest version that passes: 0.2.
+/// The function PSCI_VERSION, and the lowest version that the probe accepts: 0.2.
 pub(super) const PSCI_VERSION: u64 = 0x8400_0000;
 pub(super) const PSCI_0_2: u64 = 2;

@@ -20,7 +20,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// The names of what a stock kernel needs and this machine gets wrong.
+    /// The mechanisms that a stock kernel needs and this machine lacks.
     pub(crate) fn obstacles(&self) -> Vec<&'static str> {
         Finding::failed([
             ("MMIO", &self.mmio),
@@ -41,7 +41,7 @@ impl Guest {
         &self.mmio.detail
     }
 
-    /// Its lines of the table.
+    /// The findings' lines of the table.
     pub(crate) fn checks(&self) -> Vec<Check> {
         vec![
             Check::choose(
@@ -87,7 +87,7 @@ pub(super) mod tests {
     }
 
     impl Guest {
-        /// Findings on a machine that does everything right.
+        /// Findings on a machine without faults.
         pub(crate) fn good() -> Self {
             Self {
                 mmio: good(),
@@ -98,7 +98,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Findings on a machine that can do nothing but run guests.
+        /// Findings on a machine that can run guests, but lacks everything else.
         pub(crate) fn small() -> Self {
             Self {
                 mmio: good(),
@@ -106,7 +106,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Asserts what every KVM can do.
+        /// Asserts findings that hold for every KVM.
         pub(crate) fn assert_small_guests_run(&self) {
             assert_eq!(self.obstacles(), [""; 0], "{self:?}");
         }

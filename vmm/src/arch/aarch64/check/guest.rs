@@ -8,9 +8,9 @@ use crate::probe::{Finding, finding};
 use vpmu_kvm::arch::reg;
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
-/// For a probe that ends on its own. Generous, since an emulated host is slow.
+/// Timeout of a probe that ends by itself. Long, because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
-/// For the one that only a signal ends.
+/// Timeout of the probe that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
 /// Runs every probe.
@@ -56,7 +56,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// The probe of `svc` and `eret`, by the exception levels that the guest and KVM report.
+/// Probes `svc` and `eret`, by the exception levels that the guest and KVM report.
 fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {

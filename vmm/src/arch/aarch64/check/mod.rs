@@ -1,4 +1,4 @@
-//! The small guests of `vmm check`: a few instructions at EL1 and EL0, addresses not translated.
+//! The small guests of `vmm check`: a few instructions at EL1 and EL0, without address translation.
 
 mod code;
 mod facts;

@@ -173,7 +173,7 @@ fn tsc() -> GuestTsc {
         let Exit::Store(code::RESULT, guest) = exit else {
             return Ok(GuestTsc::Unknown);
         };
-        // Two's complement: the guest's counter usually lies behind the host's.
+        // Two's complement, since the guest's counter is usually behind the host's.
         let fits = |offset: u64| guest.wrapping_sub(offset).wrapping_sub(before) <= after - before;
         Ok(match offset {
             Some(offset) if offset != 0 && fits(offset) => GuestTsc::Offset,
