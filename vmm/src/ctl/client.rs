@@ -20,7 +20,7 @@ use crate::place::Place;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
-/// Longer than any reply, to limit what a foreign server can send.
+/// Most bytes of a reply: more than any VMM sends, to limit a foreign server.
 const MAX_ANSWER: u64 = 64 << 20;
 
 /// Arguments of `vmm ctl`.
@@ -68,7 +68,7 @@ pub enum CtlCommand {
     /// Save the machine, for 'vmm run --restore DIR'
     #[command(after_help = SNAPSHOT_HELP)]
     Snapshot {
-        /// Where to: a directory that is empty, or is made now
+        /// Directory to write, empty or new
         #[arg(value_name = "DIR")]
         directory: PathBuf,
         /// Save only the pages written since BASE, the last snapshot, which --restore DIR then needs, too
@@ -169,16 +169,16 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
-    /// The base of a diff.
+    /// The base of a diff cannot be used.
     #[error("cannot make a diff from {base}")]
     Base {
         /// The directory of the base.
         base: PathBuf,
-        /// Why it is not a base.
+        /// The reason.
         #[source]
         source: SnapshotError,
     },
-    /// The directory of a snapshot.
+    /// The directory of a snapshot cannot be written.
     #[error("cannot make the snapshot {directory}{remedy}")]
     Directory {
         /// The directory.
@@ -189,7 +189,7 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
-    /// The machine may go on.
+    /// The snapshot is complete, but the machine may still run.
     #[error(
         "the snapshot {directory} is whole, but the machine did not confirm that it ends: see whether it runs"
     )]
@@ -203,7 +203,7 @@ pub enum CtlError {
     /// The answer does not fit the request.
     #[error("unexpected answer on {0}: use the vmm of the machine's version")]
     Other(PathBuf),
-    /// The machine's own words.
+    /// The machine refused the request, with this reason.
     #[error("{0}")]
     Refused(String),
     /// The request or reply cannot be encoded.
@@ -292,8 +292,8 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
     Ok(answer)
 }
 
-/// The machine writes its memory to a file that is opened here; its state comes with the answer. It hears
-/// whether both are whole.
+/// Writes a snapshot. The machine writes its memory to a file that is opened here, and its answer has its state.
+/// A second request then reports to the machine whether both files are complete.
 fn snapshot(
     socket: &Path,
     request: &Request,
@@ -328,7 +328,7 @@ fn snapshot(
     };
     let confirmed = machine.ask(&finish, None);
     finished.map_err(failed("; the machine goes on"))?;
-    // A machine that was to go on may have ended by itself: its snapshot is whole.
+    // Without --then-exit, the machine may have ended by itself: the snapshot is complete anyway.
     if let (true, Err(source)) = (then_exit, confirmed) {
         return Err(CtlError::Unconfirmed {
             directory: directory.to_owned(),
@@ -356,10 +356,10 @@ fn snapshot(
     ))
 }
 
-/// Time between two updates of the progress bar.
+/// Time between two updates of the progress line.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Sends `request`; a terminal shows how `file` grows meanwhile.
+/// Sends `request`; meanwhile, shows how `file` grows if standard error is a terminal.
 fn ask_with_progress(
     machine: &mut Connection<'_>,
     request: &Request,
@@ -372,7 +372,7 @@ fn ask_with_progress(
     thread::scope(|scope| {
         let (tell, answered) = sync_channel(1);
         scope.spawn(move || {
-            // Whoever asks waits for it.
+            // The loop below waits for this.
             let _ = tell.send(machine.ask(request, Some(file)));
         });
         loop {
@@ -393,7 +393,7 @@ fn ask_with_progress(
     })
 }
 
-/// A name that no other snapshot has.
+/// Returns a name that no other snapshot has.
 fn new_id() -> String {
     let [high, low] = [0u8, 1].map(|half| RandomState::new().hash_one(half));
     format!("{high:016x}{low:016x}")
@@ -434,7 +434,7 @@ impl<'a> Connection<'a> {
         line.push(b'\n');
         let mut answer = Vec::new();
         let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
-        // Whoever refuses to read may have said why.
+        // Read even if sending failed: a machine that closes the connection may have sent the reason.
         let read = (&mut self.stream)
             .take(MAX_ANSWER)
             .read_until(b'\n', &mut answer);
@@ -469,7 +469,7 @@ fn told(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),
         Answer::Recording(recorded) => format!("{recorded}\n"),
-        // Its own words are those of `snapshot`.
+        // `snapshot` prints its own text.
         Answer::Snapshot(_) | Answer::Done => String::new(),
     }
 }

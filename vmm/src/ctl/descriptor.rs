@@ -15,7 +15,7 @@ use rustix::net::{
 /// Sends all of `bytes`, and `file` with the first of them.
 ///
 /// # Errors
-/// The socket's.
+/// The socket's error.
 pub(super) fn send(
     mut stream: &UnixStream,
     bytes: &[u8],
@@ -38,7 +38,7 @@ pub(super) trait Peer: Write {
     /// Receives some bytes, and the file that came with them.
     ///
     /// # Errors
-    /// The connection's.
+    /// The connection's error.
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)>;
 }
 
@@ -49,7 +49,7 @@ impl Peer for UnixStream {
 }
 
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
-    // The kernel closes descriptors without room.
+    // The kernel closes received descriptors that do not fit.
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(bytes)];

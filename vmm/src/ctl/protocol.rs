@@ -23,12 +23,12 @@ pub enum Request {
     /// Write the recording.
     Dump {
         /// Path of the file whose descriptor accompanies the request (`SCM_RIGHTS`), since the
-        /// machine may see no paths; none: the path of `--recording`.
+        /// machine may be unable to open paths; `None`: the path of `--recording`.
         file: Option<PathBuf>,
     },
     /// Write pending samples to the rings.
     Flush {
-        /// Name or id of the event; none: all events.
+        /// Name or id of the event; `None`: all events.
         event: Option<String>,
     },
     /// Start persistent events.
@@ -41,22 +41,22 @@ pub enum Request {
         /// Name or id of the event.
         event: String,
     },
-    /// Save the machine; a file for its memory comes with the request.
+    /// Save the machine; a file for its memory accompanies the request.
     Snapshot {
         /// The snapshot's name.
         id: String,
-        /// The machine stands still until the snapshot is finished, and ends if it is whole.
+        /// Whether the machine stays stopped until the snapshot is finished, and ends if it is complete.
         then_exit: bool,
-        /// Only the pages that were written since this snapshot.
+        /// For a diff: the snapshot since which pages count as written.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<Base>,
     },
-    /// The snapshot's files are whole, or not. Closing the connection that asked for the snapshot without
-    /// this request means that they are not.
+    /// Report whether the snapshot's files are complete. If the connection that requested the snapshot is
+    /// closed without this request, they are not.
     Finish {
         /// The snapshot's name.
         id: String,
-        /// Why they are not.
+        /// The reason why the files are not complete; `None` if they are.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
@@ -82,7 +82,7 @@ pub enum Answer {
     Recording(Recorded),
     /// The machine was saved.
     Snapshot(Taken),
-    /// Nothing.
+    /// Success without a result.
     Done,
 }
 
@@ -135,7 +135,7 @@ pub struct Entry {
     pub time_running: u64,
     /// Overflows without a record.
     pub lost: u64,
-    /// Events between samples; none: it only counts, or samples by time.
+    /// Events between samples; `None` if the event only counts, or samples at a frequency.
     pub period: Option<u64>,
     /// Samples per second.
     pub freq: Option<u64>,
@@ -146,9 +146,9 @@ pub struct Entry {
 /// The ring of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ring {
-    /// Bytes of records in it.
+    /// Size of its data pages in bytes.
     pub bytes: u64,
-    /// Whether it outlives a reset.
+    /// Whether the ring is in the window and outlives a reset.
     pub window: bool,
 }
 

@@ -105,7 +105,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         if let Err(error) = self.stop.event.write(1) {
-            // The thread would never end.
+            // Without the signal, the thread would never end: do not join it.
             log::error!("the control socket cannot be closed: {error}");
             return;
         }
@@ -204,7 +204,7 @@ impl MutEventSubscriber for Clients {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             STOP => {
-                // The thread checks it.
+                // The thread checks `wanted` after this.
                 let _ = self.stop.event.read();
             }
             LISTENER => self.accept(ops),
@@ -223,18 +223,18 @@ impl MutEventSubscriber for Clients {
     }
 }
 
-/// A client. Its requests are not read until it has taken the reply.
+/// A client. Its next request is not read before it has received the reply.
 struct Client<S = UnixStream> {
     stream: S,
-    /// The incomplete request.
+    /// Received bytes that have not been served.
     input: Vec<u8>,
-    /// The file that accompanied it.
+    /// The file that accompanied the request.
     file: Option<File>,
     /// The unsent part of a reply.
     output: Vec<u8>,
     /// The client sends nothing more, or is to be closed.
     last: bool,
-    /// The snapshot that it has to finish.
+    /// The snapshot that the client has to finish.
     snapshot: Option<String>,
 }
 
@@ -250,7 +250,7 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Serves a request, and keeps in mind which snapshot the client has to finish.
+    /// Serves a request, and remembers the snapshot that the client has to finish.
     fn serve(&mut self, request: Request, file: Option<File>, serve: &mut Serve) -> Reply {
         let snapshot = match &request {
             Request::Snapshot { id, .. } => Some(id.clone()),
@@ -267,7 +267,7 @@ impl<S: Peer> Client<S> {
         reply
     }
 
-    /// The connection is closed: a snapshot that it has not finished is not whole.
+    /// Called when the connection is closed: a snapshot that the client has not finished is incomplete.
     fn leave(&mut self, serve: &mut Serve) {
         if let Some(id) = self.snapshot.take() {
             let error = Some(GONE.to_owned());
@@ -277,7 +277,7 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// With a complete request pending, it can proceed whenever a reply can be sent.
+    /// The event that lets the client proceed. With a complete request pending, that is room for a reply.
     fn wants(&self) -> EventSet {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
@@ -285,8 +285,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Proceeds without blocking, but executes at most one request, in fairness to others; returns
-    /// whether the client stays.
+    /// Proceeds without blocking; executes at most one request, in fairness to others. Returns whether
+    /// the client stays connected.
     fn turn(&mut self, serve: &mut Serve) -> bool {
         match self.try_turn(serve) {
             Ok(()) => true,

@@ -45,12 +45,12 @@ pub enum SocketError {
     },
 }
 
-/// Bytes of a socket's path, without the final zero.
+/// Most bytes of a socket's path, without the terminating zero.
 const MAX_PATH: usize = size_of::<sockaddr_un>() - offset_of!(sockaddr_un, sun_path) - 1;
-/// Clients that wait to be accepted.
+/// Most clients that wait to be accepted.
 const BACKLOG: c_int = 16;
 
-/// A listening socket that only its owner can open. Dropping it removes it.
+/// A listening socket that only its owner can open. Dropping the value removes the socket's file.
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
@@ -60,7 +60,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`; `owner` becomes the owner instead of the process's user.
+    /// Listens at `path`. The socket's file belongs to `owner`, or to the process's user for `None`.
     ///
     /// # Errors
     /// [`SocketError`].
@@ -94,7 +94,7 @@ impl Socket {
         })
     }
 
-    /// The descriptor of its directory.
+    /// The descriptor of the socket's directory.
     #[must_use]
     pub fn directory(&self) -> Option<RawFd> {
         self.place.descriptor()
@@ -189,7 +189,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Whether the other end is the owner of this process, or root.
+/// Whether the client runs as the user of this process, or as root.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a size of a few bytes, as C has it"

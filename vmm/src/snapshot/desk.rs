@@ -75,7 +75,7 @@ impl Desk {
             if slot.closed {
                 return Err(ENDS.to_owned());
             }
-            // One that is finished is taken note of before the next.
+            // The main thread handles a finished snapshot before it takes the next request.
             if slot.unfinished.is_some() {
                 return Err(BUSY.to_owned());
             }

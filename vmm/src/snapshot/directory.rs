@@ -21,7 +21,7 @@ pub(crate) struct Directory {
     path: PathBuf,
     /// Held while the snapshot is written.
     _lock: File,
-    /// Whether this created the directory.
+    /// Whether [`Directory::make`] created the directory.
     made: bool,
     memory: File,
     finished: bool,
@@ -105,8 +105,8 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The files of an interrupted snapshot. The state is renamed last: without its name, the other files are
-/// not a snapshot.
+/// The files of an interrupted snapshot, none in an empty directory; an error if there are other files. The state
+/// is renamed last: without a file of its final name, the directory is not a snapshot.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
@@ -215,7 +215,7 @@ mod tests {
         let broken_off: [&[&str]; 3] = [
             &["memory.unfinished"],
             &["memory.unfinished", "state.unfinished"],
-            // Between one name and the other.
+            // Interrupted between the two renames.
             &["memory", "state.unfinished"],
         ];
         for files in broken_off {

@@ -157,7 +157,7 @@ impl Tracker {
         }
     }
 
-    /// Drops the base and all pages: the guest boots again in new memory.
+    /// Drops the base: the guest boots again in new memory. The next full snapshot clears the pages.
     pub(crate) fn forget(&self) {
         let mut since = self.since();
         since.base = None;
@@ -251,7 +251,8 @@ impl GuestMemoryRegion for Watched {
         let at = usize::try_from(offset.0).unwrap_or(usize::MAX);
         let bitmap = self.marked.slice_at(at);
         #[expect(unsafe_code, reason = "a slice with another bitmap")]
-        // SAFETY: the very bytes of `slice`, which `memory` keeps mapped for as long as this is borrowed.
+        // SAFETY: the pointer and the length are those of `slice`; `self.memory` keeps these bytes mapped for as
+        // long as `self` is borrowed.
         let slice = unsafe {
             VolatileSlice::with_bitmap(slice.ptr_guard_mut().as_ptr(), slice.len(), bitmap, None)
         };

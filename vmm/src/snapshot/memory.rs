@@ -13,7 +13,7 @@ use vm_memory::{
 /// Length of the last page in bytes.
 pub(crate) const TRAILER: u64 = PAGE as u64;
 pub(crate) const PAGE: usize = 4096;
-/// Bytes that are written between two checks whether to stop.
+/// Most bytes that are written before the next check whether to stop.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 const MAGIC: &str = "vpmu machine memory ";
@@ -22,7 +22,7 @@ const MAGIC: &str = "vpmu machine memory ";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run(pub(crate) u64, pub(crate) u64);
 
-/// Whether `runs` are ascending, do not touch, and lie within `pages`.
+/// Whether no run is empty, and `runs` ascend without overlapping, within the first `pages` pages.
 pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     let mut end = 0;
     runs.iter().all(|&Run(first, count)| {
@@ -37,8 +37,8 @@ pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     })
 }
 
-/// The byte ranges of a region, which begins at `offset` in the file, that `runs` contain, or the whole
-/// region: each with its first byte and the byte after its last.
+/// The byte ranges of a region that are in `runs`, or the whole region without `runs`. The region begins at
+/// `offset` in the file and has `length` bytes; ranges are relative to the region, with exclusive ends.
 fn parts(runs: Option<&[Run]>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let Some(runs) = runs else {
         return vec![(0, length)];
@@ -67,8 +67,8 @@ pub(crate) enum WriteError {
     Ends,
 }
 
-/// Writes `memories`, or only their pages in `runs`, to the empty `file`, as long as `goes_on` returns true.
-/// Returns the number of bytes written, without zero pages.
+/// Writes `memories`, or only their pages in `runs`, to the empty `file`, until `goes_on` returns false.
+/// Returns the number of bytes written, without zero pages and the last page.
 ///
 /// # Errors
 /// [`WriteError`].

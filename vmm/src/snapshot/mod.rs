@@ -34,11 +34,11 @@ pub(crate) const MEMORY: &str = "memory";
 
 const FORMAT: &str = "vpmu machine snapshot";
 const VERSION: u32 = 2;
-/// More than the facts and a path need.
+/// Most bytes of a state file's first line: more than the facts and a path need.
 const MAX_HEADER: u64 = 16 << 10;
 /// Most diffs on top of a full snapshot.
 const MAX_DIFFS: u32 = 64;
-/// More than the largest machine's state; limits the bytes read from an untrusted file.
+/// Limit of the bytes read from an untrusted state file: more than the largest machine's state.
 const MAX_STATE: u64 = 64 << 20;
 
 /// The reason why a snapshot cannot be restored here.
@@ -102,17 +102,17 @@ pub enum SnapshotError {
     Base {
         /// The directory of the base.
         path: PathBuf,
-        /// Why it cannot be read.
+        /// The reason why it cannot be read.
         #[source]
         source: Box<SnapshotError>,
     },
     /// Another snapshot is in the place of a base.
     #[error("{0} is not the snapshot that the diff was made from, or has changed since")]
     OtherBase(PathBuf),
-    /// Too many diffs are below the base.
+    /// The snapshot is already the last diff that is allowed on top of a full snapshot.
     #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
     TooManyDiffs(PathBuf),
-    /// The facts are not those of a possible machine.
+    /// The facts describe an impossible machine.
     #[error("{0} describes an invalid machine")]
     Facts(PathBuf),
     /// A flag contradicts the snapshot.
@@ -213,7 +213,7 @@ impl Base {
         })
     }
 
-    /// The base's directory, for a diff in `diff`.
+    /// The path of the base's directory, for a diff in the directory `diff`.
     fn place(&self, diff: &Path) -> PathBuf {
         if self.directory.is_absolute() {
             return self.directory.clone();
@@ -261,7 +261,7 @@ pub(crate) struct SavedPmu {
     pub(crate) device: vpmu::SavedState,
 }
 
-/// A machine that was saved: what is not in the file of its memory.
+/// A saved machine, without the memory, which is in its own file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// The text of the state file.
@@ -270,7 +270,7 @@ pub struct Taken {
     pub memory: u64,
     /// Of these, bytes that are not in holes.
     pub written: u64,
-    /// Nanoseconds that the guest stood still.
+    /// Nanoseconds that the guest was stopped.
     pub paused_ns: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Where vCPUs stand still while the machine is saved: each has come back from its run call, has finished
-//! its last access, and waits here with its state.
+//! The gate at which vCPUs wait while the machine is saved. A waiting vCPU has returned from its run call,
+//! completed its last access, and saved its state.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ type Saved = Result<VcpuState, StateError>;
 /// The gate that vCPUs pass before each entry into the guest.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// Changes under the lock of `waiting`; vCPUs look at it without.
+    /// Written under the lock of `waiting`; vCPUs read it without the lock.
     closed: AtomicBool,
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -23,10 +23,10 @@ pub struct Gate {
 /// The vCPUs at a gate.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// How many times the gate was closed. It may close again before a vCPU that it let go has noticed, which
-    /// then waits at another closing, with another state.
+    /// Number of closings. The gate may close again before a released vCPU wakes up. The number then tells the
+    /// vCPU to leave and come back with a new state.
     closings: u64,
-    /// By vCPU: the state of those that wait.
+    /// By vCPU: the state of a waiting vCPU.
     states: Vec<Option<Saved>>,
 }
 
@@ -35,8 +35,8 @@ struct Waiting {
 pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
-    /// Has `vcpus` vCPUs leave the guest and wait until the value is dropped; their states. `None`: the run
-    /// ends, and some of them do not come here any more.
+    /// Makes all `vcpus` vCPUs leave the guest and wait until the returned value is dropped; returns their states.
+    /// `None` if the run ends and some vCPUs no longer come to the gate.
     pub(crate) fn close(
         &self,
         vcpus: u8,
@@ -50,7 +50,7 @@ impl Gate {
         drop(waiting);
         let closed = Closed(self);
         for vcpu in 0..u32::from(vcpus) {
-            // A vCPU without a thread yet looks at the gate before it enters.
+            // A vCPU that has no thread yet checks the gate before it enters the guest.
             if let Err(error) = threads.kick(vcpu) {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }
@@ -68,12 +68,12 @@ impl Gate {
         Some((closed, states))
     }
 
-    /// Whether vCPUs are to come out of the guest.
+    /// Whether vCPUs must leave the guest.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// `vcpu` waits while the gate is closed, its state being what `save` returns; whether it did.
+    /// Waits while the gate is closed, with the state of `vcpu` that `save` returns. Returns whether it waited.
     pub(super) fn pass(&self, vcpu: u32, save: impl FnOnce() -> Saved) -> bool {
         if !self.is_closed() {
             return false;
@@ -93,14 +93,15 @@ impl Gate {
         true
     }
 
-    /// A vCPU's run is over, or the run's end announced: nobody waits for it.
+    /// Wakes [`Gate::close`] after the end of the run was announced, or a vCPU's run is over: it no longer waits
+    /// for the vCPU.
     pub(super) fn left(&self) {
         let _waiting = self.waiting();
         self.changed.notify_all();
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // A panicked vCPU announces the run's end, and its place stays empty.
+        // Poisoning is harmless: a vCPU that panics announces the end of the run, and its state stays `None`.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,15 +29,15 @@ pub struct Shared {
     pub vpmu: Option<Arc<Vpmu>>,
     /// The end of the run.
     pub end: Arc<End>,
-    /// The clock of the boot.
+    /// The progress of the boot.
     pub progress: Arc<Progress>,
     /// The vCPUs' threads.
     pub threads: Arc<Threads>,
     /// Registers that the embedder emulates.
     pub emulation: Option<Emulation>,
-    /// Where vCPUs wait while the machine is saved.
+    /// The gate at which vCPUs wait while the machine is saved.
     pub gate: Gate,
-    /// How a vCPU is saved; `None`: nobody can ask for it.
+    /// Saves a vCPU's state; `None` without a control socket, as no client can request a snapshot.
     pub(crate) saver: Option<Saver>,
 }
 
@@ -55,14 +55,14 @@ pub struct Vcpu {
 /// The action after an exit.
 enum Next {
     Enter,
-    /// After the guest has been refused an access that KVM does not decode.
+    /// Refuse an access that KVM does not decode, and enter.
     Refuse,
     End(Ending),
 }
 
 impl Vcpu {
-    /// The vCPU behind `fd`, whose time counter is `clock_offset` ahead of the host's; `can_sync`:
-    /// KVM can leave registers in the run page.
+    /// The vCPU with the descriptor `fd`, whose time counter is `clock_offset` ahead of the host's; `can_sync`:
+    /// whether KVM can copy registers to the run page.
     #[must_use]
     pub fn new(
         index: u32,
@@ -80,7 +80,7 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest until the run ends, here or elsewhere. Announces every result.
+    /// Runs the guest until the run ends, on this vCPU or elsewhere. Announces an end or an error of this vCPU.
     pub fn run(mut self) {
         let end = Arc::clone(&self.shared.end);
         let guard = AnnouncePanic(self.index, &end);
@@ -107,14 +107,14 @@ impl Vcpu {
         shared.progress.started();
         while !shared.end.reached() {
             if shared.gate.is_closed() {
-                // KVM finishes the last access, and comes back at once.
+                // KVM then completes the last access, and its run call returns at once.
                 thread.return_at_once();
             }
             if let Some(emulation) = &mut emulation {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
             if thread.resume() == Turn::Unfinished {
-                // Checks first whether the run has ended.
+                // Between two turns, check whether the run has ended.
                 continue;
             }
             let signalled = match thread.run(&mut self.fd) {
@@ -155,7 +155,8 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Waits while the machine is saved. KVM has nothing left to finish.
+    /// Waits while the machine is saved. Call this after a run call that a signal ended: KVM has completed the
+    /// last access.
     fn pass(&self, saver: &Saver, thread: &mut VcpuThread) {
         let gate = &self.shared.gate;
         let closed = gate.is_closed();
@@ -165,7 +166,7 @@ impl Vcpu {
         }
     }
 
-    /// The vCPU's session with the PMU device, unless that is switched off.
+    /// The vCPU's session with the PMU device, unless that is disabled.
     fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
         let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.clock_offset));
         attached.transpose().map_err(|source| VcpuError::Attach {
@@ -175,7 +176,7 @@ impl Vcpu {
     }
 }
 
-/// Announces a panic: otherwise the run would wait for the thread for ever.
+/// Announces a panic: otherwise the run would wait for the thread forever.
 struct AnnouncePanic<'a>(u32, &'a End);
 
 impl Drop for AnnouncePanic<'_> {
@@ -231,7 +232,7 @@ fn serve(
     Err(VcpuError::Stopped { vcpu, ip, what })
 }
 
-/// In words, an error of KVM's own.
+/// Describes an internal error of KVM by its `suberror`.
 fn internal_error(number: Option<u32>) -> String {
     let why = match number {
         Some(1) => "an instruction that it cannot emulate",

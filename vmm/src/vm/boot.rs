@@ -34,8 +34,8 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// A VM with `memories`, whose pages KVM logs if they are `tracked`, and the vCPUs of `machine`. The embedder emulates the registers in
-    /// `emulation`; time continues from `clock`, if present.
+    /// A VM with `memories` and the vCPUs of `machine`. KVM logs written pages if `tracked`. The embedder emulates
+    /// the registers in `emulation`; time continues from `clock`, if present.
     ///
     /// # Errors
     /// [`VmError`]: KVM refused a step.
@@ -62,7 +62,7 @@ impl Boot {
         })
     }
 
-    /// Has the VM go on from `state`.
+    /// Restores `state` into the VM: vCPUs, interrupt controllers and clock.
     ///
     /// # Errors
     /// [`VmError::Snapshot`], [`VmError::Kvm`].
@@ -74,7 +74,7 @@ impl Boot {
         Ok(())
     }
 
-    /// The state of the VM without its vCPUs, which stand still.
+    /// Saves the state of the VM without its vCPUs, which must be stopped.
     ///
     /// # Errors
     /// [`StateError`].
@@ -101,7 +101,7 @@ impl Boot {
     /// Starts the vCPUs on `threads`.
     ///
     /// # Errors
-    /// [`VmError::Vcpu`], [`VmError::NoReason`]; vCPUs that were started must be stopped anyway.
+    /// [`VmError::NoReason`], which is a bug. vCPUs that were started must be stopped nevertheless.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
@@ -116,8 +116,8 @@ impl Boot {
     }
 }
 
-/// The threads for vCPUs. They are made once: a guest that boots again has new vCPUs on the same
-/// threads, because confined threads cannot make others.
+/// The threads for vCPUs. They are started once: a guest that boots again has new vCPUs on the same
+/// threads, because confined threads cannot start others.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
@@ -130,7 +130,7 @@ pub(super) struct Threads {
 struct Seat {
     /// `None` once no more vCPUs come.
     vcpus: Option<SyncSender<Vcpu>>,
-    /// Receives when a vCPU has ended.
+    /// Receives a message when a vCPU has ended.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -168,7 +168,7 @@ impl Threads {
     /// Runs `vcpu` on the next thread.
     ///
     /// # Errors
-    /// [`VmError::NoReason`] if all threads are taken, which is a bug.
+    /// [`VmError::NoReason`] if all threads are taken or a thread has panicked, which is a bug.
     fn run(&mut self, vcpu: Vcpu) -> Result<(), VmError> {
         let seat = self
             .seats

@@ -12,7 +12,7 @@ pub enum VmError {
     /// A file of the configuration cannot be opened.
     #[error("cannot open the {what} {path}")]
     Open {
-        /// Its purpose.
+        /// The file's purpose.
         what: &'static str,
         /// The path.
         path: PathBuf,
@@ -37,16 +37,17 @@ pub enum VmError {
         #[source]
         source: kernel::KernelError,
     },
-    /// The configuration names no kernel: a mistake of ours, for only a machine that is restored needs none.
+    /// The configuration has no kernel, which is a bug: only a machine that is restored and never boots needs
+    /// none.
     #[error("there is no kernel to boot")]
     NothingToBoot,
-    /// A snapshot that the machine cannot go on from.
+    /// The snapshot cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
-    /// KVM does not say what a snapshot would need.
+    /// KVM lacks what a snapshot needs.
     #[error("the machine could not be saved; it runs without --ctl")]
     Saver(#[source] state::StateError),
-    /// KVM itself.
+    /// KVM, or a request to it.
     #[error(transparent)]
     Kvm(#[from] kvm::KvmError),
     /// Guest memory.
@@ -55,7 +56,7 @@ pub enum VmError {
     /// The boot data.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
-    /// Its vCPUs.
+    /// The vCPUs.
     #[error(transparent)]
     Cpus(#[from] cpus::CpuError),
     /// The embedder's registers reject the guest.
@@ -76,10 +77,10 @@ pub enum VmError {
     /// The control socket.
     #[error(transparent)]
     Socket(#[from] ctl::SocketError),
-    /// Its server.
+    /// The server of the control socket.
     #[error(transparent)]
     Server(#[from] ctl::ServerError),
-    /// A descriptor or a thread.
+    /// The host has no free descriptors or threads.
     #[error("the host has no more {0}")]
     Host(&'static str, #[source] io::Error),
     /// The confinement.

@@ -10,7 +10,7 @@ use crate::arch::{boot, kernel};
 use crate::config::Config;
 use crate::machine::Machine;
 
-/// The files and the parameters.
+/// The image files and the boot parameters.
 #[derive(Debug)]
 pub(super) struct Images {
     kernel: Option<File>,

@@ -78,7 +78,7 @@ pub struct Vm {
     clock: GuestClock,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
-    /// The pages written since the last snapshot, if somebody wants to know.
+    /// Tracks the pages written since the last snapshot, with --track-dirty.
     tracker: Option<Tracker>,
     recorded: Option<Recorded>,
     resets_delayed: u64,
@@ -112,7 +112,7 @@ pub struct Ran {
     pub recorded: Option<Recorded>,
     /// Output that the guest's limits suppressed.
     pub held_back: HeldBack,
-    /// The list of the guest's events, in one word.
+    /// The name of the tier that the guest's events began with, or `list`.
     pub policy: &'static str,
     /// The events that the guest could open, if a report was requested.
     pub events: Vec<String>,
@@ -128,7 +128,7 @@ pub struct Ran {
     pub footprint: Footprint,
 }
 
-/// The directory of the host's probe results, which last until the host boots.
+/// The directory of the host's probe results, which last until the host boots again.
 const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
@@ -137,8 +137,9 @@ fn event() -> Result<EventFd, VmError> {
 }
 
 impl Vm {
-    /// Builds the machine that `config` describes. Afterwards this process has only the privileges
-    /// that the machine needs: its files are opened first, and all threads are started later.
+    /// Builds the machine that `config` describes. Afterwards this process has only the privileges that the
+    /// machine needs: it opens files before it drops the other privileges, and then starts the threads that run
+    /// with the guest. Earlier threads have ended.
     ///
     /// # Errors
     /// [`VmError`] of any step.
@@ -166,7 +167,7 @@ impl Vm {
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config.confinement)?;
-        // It runs small guests, concurrently with the other steps, unless another machine has done so.
+        // This runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let known = Path::new(KNOWN_HOST);
         let guest_ips = asks.then(|| GuestIps::begin(Some(known))).transpose();
@@ -205,7 +206,7 @@ impl Vm {
                 boot
             }
             None => {
-                // KVM waits for readers at each memory slot; the images are loaded meanwhile.
+                // KVM waits for its SRCU readers at each memory slot: load the images meanwhile.
                 let both = concurrently(make, || images.load(&memory));
                 let (boot, entry) = both.map_err(|e| VmError::Host("threads", e))?;
                 let (boot, entry) = (boot?, entry?);
@@ -214,7 +215,8 @@ impl Vm {
                 boot
             }
         };
-        // The window comes behind the RAM: nothing needs it before the guest runs.
+        // The window has the slots after the RAM. It is registered meanwhile: nothing needs it before the guest
+        // runs.
         let window_slot = window.as_ref().map(|window| {
             let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
             Registration::begin(Arc::clone(&boot.vm), window.clone(), first, track)
@@ -307,7 +309,7 @@ impl Vm {
             footprint,
         };
         vm.wire(&boot.vm)?;
-        // Its thread has no filter.
+        // The thread has no seccomp filter, so it must end before the guest runs.
         window_slot.map_or(Ok(()), Registration::finish)?;
         vm.boot = Some(boot);
         if let Some(restored) = restored {
@@ -317,7 +319,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Runs the guest until it ends, or is ended from outside.
+    /// Runs the guest until it ends the run, or a signal or the user does.
     #[must_use]
     pub fn run(mut self) -> Ran {
         let start = Instant::now();
@@ -487,7 +489,7 @@ fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(
     }
 }
 
-/// The guest's memory, and the window, if it has one; of a machine that goes on, those in `file`.
+/// The guest's memory, and the window, if there is one. For a restored machine, both are mapped from `file`.
 fn memories(
     config: &Config,
     file: Option<&File>,
@@ -508,7 +510,7 @@ fn memories(
     Ok((memory, window))
 }
 
-/// All memory that the guest reaches.
+/// All memory that the guest can access.
 fn reached<'a>(
     memory: &'a GuestMemoryMmap,
     window: Option<&'a GuestMemoryMmap>,

@@ -1,4 +1,4 @@
-//! The paravirtual PMU of a machine: made from its configuration, wired again at every boot.
+//! The paravirtual PMU of a machine: created from its configuration, and connected to the VM of each boot.
 
 use std::io;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) struct Pmu {
     /// The queues that the event loop serves.
     pub(super) queues: Queues,
     pub(super) operator: Arc<Operator>,
-    /// Drains the device for as long as the machine is there.
+    /// Drains the device until the machine is dropped.
     drain: DrainThread,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
@@ -55,7 +55,7 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
-    /// Where the device's writes are marked, if they are.
+    /// Marks the device's writes, if they are tracked.
     pub(super) tracker: Option<&'a Tracker>,
     /// The saved state, if the machine was restored.
     pub(super) saved: Option<&'a SavedPmu>,
@@ -148,8 +148,9 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Only for the report, and now: KVM's statistics are gone when it is written. Else the first
-        // driver has the events probed: the host's first perf event takes its kernel milliseconds.
+        // Needed only for the report, and listed now, since KVM's statistics are gone when the report is
+        // written. Otherwise the events are probed when the first driver needs them: opening the first perf
+        // event of a host takes milliseconds.
         let events = match config.report {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),
@@ -197,29 +198,30 @@ impl Pmu {
         notification(vm, abi::QUEUE_EVENT, &self.queues.notices)
     }
 
-    /// Has the drain's thread leave the device alone until the value is dropped.
+    /// Keeps the drain thread from accessing the device until the returned value is dropped.
     pub(super) fn hold(&self) -> Held<'_> {
         self.drain.hold()
     }
 
-    /// The state of the device and its transport. Afterwards memory and window hold what belongs to it.
+    /// Saves the device and its transport. On return, all samples up to now are in guest memory or the window,
+    /// which must be copied before the device is used again.
     ///
     /// # Errors
-    /// [`SaveError`]; the device goes on.
+    /// [`SaveError`]; the device continues.
     pub(super) fn save(&self) -> Result<SavedPmu, SaveError> {
         let device = self.vpmu.save()?;
-        // Afterwards: the device may have raised its interrupt.
+        // After the device, which may have raised its interrupt.
         let transport = self.transport.save();
         Ok(SavedPmu { transport, device })
     }
 
-    /// The guest's driver is gone.
+    /// Resets the device after a boot, when the guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
 }
 
-/// `memory` with marks for what is written to it.
+/// `memory`, with `tracker` marking what is written to it.
 fn watched(
     tracker: &Tracker,
     memory: &GuestMemoryMmap,
@@ -228,7 +230,7 @@ fn watched(
     Ok(watched.map_err(MemoryError::Place)?)
 }
 
-/// Why a device cannot take the place of a saved one.
+/// Errors of restoring the device.
 #[derive(Debug, thiserror::Error)]
 enum PmuError {
     #[error(transparent)]
@@ -239,8 +241,8 @@ enum PmuError {
     Driver,
 }
 
-/// Has the device take the place of a saved one, before any vCPU is there. Notifications may have been on their
-/// way: its queues are looked at once.
+/// Restores the saved device, before any vCPU runs. Its queues are then processed once, because notifications may
+/// have been pending at the save.
 ///
 /// # Errors
 /// [`VmError::Snapshot`].
@@ -280,7 +282,7 @@ fn take_place(
     Ok(vpmu.restore(&saved.device, memory, features, &queues, interrupt)?)
 }
 
-/// Has KVM signal a queue's notifications instead of ending the run call.
+/// Makes KVM signal `event` for a queue's notifications, instead of returning from the run call.
 fn notification(vm: &VmFd, queue: u16, event: &EventFd) -> Result<(), VmError> {
     let address = IoEventAddress::Mmio(layout::VIRTIO + QUEUE_NOTIFY);
     vm.register_ioevent(event, &address, u32::from(queue))

@@ -1,4 +1,4 @@
-//! Saving the machine while it runs: everything stands still, is read, and goes on.
+//! Saves the machine while it runs: everything is stopped, saved, and continued.
 
 use std::fs::File;
 use std::io;
@@ -22,25 +22,25 @@ use crate::snapshot::{self, Facts, State, Taken};
 use crate::terminal;
 use crate::vcpu::Closed;
 
-/// Why the machine is not saved. It goes on.
+/// Errors of saving the machine, which continues.
 #[derive(Debug, thiserror::Error)]
 enum TakeError {
-    /// Its end is announced.
+    /// The end of the run is announced.
     #[error("the machine is ending")]
     Ends,
-    /// Registers that only the embedder knows.
+    /// The embedder emulates registers, whose state the VMM does not know.
     #[error("the machine has registers that its embedder emulates, which are not saved")]
     Emulated,
-    /// The PMU's part of it.
+    /// The PMU device cannot be saved.
     #[error("the PMU device cannot be saved")]
     Pmu(#[from] vpmu::SaveError),
-    /// KVM's part of it.
+    /// KVM's state cannot be saved.
     #[error("the machine cannot be saved")]
     State(#[from] StateError),
-    /// Its memory.
+    /// Memory cannot be written.
     #[error(transparent)]
     Memory(#[from] WriteError),
-    /// Pages that are not known to have changed.
+    /// A diff is not possible.
     #[error(transparent)]
     Diff(#[from] DiffError),
     /// The state cannot be written as JSON.
@@ -49,7 +49,7 @@ enum TakeError {
 }
 
 impl Vm {
-    /// Answers a request to save the machine in its `boot`.
+    /// Handles a finished snapshot, and answers a request to save the machine in its `boot`.
     pub(super) fn answer_desk(&self, boot: &Boot) {
         let desk = &self.control.desk;
         if let Some(whole) = desk.take_finished() {
@@ -74,8 +74,8 @@ impl Vm {
         }
     }
 
-    /// The machine stands still until its client has the whole snapshot, and ends then. It goes on if the
-    /// snapshot fails.
+    /// Keeps the machine stopped until the client has the complete snapshot, and then ends it. The machine
+    /// continues if the snapshot fails.
     fn end_with_snapshot(&self, still: Still<'_>) {
         let (desk, end) = (&self.control.desk, &self.shared.end);
         loop {
@@ -85,7 +85,7 @@ impl Vm {
             }
             match finished {
                 Some(Ok(())) => {
-                    // Before a vCPU can pass the gate.
+                    // Announce this before a vCPU can pass the gate.
                     end.announce(Ok(Ending::ByHand));
                     break;
                 }
@@ -114,16 +114,16 @@ impl Vm {
         drop(still);
     }
 
-    /// The last snapshot is whole, and the base of the next diff, or is not.
+    /// Ends the last snapshot: if it is complete, it becomes the base of the next diff.
     fn settle(&self, whole: &Whole) {
         if let Some(tracker) = &self.tracker {
             tracker.finish(whole.is_ok());
         }
     }
 
-    /// Saves the machine, its memory to `file`. The vCPUs stand still until the value is dropped, and so do the
-    /// threads that look into guest memory: this one, the drain's, and that of the control socket, which waits
-    /// for this.
+    /// Saves the machine, and writes its memory to `file`. The vCPUs and the drain thread are stopped until the
+    /// returned value is dropped. The other thread that accesses guest memory, the control socket's, waits for
+    /// the result of this call.
     fn take(
         &self,
         boot: &Boot,
@@ -144,9 +144,9 @@ impl Vm {
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
         let (closed, states) = closed.ok_or(TakeError::Ends)?;
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
-        // First: the device writes to memory all that it holds, and may interrupt the guest.
+        // First, since the device writes its pending samples to memory, and may interrupt the guest.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
-        // The guest's own writes are in KVM's log; the device has just made its last.
+        // KVM's log has the guest's writes, and the device has just made its last write.
         let tracker = self.tracker.as_ref();
         let changed = tracker
             .map(|tracker| tracker.changed(&boot.vm))
@@ -190,14 +190,14 @@ impl Vm {
     }
 }
 
-/// While it lives, the machine stands still.
+/// Keeps the machine stopped until it is dropped.
 #[derive(Debug)]
 struct Still<'a> {
     _quiet: Option<Held<'a>>,
     _closed: Closed<'a>,
 }
 
-/// The control socket's side of a machine, until it is dropped.
+/// A machine's control socket and desk. Dropping the value stops both.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) desk: Arc<Desk>,
@@ -205,7 +205,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Serves `socket`, if there is one: what is asked about events is `operator`'s, the rest the machine's.
+    /// Serves `socket`, if there is one: `desk` gets requests for snapshots, `operator` all others.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -227,9 +227,9 @@ impl Control {
         })
     }
 
-    /// Nobody is served any more.
+    /// Stops serving clients.
     pub(super) fn end(&mut self) {
-        // Or the server's thread might wait there.
+        // Otherwise the server's thread could wait at the desk forever, and could not be joined.
         self.desk.close();
         self.server = None;
     }
