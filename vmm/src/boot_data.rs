@@ -28,7 +28,7 @@ pub enum DataError {
         /// Free bytes after the kernel.
         room: u64,
     },
-    /// The initramfs does not fit into guest memory.
+    /// The file cannot be read into guest memory.
     #[error("cannot write the initramfs")]
     WriteInitramfs(#[source] GuestMemoryError),
     /// The command line exceeds Linux's limit.
@@ -36,7 +36,7 @@ pub enum DataError {
     CmdlineTooLong {
         /// Its length.
         len: usize,
-        /// Linux's limit.
+        /// Linux's limit, without the terminator.
         most: usize,
     },
     /// The command line holds a zero byte.
@@ -44,7 +44,7 @@ pub enum DataError {
     CmdlineZero,
 }
 
-/// Checks `cmdline` for Linux, which has room for `max` bytes including the terminator.
+/// Checks that Linux accepts `cmdline`: its buffer has `max` bytes including the terminator.
 ///
 /// # Errors
 /// [`DataError::CmdlineTooLong`], [`DataError::CmdlineZero`].
@@ -61,8 +61,8 @@ pub(crate) fn check_cmdline(cmdline: &str, max: usize) -> Result<(), DataError> 
     Ok(())
 }
 
-/// Loads an initramfs at the end of `room`, so that the kernel at its start can grow; returns
-/// address and size.
+/// Loads an initramfs at the end of `room`, so that the kernel below `room` can grow; returns the
+/// address and the size.
 ///
 /// # Errors
 /// [`DataError`].

@@ -62,7 +62,7 @@ impl Bucket {
         }
         match self.refill {
             0 => Duration::MAX,
-            // Rounded up, or the token would be missing still.
+            // Round up: after a time rounded down, the token would still be missing.
             _ => {
                 let flows = self.flow_time(self.debt.saturating_add(1)) + Duration::from_nanos(1);
                 let at = self.filled.checked_add(flows);

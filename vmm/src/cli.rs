@@ -45,7 +45,7 @@ pub enum Command {
 /// The arguments of this process.
 ///
 /// # Errors
-/// The error in one line; `None` if help was requested and printed.
+/// The error in one line; `None` if help or the version was requested and printed.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp

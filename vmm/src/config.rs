@@ -28,7 +28,7 @@ pub use crate::arch::layout::MAX_VCPUS;
 
 /// Least memory that holds a kernel.
 pub const MIN_MEMORY_MIB: u64 = 4;
-/// Most memory that any host has addresses for.
+/// Upper limit of guest memory: the 2^52 bytes that a host can address at most.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
@@ -81,13 +81,13 @@ pub enum OnReset {
 /// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The kernel image; none: the machine goes on from a snapshot, and cannot boot again.
+    /// The kernel image; `None` for a restored machine that cannot boot again.
     pub kernel: Option<PathBuf>,
-    /// Its initramfs.
+    /// The kernel's initramfs.
     pub initramfs: Option<PathBuf>,
-    /// Its command line.
+    /// The kernel's command line.
     pub cmdline: String,
-    /// The snapshot that it goes on from.
+    /// The directory of the snapshot to restore.
     pub restore: Option<PathBuf>,
     /// vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
@@ -115,11 +115,11 @@ pub struct Config {
     pub on_reset: OnReset,
     /// Path of the control socket.
     pub ctl: Option<PathBuf>,
-    /// Whether to track the pages that are written, for snapshots of those alone.
+    /// Whether to track which pages are written, for diffs.
     pub track_dirty: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
-    /// How its process is confined.
+    /// The confinement of the VMM's process.
     pub confinement: confine::Options,
     /// The file of the report.
     pub report: Option<PathBuf>,
@@ -174,7 +174,7 @@ pub enum ConfigError {
         #[source]
         source: serde_json::Error,
     },
-    /// Neither flags nor file name a kernel.
+    /// Neither the flags nor the file have a kernel.
     #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
     NoKernel,
     /// An invalid number of vCPUs.
@@ -197,13 +197,13 @@ pub enum ConfigError {
     /// An invalid limit.
     #[error(transparent)]
     Limits(#[from] LimitError),
-    /// A snapshot that no machine can go on from.
+    /// A snapshot that cannot be restored with this configuration.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A machine that goes on from a snapshot has nothing to boot again from.
+    /// `--on-reset restart` for a restored machine without a kernel: a snapshot has none.
     #[error("--on-reset restart needs --kernel with --restore, too: the snapshot has none")]
     RestartWithoutKernel,
-    /// A PMU that processors cannot have here.
+    /// A hardware PMU on an architecture that does not support it.
     #[error("--guest-pmu: {0}")]
     GuestPmu(&'static str),
     /// Persistent events for a machine without a PMU.
@@ -220,7 +220,7 @@ impl ConfigError {
         })
     }
 
-    /// The exit status: a snapshot that cannot be read is no mistake in the flags.
+    /// The exit status: a snapshot that cannot be restored is not a usage error.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -405,7 +405,7 @@ impl TryFrom<&RunArgs> for Config {
     }
 }
 
-/// The given value, or else the snapshot's; both must be equal.
+/// Returns the given value, or else the snapshot's value. If there are both, they must be equal.
 fn same_or<T: Copy + PartialEq + Display>(
     facts: Option<&Facts>,
     flag: &'static str,

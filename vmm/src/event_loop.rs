@@ -45,14 +45,14 @@ pub enum LoopError {
     Loop(#[source] event_manager::Error),
 }
 
-/// Queues whose notifications KVM signals as events.
+/// The queues whose notifications KVM signals through eventfds.
 #[derive(Debug, Clone)]
 pub struct Queues {
     /// The device.
     pub vpmu: Arc<Vpmu>,
-    /// Event of the control queue.
+    /// The control queue's eventfd.
     pub control: Arc<EventFd>,
-    /// Event of the event queue.
+    /// The event queue's eventfd.
     pub notices: Arc<EventFd>,
 }
 
@@ -68,7 +68,7 @@ struct Wakeups {
     failed: Option<event_manager::Error>,
 }
 
-/// The work of a run besides the vCPUs, from one boot of the guest to the next.
+/// The main thread's loop, which serves everything but the vCPUs. It is used for every boot of the guest.
 #[expect(
     missing_debug_implementations,
     reason = "the event manager's has nothing to show"
@@ -86,12 +86,12 @@ pub struct EventLoop {
 pub(crate) enum Stopped {
     /// The end is announced.
     Ended,
-    /// Somebody wants the machine saved, or has finished its snapshot.
+    /// A client has requested a snapshot, or has finished one.
     Asked,
 }
 
 impl EventLoop {
-    /// A loop that ends when `end` is signalled, and stops for news at `desk`.
+    /// A loop that ends when `end` is signalled, and stops when `desk` has news.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -249,7 +249,7 @@ impl MutEventSubscriber for Wakeups {
                 }
             }
             DESK => self.desk.heard(),
-            // The end itself: `run` looks.
+            // `END`: `run` checks it.
             _ => {}
         }
     }
@@ -267,7 +267,7 @@ impl MutEventSubscriber for Wakeups {
 struct Keyboard {
     input: File,
     keys: Keys,
-    /// Input for the guest, until it has room.
+    /// Input for which the guest has no room yet.
     pending: Vec<u8>,
     watched: bool,
     /// Files and the null device cannot be watched; they are always readable.

@@ -147,7 +147,7 @@ pub struct End {
 }
 
 impl End {
-    /// A run that continues.
+    /// The end of a run that has not ended yet.
     ///
     /// # Errors
     /// The host has no free event descriptor.
@@ -217,7 +217,7 @@ impl End {
         &self.hurry
     }
 
-    /// The reason for the end, without taking it; `None` before the end and after an error.
+    /// The reason for the end, without taking it; `None` before the end, after an error, and once taken.
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
         let said = self.said();

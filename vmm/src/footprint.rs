@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The host's file on this process's memory, opened before `/proc` may become unreachable.
+/// The open `/proc/self/smaps`, if the host has it. It is opened before `/proc` may become unreachable.
 #[derive(Debug)]
 pub struct Footprint(Option<File>);
 
 impl Footprint {
-    /// Opens it, if the host has it.
+    /// Opens `/proc/self/smaps`.
     pub(crate) fn open() -> Self {
         Self(File::open("/proc/self/smaps").ok())
     }

@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm};
 /// Errors of opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// The device does not exist; with the remedy.
+    /// The device does not exist, or has no KVM behind it; with the remedy.
     #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
     Missing(&'static str),
     /// The process lacks permission.
@@ -14,10 +14,10 @@ pub enum KvmError {
         "no permission for /dev/kvm: run as root or join its group with 'usermod -aG kvm $USER'"
     )]
     Permission,
-    /// It cannot be opened for another reason.
+    /// The device cannot be opened for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
-    /// Not the API version that is stable since 2007.
+    /// The API version is not the one that has been stable since 2007.
     #[error("/dev/kvm has version {0} of the interface, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
@@ -43,7 +43,7 @@ pub enum KvmError {
 }
 
 impl KvmError {
-    /// The reason why /dev/kvm does not open, with the remedy where the reason is a known one.
+    /// The reason why /dev/kvm does not open, with the remedy if one is known.
     fn open(source: kvm_ioctls::Error, without: &'static str) -> Self {
         match source.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing(without),

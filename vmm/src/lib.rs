@@ -7,13 +7,13 @@
 //!
 //! [`arch::emulation`] is for embedders that emulate registers in KVM's place.
 //!
-//! [`operator`] is the hand on persistent events: [`ctl`] is how a running machine is asked about them,
-//! [`recording`] what they hold.
-//! [`snapshot`] is the machine in a directory, to go on from there.
-//! [`confine`] is what the process gives up before the guest's first instruction.
-//! [`check`] tells what this machine could run.
+//! [`operator`] manages the operator's persistent events: [`ctl`] serves requests about them while the
+//! machine runs, [`recording`] writes their records to a file.
+//! [`snapshot`] saves a machine to a directory and restores it.
+//! [`confine`] drops the process's privileges before the guest's first instruction.
+//! [`check`] surveys the guests that this host can run.
 //!
-//! The modules form layers, which the map in README.md lists: none uses a higher one.
+//! The modules form layers, which the map in README.md lists. A module never uses a higher layer.
 
 pub mod arch;
 pub mod board;

@@ -29,7 +29,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_host_counters: Option<u32>,
 
-    /// Most of these that run on one vCPU at once; events beyond wait [default: 64]
+    /// Most of these host counters that run on one vCPU at once; further events wait [default: 64]
     #[arg(long, value_name = "N")]
     pub max_active_counters: Option<u32>,
 
@@ -47,8 +47,8 @@ pub struct LimitArgs {
     #[serde(deserialize_with = "bytes")]
     pub max_record_bytes: Option<u64>,
 
-    /// Most of each vCPU's time in percent, 1 to 100, that samples take which make it leave the guest;
-    /// beyond it they are throttled [default: 25]
+    /// Most of each vCPU's time, in percent (1 to 100), for samples that make it leave the guest; beyond
+    /// this, they are throttled [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub max_sampling_percent: Option<u32>,
 
@@ -69,33 +69,33 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_pages: Option<u32>,
 
-    /// Most of the window that rings of the guest's own events take; the rest is left for those of
+    /// Most of the window for rings of the guest's own events; the rest is for the events of
     /// --persistent and 'vmm ctl start' [default: three quarters of --window]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub guest_window: Option<u64>,
 
-    /// Most bytes that one recording takes out of rings in the guest's own memory [default: 4M]
+    /// Most bytes in one recording from rings in the guest's own memory [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_guest_recording: Option<u64>,
 
-    /// Most bytes of the recordings of a minute that resets of the guest bring about; a recording
-    /// beyond is left out [default: 64M]
+    /// Most bytes a minute of recordings at resets of the guest; further recordings are left out
+    /// [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_recordings: Option<u64>,
 
-    /// Most resets a minute with --on-reset restart; one beyond waits [default: 30]
+    /// Most resets a minute with --on-reset restart; further resets wait [default: 30]
     #[arg(long, value_name = "N")]
     pub max_resets: Option<u32>,
 
-    /// Most lines of the log a second, over ten seconds; what is left out is counted. 0: no limit
+    /// Most lines of the log a second, over ten seconds; lines left out are counted. 0: no limit
     /// [default: 20, or none with RUST_LOG]
     #[arg(long, value_name = "N")]
     pub max_log_lines: Option<u32>,
 
-    /// Most bytes of console output a second; what is left out is counted. 0: no limit [default: 4M]
+    /// Most bytes of console output a second; bytes left out are counted. 0: no limit [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_console: Option<u64>,
@@ -106,7 +106,7 @@ pub struct LimitArgs {
 pub struct Limits {
     /// The PMU's limits.
     pub device: vpmu::Limits,
-    /// The number of host counters was given explicitly: lowering it is an error.
+    /// Whether the number of host counters was given: it is then an error if the host allows fewer.
     pub host_counters_asked: bool,
     /// Bytes from rings in guest memory per recording.
     pub guest_recording: u64,
@@ -126,7 +126,7 @@ pub enum LimitError {
     /// A limit of zero.
     #[error("{0} of zero leaves the guest nothing: give 1 or more")]
     Zero(&'static str),
-    /// A percentage outside 1 to 100.
+    /// A percentage above 100.
     #[error("{flag} {given} is more than the whole: give 1 to 100")]
     Percent {
         /// The flag.
@@ -206,7 +206,7 @@ impl LimitArgs {
             });
         }
         let max_aux_pages = self.max_aux_pages.unwrap_or(usual.max_aux_pages);
-        // Leave room for areas of the largest allowed size.
+        // Leave room for two AUX areas of the largest allowed size.
         let max_pages = usual.max_pages.max(max_aux_pages.saturating_mul(2));
         let device = vpmu::Limits::default().with(|limits| {
             limits.max_events = self.max_events.unwrap_or(usual.max_events);

@@ -13,7 +13,7 @@ use crate::bucket::Bucket;
 
 /// Default limit of lines per second.
 pub const DEFAULT_LINES: u32 = 20;
-/// Burst of lines, per line of the limit.
+/// The burst, as a multiple of the lines per second.
 const BURST: u64 = 10;
 /// The default filter. virtio-queue logs each mistake of a driver; the device counts those instead.
 const FILTER: &str = "warn,virtio_queue=off";

@@ -5,10 +5,10 @@
 pub struct Machine {
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// Whether the virtio device is present.
+    /// Whether the paravirtual PMU, a virtio device, is present.
     pub virtio: bool,
-    /// Bytes of its window; zero without one.
+    /// Size of the PMU's window in bytes; zero without a window.
     pub window: u64,
-    /// Whether its processors have a PMU of their own.
+    /// Whether the vCPUs have a hardware PMU.
     pub pmu: bool,
 }

@@ -41,13 +41,13 @@ pub enum MemoryError {
         #[source]
         source: vm_memory::mmap::FromRangesError,
     },
-    /// The host does not map the memory of a snapshot.
+    /// The host cannot map the memory of a snapshot.
     #[error("cannot map the memory of the snapshot")]
     Map(#[source] MmapRegionError),
-    /// The regions of a snapshot: a mistake of ours.
+    /// The regions of the memory are not valid, which is a bug.
     #[error("cannot place the memory of the snapshot")]
     Place(#[source] GuestRegionCollectionError),
-    /// The host does not keep guest memory apart.
+    /// The host refused the advice for guest memory.
     #[error("cannot keep the guest's memory out of core dumps")]
     Guard(#[source] io::Error),
     /// The host refused to free guest memory.
@@ -88,8 +88,8 @@ fn ranges(mib: u64) -> Vec<(GuestAddress, usize)> {
         .collect()
 }
 
-/// As [`allocate`], its contents those of `file`: the host reads a page when the guest touches it, and gives
-/// the guest one of its own when it writes. The file stays as it is, and must.
+/// Like [`allocate`], but maps `file` copy-on-write: the host reads a page at its first access, and copies it
+/// at the first write. The file is never written, and must not change while it is mapped.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -99,7 +99,7 @@ pub(crate) fn map(mib: u64, file: &File) -> Result<GuestMemoryMmap, MemoryError>
     Ok(memory)
 }
 
-/// As [`window`], its contents those of `file` from `offset` on.
+/// Like [`window`], but maps `file` from `offset` on, copy-on-write.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -139,9 +139,9 @@ fn map_ranges(
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Place)
 }
 
-/// Reserves the window, `bytes` long; the host gives pages as they are touched. It is left out of core
-/// dumps, too, and of children, which the VMM does not have: the kernel merges adjacent mappings with the
-/// same advice, and would merge it with guest memory.
+/// Reserves the window of `bytes` bytes; the host allocates pages on first access. It is excluded from core
+/// dumps, too. It is also excluded from child processes, although the VMM has none: the kernel merges adjacent
+/// mappings with the same advice, and would merge the window with guest memory.
 ///
 /// # Errors
 /// [`MemoryError::ReserveWindow`].
@@ -161,19 +161,19 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
 /// [`MemoryError::Empty`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     for region in memory.iter().filter(|it| it.file_offset().is_some()) {
-        // The file's bytes would come back.
+        // Pages freed by MADV_DONTNEED would be read from the file again: replace the mapping.
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let flags = COPY_ON_WRITE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: takes the place of the region's own mapping, whole, with the same protection; all who look
-        // into it know that its bytes may change at any time.
+        // SAFETY: replaces exactly the region's own mapping, with the same protection; all of its readers
+        // expect concurrent changes.
         let mapped = unsafe { libc::mmap(region.as_ptr().cast(), size, PROTECTION, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(MemoryError::Empty(io::Error::last_os_error()));
         }
     }
-    // The mappings are new.
+    // New mappings have no advice.
     advise(memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
-    // Private and anonymous, for which the kernel promises zeros.
+    // All mappings are private and anonymous now: the kernel guarantees that their freed pages read as zeros.
     advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)
 }
 
@@ -189,8 +189,8 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers each region of `memories` with KVM, in slots from `first`; KVM logs the guest's writes if they
-/// are `tracked`.
+/// Registers each region of `memories` with KVM, in slots from `first` on; KVM logs the guest's writes if
+/// `tracked`.
 ///
 /// # Errors
 /// [`MemoryError::Register`].
@@ -219,13 +219,13 @@ pub fn register(
     Ok(())
 }
 
-/// A registration on a thread of its own: KVM waits for its readers at each slot, for milliseconds on some hosts. The
-/// thread has ended when this value is gone.
+/// A registration on its own thread, since KVM waits for its SRCU readers at each slot, for milliseconds on
+/// some hosts. Dropping the value waits for the thread.
 #[derive(Debug)]
 pub struct Registration(Option<JoinHandle<Result<(), MemoryError>>>);
 
 impl Registration {
-    /// Begins what [`register`] does, with one memory.
+    /// Starts a thread that calls [`register`] with `memory`.
     ///
     /// # Errors
     /// The host cannot start another thread.
@@ -240,7 +240,7 @@ impl Registration {
         Ok(Self(Some(thread)))
     }
 
-    /// Waits for its end.
+    /// Waits for the thread; returns the result of [`register`].
     ///
     /// # Errors
     /// See [`register`].
@@ -256,7 +256,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Another error is on its way.
+        // Without `finish`, the caller already returns another error.
         let _ = self.join();
     }
 }

@@ -30,7 +30,7 @@ pub enum OperatorError {
         #[source]
         source: PersistError,
     },
-    /// The same, with a known remedy.
+    /// An event cannot be started, and the remedy is known.
     #[error("cannot start the persistent event `{name}`: {remedy}")]
     Mistake {
         /// Its name.
@@ -62,7 +62,7 @@ pub enum OperatorError {
     /// A request without a file to write to.
     #[error("the request lacks a writable file: send it with 'vmm ctl'")]
     NoFile,
-    /// Another part of the machine does that.
+    /// A request for a snapshot reached the PMU's operator, which is a bug.
     #[error("the PMU cannot save the machine: this is a bug")]
     Machine,
     /// A recording that cannot be written.
@@ -70,7 +70,7 @@ pub enum OperatorError {
     Recording(#[from] RecordingError),
 }
 
-/// One machine's persistent events in the operator's hands.
+/// The operator's access to one machine's persistent events.
 #[derive(Debug)]
 pub struct Operator {
     vpmu: Arc<Vpmu>,
@@ -119,7 +119,7 @@ impl Operator {
         recorder: Recorder,
     ) -> Result<Self, OperatorError> {
         let asked = config.recording.is_some();
-        // Those of a machine that goes on are there already.
+        // A restored machine already has its events.
         let known = vpmu.persistent().iter().any(|event| event.operator);
         if asked || known || !config.persistent.is_empty() {
             recorder.check()?;
@@ -186,7 +186,7 @@ impl Operator {
                 Ok(Answer::Recording(recorded))
             }
             Request::Dump { file: Some(path) } => {
-                // Anything else could block the socket's thread.
+                // A pipe or a device could block the socket's thread.
                 let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
                 let file = file.filter(is_file).ok_or(OperatorError::NoFile)?;
                 let recorded = self.dump(Some((&file, &path)), |_| true)?;
@@ -204,7 +204,7 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
-            // The whole machine's, not the PMU's.
+            // These requests concern the whole machine and are served elsewhere.
             Request::Snapshot { .. } | Request::Finish { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
@@ -274,7 +274,7 @@ impl Operator {
         file: Option<(&File, &Path)>,
         wanted: impl Fn(&PersistentStatus) -> bool,
     ) -> Result<Recorded, OperatorError> {
-        // Includes the records of an event in error.
+        // A failed flush is not fatal: the recording includes the records of an event in error, too.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!(
                 "the recording may lack samples: {}",
@@ -282,7 +282,7 @@ impl Operator {
             );
         }
         let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
-        // A panic of a recorder leaves no partial file.
+        // Poisoning is harmless: a panic during a recording leaves no partial file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, summary) = match file {
             Some((file, path)) => (path, recorder.write_to(file, path, &histories)?),

@@ -21,17 +21,17 @@ pub(crate) const CREATE: OFlags = OFlags::RDWR
 /// Attempts at a temporary name: a killed process may have left files.
 const TRIES: u32 = 64;
 
-/// A place for a file.
+/// A file name in an open directory.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The error of opening it is reported at its first use.
+    /// An error of opening the directory is reported at its first use.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,
 }
 
 impl Place {
-    /// The file at `path`, whose directory is opened now.
+    /// Opens the directory of the file `path`, which need not exist.
     pub(crate) fn open(path: &Path) -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self {
@@ -44,22 +44,22 @@ impl Place {
         }
     }
 
-    /// Its path at the time of opening.
+    /// The file's path at the time of opening.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of its directory.
+    /// The path of the directory.
     pub(crate) fn directory(&self) -> &Path {
         directory(&self.path)
     }
 
-    /// The descriptor of its directory, if it opened.
+    /// The descriptor of the directory, if it could be opened.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
     }
 
-    /// Status of a file; `None` if the file does not exist. Follows symbolic links if `follow`.
+    /// The file's status; `None` if the file does not exist. Follows symbolic links if `follow`.
     ///
     /// # Errors
     /// The host's error.

@@ -116,7 +116,7 @@ pub enum HardwareUse {
 }
 
 impl HardwareUse {
-    /// Whether hardware is used on a host with this support of mediated PMUs.
+    /// Whether hardware is used; `mediated`: whether the host's KVM has mediated PMUs, if known.
     #[must_use]
     pub fn on(self, mediated: Option<bool>) -> bool {
         match self {
@@ -299,12 +299,12 @@ fn of_hardware(event: &EventMatch) -> bool {
     Policy::new(vec![*event], Vec::new()).allows_hardware()
 }
 
-/// Whether the event of that name, in the catalogue or --persistent, is counted by hardware.
+/// Whether hardware counts the event with this name, of the catalogue or --persistent.
 pub(crate) fn is_hardware(name: &str) -> bool {
     matches(name).is_ok_and(|events| events.iter().any(of_hardware))
 }
 
-/// The raw event of that catalogue name.
+/// The config of the raw event with this catalogue name, such as `raw-0x11`.
 fn raw_config(name: &str) -> Option<u64> {
     name.strip_prefix("raw-").and_then(number)
 }

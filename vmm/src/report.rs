@@ -167,7 +167,7 @@ fn nanoseconds(duration: std::time::Duration) -> u64 {
 }
 
 impl Report {
-    /// For a machine that never ran.
+    /// The report of a machine that never ran.
     #[must_use]
     pub fn of_failure(error: &VmError) -> Self {
         Self {
@@ -187,7 +187,7 @@ impl Report {
         }
     }
 
-    /// For a machine whose run has ended.
+    /// The report of a machine whose run has ended.
     #[must_use]
     pub fn of_run(ran: &Ran) -> Self {
         let vcpus: Vec<VcpuReport> = (0u32..)

@@ -24,7 +24,7 @@ pub enum SignalError {
     Descriptor(#[source] io::Error),
 }
 
-/// Signals that end the run in order.
+/// Signals that make the run end in an orderly way.
 const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// The signal that kicks a vCPU; host perf events use it to signal overflows, too.
@@ -41,7 +41,8 @@ pub fn install_kick() -> Result<(), SignalError> {
     kick::install(kick_signal()).map_err(SignalError::Handler)
 }
 
-/// The ending signals, as a descriptor. Made before any thread, so that all inherit the mask.
+/// The ending signals, as a descriptor. Create it before the threads that run with the guest, so that they
+/// inherit the mask.
 #[derive(Debug)]
 pub struct EndingSignals(File);
 

@@ -127,7 +127,7 @@ pub(crate) fn wait_readable(input: c_int, unless: [c_int; 2]) -> io::Result<bool
     wait([input, first, second].map(|fd| (fd, libc::POLLIN)))
 }
 
-/// Waits for one of three descriptors; whether the first is ready.
+/// Waits for one of three descriptors; returns whether the first is ready.
 fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
     let mut all = all.map(|(fd, events)| libc::pollfd {
         fd,
@@ -138,6 +138,6 @@ fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // An error on it counts as ready: its use will report it.
+    // An error on the first descriptor counts as ready: using the descriptor reports the error.
     Ok(all[0].revents != 0)
 }

@@ -18,7 +18,7 @@ pub struct Offered {
     pub policy: &'static str,
     /// Names of the events that a guest may open.
     pub events: Vec<String>,
-    /// The reason why they are unknown.
+    /// The reason why the events are unknown.
     pub error: Option<String>,
 }
 
@@ -56,8 +56,8 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
-/// Events of guests with these lists; `statistics`: KVM counts exits, `mediated`: KVM has mediated
-/// PMUs.
+/// The events of guests with these lists. `statistics`: whether KVM counts exits; `mediated`: whether
+/// KVM has mediated PMUs, if known.
 pub(super) fn offered(
     asked: &[Decision],
     statistics: bool,

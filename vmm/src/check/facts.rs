@@ -40,7 +40,7 @@ pub struct Kvm {
     pub usable: bool,
     /// The error and its remedy.
     pub error: Option<String>,
-    /// The loaded module of the processor's kind, if the host shows it.
+    /// KVM's loaded module for this processor, if the host shows it.
     pub module: Option<String>,
     /// `KVM_GET_API_VERSION`; 12 on every kernel since 2.6.22.
     pub api_version: Option<i32>,
@@ -62,7 +62,7 @@ pub struct Perf {
     /// The reason why hardware events are refused, with the remedy; `None` if one opens.
     pub hardware_refused: Option<String>,
     /// The reason why KVM may lose counts of hardware events that the host moves between counters;
-    /// `None`: it does not.
+    /// `None` if it does not.
     pub hardware_loses: Option<String>,
     /// Like [`Perf::hardware_refused`], for software events.
     pub software_refused: Option<String>,
@@ -78,7 +78,7 @@ pub struct Perf {
     pub auto_engine: AutoEngine,
     /// Whether the `kvm:` tracepoints can trace exits that the host's kernel handles itself.
     pub tracepoints: Finding,
-    /// The host's PMUs with traces.
+    /// Host PMUs whose traces guests cannot have.
     pub host_traces: Vec<HostTrace>,
 }
 
@@ -87,7 +87,7 @@ pub struct Perf {
 pub struct HostTrace {
     /// The host's name for it.
     pub pmu: String,
-    /// The cause.
+    /// The reason.
     pub refused: String,
 }
 

@@ -59,7 +59,7 @@ pub enum CheckError {
     /// The list of events contradicts itself.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The survey could not be put into JSON.
+    /// The survey cannot be written as JSON.
     #[error("cannot write the survey as JSON")]
     Json(#[source] serde_json::Error),
     /// Standard output cannot be written.
@@ -70,7 +70,7 @@ pub enum CheckError {
 /// Surveys the machine and prints the results on standard output.
 ///
 /// # Errors
-/// [`CheckError::NoGuest`], after printing, if not even the smallest guest runs.
+/// [`CheckError`]. [`CheckError::NoGuest`], after printing, if not even the smallest guest runs.
 pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
     let survey = survey(&events::asked(&args.policy)?);
     let text = if args.json {

@@ -105,12 +105,12 @@ pub(super) fn probe(guests: bool) -> Perf {
         .collect();
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
-    // The plainest event of its kind, if none opens.
+    // If no event of a kind opens, report the error of its most basic event.
     let refused = |plainest: &str| {
         let errno = events.get(plainest).and_then(|event| event.errno)?;
         Some(Refusal::of(&io::Error::from_raw_os_error(errno)).to_string())
     };
-    // They open on a host with several core PMUs, but `vmm run` would not use them.
+    // On a host with several core PMUs, hardware events open, but `vmm run` does not use them.
     let hardware_refused = match (hardware_refusal(), hardware_names().any(opens)) {
         (Some(refusal), true) => Some(refusal.to_string()),
         (None, true) => None,
@@ -237,7 +237,7 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // Opening takes some of the time: in an emulated machine, all of it.
+    // Opening the event takes part of the time. On an emulated machine, it can take all of it: try again longer.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

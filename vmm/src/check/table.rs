@@ -2,7 +2,7 @@
 
 use crate::probe::Check;
 
-/// Columns of any terminal.
+/// Width of the table in characters.
 const WIDTH: usize = 110;
 /// Blanks between columns.
 const GAP: usize = 2;

@@ -159,7 +159,7 @@ fn paranoid(perf: &Perf) -> Check {
         return Check::new(name, "no perf events", "the device has no host events");
     };
     let limited = perf.events.values().any(|event| event.user_only);
-    // A refusal of the plainest event applies to all.
+    // If the most basic event is refused, all are.
     let refused = perf
         .events
         .get("cpu-clock")

@@ -28,7 +28,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help = cmdline_help())]
     pub cmdline: Option<String>,
 
-    /// Go on with the machine that 'vmm ctl snapshot DIR' saved, in place of booting a kernel. See below
+    /// Restore the machine that 'vmm ctl snapshot DIR' saved, instead of booting a kernel. See below
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
 

@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Standard input, output and error are kept.
+/// The first descriptor after standard input, output and error, which stay open.
 const STANDARD: RawFd = 3;
 
 /// The descriptors above standard error that were open at the start. They are closed once every
@@ -15,10 +15,10 @@ const STANDARD: RawFd = 3;
 pub struct Inherited(Vec<RawFd>);
 
 impl Inherited {
-    /// Lists them. Call it before this process opens anything.
+    /// Lists the inherited descriptors. Call this before this process opens anything.
     pub fn find() -> Self {
         let Ok(entries) = fs::read_dir("/proc/self/fd") else {
-            // Then `/dev/fd` is missing, too, and this process has not opened anything.
+            // Without /proc, no path can name a descriptor, and this process has not opened anything.
             close_all();
             return Self(Vec::new());
         };
@@ -35,11 +35,11 @@ impl Inherited {
         )
     }
 
-    /// Closes them.
+    /// Closes the listed descriptors.
     pub(super) fn close(self) {
         for number in self.0 {
-            // SAFETY: it was open before this process opened anything, so this process does not use
-            // it and nothing else closes it.
+            // SAFETY: the descriptor was open before this process opened anything, so this process does
+            // not use it and nothing else closes it.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }

@@ -70,7 +70,7 @@ pub enum ConfineError {
         /// The number that the limit allows.
         left: u64,
     },
-    /// Capabilities could not be dropped, or no_new_privs not set.
+    /// Capabilities could not be read or dropped, or no_new_privs could not be set.
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
     /// A mistake in the lists of system calls.
@@ -177,7 +177,7 @@ impl Confinement {
     /// `options` require.
     ///
     /// # Errors
-    /// [`ConfineError::Chroot`], [`ConfineError::User`].
+    /// [`ConfineError::Chroot`], [`ConfineError::User`], [`ConfineError::Privileges`].
     pub fn prepare(options: &Options) -> Result<(), ConfineError> {
         allocator::use_one_arena();
         privileges::check(options)
@@ -253,7 +253,7 @@ impl Confinement {
         let thread = thread::Builder::new().name(name).spawn(move || {
             let ready = begin();
             let goes_on = ready.is_ok();
-            // `spawn` waits for it.
+            // `spawn` waits for this.
             let _ = tell.send(ready);
             if goes_on {
                 body();
@@ -265,7 +265,7 @@ impl Confinement {
         Ok(thread)
     }
 
-    /// Installs the filter on a thread that was started elsewhere; its first step.
+    /// Returns the first step of a thread of this kind that is started elsewhere: it installs the filter.
     pub fn begin(
         &self,
         kind: ThreadKind,

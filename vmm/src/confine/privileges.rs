@@ -94,15 +94,15 @@ pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
 /// Capabilities that a machine with a PMU keeps, if it has them.
 const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 
-/// Descriptors of the machine without its PMU: per vCPU for the vCPU and its statistics; for
-/// everything else.
+/// Descriptors of the machine without its PMU: for each vCPU, the vCPU and its statistics; and the
+/// number for everything else.
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors of a machine with a low limit: its own, and those of counting events of each vCPU.
+/// Descriptors that a low limit reserves: for the machine, and for the counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
-/// Most descriptors of the operator's events; an eighth of a low limit.
+/// Most descriptors reserved for the operator's events; a low limit reserves an eighth of itself.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
 /// Lowers the device's limit of open host counters to fit the limit of descriptors, and reserves
@@ -133,7 +133,7 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers limits to the machine's needs. Raises the limit of locked memory to that if permitted:
+/// Lowers limits to the machine's needs. The limit of locked memory is also raised to them, if permitted:
 /// rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
@@ -168,8 +168,8 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
     rustix::process::setrlimit(resource, limit)
 }
 
-/// Drops the root directory, the user and the capabilities of the calling thread, the only one, and
-/// every way to regain them; returns the names of the remaining capabilities.
+/// Drops the root directory, the user and the capabilities of the calling thread, and every way to regain
+/// them. Threads that it starts later inherit this. Returns the names of the remaining capabilities.
 pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;

@@ -15,9 +15,9 @@ use crate::signal;
 pub(super) struct Plan {
     /// This process.
     pub(super) process: u32,
-    /// The machine has a PMU.
+    /// Whether the machine has a PMU.
     pub(super) pmu: bool,
-    /// A guest that resets boots again.
+    /// Whether a guest that resets boots again.
     pub(super) restarts: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
@@ -59,11 +59,11 @@ const BOOT: [(u32, &str); 8] = [
     (0x4040_ae79, "KVM_IOEVENTFD: notifications of queues"),
 ];
 
-/// Requests that `libc` types by target.
+/// Requests whose constants in `libc` have a type that depends on the target.
 const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const FIONBIO: u32 = 0x5421;
-/// `struct termios2`'s, which newer C libraries use.
+/// The same with `struct termios2`, which newer C libraries use.
 const TCGETS2: u32 = 0x802c_542a;
 const TCSETS2: u32 = 0x402c_542b;
 
@@ -96,7 +96,7 @@ fn is(index: u8, fd: RawFd) -> Argument {
     Argument::int(index, fd.cast_unsigned())
 }
 
-/// The calls of threads of `kind`; the rules of one call in the order in which they are tried.
+/// The rules of threads of `kind`. Rules for the same call are in the order in which they are tried.
 pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let mut rules = match kind {
         ThreadKind::Main => main(plan),

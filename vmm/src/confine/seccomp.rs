@@ -1,6 +1,6 @@
 //! The filters in the kernel's form, and the handling of a refused call: the thread gets SIGSYS,
-//! whose handler reports the call and ends the process. If the handler cannot run, the kernel ends
-//! it.
+//! whose handler reports the call and ends the process. If the handler cannot run, the kernel ends the
+//! process.
 
 #![expect(
     unsafe_code,
@@ -55,7 +55,7 @@ impl Filters {
     pub(super) fn install(&self, kind: ThreadKind) -> Result<(), ConfineError> {
         KIND.set(Some(kind));
         let none = BpfProgram::new();
-        // Every kind has one; seccompiler accepts them all.
+        // Every kind has a program; seccompiler would refuse an empty one.
         let program = self.0.get(&kind).unwrap_or(&none);
         seccompiler::apply_filter(program).map_err(ConfineError::Install)
     }
@@ -121,7 +121,7 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
     let number = info.cast::<c_int>().wrapping_add(SI_SYSCALL);
     // SAFETY: the kernel passes a handler a whole siginfo_t, and this word is inside it.
     let number = unsafe { number.read() };
-    // SAFETY: the context is the kernel's, and this is the handler.
+    // SAFETY: the context comes from the kernel, and this handler has not returned.
     let second = unsafe { calls::second_argument(context) };
     terminal::restore();
     let mut line = Line::new();

@@ -14,7 +14,8 @@ use crate::exit::End;
 use crate::signal::EndingSignals;
 use crate::terminal;
 
-/// Bytes written immediately, without waiting for more; any writable pipe accepts these.
+/// Size of a batch: this many bytes are written at once, without waiting for more. A pipe that is reported
+/// writable accepts them without blocking.
 const BATCH: usize = 4096;
 
 /// Conditions that end the wait for a slow reader.
@@ -26,8 +27,8 @@ pub struct Patience {
     pub signals: EndingSignals,
 }
 
-/// Standard output, with one write for many bytes. The event loop is notified through an event, and
-/// writes the rest with [`Output::write_out`] a moment later.
+/// Standard output, with one write for many bytes. An eventfd notifies the event loop, which writes an
+/// incomplete batch with [`Output::write_out`] a moment later.
 #[derive(Debug)]
 pub struct Output {
     out: File,
@@ -84,7 +85,7 @@ impl Output {
             return len;
         };
         let taken = room.take(len as u64, Instant::now());
-        // At most `len`.
+        // Cannot fail: `taken` is at most `len`.
         let taken = usize::try_from(taken).unwrap_or(len);
         if taken < len && self.bytes.left_out == 0 {
             log::warn!(

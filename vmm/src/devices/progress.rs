@@ -1,4 +1,4 @@
-//! Boot progress: a write to one port reports that init runs.
+//! Boot progress: a write to the debug port reports that init runs.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

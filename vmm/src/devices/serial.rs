@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::bus::{Caller, Device};
 use crate::devices::console::{ConsoleBytes, Output};
 
-/// Registers of a 16550.
+/// Number of registers of a 16550.
 pub const SERIAL_SIZE: u64 = 8;
 
 /// The interrupt line.
@@ -26,7 +26,7 @@ impl Trigger for Line {
     }
 }
 
-/// Notifies the event loop that the guest has read all input, so that it can send more.
+/// Notifies the event loop that the guest has read all input and has room for more.
 #[derive(Debug, Clone)]
 pub struct Room(pub Arc<EventFd>);
 

@@ -1,6 +1,6 @@
 //! The virtio-mmio transport, version 2: registers, queue setup, the device status.
 //!
-//! It works with any [`Backend`], and does not depend on the device.
+//! It does not depend on the device, which implements [`Backend`].
 
 mod interrupt;
 mod saved;
@@ -319,7 +319,7 @@ impl State {
         };
     }
 
-    /// Queues are set up after the feature negotiation and before the driver's start.
+    /// Writes a register of the selected queue. Ignored before FEATURES_OK, and after DRIVER_OK or FAILED.
     fn set_queue(&mut self, offset: u64, value: u32) {
         if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
             return;

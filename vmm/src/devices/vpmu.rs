@@ -26,7 +26,7 @@ pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, 
 #[derive(Debug)]
 pub struct DrainThread {
     timer: Arc<DrainTimer>,
-    /// Locked during a drain, and by a thread that keeps drains from starting.
+    /// Locked during a drain, and while [`Held`] keeps drains from starting.
     turn: Arc<Mutex<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,7 +58,7 @@ impl DrainThread {
         })
     }
 
-    /// Waits for a running drain to end; no other starts until the value is dropped.
+    /// Waits until a running drain ends; no drain starts until the returned value is dropped.
     pub(crate) fn hold(&self) -> Held<'_> {
         hold(&self.turn)
     }

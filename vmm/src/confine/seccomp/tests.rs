@@ -1,4 +1,4 @@
-//! Filters on threads of child processes, and the ends of those.
+//! Filters on threads of child processes, and how these processes end.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
