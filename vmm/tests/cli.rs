@@ -344,7 +344,7 @@ fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
 #[test]
 fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
     let bench = Bench::new();
-    // The same byte for ever: the pipe fills up soon.
+    // The same byte forever: the pipe fills up soon.
     let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
     let kernel = bench.kernel(&flood);
     let mut child = run(&kernel)

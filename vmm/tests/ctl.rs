@@ -91,7 +91,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     machine.end();
 }
 
-/// The names of the machine's `N` events.
+/// The machine's `N` events.
 fn names<const N: usize>(machine: &Machine) -> [Value; N] {
     let list = machine.told(&["list"]);
     let events = list["events"].as_array().expect("a list").clone();
@@ -160,7 +160,7 @@ fn a_specification_that_fails_on_one_vcpu_starts_nothing_on_the_others() {
     let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
     machine.told(&["start", "marks,cpu=1,name=half-1"]);
     let before: [Value; 3] = names(&machine);
-    // Its part on vCPU 0 alone would succeed.
+    // The event on vCPU 0 alone would succeed.
     let output = machine.ask(&["start", "marks,name=half"]);
     refused(&output, 1, &["`half-1` already"]);
     let after: [Value; 3] = names(&machine);
@@ -249,14 +249,14 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
         let count = boots["count"].as_u64().expect("a count");
         assert!(count >= before, "{count} after {before}");
         before = count;
-        // Between two boots, the vCPU has no thread to count on.
+        // Between two boots, the vCPU has no thread whose events could be counted.
         machine.told(&["start", "cpu-clock,size=4K,name=other"]);
         assert_eq!(machine.told(&["flush"]), json!("done"));
         machine.told(&["dump", now]);
         assert_eq!(machine.told(&["end", "other"]), json!("done"));
     }
     assert!(before >= 10, "{before} boots");
-    // The output has no reader any more.
+    // From here on, the output has no reader.
     drop(machine.child.stdout.take());
     machine.end();
 }

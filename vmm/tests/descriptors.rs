@@ -12,11 +12,11 @@ use std::process::Command;
 use common::driver::opening;
 use common::{Bench, SPIN, TRIPLE_FAULT, ctl, messages, running, terminate, vmm};
 
-/// More events than the VMM has descriptors.
+/// More events than the VMM has descriptors left for them.
 const EVENTS: u16 = 100;
 const DESCRIPTORS_ALLOWED: u32 = 120;
 
-/// In nanoseconds; each sampling event has its own counter.
+/// The sampling period in nanoseconds: each sampling event has its own host counter.
 const PERIOD: u64 = 1_000_000_000;
 
 /// A kernel that opens counters until the device refuses, and continues with `then`.

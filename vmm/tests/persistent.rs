@@ -108,7 +108,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let once = [1, 2, 3, 4, 5];
     assert_eq!(values(&bench.path("perf.data")), once.repeat(3));
-    // The second reset's recording; it has replaced that of the first.
+    // The recording of the second reset, which has replaced the recording of the first.
     assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
     let report = read_report(&bench.path("report.json"));
     assert_eq!(
@@ -120,7 +120,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
 #[test]
 fn the_transport_says_where_the_window_is() {
     let bench = Bench::new();
-    // Selects region 1, then prints a digit for each register: whether it has the value.
+    // Selects region 1, then prints for each register 1 if it has the value, else 0.
     let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];
     code.extend([0xc7, 0x83, 0xac, 0, 0, 0, 1, 0, 0, 0]);
     let mut tell = |register: u8, value: u32| {

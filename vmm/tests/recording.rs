@@ -103,7 +103,7 @@ fn the_newest_records_stay() {
     ];
     recorded(&bench, &code, 0, &args);
     let samples = samples(&bench.path("perf.data"));
-    // 64 bytes each.
+    // The ring of 4 KiB has room for 64 records of 64 bytes.
     let newest: Vec<u64> = (1000 - 63..=1000).collect();
     assert_eq!(addresses(&samples, "marks"), newest);
 }

@@ -62,7 +62,7 @@ fn every_reset_boots_again_with_the_window_and_time_going_on() {
             (&report["boots"], &report["ending"]),
             (&3.into(), &"poweroff".into())
         );
-        // Three digits per boot; the other ends, except for triple faults, also print their cause.
+        // Exits for three digits per boot, and for the writes that power off or reset; a triple fault has none.
         let ends = if end == TRIPLE_FAULT { 1 } else { 3 };
         assert_eq!(report["vcpus"][0]["exits"]["io"], 9 + ends);
     }
@@ -87,6 +87,6 @@ fn a_machine_without_the_pmu_boots_again_too() {
         .spawn()
         .expect("vmm starts");
     assert_eq!(read_output(&mut child, 20), "!".repeat(20));
-    // A guest that resets for ever ends by a signal at any time.
+    // A signal ends a guest that resets forever, at any time.
     terminate(child);
 }

@@ -39,8 +39,8 @@ fn spelling() -> Vec<u8> {
     code
 }
 
-/// A guest that prints `!`, then letters in the same way. Before a letter it writes one page of memory and
-/// places a mark, and nothing after it.
+/// A guest that prints `!`, then letters in the same way. Before each letter it writes to one page of memory and
+/// places a mark; after the letter it writes nothing.
 fn marking() -> Vec<u8> {
     // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -77,7 +77,7 @@ fn memory(directory: &Path) -> Vec<u8> {
     memory
 }
 
-/// A machine with a guest that spells.
+/// A machine whose guest prints a letter twice for each byte of input.
 struct Machine {
     child: Child,
     socket: PathBuf,
@@ -85,7 +85,7 @@ struct Machine {
 
 impl Machine {
     fn start(mut command: Command, socket: PathBuf) -> Self {
-        // A recording without a path goes there.
+        // The default path of a recording is relative: run in the test's own directory.
         let directory = socket.parent().expect("a directory").to_owned();
         let child = command
             .current_dir(directory)
@@ -133,7 +133,8 @@ impl Machine {
         ctl(&self.socket, &[&["snapshot", directory], args].concat())
     }
 
-    /// The machine writes the memory; the program with the limit writes the state.
+    /// Takes a snapshot whose state cannot be written. The limit of the file size applies to `vmm ctl`, which
+    /// writes the state, and not to the machine, which writes the memory.
     fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
         let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
@@ -143,7 +144,7 @@ impl Machine {
         command.output().expect("sh starts")
     }
 
-    /// Waits until the machine answers.
+    /// Waits until the machine listens.
     fn listens(&mut self) {
         while UnixStream::connect(&self.socket).is_err() {
             assert_eq!(self.child.try_wait().expect("a child"), None);
@@ -184,7 +185,7 @@ impl Machine {
         client
     }
 
-    /// The machine's output until it ended, and its messages.
+    /// Waits until the machine ends; returns the exit status, the rest of the output, and the messages.
     fn rest(mut self) -> (i32, String, String) {
         let mut text = [String::new(), String::new()];
         let output = self.child.stdout.as_mut().expect("piped");
@@ -416,7 +417,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
-    // Only the times of the event.
+    // Only the event's times in the metadata page.
     assert_eq!(pages(&two), json!([[RING, 1]]));
     machine.end();
     let recording = bench.path("perf.data");

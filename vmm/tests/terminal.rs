@@ -29,7 +29,7 @@ fn pseudo_terminal() -> (File, File) {
         )
     };
     assert_eq!(result, 0, "a pseudo-terminal");
-    // SAFETY: just made, for us alone.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let person = unsafe { File::from_raw_fd(person) };
     // SAFETY: as above.
     (person, unsafe { File::from_raw_fd(program) })
@@ -38,7 +38,7 @@ fn pseudo_terminal() -> (File, File) {
 /// The modes of a terminal that raw mode changes.
 fn modes(terminal: &File) -> (u32, u32, u32) {
     let mut modes = MaybeUninit::<libc::termios>::uninit();
-    // SAFETY: the kernel fills the structure, or says that it did not.
+    // SAFETY: the kernel fills the structure, or returns an error.
     let result = unsafe { libc::tcgetattr(terminal.as_raw_fd(), modes.as_mut_ptr()) };
     assert_eq!(result, 0, "a terminal");
     // SAFETY: filled above.

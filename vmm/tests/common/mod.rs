@@ -10,20 +10,20 @@ use std::process::{Child, Command, Output, Stdio};
 /// The load address of small guests: above the boot tables.
 const LOAD: u64 = 0x20_0000;
 
-/// `out`, byte `value` to `port`.
+/// `out` of the byte `value` to `port`.
 pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
     let [low, high] = port.to_le_bytes();
     vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
 }
 
-/// `hlt`, again and again.
+/// `hlt` in a loop.
 pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
 /// A jump to itself.
 pub(crate) const SPIN: [u8; 2] = [0xeb, 0xfe];
 /// An invalid instruction: without an interrupt table, a triple fault.
 pub(crate) const TRIPLE_FAULT: [u8; 2] = [0x0f, 0x0b];
 
-/// Sleep type five with the enable bit to the ACPI sleep port.
+/// Writes sleep type 5 (S5) with the enable bit to the ACPI sleep port.
 pub(crate) fn power_off() -> Vec<u8> {
     [out(0x600, 5 << 2 | 1 << 5), HALT.to_vec()].concat()
 }
@@ -37,7 +37,7 @@ pub(crate) fn outs(count: u32) -> Vec<u8> {
     code
 }
 
-/// An ELF kernel of `code` that takes `in_memory` bytes.
+/// An ELF kernel of `code` that takes at least `in_memory` bytes of memory.
 pub(crate) fn elf(code: &[u8], in_memory: u64) -> Vec<u8> {
     let mut bytes = vec![0; 120];
     let mut put = |offset: usize, value: &[u8]| {
