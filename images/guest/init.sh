@@ -1,6 +1,6 @@
 #!/bin/sh
-# The guest's first process: loads the driver, runs /run/command, says how it ended, powers off.
-# What it says goes between marked lines, so that the host can tell it from other console output.
+# The guest's first process: loads the driver, runs /run/command, prints its exit code, powers off.
+# Marked lines enclose the output, so that the host can separate it from other console output.
 export PATH=/bin HOME=/root TERM=linux
 . /run/settings
 $TELL
@@ -24,7 +24,7 @@ printf '\n@@vpmu:%s begin\n' "$MARK"
 [ -z "$complaints" ] || echo "$complaints"
 sh /run/command < /dev/null
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
-# Setting the terminal waits until all output is out.
+# stty waits until the console has written all output.
 stty opost < /dev/console
 sync
 poweroff -f

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The lab's first process: makes /dev/kvm appear, runs the VMM, hands over what it left.
+# The lab's first process: loads KVM, runs the VMM, prints its log and report.
 export PATH=/bin HOME=/root TERM=linux
 set -a
 . /run/settings
@@ -10,8 +10,9 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t tmpfs tmpfs /tmp
-# KVM keeps the TSC's frequency as it finds it, and leaves a vCPU that is made after the kernel
-# has refined it by 250 ppm without a TSC to compare with: all its timers would come late.
+# Load KVM only once the kernel has refined the TSC's frequency. KVM keeps the frequency that it
+# finds. If the kernel then refines it by 250 ppm, later vCPUs have no TSC frequency that KVM can
+# use, and all their timers come late.
 clocksource=/sys/devices/system/clocksource/clocksource0/current_clocksource
 while [ "$(cat $clocksource)" = tsc-early ]; do
 	sleep 0.02
@@ -20,11 +21,11 @@ while read -r module; do
 	insmod "/lib/modules/$module"
 done < /etc/modules
 echo -1 > /proc/sys/kernel/perf_event_paranoid
-# The kernel takes the emulation's slowness for the cost of samples, and would throttle them.
+# Don't throttle samples: the kernel would take the emulation's slowness for their cost.
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 
 cd /root
-# The guest's console comes with carriage returns of its own.
+# The guest's console output already has carriage returns.
 stty -onlcr < /dev/console
 sh /run/job < /dev/null 2> /tmp/log
 printf '\n@@vpmu:%s vmm %s\n' "$MARK" $?
@@ -33,6 +34,6 @@ cat /tmp/log
 printf '\n@@vpmu:%s report\n' "$MARK"
 cat /tmp/report 2> /dev/null
 printf '\n@@vpmu:%s end\n' "$MARK"
-# Setting the terminal waits until all output is out.
+# stty waits until the console has written all output.
 stty opost < /dev/console
 $END

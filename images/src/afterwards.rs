@@ -11,14 +11,14 @@ use crate::host;
 /// A command that inspects what a guest left, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Afterwards {
-    /// For the shell, after the VMM exited, in its directory. This machine's perf is `perf` there;
-    /// the lab has it only if `files` does.
+    /// The shell command, which runs after the VMM has exited, in the VMM's directory. On this machine its
+    /// PATH has the machine's perf as `perf`; the lab has a perf only if `files` contains one.
     pub command: String,
     /// Files for the lab's host.
     pub files: Files,
 }
 
-/// The result of such a command.
+/// The result of [`Afterwards::command`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// Its output.

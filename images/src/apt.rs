@@ -1,5 +1,5 @@
-//! Debian's package tools. Runs them, and refreshes their lists when an operation fails because the lists
-//! are stale. Knows nothing of the packages.
+//! Runs Debian's package tools, and refreshes their lists when an operation fails because the lists are
+//! stale. Does not know which packages are needed.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -43,7 +43,7 @@ const STALE: [&str; 10] = [
     "Unable to correct problems",
 ];
 
-/// Its errors when the archive does not answer. Fresh lists would not help.
+/// apt's errors when the archive does not answer. Fresh lists would not help.
 const UNREACHABLE: [&str; 6] = [
     "Could not resolve",
     "Temporary failure resolving",
@@ -56,7 +56,7 @@ const UNREACHABLE: [&str; 6] = [
 /// Errors of refreshing the package lists.
 #[derive(Debug, Error)]
 pub enum AptError {
-    /// Only root may refresh them.
+    /// The lists must be refreshed, which only root may do.
     #[error("{problem}: run `sudo apt-get update`, then try again")]
     NotRoot {
         /// The problem with the lists.
@@ -89,7 +89,7 @@ pub enum AptError {
     /// The host's configuration could not be read.
     #[error("cannot list the archives that apt fetches from")]
     Targets(#[source] ProcessError),
-    /// The host's lists name no archive of Debian's.
+    /// The host's lists do not name a Debian archive.
     #[error("apt's lists name no archive of Debian's")]
     NoArchive,
     /// A file or a directory of the apt for another architecture could not be written.
@@ -137,12 +137,12 @@ pub struct Apt {
     locks: Cache,
     updated: Mutex<bool>,
     arch: Arch,
-    /// The apt of this machine's architecture; `None`: it is this one.
+    /// The apt of this machine's architecture; `None` if that is this one.
     native: Option<&'static Apt>,
 }
 
 impl Apt {
-    /// The host's own; the same one throughout the process.
+    /// Returns the host's own apt, the same one throughout the process.
     pub fn host() -> &'static Self {
         static HOST: LazyLock<Apt> = LazyLock::new(|| Apt {
             config: None,
@@ -156,8 +156,8 @@ impl Apt {
         &HOST
     }
 
-    /// The apt for packages of `arch`; the same one throughout the process. For another architecture than
-    /// the host's it has lists of its own, fetched from the host's archives.
+    /// Returns the apt for packages of `arch`, the same one throughout the process. For an architecture other
+    /// than the host's it has its own lists, fetched from the host's archives.
     ///
     /// # Errors
     /// [`AptError`].
@@ -253,8 +253,8 @@ impl Apt {
         self.command("apt-cache")
     }
 
-    /// Adds the state of the lists. It changes when apt replaces one, also by one of the same
-    /// size and date.
+    /// Adds the state of the lists to `key`. The state changes whenever apt replaces a list, even by one of
+    /// the same size and date.
     ///
     /// # Errors
     /// [`AptError::Lists`].
@@ -271,12 +271,12 @@ impl Apt {
         Ok(key)
     }
 
-    /// Runs `operation`. If it fails because the lists are stale, refreshes them and runs it
-    /// again: it must look up afresh all that it takes from the lists. A process refreshes the
-    /// lists once.
+    /// Runs `operation`. If it fails because the lists are stale, refreshes them and runs it again, so
+    /// `operation` must look everything up in the lists each time. A process refreshes the lists at most
+    /// once.
     ///
     /// # Errors
-    /// Those of `operation`, and [`AptError`].
+    /// The errors of `operation`, and [`AptError`].
     pub fn refreshing<T, E: Stale>(
         &self,
         mut operation: impl FnMut() -> Result<T, E>,
@@ -297,7 +297,7 @@ impl Apt {
         })
     }
 
-    /// Updates the lists, unless their state is another than `before` already. Returns the update's result.
+    /// Updates the lists, unless their state already differs from `before`. Returns the update's result.
     /// Fails with `error` if a retry would not help.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);

@@ -81,7 +81,7 @@ impl Arch {
         }
     }
 
-    /// Whether guests with several vCPUs run in the exact lab, too.
+    /// Whether the exact lab can run guests with several vCPUs.
     pub(crate) fn exact_with_vcpus(self) -> bool {
         self == Self::Aarch64
     }
@@ -100,8 +100,8 @@ impl Arch {
         }
     }
 
-    /// Series of the lab's kernel. KVM for aarch64 loses the guest's counts of an event that is put on
-    /// another counter while the vCPU is loaded, until Linux 6.6.
+    /// Series of the lab's kernel. Before Linux 6.6, KVM on aarch64 loses the guest's counts of an event that
+    /// moves to another counter while the vCPU is loaded.
     pub(crate) fn lab_series(self) -> &'static str {
         match self {
             Self::X86_64 => DEFAULT_SERIES,

@@ -1,4 +1,4 @@
-//! Boots a guest for one command: makes what is missing, picks the place, runs the command, returns its
+//! Boots a guest for one command: makes the missing parts, selects the machine, runs the command, returns its
 //! output and its result.
 
 use std::fs::{self, File};
@@ -69,7 +69,7 @@ pub struct Boot {
     pub afterwards: Option<Afterwards>,
     /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,
-    /// The user's own kernel and the like.
+    /// The guest's architecture, kernel and additional initramfs.
     pub sources: Sources,
 }
 
@@ -146,7 +146,8 @@ impl Boot {
         })
     }
 
-    /// Marks this run's lines on the console: the same for the same run, as the exact lab needs.
+    /// Returns the token that marks this run's lines on the console. Equal runs have equal tokens: runs of
+    /// the exact lab repeat bit for bit.
     fn mark(&self) -> String {
         let mut key = Key::new("run").text("command", &self.command);
         for (name, contents) in &self.files {
@@ -155,7 +156,7 @@ impl Boot {
         key.hex()
     }
 
-    /// The guest's initramfs, with what belongs to this run only.
+    /// The guest's initramfs, with the files of this run.
     fn guest_archive(&self, parts: &Parts, mark: &str) -> Result<Vec<u8>, BootError> {
         let tell = quote(tells_of_init(parts.kernel.arch));
         let settings = format!("MARK={mark}\nTELL={tell}\n");
@@ -237,8 +238,8 @@ impl Boot {
         self.emulate(parts, mark, run)
     }
 
-    /// Runs the command on the lab's own KVM host, with the guest's kernel and initramfs in
-    /// /guest, and no guest but those that it starts.
+    /// Runs the command on the lab's own KVM host, with the guest's kernel and initramfs in /guest. No guest
+    /// runs unless the command starts it.
     ///
     /// # Errors
     /// [`BootError`].
@@ -266,7 +267,7 @@ impl Boot {
         self.emulate(&parts, &mark, run)
     }
 
-    /// Boots the lab with `run` over its archive.
+    /// Boots the lab with the files of `run` unpacked over its initramfs.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
         let exact = self.place == PlaceChoice::Exact;
@@ -282,7 +283,7 @@ impl Boot {
         run.file("run/settings", 0o644, settings.as_bytes())?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
-        // An emulated machine fills a processor: more at once would only slow each other.
+        // An emulated machine keeps a processor busy: more of them at once would only slow each other.
         let _turn = parts.cache.turn()?;
         let run = run::watch(self, &parts.cache, &mut command, mark, &place)?;
         if run.transcript.vmm.is_none() {
@@ -306,7 +307,7 @@ impl Boot {
     }
 }
 
-/// A file without a name: it is gone when we are. Children open it by way of /proc.
+/// A file without a name, which disappears with this process. Children open it through /proc.
 struct Unnamed(File);
 
 impl Unnamed {
@@ -321,7 +322,7 @@ impl Unnamed {
     }
 }
 
-/// One word for a shell.
+/// Quotes one word for a shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

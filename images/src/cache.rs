@@ -1,5 +1,5 @@
-//! Results by content: equal inputs get the result that was made before, other inputs never do. Knows
-//! nothing about the results.
+//! Keeps results by the content of their inputs: equal inputs get the earlier result, other inputs never do.
+//! Independent of the kind of result.
 
 use std::fs;
 use std::io;
@@ -53,11 +53,11 @@ impl Cache {
         &self.directory
     }
 
-    /// The directory of the result `kind` for `key`. If there is none, `make` fills one; it
-    /// gets a fresh directory, and only when it succeeds does that become the result.
+    /// Returns the directory of the result of kind `kind` for `key`. If it does not exist, `make` fills a
+    /// fresh directory, which becomes the result only if `make` succeeds.
     ///
     /// # Errors
-    /// Those of `make`, and [`CacheError`].
+    /// The errors of `make`, and [`CacheError`].
     pub fn get<E: From<CacheError>>(
         &self,
         kind: &str,
@@ -114,7 +114,7 @@ impl Cache {
                 return Ok(lock);
             }
         }
-        // All who wait are spread over the turns.
+        // Spread the waiters over the turns.
         let turn = path(NEXT.fetch_add(1, Ordering::Relaxed) % turns);
         Lock::take(&turn, || ()).map_err(|source| failed("lock", &turn, source))
     }
@@ -132,7 +132,7 @@ impl Cache {
         }
     }
 
-    /// Removes the oldest results of `kind`, and what makers that were killed left behind.
+    /// Removes the oldest results of `kind`, and unfinished ones whose maker was killed.
     fn prune(&self, kind: &str, newest: &Path) -> Result<(), CacheError> {
         let home = self.directory.join(kind);
         let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);

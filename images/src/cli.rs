@@ -160,8 +160,8 @@ impl PlaceArgs {
         self.lab.unwrap_or_default()
     }
 
-    /// The lab of aarch64 is for its counters, and QEMU's PMU has no event for instructions but in the
-    /// exact lab.
+    /// The aarch64 lab is always exact: it is for hardware counters, and only in the exact lab QEMU's PMU
+    /// counts instructions.
     pub(crate) fn choice(self) -> PlaceChoice {
         let exact = self.exact || self.lab == Some(Arch::Aarch64);
         match (exact, self.lab.is_some(), self.direct) {

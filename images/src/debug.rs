@@ -1,5 +1,5 @@
 //! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the guest
-//! has and a checker added. Knows how such a kernel is built, and nothing about its guests.
+//! has and a checker added. Knows how such a kernel is built, not which guests boot it.
 
 use std::fs;
 use std::path::Path;
@@ -77,7 +77,7 @@ impl Debug {
     }
 }
 
-/// The debug kernel of a series; built when it is first asked for, which takes a while.
+/// Returns the debug kernel of a series. The first call builds it, which takes many minutes.
 ///
 /// # Errors
 /// [`KernelError`].
@@ -163,7 +163,8 @@ fn build(
     Ok(())
 }
 
-/// Writes `source/.config`: the stock kernel's without its modules, cut down, with the checker.
+/// Writes `source/.config`: the stock kernel's configuration without modules, cut down by [`GUEST`], with the
+/// checker's options.
 fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelError> {
     let path = source.join(".config");
     fs::copy(stock, &path).map_err(FileError::at(stock))?;
@@ -180,7 +181,7 @@ fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelErro
     }
 }
 
-/// The first option of `wanted` that `config` does not have.
+/// Returns the first option of `wanted` that `config` does not have.
 fn missing<'a>(wanted: &'a str, config: &str) -> Option<&'a str> {
     let mut options = wanted.lines().filter(|line| line.starts_with("CONFIG_"));
     options.find(|option| match option.strip_suffix("=n") {

@@ -16,24 +16,24 @@ pub struct DigestError {
     source: io::Error,
 }
 
-/// Collects inputs. Every input goes in with its length and a label, so that no two different
-/// lists of inputs look alike.
+/// Collects inputs. Every input is hashed with its length and a label, so that different lists of inputs have
+/// different digests.
 #[derive(Clone, Debug)]
 pub struct Key(Sha256);
 
 impl Key {
-    /// For results of kind `what`.
+    /// Makes a key for results of kind `what`.
     pub fn new(what: &str) -> Self {
         Self(Sha256::new()).bytes("kind", what.as_bytes())
     }
 
-    /// A value.
+    /// Adds a value.
     #[must_use]
     pub fn text(self, label: &str, value: &str) -> Self {
         self.bytes(label, value.as_bytes())
     }
 
-    /// Raw bytes.
+    /// Adds raw bytes.
     #[must_use]
     pub fn bytes(mut self, label: &str, value: &[u8]) -> Self {
         for part in [label.as_bytes(), value] {
@@ -43,7 +43,7 @@ impl Key {
         self
     }
 
-    /// A file's contents.
+    /// Adds a file's contents.
     ///
     /// # Errors
     /// [`DigestError`] when it cannot be read.
@@ -52,7 +52,7 @@ impl Key {
         Ok(self.bytes(label, &contents))
     }
 
-    /// Names and contents of all regular files below `directory`.
+    /// Adds the names and contents of all files below `directory`.
     ///
     /// # Errors
     /// [`DigestError`] when something in it cannot be read.
@@ -74,7 +74,7 @@ impl Key {
         Ok(self)
     }
 
-    /// 16 hexadecimal digits.
+    /// Returns the digest as 16 hexadecimal digits.
     pub fn hex(self) -> String {
         self.0
             .finalize()

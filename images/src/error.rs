@@ -1,4 +1,4 @@
-//! The errors of running a command in a guest, and the one that many of its steps share.
+//! The errors of running a command in a guest, and [`FileError`], which many of its steps share.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::programs::ProgramError;
 /// Errors of running a command in a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The kernel.
+    /// The kernel is not available.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The driver.
+    /// The driver could not be built.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// The programs.
+    /// The programs could not be built.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The initramfs.
+    /// The initramfs could not be packed.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A file that the caller added cannot go in.
     #[error(transparent)]
     File(#[from] CpioError),
-    /// The lab.
+    /// The lab is not available.
     #[error(transparent)]
     Lab(#[from] LabError),
     /// The place could not be chosen.
@@ -41,7 +41,7 @@ pub enum BootError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// More vCPUs than the exact lab can be trusted with.
+    /// Several vCPUs in an exact lab that runs only one reliably.
     #[error(
         "the exact x86 lab runs guests of one vCPU, not of {0}: guests with more have been seen to hang there"
     )]
@@ -63,7 +63,7 @@ pub enum BootError {
         #[source]
         source: MachineError,
     },
-    /// The machine ended, but not because the command did.
+    /// The machine ended before its command did, or the VMM failed.
     #[error("{place}: {what}; its console is in {console}")]
     Ended {
         /// The machine that it ran on.

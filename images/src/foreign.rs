@@ -1,5 +1,5 @@
-//! Third-party programs for a guest, to check the driver with: those of this host, or of another
-//! architecture's Debian. They are linked dynamically, so each brings its libraries and their loader.
+//! Third-party programs that check the driver in a guest: this host's, or Debian's for another architecture.
+//! They are linked dynamically, so each brings its libraries and their loader.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,16 +45,16 @@ pub enum ForeignError {
     /// Debian for another architecture does not have it.
     #[error(transparent)]
     Unpacked(#[from] UnpackedError),
-    /// There are no compilers for another architecture.
+    /// The compilers for another architecture are not available.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
-    /// There is no directory to compile in.
+    /// The directory to compile in could not be made.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
-    /// There is no kernel.
+    /// The kernel is not available.
     #[error("no kernel for a guest to start")]
     Kernel(#[source] KernelError),
-    /// The host lacks one of them.
+    /// The host lacks one of the program's libraries.
     #[error("{program} lacks {library} on this host; reinstall the package it is from")]
     Library {
         /// The program.
@@ -90,7 +90,7 @@ pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
     }
 }
 
-/// As [`perf`], with these other programs of the distribution.
+/// Like [`perf`], with these other programs of the distribution.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -126,7 +126,7 @@ pub fn microvm() -> Result<Files, ForeignError> {
     Ok(files)
 }
 
-/// A program of a package of that architecture's Debian, not installed.
+/// A program from a Debian package for `arch`, which is unpacked, not installed.
 fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError> {
     Ok(unpacked::program(&Cache::project(), arch, package, name)?)
 }

@@ -4,22 +4,23 @@
 
 const START: &str = "\n@@vpmu:";
 
-/// The parts of a console's output.
+/// The parts of a console's output. Outside the lab the console has only the command's output; the caller
+/// fills in the VMM's and the host's parts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Transcript {
     /// The command's output.
     pub output: Vec<u8>,
     /// The command's exit code, once it ended.
     pub status: Option<i32>,
-    /// Output of the command on the lab's host after the guest's end.
+    /// Output of the command that ran after the guest's end, where the VMM ran.
     pub host: Vec<u8>,
-    /// That command's exit code, in the lab.
+    /// That command's exit code.
     pub host_status: Option<i32>,
-    /// The VMM's exit code, in the lab.
+    /// The VMM's exit code.
     pub vmm: Option<i32>,
-    /// The VMM's stderr, in the lab.
+    /// The VMM's stderr.
     pub log: Vec<u8>,
-    /// The VMM's report, in the lab.
+    /// The VMM's report.
     pub report: Vec<u8>,
     /// Whether the command ever started.
     pub begun: bool,
@@ -34,7 +35,7 @@ enum Part {
     Report,
 }
 
-/// Splits a console's output into its parts as it arrives. Carriage returns before a newline vanish.
+/// Splits a console's output into its parts as it arrives. Drops carriage returns before newlines.
 #[derive(Debug)]
 pub struct Frames {
     mark: Vec<u8>,
@@ -46,7 +47,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// For marks that carry `token`.
+    /// Splits at marks that carry `token`.
     pub fn new(token: &str) -> Self {
         let mark = format!("{START}{token} ").into_bytes();
         // The console's first byte begins a line.
@@ -72,14 +73,14 @@ impl Frames {
         self.transcript.output[shown..].to_vec()
     }
 
-    /// Ends the console.
+    /// Returns the parts once the console has ended.
     pub fn finish(mut self) -> Transcript {
         let rest = std::mem::take(&mut self.held);
         self.keep(&rest);
         self.transcript
     }
 
-    /// Deals with everything up to the next mark, then with the mark. False: needs more bytes.
+    /// Handles the bytes up to the next mark, then the mark. Returns false if it needs more bytes.
     fn step(&mut self) -> bool {
         let Some(at) = find(&self.held, &self.mark) else {
             let safe = self.held.len() - self.could_begin_a_mark();

@@ -67,7 +67,7 @@ pub enum Need {
     Fdt,
     /// For the lab.
     Python,
-    /// For the lab's fix.
+    /// For the lab's fixes.
     Patch,
     /// Unpacks Debian's sources.
     DpkgSource,
@@ -216,7 +216,7 @@ fn has_header(name: &str) -> bool {
     Path::new("/usr/include").join(name).exists()
 }
 
-/// Makes sure that the host has all of `needs`.
+/// Checks that the host has all of `needs`; as root, installs the missing ones.
 ///
 /// # Errors
 /// [`HostError`], with the command to type.
@@ -264,7 +264,7 @@ fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
         let step = Step::new(format!("installing {packages}"));
         let mut command = apt.get();
         command.args(["install", "-y", "--no-install-recommends"]);
-        // Waits for another process to finish: new machines install packages by themselves.
+        // Waits for other installations to finish: new machines install packages by themselves.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
         command
             .args(packages.split(' '))

@@ -38,7 +38,7 @@ pub enum InitramfsError {
     /// A kernel module is missing or cannot be unpacked.
     #[error(transparent)]
     Kmod(#[from] KmodError),
-    /// A program is not there.
+    /// A program is missing.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A file cannot go in.
@@ -49,7 +49,7 @@ pub enum InitramfsError {
     File(#[from] FileError),
 }
 
-/// The guest's: shell and tools, the driver and what it needs, our programs.
+/// Packs the guest's initramfs: shell and tools, the driver and the modules that it needs, our programs.
 ///
 /// # Errors
 /// [`InitramfsError`].
@@ -90,7 +90,7 @@ pub fn guest(
     )
 }
 
-/// The lab's: shell and tools, KVM, the VMM, the guest's kernel.
+/// Packs the lab's initramfs: shell and tools, KVM, the VMM, the guest's kernel.
 ///
 /// # Errors
 /// [`InitramfsError`].
@@ -175,7 +175,7 @@ fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsEr
     Ok(archive.file(name, 0o755, &bytes)?)
 }
 
-/// One file of several archives, which the kernel unpacks in this order.
+/// Concatenates archives, `last` behind the others; the kernel unpacks them in this order.
 ///
 /// # Errors
 /// [`InitramfsError::File`].

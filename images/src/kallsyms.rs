@@ -1,5 +1,5 @@
-//! The names of a kernel's functions, out of the kernel itself: stock kernels come without symbols
-//! and without a System.map, but carry a table for their own use (`scripts/kallsyms.c` of Linux).
+//! Reads the names of a kernel's functions from the kernel itself: stock kernels come without symbols and
+//! without a System.map, but carry a table for their own use (`scripts/kallsyms.c` of Linux).
 //!
 //! The table's place is not recorded anywhere. Its parts are found by their form, and used only if they are
 //! consistent with each other.
@@ -15,9 +15,9 @@ const FIRST_DIGIT: usize = b'0' as usize;
 const LONGEST_TOKEN: usize = 128;
 /// Names per marker.
 const MARKED: usize = 256;
-/// No kernel has fewer or more names.
+/// Plausible numbers of names.
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
-/// Kernels lie in the last 2 GiB.
+/// Kernels are linked in the last 2 GiB.
 const LOWEST: u64 = 0xffff_ffff_8000_0000;
 /// Most bytes between the number of names and the tokens.
 const REACH: usize = 32 << 20;
@@ -43,7 +43,7 @@ pub fn system_map(kernel: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The tokens, and their place.
+/// The tokens, and their offset in the kernel.
 struct Tokens {
     start: usize,
     texts: Vec<Vec<u8>>,
@@ -82,7 +82,7 @@ impl Tokens {
     }
 }
 
-/// The names, and the place of their number.
+/// The names, and the offset of their number.
 struct Names {
     number_at: usize,
     texts: Vec<String>,
@@ -163,7 +163,7 @@ fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> 
     })
 }
 
-/// An offset that is not negative is an absolute address: that of a per-CPU variable.
+/// Resolves an offset. One that is not negative is an absolute address, of a per-CPU variable.
 fn address(offset: &[u8], base: u64) -> u64 {
     let offset = offset.try_into().map_or(0, i32::from_le_bytes);
     match u64::try_from(offset) {
@@ -183,7 +183,7 @@ mod tests {
 
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
-    /// Bytes are tokens for themselves; those that names do not contain are tokens for words.
+    /// Characters of names are tokens for themselves; other bytes are tokens for words.
     fn token(number: u8) -> Vec<u8> {
         match number {
             b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'_' => vec![number],
@@ -195,7 +195,7 @@ mod tests {
         bytes.resize(bytes.len().next_multiple_of(8), 0);
     }
 
-    /// So many functions, 16 bytes each from the base on, but for the first, which is absolute.
+    /// Offsets of `number` functions of 16 bytes each from the base on, except the first, which is absolute.
     fn offsets(number: usize) -> Vec<u8> {
         let offset = |index: i32| if index == 0 { 64 } else { -1 - 16 * index };
         let mut bytes: Vec<u8> = (0..i32::try_from(number).unwrap())
@@ -243,7 +243,7 @@ mod tests {
         pad(&mut bytes);
         bytes.extend(markers);
         pad(&mut bytes);
-        // Something of later kernels between the markers and the tokens.
+        // Later kernels have other data between the markers and the tokens.
         bytes.extend([0xab; 61]);
         pad(&mut bytes);
         bytes.extend([0; 8]);

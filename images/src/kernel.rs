@@ -85,17 +85,18 @@ impl Stale for KernelError {
 pub struct Sources {
     /// The guests' architecture.
     pub arch: Arch,
-    /// Series or release of the stock kernel; `None`: [`DEFAULT_SERIES`].
+    /// Series or release of the stock kernel; `None` for [`DEFAULT_SERIES`].
     pub version: Option<String>,
-    /// The checker to build that series' kernel with; `None`: the stock kernel.
+    /// The checker to build that series' kernel with; `None` for the stock kernel.
     pub debug: Option<Debug>,
     /// A vmlinux or bzImage.
     pub kernel: Option<PathBuf>,
     /// The kernel's build directory.
     pub headers: Option<PathBuf>,
-    /// Its modules, like /lib/modules/VERSION. `None` with an own kernel: all is built in.
+    /// Its modules, like /lib/modules/VERSION. `None` with a kernel of the user's own means that everything
+    /// is built in.
     pub modules: Option<PathBuf>,
-    /// An initramfs that goes below ours: its files stay unless ours have the same names.
+    /// An initramfs to unpack before ours, which replaces files of the same names.
     pub initramfs: Option<PathBuf>,
 }
 
@@ -106,7 +107,7 @@ pub struct Kernel {
     pub image: PathBuf,
     /// The package's image, on x86 a bzImage; the same as `image` for a kernel of the user's.
     pub bzimage: PathBuf,
-    /// `/lib/modules/VERSION`; `None`: everything is built in.
+    /// `/lib/modules/VERSION`; `None` if everything is built in.
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn stock_kernel_replaced_in_archive_is_the_new_one_after_one_refresh() {
         let (archive, cache) = stale();
-        // The cache holds what the stale lists name.
+        // The cache holds the packages that the stale lists name.
         let named = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
         assert_eq!(named.release, FIRST);
         let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();

@@ -16,7 +16,7 @@ use crate::process::{self, ProcessError};
 /// Errors of adding a module to an initramfs.
 #[derive(Debug, Error)]
 pub enum KmodError {
-    /// Neither a file nor built in.
+    /// The module is neither a file nor built in.
     #[error("{directory} has no module {name}, and it is not built in")]
     Missing {
         /// The module.
@@ -39,7 +39,7 @@ pub enum KmodError {
     /// The host lacks the program that unpacks it.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// It does not unpack.
+    /// The module cannot be unpacked.
     #[error("cannot unpack {path}")]
     Unpack {
         /// The path.
@@ -53,14 +53,14 @@ pub enum KmodError {
 /// A module, unpacked.
 #[derive(Debug)]
 pub struct Module {
-    /// `virtio_mmio`; dashes read as underscores.
+    /// Its name, such as `virtio_mmio`, with underscores for dashes.
     pub name: String,
     /// The ELF file.
     pub bytes: Vec<u8>,
 }
 
-/// The modules `names` and their dependencies, each behind its own dependencies, without those that are
-/// built in.
+/// Returns the modules `names` and their dependencies in loading order: each after its own dependencies.
+/// Built-in modules are left out.
 ///
 /// # Errors
 /// [`KmodError`].

@@ -1,5 +1,5 @@
-//! The lab: a KVM host in a box. QEMU emulates a CPU that can run guests, with SVM or with EL2; a
-//! stock kernel has KVM on it.
+//! The lab: an emulated KVM host. QEMU emulates a CPU that can run guests, with SVM or with EL2; a stock
+//! kernel provides KVM on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,12 +18,12 @@ const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 const EXIT_PORT: u16 = 0xf4;
 /// The lab's memory besides the guest's: for its kernel, the archives and their copies.
 const OWN_MEMORY_MIB: u32 = 768;
-/// The kernel's self-test of its ciphers would be 40 % of its boot. Above loglevel 2 (a dying
-/// kernel) are remarks that must not get between the lines of the guest's console.
+/// Without `cryptomgr.notests` the self-test of ciphers would take 40 % of the boot. `loglevel=2` keeps all
+/// messages but a dying kernel's from getting between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// The kernel would check its TSC against another timer. Both are one host clock, and a busy host reads
-/// them late.
+/// Without it the kernel checks its TSC against another timer. Both are emulated from the host's clock, and a
+/// busy host reads them late.
 const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
@@ -49,7 +49,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Gets QEMU. `exact`: time is instructions retired, and runs repeat bit for bit.
+    /// Gets QEMU. With `exact`, time is counted in retired instructions, and runs repeat bit for bit.
     ///
     /// # Errors
     /// [`LabError`].
@@ -124,10 +124,10 @@ impl Lab {
     }
 }
 
-/// The same for a CPU with EL2, whose counters are exact in the exact lab.
+/// Like [`Lab::x86_64`], for a CPU with EL2, whose counters are exact in the exact lab.
 fn aarch64(qemu: &mut Command) -> String {
     qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
-    // Pointers are authenticated by QEMU's own function: the architecture's takes most of the time.
+    // Pointer authentication with QEMU's own algorithm: the architecture's would take most of the time.
     qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
     format!("console=ttyAMA0 {CMDLINE}")
 }

@@ -62,7 +62,7 @@ impl Drop for Guard {
 /// Runs `command` without input until it ends; passes its stdout on as it arrives.
 ///
 /// # Errors
-/// [`MachineError`]; the program is dead then.
+/// [`MachineError`], after the program was killed.
 pub fn run(
     command: &mut Command,
     timeout: Duration,

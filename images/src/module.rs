@@ -37,7 +37,7 @@ pub enum ModuleError {
     /// The compiler did not report its version.
     #[error("cannot get the compiler's version")]
     Compiler(#[source] ProcessError),
-    /// It does not compile.
+    /// The driver does not compile.
     #[error("the driver does not build against {headers}")]
     Build {
         /// The kernel's build directory.
@@ -129,7 +129,7 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
         fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
     let mut make = make(kernel, work.path(), None);
-    // It checks each file again that is compiled, and fails where it complains.
+    // `C=1` runs sparse on each file that is compiled; its complaints fail the build.
     make.args(["C=1", "CF=-Wsparse-error"]);
     match process::output(&mut make) {
         Ok(_) => Ok(Vec::new()),
@@ -146,7 +146,7 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     }
 }
 
-/// The build of the module in `dir` for `kernel`.
+/// Returns the `make` that builds the module in `dir` for `kernel`.
 fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     let mut make = Command::new("make");
     make.arg("-C")

@@ -28,7 +28,7 @@ pub enum PackageError {
     NoKernel {
         /// The version asked for.
         wanted: String,
-        /// Those the lists have.
+        /// The versions that the lists have.
         known: String,
     },
     /// The lists have no package of that name.
@@ -97,11 +97,11 @@ pub struct Package {
 /// Everything that belongs to one kernel.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct KernelPackages {
-    /// As `uname -r` prints it.
+    /// The release, as `uname -r` prints it.
     pub release: String,
-    /// Image, headers and, where they are of the same architecture as the kernel, build tools.
+    /// Image and headers; also the build tools if the kernel is for this machine's architecture.
     pub packages: Vec<Package>,
-    /// Build tools of this machine's architecture, where the kernel is of another.
+    /// Build tools for this machine's architecture if the kernel is for another.
     #[serde(default)]
     pub tools: Vec<Package>,
 }
@@ -127,7 +127,7 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
     })
 }
 
-/// The result of `ask`, which the cache keeps as `kind` for `key`.
+/// Returns the result of `ask`, which the cache keeps as `kind` for `key`.
 pub(crate) fn keep<T, E>(
     cache: &Cache,
     kind: &str,
@@ -161,7 +161,7 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
     step.detail(&format!("{name} {}", package.version));
     let download = tempfile::tempdir_in(root).map_err(FileError::at(root))?;
     let mut fetch = apt.get();
-    // The download runs as this user: apt's own may lack permission to write here.
+    // The download runs as this user: apt's own user may lack permission to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
     fetch
         .arg(format!("{name}={}", package.version))
@@ -214,17 +214,17 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
     })
 }
 
-/// The headers that kernels of all flavours share.
+/// Whether the package has the headers that kernels of all flavours share.
 fn is_common(name: &str) -> bool {
     name.starts_with("linux-headers-") && name.contains("-common")
 }
 
-/// Programs that run where modules are built.
+/// Whether the package has programs that run where modules are built.
 fn is_tool(name: &str) -> bool {
     name.starts_with("linux-kbuild-")
 }
 
-/// The package's candidate version and the names it depends on.
+/// Returns the package's candidate version and the names of its dependencies.
 pub(crate) fn candidate(apt: &Apt, name: &str) -> Result<(Package, Vec<String>), PackageError> {
     let text = show(apt, name)?;
     let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
@@ -240,7 +240,7 @@ pub(crate) fn candidate(apt: &Apt, name: &str) -> Result<(Package, Vec<String>),
     ))
 }
 
-/// The packages `names` and their dependencies, those of `without` excepted.
+/// Returns the packages `names` and all their dependencies except `without`.
 pub(crate) fn closure(
     apt: &Apt,
     names: &[&str],
@@ -276,7 +276,7 @@ pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
 
 /// The first alternative of each dependency, by name.
 pub(crate) fn depends(field: &str) -> Vec<String> {
-    // A name may say which architecture's package it means, as in `perl:any`.
+    // A name may have an architecture, as in `perl:any`.
     let name = |item: &str| {
         let end = |c: char| c.is_whitespace() || c == ':';
         item.trim_start().split(end).next().unwrap_or("").to_owned()

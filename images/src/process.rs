@@ -42,7 +42,7 @@ pub struct Failure {
 /// Runs `command` without input; returns its stdout.
 ///
 /// # Errors
-/// [`ProcessError`], also when it exits with another code than 0.
+/// [`ProcessError`], also if it exits with a code other than 0.
 pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     let program = name(command);
     let output = sys::dies_with_us(command)
@@ -60,7 +60,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     Err(failure(program, output.status, everything))
 }
 
-/// The same for a long run: passes on each line of output as it arrives.
+/// Like [`output`], for a long run: passes each line of output to `line` as it arrives.
 ///
 /// # Errors
 /// [`ProcessError`].
@@ -112,8 +112,8 @@ pub fn name(command: &Command) -> String {
         .into_owned()
 }
 
-/// The first line about a full disk, which others only report as a consequence; or else the first line that
-/// names an error; or else the last line.
+/// Returns the first line about a full disk, which may have caused the other errors; else the first line that
+/// names an error; else the last line.
 fn complaint(output: &str) -> String {
     let lines = || output.lines().map(str::trim).filter(|l| !l.is_empty());
     let full_disk = |l: &&str| l.contains("No space left on device");

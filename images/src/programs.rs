@@ -17,7 +17,8 @@ use crate::sys;
 use crate::toolchain::{Toolchain, ToolchainError};
 
 const STATIC: &str = "-C target-feature=+crt-static";
-/// Packages that are built on demand: the first for any program of the tests, the other only for its own.
+/// Packages that are built on demand: the first for any program of the tests, the second only for the program
+/// of its name.
 const TESTS: &str = "tests";
 const TRAPPED: &str = "trapped";
 
@@ -67,7 +68,7 @@ struct Target {
 }
 
 impl Programs {
-    /// Builds them for `arch`, and the tests' programs if `tests` names any.
+    /// Builds the programs for `arch`, and the tests' programs if `tests` names any.
     ///
     /// # Errors
     /// [`ProgramError`].
@@ -173,7 +174,7 @@ impl Programs {
             })
     }
 
-    /// A guest's programs: all but the VMM, and `tests` of the tests' programs.
+    /// A guest's programs: all but the VMM, and those of the tests' programs that `tests` names.
     pub fn guest<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Path)> {
         let ours = self.files.iter().filter(|(name, _)| *name != "vmm");
         let theirs = self.tests.iter().filter(|(name, _)| tests.contains(name));

@@ -1,5 +1,5 @@
-//! The labs' QEMU: Debian's, with fixes of the project's, built for the one machine that a lab is.
-//! Knows how QEMU is built, nothing of what runs on it.
+//! The labs' QEMU: Debian's source with this project's fixes, built for the one machine that a lab needs.
+//! Knows how QEMU is built, not what runs on it.
 
 use std::fs;
 use std::io;
@@ -37,7 +37,7 @@ const OPTIONS: [&str; 8] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
-/// The machine and its interrupt controller; the other lines are code that every Arm CPU links to.
+/// The machine and its interrupt controller. QEMU's code for Arm CPUs does not link without the other options.
 const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_GICV3_TCG=y\nCONFIG_ARM_V7M=y\n\
     CONFIG_SEMIHOSTING=y\nCONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
 
@@ -143,7 +143,7 @@ impl Stale for QemuError {
     }
 }
 
-/// QEMU, built at the first call.
+/// Returns QEMU; the first call builds it.
 ///
 /// # Errors
 /// [`QemuError`].
@@ -159,8 +159,8 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
     })
 }
 
-/// The program that `build` makes. `build` needs `needs`, and gets the directory of the source and that of
-/// the result.
+/// Returns the program that `build` makes. `build` needs `needs`; its arguments are a directory with the
+/// unpacked `source` and the directory of the result.
 fn get_from(
     apt: &Apt,
     cache: &Cache,
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn source_of_installed_package_without_lists_is_fetched_after_one_refresh() {
-        // The version is known then, but not where Debian's sources are.
+        // apt knows the installed version then, but no archive that has its source.
         let archive = Archive::new();
         publish(&archive, SECOND, ("qemu", SECOND));
         archive.pretend_installed(&[binary(FIRST)]);

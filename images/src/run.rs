@@ -16,8 +16,7 @@ use crate::place::Place;
 /// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its output on the console: lines end in `
-    /// `.
+    /// Its output on the console, with `\n` at the end of lines.
     pub output: String,
     /// Its exit code; -1 if the guest's kernel panicked first, which is an error unless a command runs
     /// afterwards.

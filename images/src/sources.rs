@@ -1,5 +1,5 @@
-//! Debian's source packages, fetched and unpacked. Knows how to name and find them, not their contents. The
-//! host's own lists stay as they are: few hosts list sources.
+//! Debian's source packages, fetched and unpacked. Knows how to name and find them, not their contents.
+//! Fetches its own lists, since few hosts list sources.
 
 use std::fs;
 use std::path::Path;
@@ -74,7 +74,7 @@ pub fn unpack(
             .current_dir(dir);
         process::output(&mut get)
     };
-    // A source that cannot be found may be on a list that could not be fetched.
+    // If the source is not found, its list may be one that could not be fetched: report that error.
     let update = get(&["-o", apt::UPDATE_OR_FAIL, "update"]);
     get(&["source", "--download-only", &format!("{name}={version}")])
         .map_err(|error| fetch(update.err().unwrap_or(error)))?;

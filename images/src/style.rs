@@ -24,8 +24,8 @@ const SCRIPTS: [&str; 3] = [
     "scripts/spelling.txt",
     "scripts/const_structs.checkpatch",
 ];
-/// Headers that the driver shares with programs and the host, and the directory to check them in: it makes
-/// the script expect a header without the kernel's macros.
+/// Headers that the driver shares with programs and the host, and the directory to check them in. In this
+/// directory the script expects headers without the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
 /// Rules that a file breaks by its purpose.
@@ -118,7 +118,7 @@ fn complaints_about(
     command.args(["-f", path]);
     match process::output(&mut command) {
         Ok(_) => Ok(Vec::new()),
-        // The script fails where it complains.
+        // The script exits with an error if it complains.
         Err(ProcessError::Failed(failure)) if failure.everything.contains(&format!("{path}:")) => {
             Ok(failure.everything.lines().map(str::to_owned).collect())
         }

@@ -1,6 +1,6 @@
-//! Compilers for another architecture than this machine's, from Debian packages that are unpacked, not
-//! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which
-//! packages are needed.
+//! Compilers for an architecture other than this machine's, from Debian packages that are unpacked, not
+//! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which packages
+//! are needed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -132,7 +132,7 @@ impl Toolchain {
         self.bin().join(format!("{}{name}", self.arch.gnu()))
     }
 
-    /// Lets `command` find the programs before those of this machine.
+    /// Puts the compilers in front of this machine's programs in the PATH of `command`.
     pub fn lead<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let mut path = OsString::from(self.bin());
         if let Some(others) = std::env::var_os("PATH") {

@@ -1,4 +1,4 @@
-//! A program of another architecture's Debian, with the libraries that it loads: from packages that are
+//! A program from Debian for another architecture, with the libraries that it loads, from packages that are
 //! unpacked and never installed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ const DIRECTORIES: [&str; 2] = ["lib", "usr/lib"];
 /// Errors of getting the program.
 #[derive(Debug, Error)]
 pub enum UnpackedError {
-    /// apt has no package of it.
+    /// Its packages could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -65,7 +65,7 @@ impl Stale for UnpackedError {
     }
 }
 
-/// The program `package`'s usr/bin/`name`, as bin/`name`, with its libraries and their loader.
+/// The program usr/bin/`name` of `package`, as bin/`name`, with its libraries and their loader.
 ///
 /// # Errors
 /// [`UnpackedError`].
@@ -135,7 +135,7 @@ fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
     Ok(fs::read(path).map_err(FileError::at(path))?)
 }
 
-/// Where an ELF file looks for the libraries that it loads, and for its loader, without the leading slash.
+/// Returns the paths of the libraries that an ELF file loads, and of its loader, without the leading slash.
 fn needed(path: &Path, bytes: &[u8]) -> Result<Vec<String>, UnpackedError> {
     let wrong = |source| UnpackedError::NotProgram {
         path: path.to_owned(),

@@ -29,7 +29,7 @@ pub enum VmlinuxError {
     /// A bzImage that ends too early.
     #[error("the bzImage is cut short")]
     Truncated,
-    /// A compression we do not know.
+    /// The kernel is compressed in an unknown format.
     #[error("the kernel is compressed in an unknown format (it begins with {0:02x?})")]
     Compression(Vec<u8>),
     /// LZ4 data that does not unpack.
@@ -99,8 +99,8 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     image.get(start..end).ok_or(VmlinuxError::Truncated)
 }
 
-/// The output of `program -dc` for `bytes`. Kernels have four more bytes behind the compressed data. The
-/// programs complain about them after they have written everything, so only their output counts.
+/// Returns the output of `program -dc` for `bytes`. Kernels have four more bytes behind the compressed data.
+/// The programs complain about these bytes after they have written everything, so their exit code is ignored.
 fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     host::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
@@ -113,7 +113,7 @@ fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u
     let mut child = sys::dies_with_us(&mut command).spawn().map_err(failed)?;
     let output = std::thread::scope(|scope| {
         if let Some(mut input) = child.stdin.take() {
-            // It may close its input before the trailing bytes; that shows in its output.
+            // Ignore errors: the program may close its input before the trailing bytes.
             scope.spawn(move || input.write_all(bytes));
         }
         child.wait_with_output()

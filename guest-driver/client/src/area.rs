@@ -1,6 +1,5 @@
-//! The reader of an AUX area. The host writes a trace and the head; this side copies the trace out
-//! and moves the tail, or copies the newest part of an area that is overwritten. Doesn't parse
-//! packets.
+//! The reader of an AUX area. The host writes a trace and the head; the reader copies the trace out
+//! and moves the tail or, in overwrite mode, copies the newest part. Does not parse packets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,7 +13,7 @@ use crate::event::{Event, EventError};
 use crate::ring::{PAGE_SIZE, Ring};
 use crate::trace::{ALIGN, Chunk};
 
-/// Most bytes read at once, so that the host regains room while the rest is read.
+/// Most bytes read at once, so that the host can reuse their space while the rest is read.
 const MOST: u64 = 1 << 20;
 /// Copies that a snapshot tries while the host overwrites the whole area each time.
 const TRIES: u32 = 10;
@@ -33,7 +32,7 @@ pub enum AreaError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// More pages than a machine has.
+    /// A size in bytes that `usize` cannot hold.
     #[error("an AUX area of 2^{0} pages is too large")]
     TooLarge(u32),
     /// The distance from tail to head is not a number of whole packets that fits the area.
@@ -71,7 +70,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Addresses of an area, its head and its tail.
+/// A mapped area, with the ring whose metadata page holds its head and tail.
 #[derive(Debug)]
 struct Place {
     mapping: Mapping,
@@ -80,8 +79,8 @@ struct Place {
 }
 
 impl Place {
-    /// Places the area after the ring's data in the event's address space and announces it in the
-    /// ring's metadata page first.
+    /// Maps the area at the file offset behind the ring's data. perf requires the offset and the
+    /// size in the ring's metadata page first.
     fn new(
         event: BorrowedFd<'_>,
         ring: &Ring,
@@ -168,8 +167,8 @@ impl Area {
         self.tail
     }
 
-    /// Replaces the contents of `chunk` with the unread bytes, or the first part of many, and frees
-    /// their room. Returns false if the area has no unread bytes.
+    /// Replaces the contents of `chunk` with the unread bytes, or with their first part if there
+    /// are many, and frees their space in the area. Returns false if the area has no unread bytes.
     ///
     /// # Errors
     /// [`AreaError::Overrun`], until [`Area::skip`].
@@ -238,7 +237,8 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// Copies the bytes that were in the area before the copy and not overwritten by its end.
+/// Returns the bytes that were in the area before the copy began and that the host had not
+/// overwritten when it ended.
 fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Chunk, AreaError> {
     let size = place.size();
     let mut chunk = Chunk::default();
@@ -247,7 +247,7 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
         let head = place.head();
         place.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
-        // Bytes further back than this may be overwritten by now.
+        // The host may have overwritten earlier bytes by now.
         let oldest = place.head().saturating_sub(size);
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);

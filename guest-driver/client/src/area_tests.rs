@@ -9,7 +9,7 @@ use crate::attr::EventAttr;
 use crate::record::Layout;
 use crate::trace::Packet;
 
-/// The metadata page and one page of ring.
+/// Bytes before the area: the metadata page and one data page.
 const BEFORE: u64 = 2 * PAGE;
 
 struct Host {
@@ -53,7 +53,8 @@ impl Host {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Writes 64 bytes that each hold the number of packets written before.
+    /// Writes packets of 64 bytes, each filled with the number of packets before it, and publishes
+    /// the head.
     fn write(&mut self, packets: u64) {
         for _ in 0..packets {
             let number = (self.head / 64).to_le_bytes()[0];
@@ -177,7 +178,7 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let calls = RefCell::new(0);
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
-        // After the copy, like a host that keeps writing.
+        // The second call follows the copy: write then, like a host that continues.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }

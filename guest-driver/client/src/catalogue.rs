@@ -65,7 +65,7 @@ pub struct Entry {
     pub source: String,
     /// Can sample.
     pub samples: bool,
-    /// Excludes host work for the vCPU even when it only counts.
+    /// Counts as well as samples exclude host work for the vCPU.
     pub guest_only: bool,
     /// `name=value` selects a variant (the value of a mark).
     pub takes_value: bool,
@@ -104,7 +104,7 @@ impl Entry {
     }
 }
 
-/// Text up to the first zero; invalid UTF-8 becomes replacement characters.
+/// Returns the text up to the first zero byte; invalid UTF-8 becomes replacement characters.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()
@@ -173,8 +173,8 @@ impl Catalogue {
         Ok(attr)
     }
 
-    /// The text for `-e` that selects `attr`, under any of its type numbers; the kind's number and
-    /// the config if the catalogue lacks it.
+    /// Returns the text for `-e` that selects `attr`, whether it has the PMU's type or perf's own.
+    /// If the catalogue lacks the event, the text is its kind and config in hexadecimal.
     #[must_use]
     pub fn spec(&self, pmu_type: u32, attr: &EventAttr) -> String {
         let (kind, config) = if attr.pmu_type == pmu_type {
@@ -206,7 +206,7 @@ impl Catalogue {
     /// Looks up the entry that `spec` names.
     ///
     /// # Errors
-    /// Errors of [`Catalogue::attr`] about the name.
+    /// [`CatalogueError::Unknown`]; [`CatalogueError::NoValue`].
     pub fn entry(&self, spec: &str) -> Result<&Entry, CatalogueError> {
         self.split(spec).map(|(entry, ..)| entry)
     }

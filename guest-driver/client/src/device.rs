@@ -89,13 +89,13 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Info {
     /// Version of the device interface.
     pub version: u32,
-    /// vCPUs with counters.
+    /// Number of vCPUs that the device counts on.
     pub vcpus: u32,
     /// Most events open at once in the whole machine.
     pub max_events: u32,
     /// Most data pages of one ring.
     pub max_ring_pages: u32,
-    /// Counts include host work for the vCPU where the backing cannot exclude it.
+    /// Whether counts include host work for the vCPU where the backing cannot exclude it.
     pub host_work_counted: bool,
     /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`, nanoseconds.
     pub time_zero: u64,
@@ -205,7 +205,8 @@ impl Vpmu {
         &self.catalogue
     }
 
-    /// A counting event of the calling thread, disabled, from `spec`; see [`Catalogue::attr`].
+    /// Describes a counting event of the calling thread, disabled, from `spec`; see
+    /// [`Catalogue::attr`].
     ///
     /// # Errors
     /// [`Error::Catalogue`] names the invalid part.
@@ -256,8 +257,9 @@ impl Vpmu {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }
 
-    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: writes earlier samples
-    /// to its ring, and the bytes of a trace to its area. Only perf's own watermark wakes pollers.
+    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: writes pending samples
+    /// to its ring, or a trace's pending bytes to its area. Pollers wake only at perf's own
+    /// watermark.
     ///
     /// # Errors
     /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with

@@ -1,4 +1,5 @@
-//! The library's error type for callers that use several modules, and its one-line form.
+//! The library's error type for callers that use several modules, and [`chain`], which formats an
+//! error and its causes in one line.
 
 pub use vpmu_errors::chain;
 

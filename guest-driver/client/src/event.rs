@@ -28,7 +28,7 @@ const MOST_BYTES: usize = 1 << 20;
 /// The result of a wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ready {
-    /// The ring has crossed its wakeup mark since the last wait.
+    /// The ring has crossed its wakeup watermark since the last wait.
     pub readable: bool,
     /// The event makes no more records: its task exited, or the host lost its counter.
     pub closed: bool,
@@ -117,10 +117,12 @@ impl Event {
         call::reset(self, Scope::Group).map_err(EventError::Reset)
     }
 
-    /// Enables the event for `overflows` more overflows, then disables it.
+    /// Enables the event for `overflows` more overflows, then disables it. Zero enables it for the
+    /// overflows that remain, or without limit if none remain.
     ///
     /// # Errors
-    /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or has children.
+    /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or was opened with
+    /// [`EventAttr::inherit`].
     pub fn refresh(&self, overflows: u32) -> Result<(), EventError> {
         call::refresh(self, overflows).map_err(EventError::Refresh)
     }
@@ -141,7 +143,7 @@ impl Event {
         call::pause_output(self, paused).map_err(EventError::Pause)
     }
 
-    /// Applies the attributes of `attr` that the kernel allows to change.
+    /// Changes the attributes that the kernel allows to change to those of `attr`.
     ///
     /// # Errors
     /// [`EventError::Modify`].
@@ -196,7 +198,7 @@ impl Event {
         sys::set_wakeup(self.as_fd(), every, unit).map_err(EventError::Wakeup)
     }
 
-    /// The id that this event's records carry.
+    /// Returns the id that this event's records carry.
     ///
     /// # Errors
     /// [`EventError::Id`].
@@ -214,7 +216,8 @@ impl Event {
             return Err(EventError::Format { group: true });
         }
         let expected = reading::single_size(self.layout.read_format);
-        // Leave room for all fields, to notice an answer that is too long.
+        // Room for every field: read(2) fails with ENOSPC if the buffer is too small for the
+        // format.
         let (readings, got) = self.read_words(5 * 8)?;
         let reading = readings.and_then(|mut readings| readings.pop());
         reading.ok_or(EventError::ShortRead { got, expected })
@@ -280,8 +283,8 @@ impl Event {
         Ring::new(self.as_fd(), pages, self.layout)
     }
 
-    /// Maps the metadata page and `data_pages` data pages: 0 for counts alone. Passes any number
-    /// on, for tests of the kernel's refusal.
+    /// Maps the metadata page and `data_pages` data pages: 0 for counts alone. Does not check the
+    /// number, so that tests can see the kernel refuse it.
     ///
     /// # Errors
     /// See [`Event::map`].
@@ -304,8 +307,8 @@ impl Event {
         Ok(Overwrite::new(self, pages, self.layout)?)
     }
 
-    /// Maps a ring of `data_pages` data pages to copy records beside its writer and other readers,
-    /// without pausing or consuming anything. `overwrites` is the ring's mode:
+    /// Maps a ring of `data_pages` data pages to copy its records while the writer and other
+    /// readers continue: nothing is paused or consumed. `overwrites` is the ring's mode:
     /// [`crate::Persistent::overwrites`] for a persistent event.
     ///
     /// # Errors
@@ -318,8 +321,8 @@ impl Event {
         History::new(self, data_pages, self.layout, (overwrites, self.backward))
     }
 
-    /// Maps an AUX area of 2^`pages_log2` pages for a trace with the ring `ring`; reading frees
-    /// room.
+    /// Maps an AUX area of 2^`pages_log2` pages for a trace with the ring `ring`. Reading the area
+    /// frees its space.
     ///
     /// # Errors
     /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is not a trace and `EINVAL` if its area
@@ -328,7 +331,8 @@ impl Event {
         Area::new(self.as_fd(), ring, pages_log2)
     }
 
-    /// Like [`Event::map_aux`], in overwrite mode, to keep the newest part for a snapshot.
+    /// Like [`Event::map_aux`], in overwrite mode: the area keeps the newest part of the trace for
+    /// a snapshot.
     ///
     /// # Errors
     /// See [`Event::map_aux`].
@@ -340,8 +344,8 @@ impl Event {
         Snapshot::new(self, ring, pages_log2)
     }
 
-    /// Waits until the ring crosses its wakeup mark, without limit if `timeout` is `None`. A signal
-    /// or the timeout ends the wait with nothing ready.
+    /// Waits until the ring crosses its wakeup watermark, without limit if `timeout` is `None`. A
+    /// signal or the timeout ends the wait with nothing ready.
     ///
     /// # Errors
     /// [`EventError::Poll`].
@@ -359,7 +363,8 @@ impl AsFd for Event {
     }
 }
 
-/// Waits for any of `fds`, events or others, like [`Event::poll`]; results in the order of `fds`.
+/// Waits for any of `fds`, events or others, like [`Event::poll`]. Returns the results in the order
+/// of `fds`.
 ///
 /// # Errors
 /// [`EventError::Poll`].

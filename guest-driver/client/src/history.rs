@@ -1,8 +1,9 @@
 //! A ring's contents, copied while its writer and other readers continue: nothing is paused or
 //! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
 //!
-//! The device may be writing beyond the published head. A flush of the event waits for that, so the
-//! head after a flush that follows the copy bounds the bytes touched during it.
+//! The device may be writing past the published head. A flush of the event returns once such writes
+//! are published. So the head that is read after the copy and another flush bounds the bytes that
+//! the device touched during the copy.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -27,7 +28,8 @@ pub enum HistoryError {
     /// The event cannot be flushed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// A ring that overwrites forwards: the start of its oldest record is unknown.
+    /// A ring that overwrites forwards, where the start of the oldest record is unknown, or one
+    /// written backwards that keeps unread records.
     #[error(
         "its ring overwrites the oldest records, but is not written backwards: the start of its oldest record is unknown"
     )]
@@ -43,7 +45,7 @@ enum Manner {
     Unread,
 }
 
-/// A ring read beside its other readers.
+/// A ring that is read without disturbing its writer and other readers.
 #[derive(Debug)]
 pub struct History<'a> {
     event: &'a Event,
@@ -59,7 +61,8 @@ pub struct Past {
     pub records: Vec<Record>,
     /// Position after the newest record, for [`History::since`].
     pub position: u64,
-    /// Bytes between the requested position and the oldest record, which were overwritten.
+    /// Bytes from the requested position to the oldest record here, which were overwritten or, in a
+    /// ring that keeps unread records, consumed by another reader.
     pub missed: u64,
     /// Records that could not be parsed.
     pub unreadable: u64,
@@ -89,13 +92,14 @@ impl<'a> History<'a> {
     /// Reads the ring's contents after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. An event in
-    /// error, or on an offline CPU, is read without a flush's guarantee.
+    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. The failed
+    /// flush of an event in error or on an offline CPU is ignored: it has no pending samples.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
 
-    /// Like [`History::read`], for records after a [`Past::position`].
+    /// Like [`History::read`], but only for records after `position`, an earlier
+    /// [`Past::position`].
     ///
     /// # Errors
     /// See [`History::read`].
@@ -128,8 +132,8 @@ fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     }
 }
 
-/// Reads a ring written backwards. `barrier` returns once all records being written are behind the
-/// head.
+/// Reads a ring written backwards. `barrier` returns once all records that were being written are
+/// published.
 fn newest(
     mapping: &Mapping,
     layout: &Layout,
@@ -154,7 +158,7 @@ fn newest(
     Ok(past)
 }
 
-/// Reads a ring written forwards, whose readers move the tail.
+/// Reads a ring written forwards, whose readers move the tail. `barrier` is as for [`newest`].
 fn unread(
     mapping: &Mapping,
     layout: &Layout,
@@ -172,8 +176,8 @@ fn unread(
     let held = copy(mapping, tail, available);
     fence(Ordering::Acquire);
     barrier()?;
-    // Records that other readers consumed meanwhile may be overwritten; the requested position may
-    // be later still.
+    // Start after the records that other readers consumed during the copy, which may be
+    // overwritten, or at the requested position if that is later.
     let taken = mapping
         .load(DATA_TAIL, Ordering::Relaxed)
         .wrapping_sub(tail);
@@ -197,7 +201,7 @@ fn words(bytes: u64) -> usize {
     usize::try_from(bytes / WORD as u64).unwrap_or(usize::MAX)
 }
 
-/// The data words from `position` on.
+/// Copies `bytes` of the data from `position` on, as words.
 pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
     let size = size(mapping);
     let positions = (0..bytes / WORD as u64).map(|index| index * WORD as u64);
@@ -206,7 +210,7 @@ pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-/// The whole records in sequence, each with its length. The first is at `position`.
+/// Iterates over the whole records in `held`, each with its length; the first is at `position`.
 pub(crate) fn walk<'a>(
     held: &'a [u64],
     position: u64,
@@ -219,7 +223,7 @@ pub(crate) fn walk<'a>(
     })
 }
 
-/// The records and their total bytes.
+/// Collects the records; returns them with their total bytes.
 fn gather(records: impl Iterator<Item = (Result<Record, RingError>, u64)>) -> (Past, u64) {
     let mut past = Past::default();
     let mut bytes = 0;

@@ -44,7 +44,7 @@ impl Writer {
         self.word(DATA_HEAD as u64, self.head);
     }
 
-    /// Without publishing the head.
+    /// Writes a record without publishing the head.
     fn put(&mut self, ip: u64) {
         let start = if self.backward {
             self.head = self.head.wrapping_sub(RECORD);
@@ -139,7 +139,7 @@ fn record_overwritten_during_copy_is_omitted() {
         let writer = RefCell::new(writer);
         let barrier = after_copy(|| writer.borrow_mut().records(0..later));
         let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
-        // 4096 bytes hold 170 records and 16 bytes, which the first later record also takes.
+        // 4096 bytes hold 170 records and 16 bytes, which the first later record takes as well.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
         assert_eq!(
             ips(&past),
@@ -153,7 +153,7 @@ fn record_overwritten_during_copy_is_omitted() {
 fn copy_waits_for_unpublished_write() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..500);
-    // In the ring, over the oldest, before the copy; published by the flush.
+    // Written over the oldest records before the copy, but published only by the flush after it.
     for ip in 0..20 {
         writer.put(0xdead_0000 + ip);
     }
@@ -198,7 +198,7 @@ fn record_consumed_during_copy_is_omitted() {
     });
     let past = unread(&mapping, &LAYOUT, None, barrier).unwrap();
     assert_eq!(ips(&past), (60..100).collect::<Vec<u64>>());
-    // All of the ring, by readers that continue.
+    // Other readers consume the whole ring during the copy.
     let gone = after_copy(|| writer.borrow().word(DATA_TAIL as u64, 200 * RECORD));
     let past = unread(&mapping, &LAYOUT, None, gone).unwrap();
     assert!(past.records.is_empty());

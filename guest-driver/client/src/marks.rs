@@ -19,12 +19,12 @@ pub enum MarksError {
     Keep(#[source] io::Error),
 }
 
-/// The path of a mark to the device.
+/// The method of placing marks.
 #[derive(Debug)]
 enum Way {
     /// A store to the doorbell page.
     Page(Register),
-    /// A system call, with the reason why the page could not be mapped.
+    /// A system call, with the error of mapping the page.
     Call(File, io::Error),
 }
 
@@ -36,7 +36,7 @@ impl Vpmu {
     /// Maps the doorbell; if the kernel refuses, each mark takes a system call.
     ///
     /// # Errors
-    /// [`MarksError`].
+    /// [`Error::Marks`].
     pub fn marks(&self) -> Result<Marks, Error> {
         Ok(Marks(match Register::new(self.as_fd()) {
             Ok(page) => Way::Page(page),

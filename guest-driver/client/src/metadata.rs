@@ -1,5 +1,5 @@
-//! The metadata page: an event's count and times, readable without a system call. Knows the
-//! kernel's protocol for the page and nothing of records.
+//! The metadata page: an event's count and times, readable without a system call, under the
+//! kernel's sequence lock.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,7 +18,7 @@ const SEQUENCE_TRIES: u32 = 1000;
 /// The metadata page's contents at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// The hardware counter's index; zero if there is no counter to read.
+    /// perf's index of the hardware counter to read; zero if there is none.
     pub index: u32,
     /// The count, unless a hardware counter must be added.
     pub offset: u64,
@@ -34,15 +34,15 @@ pub struct Metadata {
     pub time_shift: u16,
     /// Multiplier of the conversion.
     pub time_mult: u32,
-    /// Added to a converted TSC: the time since the times above were written.
+    /// Added to a converted TSC, gives the nanoseconds since the times above were written.
     pub time_offset: u64,
     /// Zero of the conversion, for times in records.
     pub time_zero: u64,
 }
 
 impl Metadata {
-    /// The reading at the TSC `tsc`; `None` if a hardware counter must be added, which this library
-    /// does not read.
+    /// Returns the reading at the TSC value `tsc`; `None` if a hardware counter must be added,
+    /// which this library does not read.
     pub(crate) fn reading(&self, tsc: u64) -> Option<Reading> {
         if self.index != 0 {
             return None;
@@ -52,7 +52,8 @@ impl Metadata {
         } else {
             self.time_offset.wrapping_add(self.scaled(tsc))
         };
-        // An event that counted all its enabled time still does: it does not lose its counter between.
+        // An event that counted during all its enabled time still counts: an event does not lose
+        // its counter between two writes of the page.
         let running = if self.time_running == self.time_enabled {
             since
         } else {
@@ -73,7 +74,7 @@ impl Metadata {
     }
 }
 
-/// The page and the TSC between two writes; `None` if every attempt met a write.
+/// Reads the page and the TSC between two writes; `None` if every attempt met a write.
 pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
     for _ in 0..SEQUENCE_TRIES {
         let before = page.load(LOCK_INDEX, Ordering::Acquire);

@@ -61,7 +61,7 @@ impl<'a> Overwrite<'a> {
     }
 }
 
-/// The records from the newest, at the head, to the oldest that is whole.
+/// Returns the whole records in the ring, oldest first.
 fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError> {
     let head = mapping.load(DATA_HEAD, Ordering::Acquire);
     let size = (mapping.len() - PAGE_SIZE) as u64;
@@ -81,7 +81,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    /// Writes like a backward writer: each record before the previous one.
+    /// Writes backwards, as the host does: each record in front of the previous one.
     struct Writer {
         file: File,
         head: u64,

@@ -54,7 +54,7 @@ pub enum PerfError {
     /// A term of an event that is neither `name` nor `name=number`, or does not fit its bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
-    /// A persistent event, which `perf_event_open(2)` does not offer.
+    /// Persistent events cannot be opened with `perf_event_open(2)`.
     #[error("perf_event_open has no persistent events: open it with /dev/vpmu")]
     Door,
     /// The kernel refused the event.
@@ -125,7 +125,7 @@ impl PerfPmu {
                     .into_owned(),
             );
         }
-        // The unit and scale of an event are in files beside it.
+        // Skip the files with an event's unit and scale.
         names.retain(|name| !name.contains('.'));
         names.sort_unstable();
         Ok(names)
@@ -134,7 +134,7 @@ impl PerfPmu {
     /// A counting event of the calling thread, disabled, by its name in sysfs.
     ///
     /// # Errors
-    /// [`PerfError::Unknown`], or an error of the event's description.
+    /// [`PerfError::Unknown`]; see also [`PerfPmu::events`] and [`PerfPmu::attr_of_terms`].
     pub fn attr(&self, name: &str) -> Result<EventAttr, PerfError> {
         let known = self.events()?;
         if !known.iter().any(|known| known == name) {
@@ -149,7 +149,8 @@ impl PerfPmu {
     /// An event from perf's terms: the text between the slashes of `vpmu/kind=0x101,event=2/`.
     ///
     /// # Errors
-    /// [`PerfError::Term`] or [`PerfError::Format`].
+    /// [`PerfError::Term`]; [`PerfError::Format`]; [`PerfError::Read`] for a term without a format
+    /// in sysfs.
     pub fn attr_of_terms(&self, terms: &str) -> Result<EventAttr, PerfError> {
         let mut config = 0;
         for term in terms.split(',') {
@@ -160,7 +161,7 @@ impl PerfPmu {
                 config |= value;
                 continue;
             }
-            // A name must be a file name, not a path to another directory.
+            // Refuse paths: the name must be a file in the format directory.
             if name.is_empty() || name.contains('/') || name.starts_with('.') {
                 return Err(wrong());
             }
@@ -182,7 +183,7 @@ impl PerfPmu {
         open(attr, None)
     }
 
-    /// Opens an event in the group that `leader` leads; the leader is of this PMU, too.
+    /// Opens an event in the group that `leader` leads; `leader` must be an event of this PMU.
     ///
     /// # Errors
     /// See [`PerfPmu::open_event`].

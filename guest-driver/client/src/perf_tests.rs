@@ -81,7 +81,7 @@ fn formats_that_make_no_sense_are_refused() {
 
 #[test]
 fn perf_software_event_opens_and_counts() {
-    // The kernel's software CPU clock through the same code; every kernel has it.
+    // The software task clock, opened by the same code; every kernel has it.
     let attr = EventAttr::new(1, 1);
     let pmu = PerfPmu {
         path: PathBuf::new(),
@@ -126,7 +126,7 @@ fn perf_software_ring_reads_records() {
     let mut last = 0;
     let mut samples = 0;
     for record in records.unwrap() {
-        // The kernel throttles the event and records that; such records are not parsed.
+        // The kernel may throttle the event and record that.
         let Record::Sample(sample) = record else {
             continue;
         };
@@ -138,7 +138,7 @@ fn perf_software_ring_reads_records() {
         last = sample.time;
     }
     assert!(samples > 0);
-    // The kernel updates the page at times of its own, last before the event stops.
+    // The page's times may lag: the kernel last updated the page before the event stopped.
     let told = ring.metadata().unwrap().time_enabled;
     assert!(told > 0 && told <= event.read().unwrap().time_enabled);
 }

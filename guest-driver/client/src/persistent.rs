@@ -18,7 +18,7 @@ use crate::sys;
 /// Most entries read at once.
 const CHUNK: usize = 32;
 
-/// Most letters of a name, which ends in a zero byte.
+/// Most bytes of a name without its terminating zero.
 const MOST_LETTERS: usize = PERSISTENT_NAME - 1;
 
 /// An error of a persistent event.
@@ -28,7 +28,7 @@ pub enum PersistentError {
     /// The list cannot be read.
     #[error("listing persistent events")]
     List(#[source] io::Error),
-    /// An event that does not exist, or no longer.
+    /// The event does not exist, or has ended.
     #[error("no persistent event {name:?}{}; `vperf persist ls` shows all", suggestion(.near))]
     Unknown {
         /// The requested name.
@@ -107,7 +107,7 @@ pub struct Persistent {
     pub outlives_reset: bool,
     /// Whether its ring keeps the newest records; otherwise it keeps unread records.
     pub overwrites: bool,
-    /// The counted event and its record fields; `disabled` as at opening.
+    /// The event's attributes; `disabled`, `period` and `engine` are the current ones.
     pub attr: EventAttr,
 }
 
@@ -208,8 +208,8 @@ fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
 }
 
 impl Event {
-    /// Makes the event outlive its handles and returns the id that reopens it; the same id if it
-    /// was persistent already. An empty name keeps the current one, or assigns `event` followed by
+    /// Makes the event outlive its handles and returns the id that reopens it, the same one if it
+    /// was persistent already. An empty name keeps the current name, or assigns `event` followed by
     /// the id.
     ///
     /// # Errors
@@ -240,12 +240,12 @@ fn detach(
     })
 }
 
-/// Perf core lets a PMU add no ioctls: an event of [`crate::perf::PerfPmu`] uses these of the
-/// device instead.
+/// Calls on events of [`crate::perf::PerfPmu`]. They go through the device, since perf core does
+/// not let a PMU add ioctls.
 impl Vpmu {
     /// Like [`Event::detach`], for an event opened with `perf_event_open(2)`. Its descriptor
-    /// becomes a view, like reopened ones: it reads the event's count and takes samples from its
-    /// ring; enabling and disabling affects only the view.
+    /// becomes a view of the persistent event, like a reopened descriptor: it reads the event's
+    /// count and takes samples from the event's ring. Enabling and disabling affect only the view.
     ///
     /// # Errors
     /// See [`Event::detach`]; `EBADF` if the event was not opened on the vPMU with

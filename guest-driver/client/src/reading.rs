@@ -10,7 +10,7 @@ pub struct Reading {
     pub value: u64,
     /// Nanoseconds enabled while its task (or CPU) ran; zero unless in the read format.
     pub time_enabled: u64,
-    /// Nanoseconds of those in which it counted; zero unless in the read format.
+    /// Nanoseconds of `time_enabled` in which it counted; zero unless in the read format.
     pub time_running: u64,
     /// The event's id; zero unless in the read format.
     pub id: u64,
@@ -18,8 +18,8 @@ pub struct Reading {
     pub lost: u64,
 }
 
-/// The count of one event, or of each group member, the leader's first, all with the group's times.
-/// `None` if the words are too few for the format.
+/// Parses the reading of one event, or of each group member, the leader's first, each with the
+/// group's times. Returns `None` if the words are too few for the format.
 pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Reading>> {
     let has = |bit| read_format & bit != 0;
     if !has(FORMAT_GROUP) {
@@ -34,7 +34,7 @@ pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Readi
     let members = words.next()?;
     let time_enabled = words.next_if(has(FORMAT_TIME_ENABLED))?;
     let time_running = words.next_if(has(FORMAT_TIME_RUNNING))?;
-    // A wrong member count is bounded by the words.
+    // A forged member count ends where the words end.
     let member = |_| {
         Some(Reading {
             value: words.next()?,

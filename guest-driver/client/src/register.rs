@@ -40,7 +40,7 @@ impl Register {
         Ok(Self(base))
     }
 
-    /// One store of exactly 32 bits.
+    /// Stores 32 bits with a single instruction.
     #[inline]
     pub(crate) fn store(&self, value: u32) {
         // SAFETY: the page is mapped for writing as long as `self` lives, and aligned.

@@ -30,7 +30,7 @@ pub enum RingError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// More pages than a machine has.
+    /// A page count that `usize` cannot hold.
     #[error("a ring of 2^{0} pages is too large")]
     TooLarge(u32),
     /// The distance from tail to head exceeds the ring: records were overwritten.
@@ -101,8 +101,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Maps the metadata page and `data_pages` of `event`. The data size is the mapping's, never
-    /// the one in the shared page.
+    /// Maps the metadata page and `data_pages` of `event`. The data size is the mapping's: the one
+    /// in the shared page is not trusted.
     pub(crate) fn new(
         event: BorrowedFd<'_>,
         data_pages: usize,
@@ -140,7 +140,7 @@ impl Ring {
         self.tail
     }
 
-    /// Consumes the next record and frees its room; `None` if the ring has no unread record.
+    /// Consumes the next record and frees its space; `None` if the ring has no unread record.
     ///
     /// # Errors
     /// [`RingError::Record`] for a record that cannot be parsed; it is consumed.
@@ -200,8 +200,8 @@ impl Ring {
     }
 
     /// Reads the count and the times from the metadata page, without a system call or a VM exit.
-    /// For events that the device counts itself (marks, exits that reach the VMM) they are current;
-    /// for others they date from the event's last command. The page has neither the id nor the lost
+    /// They are current for events that the device counts itself (marks, exits that reach the VMM);
+    /// for others they are as of the event's last command. The page has neither the id nor the lost
     /// count.
     ///
     /// # Errors

@@ -99,7 +99,8 @@ fn records_come_once_in_order_and_their_room_goes_back() {
 
 #[test]
 fn records_wrap_at_every_place() {
-    // 4096 is not a multiple of 24: in 512 rounds, records wrap at every possible offset.
+    // 4096 is not a multiple of 24: within 512 records, three rounds, records wrap at every
+    // possible offset.
     let (mut writer, mut ring) = Writer::new(1);
     for ip in 0..4000 {
         writer.sample(ip);

@@ -2,7 +2,7 @@
 
 use strsim::levenshtein;
 
-/// The candidates nearest to `name`, at most three, nearest first.
+/// Returns the candidates nearest to `name`, at most three, nearest first.
 pub(crate) fn near<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut ranked: Vec<(usize, &str)> = candidates
         .filter_map(|candidate| {
@@ -23,7 +23,7 @@ pub(crate) fn near<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) ->
         .collect()
 }
 
-/// A question with the names, to append to an error message; empty without names.
+/// Formats the names as a question to append to an error message; empty without names.
 pub(crate) fn suggestion(names: &[String]) -> String {
     if names.is_empty() {
         String::new()

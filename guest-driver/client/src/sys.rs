@@ -1,5 +1,6 @@
-//! System calls behind safe functions: ioctls of the device and its own on events, poll(2). Passes
-//! the driver's structs on without interpreting them. Perf's calls are in `vpmu_perf`.
+//! Safe wrappers of system calls: the device's ioctls, on its own descriptor and on events, and
+//! poll(2). Passes the driver's structs through without interpreting them. Perf's ioctls are in
+//! `vpmu_perf`.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 mod lasting;
@@ -94,7 +95,7 @@ pub(crate) fn open(
     Ok(owned(fd))
 }
 
-/// An ioctl with an argument by value.
+/// Calls an ioctl that takes its argument by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
@@ -108,8 +109,8 @@ pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(engine)
 }
 
-/// poll(2) for input on all of `fds`; a `timeout` of `None` waits without limit. Returns `revents`
-/// of each in the order of `fds`; all are zero if a signal ends the wait.
+/// Polls all of `fds` for input; a `timeout` of `None` waits without limit. Returns each `revents`
+/// in the order of `fds`; all are zero if a signal ends the wait.
 pub(crate) fn poll(
     fds: &[BorrowedFd<'_>],
     timeout: Option<Duration>,

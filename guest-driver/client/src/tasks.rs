@@ -3,7 +3,7 @@
 //! are seen.
 //!
 //! Notices carry times of `CLOCK_MONOTONIC_RAW`, which perf can be configured to use; vPMU samples
-//! carry the device's. [`Clocks`] converts from the one to the other.
+//! carry times of the device's clock. [`Clocks`] converts notices' times to the device's clock.
 
 use std::io;
 
@@ -21,7 +21,7 @@ use crate::sys;
 
 const MISC_EXEC: u16 = 1 << 13;
 
-/// 2^3 pages hold about four hundred notices between two reads.
+/// 2^3 pages hold about four hundred notices.
 const PAGES_LOG2: u32 = 3;
 
 /// An error of following tasks.
@@ -112,7 +112,7 @@ impl Tasks {
                     misc,
                     body,
                 } => notices.extend(notice(record_type, misc, &body)),
-                // A dummy event never overflows.
+                // A dummy event has no samples.
                 _ => {}
             }
         }
@@ -147,8 +147,8 @@ fn dummy() -> perf_event_attr {
     attr
 }
 
-/// Parses a record whose last two words are thread and time; `None` for activity within a process,
-/// the kernel's own mappings and malformed records.
+/// Parses a record whose last two words are thread and time. Returns `None` for a new or renamed
+/// thread of a process, the kernel's own mappings and malformed records.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);
@@ -163,14 +163,14 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
         },
         TYPE_COMM if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
         TYPE_COMM if is_main_thread => Action::Name(text(body.get(1..)?)),
-        // For this record the second half is the parent.
+        // The second half is the parent process here.
         TYPE_FORK if pid != second => Action::ForkOf(second),
         _ => return None,
     };
     Some(Notice { pid, time, action })
 }
 
-/// Text up to the first zero.
+/// Returns the text up to the first zero byte.
 fn text(words: &[u64]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let end = bytes

@@ -55,8 +55,9 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl Event {
-    /// Each overflow of this event starts `target` before the guest's next instruction, if `target`
-    /// was paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped.
+    /// Makes each overflow of this event start `target` before the guest's next instruction, if
+    /// `target` is paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped by a
+    /// stopper.
     ///
     /// # Errors
     /// [`TriggerError::Starter`]: `EEXIST` if this event is the starter already, `EBUSY` if another
@@ -65,8 +66,8 @@ impl Event {
         sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
     }
 
-    /// Each overflow of this event stops `target` before the guest's next instruction. An event
-    /// that is both starter and stopper of another toggles it.
+    /// Makes each overflow of this event stop `target` before the guest's next instruction. An
+    /// event that is both starter and stopper of another toggles it.
     ///
     /// # Errors
     /// [`TriggerError::Stopper`]; see [`Event::set_starter_of`].
@@ -75,8 +76,8 @@ impl Event {
     }
 }
 
-/// Perf core lets a PMU add no ioctls: an event of [`crate::perf::PerfPmu`] uses these of the
-/// device instead.
+/// Calls on events of [`crate::perf::PerfPmu`]. They go through the device, since perf core does
+/// not let a PMU add ioctls.
 impl Vpmu {
     /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
     ///

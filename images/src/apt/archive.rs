@@ -1,5 +1,5 @@
-//! A Debian archive for tests, served over HTTP from this process, and an apt that knows no
-//! other. Like a mirror, it drops the files of a version when it publishes the next.
+//! A Debian archive for tests, served over HTTP from this process, and an apt that fetches from it alone.
+//! Like a mirror, the archive drops the files of a version when it publishes the next.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,9 +25,9 @@ const DIST: &str = "/debian/dists/bookworm";
 pub(crate) struct Deb {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// `None`: all.
+    /// `None` for `all`.
     pub(crate) arch: Option<Arch>,
-    /// More fields of its record, each line with its end.
+    /// More fields of its record, each line with its newline.
     pub(crate) fields: String,
     pub(crate) files: Vec<(String, Vec<u8>)>,
 }
@@ -129,7 +129,7 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// An empty one; apt has no lists yet.
+    /// Makes an empty archive; its apt has no lists yet.
     pub(crate) fn new() -> Self {
         let archive = Self {
             directory: tempfile::tempdir().unwrap(),
@@ -252,7 +252,7 @@ impl Archive {
         self.server.stop();
     }
 
-    /// An apt that may refresh its lists and has not, as in a new process of root's.
+    /// Returns an apt that may refresh its lists and has not yet, as in a new process of root.
     pub(crate) fn apt(&self) -> Apt {
         let root = self.root();
         Apt {
@@ -266,7 +266,7 @@ impl Archive {
         }
     }
 
-    /// The same for an ordinary user.
+    /// Like [`Archive::apt`], for an ordinary user.
     pub(crate) fn user_apt(&self) -> Apt {
         Apt {
             may_update: false,
@@ -328,7 +328,7 @@ impl Server {
                     return;
                 }
                 let (connection, state) = (connection.unwrap(), Arc::clone(&shared));
-                // apt breaks connections off when it has what it wants.
+                // Ignore errors: apt closes connections once it has what it wants.
                 std::thread::spawn(move || drop(serve(&connection, &state)));
             }
         });
@@ -387,7 +387,7 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// As file names have it: without the epoch.
+/// The version as in file names, without the epoch.
 fn file_version(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }

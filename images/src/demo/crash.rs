@@ -1,4 +1,4 @@
-//! The last act: a guest panics on purpose, and its flight recorder has its last events.
+//! The last part of the demo: a guest panics on purpose, and its flight recorder has its last events.
 
 use super::DemoError;
 use crate::afterwards::Afterwards;

@@ -17,8 +17,8 @@ use crate::kernel::KernelError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
-/// Commands typed in the guest, in order. The first starts once init has loaded the driver and runs
-/// for all but the last: it traces all exits from then on.
+/// Commands typed in the guest. The outer command starts once init has loaded the driver: it records all
+/// exits while the others run, and the last command reports them.
 const SCRIPT: &str = r#"
 show() { echo; echo "guest# $*"; "$@"; }
 set -e
@@ -77,7 +77,7 @@ pub enum DemoError {
     /// perf, which reads recordings, is missing.
     #[error(transparent)]
     Perf(#[from] ForeignError),
-    /// The guest of the last act ended without a panic.
+    /// The guest that should have panicked ended otherwise.
     #[error("the guest should have panicked, but ended with exit code {0}")]
     NoPanic(i32),
     /// perf cannot read the flight recorder's file.
@@ -123,11 +123,11 @@ pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     crash::run(&outcome.place)
 }
 
-/// The line of the reason that took the longest.
+/// Returns the row of the reason that took the longest: the first below the heading.
 fn top_reason(output: &str) -> Option<&str> {
     let mut lines = output.lines().map(str::trim);
     lines.find(|line| line.ends_with(REASONS))?;
-    // Number of exits, share, time and so on.
+    // A row begins with the number of exits.
     lines
         .next()
         .filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))

@@ -1,9 +1,10 @@
 //! aarch64.
 #![expect(unsafe_code, reason = "an instruction without a safe form")]
 
-/// Number of the first register that a packet leaves out: the ones before it hold arguments.
+/// Number of the first register that packets leave out, x9: the registers before it hold arguments.
 const ARGUMENTS: u32 = 9;
-/// Number of the first register that packets hold again: callee-saved registers, LR, SP and PC.
+/// Number of the first register after that gap, x19: packets hold the callee-saved registers, LR,
+/// SP and PC.
 const PRESERVED: u32 = 19;
 /// perf's number of PC, plus one.
 const REGISTERS: u32 = 33;
@@ -11,7 +12,7 @@ const REGISTERS: u32 = 33;
 /// The guest's virtual counter.
 pub(crate) fn ticks() -> u64 {
     let ticks;
-    // The barrier keeps the read from happening before the instructions that precede it.
+    // Without the barrier the CPU may read the counter before it executes earlier instructions.
     // SAFETY: reads a register that Linux leaves to user space.
     unsafe {
         core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));

@@ -1,5 +1,5 @@
-//! The one place that chooses an architecture: the counter behind the device's times, and the
-//! places of registers in packets.
+//! The only module that depends on the architecture: the counter behind the device's times, and the
+//! order of registers in packets.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

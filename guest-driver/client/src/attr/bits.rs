@@ -1,4 +1,4 @@
-//! perf's numbers for the contents of records and readings.
+//! perf's bits of `sample_type` (`SAMPLE_*`) and `read_format` (`FORMAT_*`).
 
 pub use vpmu_perf::field::{
     FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, SAMPLE_ADDR,
@@ -7,9 +7,9 @@ pub use vpmu_perf::field::{
     SAMPLE_TID, SAMPLE_TIME,
 };
 
-/// Fields that a profile needs: instruction, task, time, event id and period.
+/// Sample fields that a profile needs: instruction, task, time, event id, CPU and period.
 pub const SAMPLE_DEFAULT: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_CPU | SAMPLE_PERIOD;
 
-/// A count with its times and its id.
+/// A reading with the count, both times and the event's id.
 pub const FORMAT_ALL: u64 = FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING | FORMAT_ID;

@@ -1,4 +1,5 @@
-//! Attributes parsed from the kernel's bytes: a listed event that another program opened.
+//! Parses the kernel's `struct perf_event_attr` of a listed persistent event, which another program
+//! may have opened.
 
 use vpmu_abi::uapi::ATTR_SIZE;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -51,7 +52,7 @@ const EXCLUDE_CHAIN_USER: u32 = 22;
 const WRITE_BACKWARD: u32 = 27;
 
 impl EventAttr {
-    /// Attributes from `bytes`, for every task on `cpu`.
+    /// Parses the attributes of a persistent event that counts every task on `cpu`.
     pub(crate) fn from_bytes(bytes: &[u8; ATTR_SIZE], cpu: i32, engine: Engine) -> Self {
         let raw: Raw = zerocopy::transmute!(*bytes);
         let flag = |bit: u32| raw.flags >> bit & 1 != 0;

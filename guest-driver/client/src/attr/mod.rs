@@ -97,7 +97,8 @@ pub struct EventAttr {
     pub exclude_user: bool,
     /// Does not count in kernel mode.
     pub exclude_kernel: bool,
-    /// Always counted; put in error if it cannot be, and a reading reports that.
+    /// Must always be counted: if the event cannot be, it goes into error, and reading it returns
+    /// [`crate::event::EventError::Dead`].
     pub pinned: bool,
     /// When a child with an inherited event exits, writes its counts to the ring.
     pub inherit_stat: bool,
@@ -105,7 +106,7 @@ pub struct EventAttr {
     pub sample_id_all: bool,
     /// The ring is written backwards, as [`crate::Event::map_overwrite`] requires.
     pub backward: bool,
-    /// Most addresses in a call chain; 0: the kernel's limit.
+    /// Most addresses in a call chain; 0 for the kernel's limit.
     pub max_stack: u16,
     /// Call chains omit the kernel's frames.
     pub exclude_callchain_kernel: bool,
@@ -117,7 +118,7 @@ pub struct EventAttr {
     pub regs_intr: u64,
     /// Bytes of the user stack in a sample, a multiple of 8.
     pub stack_user: u32,
-    /// For a trace: AUX bytes between wakeups; 0: half of the area.
+    /// For a trace: AUX bytes between wakeups; 0 for half of the area.
     pub aux_watermark: u32,
     /// The trace opens paused: its times run, but tracing starts only when a member of its group
     /// resumes it.
@@ -126,18 +127,18 @@ pub struct EventAttr {
     pub aux_pause: bool,
     /// An overflow resumes the trace that leads the group.
     pub aux_resume: bool,
-    /// The engine that makes the samples. `perf_event_open(2)` offers no choice and ignores it.
+    /// The engine that makes the samples. `perf_event_open(2)` ignores it.
     pub engine: Engine,
-    /// Persists without a handle from the start, with a ring that outlives a guest reset where the
-    /// device supports that; see [`crate::Event::detach`]. Not with `perf_event_open(2)`.
+    /// Opens persistent: the event outlives its handles, as after [`crate::Event::detach`], and its
+    /// ring outlives a guest reset where the device supports that. Refused by `perf_event_open(2)`.
     pub persistent: bool,
-    /// Counts and samples only once its starter overflows: [`crate::Event::set_starter_of`]. Not
-    /// with `perf_event_open(2)`.
+    /// Counts and samples only once its starter overflows: [`crate::Event::set_starter_of`].
     pub enable_on_starter: bool,
 }
 
 impl EventAttr {
-    /// A counting event of the calling thread, disabled, with every reading field.
+    /// Describes a counting event of the calling thread, disabled, with the read format
+    /// [`FORMAT_ALL`].
     #[must_use]
     pub fn new(pmu_type: u32, config: u64) -> Self {
         Self {
@@ -216,7 +217,7 @@ impl EventAttr {
         }
     }
 
-    /// Adds call chains of at most `max_stack` addresses to samples; 0: the kernel's limit.
+    /// Adds call chains of at most `max_stack` addresses to samples; 0 for the kernel's limit.
     #[must_use]
     pub fn with_call_chains(self, max_stack: u16) -> Self {
         Self {
@@ -319,7 +320,7 @@ impl EventAttr {
         }
     }
 
-    /// Makes the event persist without a handle; see [`EventAttr::persistent`].
+    /// Makes the event outlive its handles; see [`EventAttr::persistent`].
     #[must_use]
     pub fn persistent(self) -> Self {
         Self {
@@ -351,7 +352,7 @@ impl EventAttr {
     /// Applies perf's modifiers: the text after the colon in `task-clock:u`.
     ///
     /// # Errors
-    /// [`AttrError::Modifier`] unless it is `u`, `k`, `uk` or `ku`.
+    /// [`AttrError::Modifier`] unless `modifiers` is `u`, `k`, `uk` or `ku`.
     pub fn modified(self, modifiers: &str) -> Result<Self, AttrError> {
         let user = modifiers.contains('u');
         let kernel = modifiers.contains('k');
@@ -374,7 +375,7 @@ impl EventAttr {
         }
     }
 
-    /// Flags for /dev/vpmu in addition to the attributes.
+    /// Flags of `VPMU_IOC_OPEN` for attributes that `perf_event_attr` lacks.
     pub(crate) fn door_flags(&self) -> u64 {
         let flag = |asked, flag| if asked { flag } else { 0 };
         flag(self.persistent, uapi::FLAG_PERSISTENT)

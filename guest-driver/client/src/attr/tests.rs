@@ -82,7 +82,7 @@ fn traces_have_their_watermark_and_what_pauses_them() {
     let raw = attr.to_raw();
     assert_eq!(raw.aux_watermark, 4096);
     assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_LOST);
-    // Right after aux_sample_size, as in every kernel's header.
+    // `aux_action` follows `aux_sample_size`, as in the kernel's header.
     assert_eq!(
         std::mem::offset_of!(perf_event_attr, __bindgen_anon_5),
         std::mem::offset_of!(perf_event_attr, aux_sample_size) + 4

@@ -15,10 +15,10 @@ pub enum EventError {
     /// Resetting failed.
     #[error("resetting the event")]
     Reset(#[source] io::Error),
-    /// A period of zero, or an event that does not sample.
+    /// The period is zero, or the event does not sample.
     #[error("setting the event's period")]
     Period(#[source] io::Error),
-    /// An interval of zero, or an event that makes no records.
+    /// The interval is zero, or the event makes no records.
     #[error("setting how often the event's records wake")]
     Wakeup(#[source] io::Error),
     /// The id cannot be read.
@@ -51,18 +51,18 @@ pub enum EventError {
     /// The event is in error: it no longer counts, and its count is lost.
     #[error("the event's counter on the host was lost: close the event and open it again")]
     Dead,
-    /// The answer's size does not match the read format.
+    /// The kernel returned fewer bytes than the read format needs.
     #[error("reading the event: {got} bytes where its read format has {expected}")]
     ShortRead {
         /// Bytes read.
         got: usize,
-        /// Bytes that the read format implies.
+        /// Bytes that the read format needs; for a group, at least.
         expected: usize,
     },
-    /// A read that does not match the event's format, single or group.
+    /// The call does not match the event's read format, single or group.
     #[error("the event's read format is {}", if *.group { "a group's: call `read_group`" } else { "not a group's: call `read`" })]
     Format {
-        /// The event's format is a group's.
+        /// Whether the event has a group's read format.
         group: bool,
     },
     /// Waiting failed.

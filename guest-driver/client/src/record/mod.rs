@@ -33,7 +33,7 @@ pub enum RecordError {
     SampleType(u64),
 }
 
-/// One record. Only `sample_id_all` adds task and time to records other than samples.
+/// One record. Records other than samples have a task and a time only with `sample_id_all`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Record {
@@ -112,25 +112,25 @@ pub struct Aux {
 }
 
 impl Aux {
-    /// The span was cut short by a full area.
+    /// Whether a full area cut the span short.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0
     }
 
-    /// The area is in overwrite mode.
+    /// Whether the area is in overwrite mode.
     #[must_use]
     pub fn overwrites(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_OVERWRITE) != 0
     }
 
-    /// Packets are missing before or within the span.
+    /// Whether packets are missing before or within the span.
     #[must_use]
     pub fn is_partial(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_PARTIAL) != 0
     }
 
-    /// A packet in the span represents several overflows.
+    /// Whether a packet in the span represents several overflows.
     #[must_use]
     pub fn has_collision(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_COLLISION) != 0
@@ -163,7 +163,8 @@ impl Record {
     }
 }
 
-/// The outer `None` is an unparsed type, the inner one a truncated record.
+/// Parses a record of a known type. The outer `None` means another type, the inner `None` a
+/// truncated record.
 fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option<Record>> {
     if header.kind == TYPE_SAMPLE {
         let user = header.mode() == MODE_USER;
@@ -217,7 +218,7 @@ fn throttle(
 
 fn read(_: Header, mut words: Words<'_>, layout: &Layout, who: Option<SampleId>) -> Option<Record> {
     let (pid, tid) = halves(words.next()?);
-    // The count of one event, even if its group is read at once.
+    // The record has the count of one event, even if read(2) returns the whole group.
     let format = layout.read_format & !FORMAT_GROUP;
     let count = reading::parse(format, &mut words)?.pop()?;
     Some(Record::Read {

@@ -27,7 +27,7 @@ pub struct Sample {
     pub tid: u32,
     /// Nanoseconds of the guest's clock; see [`crate::Info::time_of`].
     pub time: u64,
-    /// The accessed address; zero where unknown.
+    /// The value of a mark; zero for the device's other events.
     pub addr: u64,
     /// The CPU.
     pub cpu: u32,
@@ -37,7 +37,7 @@ pub struct Sample {
     pub id: u64,
     /// The event itself.
     pub stream_id: u64,
-    /// The guest was in user mode.
+    /// Whether the guest was in user mode.
     pub user: bool,
     /// The event's count, or each group member's, the leader's first.
     pub counts: Vec<Reading>,
@@ -77,9 +77,9 @@ impl Registers {
 /// One function on a call chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// The sampled address of the innermost frame; the return addresses of the others.
+    /// The sampled address for the innermost frame, the return address for the others.
     pub ip: u64,
-    /// Whether it is in user mode.
+    /// Whether the function is user-mode code.
     pub user: bool,
 }
 
@@ -95,7 +95,7 @@ impl Sample {
             match ip {
                 CONTEXT_KERNEL => (user, known) = (false, true),
                 CONTEXT_USER => (user, known) = (true, true),
-                // A mode that a guest does not have.
+                // Skip addresses of other contexts, such as the hypervisor's.
                 CONTEXT_FIRST.. => known = false,
                 _ if known => frames.push(Frame { ip, user }),
                 _ => {}
@@ -164,7 +164,8 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
     })
 }
 
-/// The outer `None` is a truncated record, the inner one a sample without registers.
+/// Parses a register set. The outer `None` means a truncated record, the inner `None` a sample
+/// without registers.
 fn registers(
     layout: &Layout,
     field: u64,
@@ -182,7 +183,7 @@ fn registers(
     Some(Some(Box::new(Registers { abi, mask, values })))
 }
 
-/// The bytes that were copied, without the unused room after them.
+/// Parses the user stack: the bytes that were copied, without the unused space after them.
 fn stack(words: &mut Words<'_>) -> Option<Vec<u8>> {
     let room = words.next()?;
     if room == 0 {
@@ -195,7 +196,8 @@ fn stack(words: &mut Words<'_>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Task, time and event of a record other than a sample: the fields that the sample type has.
+/// Task, time and event of a record other than a sample. Fields that the event did not request are
+/// zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleId {
     /// Process id.

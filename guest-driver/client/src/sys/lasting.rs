@@ -1,4 +1,4 @@
-//! Device ioctls that perf lacks: persistent events, links, flush.
+//! Device ioctls that perf lacks: persistent events, wakeups, starters and stoppers, flush.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,7 +10,7 @@ use vpmu_perf::call::Scope;
 
 use super::{by_value, checked};
 
-/// Returns the number of `entries` filled, with events whose ids are above `after`.
+/// Fills `entries` with persistent events whose ids exceed `after`; returns their number.
 pub(crate) fn persistent(
     device: BorrowedFd<'_>,
     after: u64,
@@ -34,7 +34,7 @@ pub(crate) fn persistent(
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
 
-/// Returns the event's id.
+/// Makes the event persistent; returns its id.
 pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
     let mut request = uapi::Detach { id: 0, name };
     // SAFETY: the request reads and writes one uapi::Detach, which outlives the call.
@@ -73,7 +73,7 @@ pub(crate) fn flush(fd: BorrowedFd<'_>, scope: Scope) -> io::Result<()> {
     by_value(fd, uapi::IOC_FLUSH, flags.into())
 }
 
-/// Effect of an overflow on another event.
+/// The effect of an event's overflow on another event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Role {
     Starter,
@@ -94,9 +94,10 @@ pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) ->
     by_value(event, role.request(), target)
 }
 
-/// Has the device make a call on an event of `perf_event_open(2)`.
+/// Makes one of the device's calls on an event of `perf_event_open(2)`.
 fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
-    // SAFETY: the driver reads one uapi::Perf, which outlives the call.
+    // SAFETY: the driver reads one uapi::Perf, which outlives the call. Callers pass in `arg` a
+    // plain number, or the address of a struct that outlives the call.
     checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
@@ -131,7 +132,7 @@ pub(crate) fn detach_perf(
         &uapi::Perf {
             fd: event.as_raw_fd(),
             call: uapi::IOC_DETACH,
-            // The driver reads and writes one uapi::Detach there, which outlives the call.
+            // The driver reads and writes one uapi::Detach here, which outlives the call.
             arg: std::ptr::from_mut(&mut detach).expose_provenance() as u64,
         },
     )?;

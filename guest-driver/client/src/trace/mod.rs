@@ -10,7 +10,7 @@ use vpmu_abi::{
 };
 use zerocopy::FromBytes;
 
-/// Every page of an area begins with a [`Sync`], and no packet crosses into the next.
+/// Every page of an area begins with a [`Sync`], and packets do not cross pages.
 const PAGE: u64 = 4096;
 
 /// The packets of a trace, from its catalogue entry.
@@ -100,7 +100,8 @@ pub struct Packets<'a> {
 }
 
 impl<'a> Packets<'a> {
-    /// Packets in `bytes`, which begin at `position` of the area, at the start of a packet.
+    /// Iterates over the packets in `bytes`, whose first byte is the start of the packet at
+    /// `position` of the area.
     #[must_use]
     pub fn new(position: u64, bytes: &'a [u8]) -> Self {
         Self { position, bytes }
@@ -117,7 +118,7 @@ impl<'a> Packets<'a> {
         self.bytes = self.bytes.get(bytes..).unwrap_or_default();
     }
 
-    /// The bytes up to the end of the page or of the data.
+    /// The remaining bytes of the current page, or of the data if it ends earlier.
     fn page(&self) -> &'a [u8] {
         let left = PAGE - self.position % PAGE;
         let left = usize::try_from(left).unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! The packets of a trace: views of bytes copied once. Does not trust their contents and knows
-//! nothing of areas.
+//! The packets of a trace: views of bytes that were copied from the area once. Does not trust their
+//! contents.
 
 use vpmu_abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
@@ -38,9 +38,9 @@ pub enum Reason {
 pub struct Access {
     /// The port, or the guest-physical address with [`Access::memory`].
     pub address: u64,
-    /// The access is to memory.
+    /// Whether the access is to memory.
     pub memory: bool,
-    /// The guest writes; otherwise it reads.
+    /// Whether the guest writes; otherwise it reads.
     pub write: bool,
     /// Bytes per repetition.
     pub size: u8,
@@ -122,7 +122,7 @@ impl Exit {
         self.0.outside.get()
     }
 
-    /// The trace ended before the vCPU re-entered the guest.
+    /// Whether the trace ended before the vCPU re-entered the guest.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.0.flags & PACKET_CUT != 0
@@ -195,7 +195,7 @@ impl TraceSample {
         self.0.period.get()
     }
 
-    /// The sample represents several overflows.
+    /// Whether the sample represents several overflows.
     #[must_use]
     pub fn is_collision(&self) -> bool {
         self.0.flags & PACKET_COLLISION != 0
@@ -227,31 +227,31 @@ impl TraceSample {
     }
 }
 
-/// A position where a reader can begin, with the loss before it.
+/// A position where a reader can begin, with the bytes lost before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Sync(SyncPacket);
 
 impl Sync {
-    /// The trace begins, or resumes after it was disabled.
+    /// Whether the trace begins here, or resumes after it was disabled.
     #[must_use]
     pub fn is_start(&self) -> bool {
         self.0.flags & SYNC_START != 0
     }
 
-    /// Packets right before it were lost.
+    /// Whether packets right before it were lost.
     #[must_use]
     pub fn is_loss(&self) -> bool {
         self.0.flags & SYNC_LOSS != 0
     }
 
-    /// The trace was paused before it.
+    /// Whether the trace was paused before it.
     #[must_use]
     pub fn is_resume(&self) -> bool {
         self.0.flags & SYNC_RESUME != 0
     }
 
-    /// A page of the area begins.
+    /// Whether it begins a page of the area.
     #[must_use]
     pub fn is_page(&self) -> bool {
         self.0.flags & SYNC_PAGE != 0

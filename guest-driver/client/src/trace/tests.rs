@@ -195,7 +195,7 @@ fn packets_follow_one_another() {
 
 #[test]
 fn after_garbage_the_next_page_is_read() {
-    // Part of the second page, which resembles a sync, then the third page.
+    // Garbage in the second page that contains a valid sync, then the start of the third page.
     let mut stream = vec![9; 64];
     stream.extend(sync(1, 5, 0));
     stream.resize(4096 - 64, 0xee);

@@ -1,5 +1,5 @@
 //! Call trees: callers and callees, with each function's share of an event, alone and with its
-//! callees. Knows names and shares, not addresses.
+//! callees. Functions are given by name.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,11 @@ pub(crate) enum Direction {
     Up,
 }
 
-/// A function called by the ones above it or, in an upward tree, one that called them.
+/// A line of the tree: a function that the line above it calls or, in an upward tree, one that
+/// calls the function above it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Call {
-    /// 0 for a process; a function is one deeper than its parent line.
+    /// 0 for a process; for a function, one more than its parent line.
     pub(crate) depth: usize,
     pub(crate) name: String,
     /// Samples in the function and in its subtree.
@@ -49,8 +50,8 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Adds a sample of `weight`. `path` leads from a root to the sampled function, or from that to
-    /// the outermost caller; the sample lies in element `own` of it.
+    /// Adds a sample of `weight`. `path` leads from a root to the sampled function, or from the
+    /// sampled function to the outermost caller; its element `own` is the sampled function.
     pub(crate) fn add(&mut self, path: Vec<String>, own: usize, weight: u64) {
         self.weight = self.weight.saturating_add(weight);
         let mut parent = None;
@@ -85,7 +86,7 @@ impl Tree {
         at
     }
 
-    /// The tree's lines in order from its roots, the heavier of two siblings first.
+    /// Returns the tree's lines, each followed by its subtree, heavier siblings first.
     pub(crate) fn calls(&self) -> Vec<Call> {
         let mut calls = Vec::new();
         let mut left = Vec::new();

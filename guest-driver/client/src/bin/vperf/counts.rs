@@ -80,7 +80,7 @@ impl Count {
     }
 }
 
-/// Extrapolates a count; `None` if it never ran.
+/// Extrapolates a count to the whole time enabled; `None` if the event never ran.
 fn scaled(reading: &Reading) -> Option<u64> {
     if reading.time_running >= reading.time_enabled {
         return Some(reading.value);

@@ -62,7 +62,7 @@ pub(crate) enum EventsError {
 }
 
 impl EventArgs {
-    /// The user named the events, so a refusal is an error.
+    /// Whether the user named the events: then a refusal of one is an error.
     pub(crate) fn explicit(&self) -> bool {
         !self.specs.is_empty()
     }

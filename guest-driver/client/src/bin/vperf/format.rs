@@ -22,7 +22,7 @@ pub(crate) fn seconds(nanoseconds: u64) -> String {
     )
 }
 
-/// Nanoseconds in the unit that leaves one to three digits before the point.
+/// Nanoseconds in the largest of ns, us, ms and s that leaves a digit before the point.
 pub(crate) fn duration(nanoseconds: u64) -> String {
     let (unit, name) = match nanoseconds {
         0..1_000 => return format!("{nanoseconds} ns"),
@@ -38,7 +38,7 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
     )
 }
 
-/// `part` as a percentage of `whole` with two decimals; zero if `whole` is.
+/// `part` as a percentage of `whole` with two decimals; zero if `whole` is zero.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     let whole = u128::from(whole);
     let hundredths = (u128::from(part) * 10_000 + whole / 2)

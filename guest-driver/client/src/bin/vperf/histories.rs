@@ -29,12 +29,12 @@ impl Histories {
         histories
     }
 
-    /// The process at `time`; before its first state, that state.
+    /// Returns the process's state at `time`, or its first state if `time` is earlier.
     pub(crate) fn at(&self, pid: u32, time: u64) -> Option<&Process> {
         self.0.get(&pid)?.get(self.version(pid, time))
     }
 
-    /// Index of that state; zero for an unknown process.
+    /// Index of the state that [`Histories::at`] returns; zero for an unknown process.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
         let history = self.0.get(&pid).map_or(&[][..], Vec::as_slice);
         let after = history.partition_point(|process| process.time <= time);

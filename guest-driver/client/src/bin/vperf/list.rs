@@ -76,7 +76,7 @@ fn to_table(entries: &[Entry]) -> String {
     table(&[Align::Left; 6], &rows)
 }
 
-/// The event's use for `vperf record`.
+/// The kind of records that the event makes.
 fn records(entry: &Entry) -> &'static str {
     match entry.trace {
         Some(Format::Exits) => "every exit",

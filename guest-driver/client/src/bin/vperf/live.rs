@@ -1,4 +1,5 @@
-//! Samples since the last frame only: everything here is bounded, however long the view stays open.
+//! Collects the samples of one frame at a time, so that memory stays bounded however long the view
+//! is open.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,7 +20,7 @@ const MOST_PROCESSES: usize = 1 << 12;
 /// Most programs with cached symbols.
 const MOST_PROGRAMS: usize = 64;
 
-/// Label for samples beyond those limits.
+/// Label for samples at further positions once a frame has [`MOST_SPOTS`].
 const OTHERS: &str = "[others]";
 
 /// Samples since the last frame.
@@ -65,7 +66,7 @@ impl Live {
         }
     }
 
-    /// The kernel hides its addresses from this user.
+    /// Whether the kernel hides its addresses from this user.
     pub(crate) fn kernel_is_hidden(&self) -> bool {
         self.kernel.are_hidden()
     }
@@ -103,7 +104,7 @@ impl Live {
         }
     }
 
-    /// Looks up the processes while they live: call after each read of the rings.
+    /// Looks up the sampled processes while they live. Call it after each read of the rings.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
         // Tasks are not followed here, so no time needs conversion.
         let lines = self.processes.news(&Clocks::default())?;
@@ -133,7 +134,7 @@ impl Live {
         let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
-            // As of the frame's end: after an exec, the new program.
+            // Name the process as of the frame's end: after an exec, by the new program.
             let spot = Spot {
                 time: u64::MAX,
                 ..*spot

@@ -36,7 +36,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use vpmu_client::error::chain;
 
-/// The exit code of vperf's own failures. Workloads seldom have it: stat and record return the workload's.
+/// The exit code for failures of vperf itself. stat, record, top and exits otherwise return the
+/// workload's exit code, which seldom is this one.
 const FAILED: u8 = 125;
 
 /// Count and sample this virtual machine by the counters of its host.
@@ -110,7 +111,8 @@ impl CliError {
         }
     }
 
-    /// The reader of standard output closed it, as in `vperf report | head`: not a failure.
+    /// Whether the reader of standard output closed it, as in `vperf report | head`: this is not a
+    /// failure.
     fn is_broken_pipe(&self) -> bool {
         let mut cause: Option<&dyn std::error::Error> = Some(self);
         while let Some(error) = cause {

@@ -20,7 +20,8 @@ pub(crate) struct Measuring {
 }
 
 impl Measuring {
-    /// Measures processes, or until `child` exits.
+    /// Measures until `child` exits or, without a child, until all `processes` have exited; without
+    /// both, until a signal.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
         Self {
             signals,
@@ -41,8 +42,8 @@ impl Measuring {
         std::mem::take(&mut self.snapshots)
     }
 
-    /// Waits for the end or until any of `others` is ready, with the results in `ready`. Returns
-    /// true at the end.
+    /// Waits until the measurement ends, any of `others` is ready, or `timeout`; stores the results
+    /// for `others` in `ready`. Returns true if the measurement has ended.
     pub(crate) fn wait(
         &mut self,
         others: &[BorrowedFd<'_>],
@@ -73,8 +74,8 @@ impl Measuring {
         Ok(had_processes && self.processes.is_empty())
     }
 
-    /// Forwards a signal to the child, whose exit is then awaited; a second signal kills it.
-    /// Returns true without a child: the signal then ends the measurement.
+    /// Forwards a signal to the child, whose exit ends the measurement; a second signal kills the
+    /// child. Without a child returns true: the signal itself ends the measurement.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {
@@ -97,8 +98,9 @@ impl Measuring {
         Ok(false)
     }
 
-    /// Stops counting. Inherited events of surviving children cannot be stopped: they count until
-    /// read. Events on an offline CPU have stopped already.
+    /// Stops counting. Ignores the errors of events that surviving children inherited, which cannot
+    /// be stopped and count until read, and of events on an offline CPU, which have stopped
+    /// already.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
             match opened.event.disable() {
@@ -111,7 +113,7 @@ impl Measuring {
     }
 
     /// Terminates a command that still runs and returns 0: ending it early is not a failure. A
-    /// signal meanwhile kills it. Returns the code of a command that had exited.
+    /// signal during the wait kills the command. If the command had exited, returns its exit code.
     pub(crate) fn end(mut self) -> Result<u8, TargetError> {
         let Some(child) = &self.child else {
             return Ok(0);

@@ -79,16 +79,16 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The positions of a sample's call chain, innermost first; without a chain, the sample's own.
-    /// Ends at the first address that the process cannot execute: a function there kept no frame
-    /// pointer, and further values are not calls.
+    /// Returns the positions of a sample's call chain, innermost first; without a chain, the
+    /// sample's own position. The chain ends at the first address that the process cannot execute:
+    /// some function kept no frame pointer, and further values are not calls.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();
         for (addresses, user) in [(&sample.8.0, false), (&sample.8.1, true)] {
             for (index, &address) in addresses.iter().enumerate() {
-                // A caller's address is its return address; the call itself, which may be the last
-                // instruction of its function, precedes that.
+                // A caller's address is the return address. The call precedes it, and may be the
+                // last instruction of its function.
                 let ip = address.saturating_sub(u64::from(index > 0));
                 let spot = Spot { ip, user, ..here };
                 if index > 0 && user && !self.can_be_code(&spot) {
@@ -109,12 +109,12 @@ impl<'a> Names<'a> {
         process.is_none_or(|process| process.maps.is_empty()) || map(process, spot).is_some()
     }
 
-    /// The index of the program that a process ran at `time`: equal indices have equal names.
+    /// Index of the process's state at `time`: samples with the same index have the same names.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
         self.histories.version(pid, time)
     }
 
-    /// The sample's value of the field `key`.
+    /// Returns the value of the sample's field `key`.
     pub(crate) fn of(&mut self, spot: &Spot, key: Key) -> String {
         match key {
             Key::Comm => match self.process(spot) {

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// The signal that requests a snapshot.
 pub(crate) const SNAPSHOT: libc::c_int = libc::SIGUSR2;
 
-/// The termination signals and `more`.
+/// The set of the termination signals and `more`.
 fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: a sigset_t is plain numbers, for which zeros are valid.
     let mut set = unsafe { std::mem::zeroed() };
@@ -65,7 +65,8 @@ impl AsFd for Signals {
     }
 }
 
-/// Unblocks these signals for the calling thread, as programs expect them. Async-signal-safe.
+/// Unblocks the termination signals and [`SNAPSHOT`] in the calling thread, as a new program
+/// expects. Async-signal-safe.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     let set = signals(&[SNAPSHOT]);
     // SAFETY: reads the set, changes only this thread's mask.

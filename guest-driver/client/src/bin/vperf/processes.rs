@@ -2,8 +2,8 @@
 //! /proc describes processes that started earlier, while they live.
 //!
 //! If the kernel refuses to report, /proc serves for all and is read whenever samples are. Then a
-//! process that starts and exits in between has no name, and samples between an exec and the next
-//! read of /proc carry the old program's.
+//! process that starts and exits between two reads has no name, and samples between an exec and the
+//! next read carry the old program's name.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,7 +21,8 @@ pub(crate) struct Processes {
     followed: Vec<Tasks>,
     /// The last written state of processes read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Processes not to look up until the next read, or ever if the kernel reports them.
+    /// Processes not to look up again: until the next read of samples or, if the kernel reports
+    /// changes, at all.
     told: HashSet<u32>,
     /// Processes in samples since the last read, with the time of the first sample.
     seen: Vec<(u32, u64)>,
@@ -45,7 +46,7 @@ impl Processes {
         }
     }
 
-    /// Returns changes of processes, after samples were read.
+    /// Returns the changes of processes. Call it after samples were read.
     pub(crate) fn news(&mut self, clocks: &Clocks) -> Result<Vec<Line>, TasksError> {
         let mut lines = Vec::new();
         let mut active = HashSet::new();
@@ -69,7 +70,7 @@ impl Processes {
         Ok(lines)
     }
 
-    /// Lost notices of the kernel.
+    /// Number of the kernel's notices that were lost.
     pub(crate) fn lost(&self) -> u64 {
         self.followed.iter().map(Tasks::lost).sum()
     }
@@ -118,7 +119,7 @@ fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
         tasks::Action::Exec(name) => Action::Exec(name),
         tasks::Action::ForkOf(parent) => Action::Fork(parent),
         tasks::Action::Name(name) => Action::Name(name),
-        // Actions that a newer library adds do not affect the output.
+        // Ignore actions that the library adds later.
         _ => return None,
     };
     Some(Task {

@@ -71,7 +71,7 @@ pub(crate) struct TraceBytes {
 }
 
 impl TraceBytes {
-    /// A trace of samples, shown as an event.
+    /// Whether it is a trace of samples, which is shown as an event.
     pub(crate) fn is_event(&self) -> bool {
         self.event.is_some()
     }
@@ -89,7 +89,7 @@ pub(crate) struct Recording {
     tasks: Vec<Task>,
     kernel: Kernel,
     traces: Vec<TraceBytes>,
-    /// The recording is not truncated.
+    /// Whether the recording is complete, not truncated.
     pub(crate) complete: bool,
 }
 
@@ -119,7 +119,7 @@ impl Recording {
         }
     }
 
-    /// A trace of samples is an event like any other.
+    /// Adds a trace. A trace of samples is also an event like any other.
     fn add_trace(&mut self, line: TraceLine) {
         let samples = line.format == Format::Samples;
         self.traces.push(TraceBytes {
@@ -170,12 +170,12 @@ impl Recording {
         &self.traces
     }
 
-    /// The kernel hid its addresses during the recording.
+    /// Whether the kernel hid its addresses during the recording.
     pub(crate) fn kernel_is_hidden(&self) -> bool {
         self.kernel.hidden
     }
 
-    /// Samples of all events.
+    /// Number of samples of all events.
     pub(crate) fn sample_count(&self) -> usize {
         self.samples.len()
     }
@@ -219,7 +219,7 @@ impl Recording {
                 let path = path(spots, direction, names);
                 let own = match direction {
                     Direction::Down => path.len().saturating_sub(1),
-                    // Right after the process.
+                    // The sampled function follows the process.
                     Direction::Up => 1,
                 };
                 tree.add(path, own, sample.6);
@@ -244,7 +244,8 @@ impl Recording {
     }
 }
 
-/// The process and the functions on the path to the sample, or from it.
+/// Returns the process's name and the chain's functions: from the outermost to the sampled one, or
+/// upwards.
 fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Vec<String> {
     if direction == Direction::Down {
         spots.reverse();

@@ -124,7 +124,8 @@ fn samples_of_no_event_are_nobodys() {
     );
 }
 
-/// `work` at 0x1100 calls 0x2100 from two places, one at its very end, and the kernel once.
+/// In `work`, the page at 0x1000 calls the page at 0x2000 twice, once with its last instruction,
+/// and the kernel once.
 fn chains() -> Recording {
     let mut recording = recording();
     recording.samples.clear();

@@ -25,9 +25,10 @@ use crate::workload::WorkloadError;
 /// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer). Few distributions build their
 /// kernel with them: elsewhere only the innermost function of the kernel is known.
 ///
-/// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples; `vperf exits
-/// report` shows it. Packets that the traces' AUX areas had no room for are counted in bytes.
-/// With --snapshot the areas are read at the end, and at each signal USR2: their newest packets then.
+/// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples;
+/// `vperf exits report` shows it. Packets that the traces' AUX areas had no room for are counted in
+/// bytes. With --snapshot only the newest packets in the areas are written, at the end and at each
+/// signal USR2.
 ///
 /// Examples:
 ///   vperf record -- make -j2
@@ -43,7 +44,7 @@ pub(crate) struct RecordArgs {
     events: EventArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Record call chains; METHOD after = is how callers are found: only fp, by frame pointers, is
+    /// Record call chains. HOW selects how callers are found: only fp, by frame pointers, is
     /// supported.
     #[arg(short = 'g', long, value_enum, value_name = "HOW", num_args = 0..=1,
           require_equals = true, default_missing_value = "fp")]
@@ -78,7 +79,7 @@ pub(crate) enum CallGraph {
     Fp,
 }
 
-/// Why recording failed.
+/// An error of recording.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(transparent)]

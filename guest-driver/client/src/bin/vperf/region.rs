@@ -53,13 +53,13 @@ pub(crate) enum RegionError {
 pub(crate) struct Passages {
     from: Option<u32>,
     to: Option<u32>,
-    /// Start marks placed outside the region.
+    /// Number of start marks placed outside the region.
     entered: Option<u64>,
-    /// End marks placed inside the region.
+    /// Number of end marks placed inside the region.
     left: Option<u64>,
 }
 
-/// The events behind a region, each on all targets.
+/// The events that delimit a region and count its passages, each on all tasks or CPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Region {
     from: Option<u32>,
@@ -69,12 +69,12 @@ pub(crate) struct Region {
     /// Counts end marks, while inside the region.
     left: Vec<Opened>,
     stoppers: Vec<Opened>,
-    /// Empty if the stoppers also start.
+    /// Empty if `from` and `to` are the same mark: the stoppers then also start.
     starters: Vec<Opened>,
 }
 
 impl RegionArgs {
-    /// The region for a heading: `, from mark 7 to mark 8`; empty without a region.
+    /// Formats the region for a heading: `, from mark 7 to mark 8`; empty without a region.
     pub(crate) fn place(&self) -> String {
         let ends = [("from", self.from), ("to", self.to)];
         let named = ends
@@ -99,7 +99,8 @@ impl RegionArgs {
         }
     }
 
-    /// Links the region's marks to all of `targets`; `None` without a region.
+    /// Opens the events of the region's marks and links them to all of `targets`; `None` without a
+    /// region.
     pub(crate) fn open(
         &self,
         vpmu: &Vpmu,
@@ -128,7 +129,7 @@ impl RegionArgs {
     }
 }
 
-/// Opens a mark's event on all targets.
+/// Opens a mark's event on all measured tasks or CPUs.
 fn open_mark(
     vpmu: &Vpmu,
     target: &Target,
@@ -142,8 +143,8 @@ fn open_mark(
 }
 
 impl Region {
-    /// Targets and the count of end marks run inside, the count of start marks outside: so only
-    /// marks that cross the boundary count.
+    /// Targets and the counter of end marks run inside the region, the counter of start marks
+    /// outside it. So only marks that cross the boundary are counted.
     fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
         let inside = || targets.iter().chain(&self.left);
         if let Some(mark) = self.from {
@@ -188,7 +189,7 @@ impl Region {
     }
 }
 
-/// Links each trigger with the `targets` at its place.
+/// Links each trigger with the `targets` on the same task or CPU.
 fn link<'a>(
     triggers: &[Opened],
     targets: impl IntoIterator<Item = &'a Opened> + Clone,

@@ -17,9 +17,9 @@ use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 /// An address without a name shows as its page. Run the report on the machine of the recording,
 /// which has the programs' files.
 ///
-/// With --call-graph, for a recording made with -g, each function is shown below its caller, with its
-/// own share (SELF) and that with all it called (CHILDREN); with --call-graph=up below the functions
-/// that it called.
+/// With --call-graph, for a recording made with -g, each function is shown below its caller, with
+/// its own share (SELF) and its share with all callees (CHILDREN); with --call-graph=up, callers
+/// are shown below the functions that they called.
 ///
 /// Examples:
 ///   vperf report
@@ -55,7 +55,7 @@ pub(crate) struct ReportArgs {
     json: bool,
 }
 
-/// Why a report failed.
+/// An error of the report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error("{}{}", path.display(), hint(source))]
@@ -226,9 +226,11 @@ pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     table(&columns, &lines)
 }
 
-/// Omits calls below the least share with their subtrees, whose shares are no larger.
+/// Formats a call tree. Omits calls below the least share; the shares in their subtrees are not
+/// larger.
 fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
-    // In an upward tree the sampled function is first in each path: it has no other share.
+    // In an upward tree SELF would repeat SHARE for sampled functions, and be zero for their
+    // callers.
     let up = args.call_graph == Some(Direction::Up);
     let heads: &[&str] = if up {
         &["SHARE", "CALLED FROM"]

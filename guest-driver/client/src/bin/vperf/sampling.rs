@@ -67,7 +67,7 @@ pub(crate) enum SamplingError {
     Map { name: String, source: RingError },
 }
 
-/// The number of pages as its logarithm.
+/// Parses a number of pages; returns its logarithm.
 fn power_of_two(text: &str) -> Result<u32, String> {
     let pages: u32 = text
         .parse()
@@ -79,7 +79,7 @@ fn power_of_two(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The requested size, checked against the device's limit; both as logarithms.
+/// Returns the requested size as a logarithm of pages, checked against `most` pages.
 fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     let most_log2 = most.checked_ilog2().unwrap_or(0);
     match asked {
@@ -90,7 +90,7 @@ fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl SamplingArgs {
-    /// Selects the events and makes them sample, after `finish` adjusted each.
+    /// Selects the events and makes them sample; `finish` adjusts the attributes of each last.
     pub(crate) fn choose(
         &self,
         events: &EventArgs,

@@ -18,9 +18,9 @@ use crate::workload::WorkloadError;
 
 /// Count events of a command, of tasks, or of CPUs.
 ///
-/// The table goes to standard error, apart from the command's output; JSON and separated lines go to
-/// standard output, for programs. A count that was taken for part of the time shows that share, and is
-/// scaled to the whole; a star marks events whose source cannot exclude the host's work.
+/// The table goes to standard error, apart from the command's output; JSON and separated lines go
+/// to standard output, for programs. A count that was taken for part of the time shows that share
+/// and an estimate for the whole; a star marks events whose source cannot exclude the host's work.
 ///
 /// Examples:
 ///   vperf stat -- make -j2
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     Ok(counts.exit_code)
 }
 
-/// By event index, the reason why it is not counted.
+/// By event index, the reason for a refusal.
 type Refused = Vec<Option<String>>;
 
 /// Opens the selected events. A default event may be refused, one named by the user may not.
@@ -201,7 +201,7 @@ fn open_members(
     })
 }
 
-/// Adds up each event's counts; an event that can no longer be read is refused, too.
+/// Adds up each event's counts. An event that can no longer be read is reported as refused.
 fn read_all(chosen: &[Chosen], opened: &[Opened], mut refused: Refused) -> Vec<Count> {
     let mut sums = vec![Reading::default(); chosen.len()];
     for opened in opened {

@@ -1,4 +1,5 @@
-//! Addresses to names: the kernel's from /proc/kallsyms, programs' from their ELF files.
+//! Resolves addresses to names: the kernel's functions from /proc/kallsyms, those of programs from
+//! their ELF files.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -10,13 +11,13 @@ use vpmu_symbols::{Elf, Functions, Segments, kallsyms, printable};
 
 use crate::data::{Kernel, Map, Symbol};
 
-/// The functions of the running kernel.
+/// The kernel's list of its functions.
 pub(crate) const KALLSYMS: &str = "/proc/kallsyms";
 
-/// Most characters of a program's function, templates and generic arguments included.
+/// Most characters of the name of a program's function, generic arguments included.
 const NAME_MAX: usize = 4096;
 
-/// The largest program that is read.
+/// Most bytes of a program file; larger ones are not read.
 const LARGEST: u64 = 1 << 30;
 
 /// The functions of `kallsyms` that contain `addresses`; a missing file also counts as hidden.
@@ -38,7 +39,7 @@ impl KernelFunctions {
         Self(functions)
     }
 
-    /// The kernel shows zero addresses to users without permission.
+    /// Whether the addresses are hidden: users without permission read zeros.
     pub(crate) fn are_hidden(&self) -> bool {
         self.0.is_empty()
     }
@@ -79,7 +80,7 @@ impl Program {
         })
     }
 
-    /// The function at an offset of the file, independent of its load address.
+    /// The function at an offset of the file, wherever the file is mapped.
     fn at(&self, offset: u64) -> Option<&str> {
         let address = self.segments.address(offset)?;
         let (name, _) = self.functions.at(address)?;
@@ -87,8 +88,8 @@ impl Program {
     }
 }
 
-/// The bytes of a regular file. A process chooses what lies at the paths of its mappings: a FIFO would block,
-/// /dev/zero never ends.
+/// Reads a regular file; `None` for others. A process chooses the files at the paths of its
+/// mappings: a FIFO would block, /dev/zero never ends.
 fn regular(path: &Path) -> Option<Vec<u8>> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);

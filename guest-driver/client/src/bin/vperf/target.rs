@@ -1,4 +1,4 @@
-//! The measured target and the duration: a command, running tasks, or CPUs.
+//! The measured target: a command, running tasks, or CPUs.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -136,7 +136,7 @@ impl TargetArgs {
         }
     }
 
-    /// Resolves the target and forks the command, which waits.
+    /// Resolves the target and forks the command, which waits before its exec.
     pub(crate) fn prepare(&self) -> Result<Target, TargetError> {
         self.prepare_catching(&[])
     }
@@ -322,7 +322,7 @@ impl Target {
             .collect()
     }
 
-    /// Processes that run already; later ones are followed.
+    /// Ids of measured processes that run already. Later ones are reported by [`Target::follow`].
     pub(crate) fn present(&self) -> Vec<u32> {
         let is_everybody = match &self.places {
             Places::Child(_) => return Vec::new(),

@@ -1,5 +1,4 @@
-//! The terminal of a live view: a screen of its own, and keys without a line's end. Dropping it restores the
-//! terminal.
+//! The terminal of a live view: the alternate screen, and keys that are read without a newline.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -21,7 +20,7 @@ const USUAL_SIZE: (usize, usize) = (24, 80);
 /// Disables the signal of a special key.
 const NO_KEY: u8 = 0;
 
-/// A terminal in live mode; its drop restores the mode before.
+/// A terminal in live mode. Dropping it restores the mode before.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     input: File,
@@ -30,7 +29,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Takes over the terminal of standard input and output; `None` if they are not both one.
+    /// Takes over the terminal of standard input and output; `None` unless both are terminals.
     pub(crate) fn take() -> io::Result<Option<Self>> {
         let (input, output) = (io::stdin(), io::stdout());
         if !input.is_terminal() || !output.is_terminal() {
@@ -59,7 +58,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Shows `text` from the top of the screen, as much of it as there is room for.
+    /// Shows `text` from the top of the screen; cuts lines and columns that do not fit.
     pub(crate) fn show(&mut self, text: &str) -> io::Result<()> {
         let frame = frame(text, size(&self.output));
         self.output.write_all(frame.as_bytes())
@@ -70,7 +69,7 @@ impl Terminal {
         size(&self.output).0
     }
 
-    /// Takes the keys that were pressed; true if one of them quits. Waits for a key if none was pressed.
+    /// Reads the pressed keys, waiting for one if necessary; returns true if one of them quits.
     pub(crate) fn wants_end(&mut self) -> io::Result<bool> {
         let mut keys = [0; 64];
         let got = self.input.read(&mut keys)?;
@@ -129,7 +128,7 @@ mod tests {
         assert_eq!(frame("", (2, 4)), "\x1b[H\x1b[J");
     }
 
-    /// Both ends of a pseudo terminal, the master's first.
+    /// Both ends of a pseudo terminal, the master first.
     fn pty() -> (File, File) {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         unlockpt(&master).unwrap();
@@ -160,7 +159,7 @@ mod tests {
         drop(terminal);
         assert_eq!(flags(&slave), before);
         let expected = [ENTER, b"\x1b[Hhello\x1b[K\x1b[J", LEAVE].concat();
-        // One write may arrive in pieces.
+        // The output may arrive in several reads.
         let mut shown = vec![0; expected.len()];
         master.read_exact(&mut shown).unwrap();
         assert_eq!(shown, expected);

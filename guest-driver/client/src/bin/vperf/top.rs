@@ -22,7 +22,7 @@ use crate::target::{Opened, TargetArgs, TargetError};
 use crate::terminal::Terminal;
 use crate::workload::WorkloadError;
 
-/// Longest delay of samples in a ring before their processes are looked up.
+/// Longest time that samples wait in a ring before their processes are looked up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Rows of a frame without a screen.
 const USUAL_ROWS: usize = 20;
@@ -165,7 +165,8 @@ impl Top<'_> {
                 break;
             }
             if woken == Woken::End {
-                // A reading makes the device report the last loss. A dead event reports none.
+                // Reading an event makes the device write the record of its last loss. An event in
+                // error has no such record, so its failure is ignored.
                 measuring.stop(opened)?;
                 for opened in opened {
                     let _ = opened.event.read();
@@ -203,7 +204,7 @@ impl Top<'_> {
             let key = ready
                 .get(open.len())
                 .is_some_and(|r| r.readable || r.closed);
-            // A closed event would always be ready.
+            // Remove closed events: poll(2) would always report them ready.
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;

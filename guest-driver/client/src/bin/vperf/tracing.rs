@@ -1,5 +1,4 @@
-//! Traces in addition to or instead of samples: their selection, the sizes of their AUX areas, and
-//! their packets.
+//! Traces in addition to or instead of samples: selects and opens them, and maps their AUX areas.
 
 use std::fs;
 
@@ -64,8 +63,9 @@ pub(crate) struct Place<'a> {
     pub(crate) opened: &'a Opened,
     pub(crate) ring: Ring,
     pub(crate) area: Mapped<'a>,
-    /// Bytes written to the file, and the area's position after them.
+    /// Bytes written to the file.
     pub(crate) written: u64,
+    /// For a snapshot: the area's position after them.
     pub(crate) until: u64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Mapped<'a> {
     Newest(Snapshot<'a>),
 }
 
-/// Parses `64K`, `4M` or bytes to the logarithm of pages.
+/// Parses `64K`, `4M` or a number of bytes; returns the logarithm of pages.
 pub(crate) fn area_size(text: &str) -> Result<u32, String> {
     let wrong = || "not a size such as 256K, 4M or 1G".to_owned();
     let (digits, shift) = match text.char_indices().next_back() {
@@ -95,7 +95,7 @@ pub(crate) fn area_size(text: &str) -> Result<u32, String> {
 }
 
 impl AreaChoice {
-    /// The requested size, checked against the device's limit; both as logarithms of pages.
+    /// Returns the requested size as a logarithm of pages, checked against `most` pages.
     fn pages_log2(self, most: u32) -> Result<u32, TracingError> {
         let most_log2 = most.checked_ilog2().ok_or(TracingError::NoAreas)?;
         match self.pages {
@@ -224,7 +224,7 @@ pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
     }
 }
 
-/// The processor, from its vendor, that defines the reasons of hardware exits.
+/// The virtualization extension, known from the vendor, that defines the hardware exit reasons.
 fn processor(cpuinfo: &str) -> Processor {
     let maker = cpuinfo.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -38,7 +38,7 @@ impl WorkloadError {
     }
 }
 
-/// A child that waits before its exec. If dropped, it exits without one.
+/// A child that waits before its exec. Dropping this makes the child exit without an exec.
 #[derive(Debug)]
 pub(crate) struct Held {
     program: OsString,
@@ -49,7 +49,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Forks; `command` has at least one word.
+    /// Forks a child for `command`, which has at least one word.
     pub(crate) fn start(command: &[OsString]) -> Result<Self, WorkloadError> {
         let (program, arguments) = command.split_first().ok_or_else(|| WorkloadError::Start {
             program: OsString::new(),
@@ -75,7 +75,7 @@ impl Held {
             spawning: Some(spawning),
         };
         held.pid = read_pid(ready).map_err(|source| {
-            // Without a pid the fork failed: the thread has the cause.
+            // Without a pid the fork failed: the thread returns the cause.
             error(held.finish().err().unwrap_or(source))
         })?;
         Ok(held)
@@ -114,7 +114,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The child reads the end of the pipe and exits: that error is intended.
+        // The child reads end-of-file from the pipe and exits: the error is intended.
         let _ = self.finish();
     }
 }
@@ -125,7 +125,7 @@ fn read_pid(mut ready: PipeReader) -> io::Result<i32> {
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// Makes the child send its pid and wait for a byte; the end of the pipe makes it exit.
+/// Makes the child send its pid and wait for a byte; end-of-file instead makes it exit.
 fn hold_before_exec(
     command: &mut Command,
     go: &PipeWriter,
@@ -134,8 +134,8 @@ fn hold_before_exec(
 ) {
     let go = go.as_raw_fd();
     let hold = move || {
-        // Close the child's own copy, or it would never read the end of the pipe.
-        // SAFETY: the child inherited the descriptor, and nothing in it uses it.
+        // Close the child's own copy, or it would never read end-of-file. SAFETY: the child
+        // inherited the descriptor, and nothing in it uses it.
         unsafe { libc::close(go) };
         let pid = i32::try_from(std::process::id()).map_err(|_| io::ErrorKind::InvalidData)?;
         tell_ready.write_all(&pid.to_ne_bytes())?;
@@ -159,13 +159,13 @@ impl Running {
         &self.process
     }
 
-    /// Waits for its exit.
+    /// Waits for the child's exit.
     pub(crate) fn wait(mut self) -> Result<ExitStatus, WorkloadError> {
         self.child.wait().map_err(WorkloadError::Wait)
     }
 }
 
-/// The exit code of a shell: the program's own, or 128 + the terminating signal.
+/// The exit code as a shell reports it: the program's own, or 128 + the terminating signal.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()

@@ -83,7 +83,7 @@ struct Amount {
 /// Steps of the generator in a quarter of a round: tens of microseconds.
 const QUARTER: u32 = 10_000;
 
-/// The same steps in both functions, so that time depends only on their number.
+/// Inlined into both functions, so that their time depends only on the number of steps.
 #[inline(always)]
 fn steps(mut state: u64, count: u32) -> u64 {
     for _ in 0..count {
@@ -115,7 +115,7 @@ fn spin(until: Instant) -> u64 {
     state
 }
 
-/// Does the requested rounds of work.
+/// Calls `round` for the requested time or number, and prints the number.
 fn rounds(name: &str, amount: &Amount, mut round: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(amount.ms);
     let mut rounds = 0;

@@ -1,4 +1,4 @@
-//! Work between marks, a known number of times: measured with `vperf stat --from --to`.
+//! Work between marks, a known number of times, to be measured with `vperf stat --from --to`.
 
 use std::thread;
 

@@ -1,6 +1,6 @@
 //! A program with a known call tree: two callers of one leaf, one with three times the work. Its
-//! functions keep frame pointers independent of the compiler's options for the rest of the program,
-//! and their callers are outside the chains.
+//! functions keep frame pointers whatever the compiler's options for the rest of the program are,
+//! and their call chains end at `begin`.
 #![expect(unsafe_code, reason = "functions that are written in assembly")]
 
 use crate::arch::{begin, exact_loop};

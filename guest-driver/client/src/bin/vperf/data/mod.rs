@@ -7,7 +7,7 @@
 //! | `event` | an event, numbered from 0 in the file's order |
 //! | `process` | name and executable mappings of a process from `time` on |
 //! | `task` | an action of a process at `time`: fork, exec, mmap, rename |
-//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`, the last the call chain's addresses, the innermost first; left out if there is none |
+//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`; the last element is the call chain's addresses, innermost first, and is left out without a chain |
 //! | `lost` | records of an event lost because the ring was full |
 //! | `trace` | a trace, numbered from 0 in the file's order |
 //! | `aux` | packets of a trace: the given number of raw bytes follows the line, then a newline |
@@ -67,7 +67,7 @@ pub(crate) struct EventLine {
     pub(crate) guest_only: bool,
 }
 
-/// A process as it was when samples from `time` on were read.
+/// A process's name and mappings, valid for samples from `time` on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -155,7 +155,7 @@ pub(crate) struct TraceLine {
     pub(crate) guest_only: bool,
     /// The processor that defines the hardware exit reasons.
     pub(crate) processor: Processor,
-    /// Only the newest packets were kept.
+    /// Whether only the newest packets were kept.
     pub(crate) snapshot: bool,
 }
 
@@ -190,7 +190,7 @@ pub(crate) struct Traced {
     pub(crate) place: usize,
     pub(crate) produced: u64,
     pub(crate) lost: u64,
-    /// Bytes of those in the file.
+    /// Produced bytes that are in the file.
     pub(crate) written: u64,
 }
 
@@ -205,12 +205,12 @@ pub(crate) struct Throttle {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kernel {
     pub(crate) symbols: Vec<Symbol>,
-    /// The kernel hides its addresses from this user.
+    /// Whether the kernel hid its addresses from the recording user.
     pub(crate) hidden: bool,
 }
 
 impl Kernel {
-    /// The functions by address. Those of a forged file may be in any order and overlap.
+    /// Returns the functions by address. A forged file may list them in any order and overlapping.
     pub(crate) fn functions(&self) -> Functions<&str> {
         let symbols = self.symbols.iter().map(|symbol| vpmu_symbols::Symbol {
             address: symbol.start,

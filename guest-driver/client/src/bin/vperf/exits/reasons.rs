@@ -1,4 +1,4 @@
-//! Text for exits: their reasons and accesses.
+//! Formats the reasons and accesses of exits as text.
 
 use vpmu_client::trace::{Exit, Reason};
 
@@ -27,7 +27,7 @@ pub(super) fn reason(exit: &Exit, processor: Processor) -> String {
     }
 }
 
-/// The access that caused the exit, where the packet has it; otherwise empty.
+/// Formats the access that caused the exit; empty if the packet does not describe it.
 pub(super) fn what(exit: &Exit, processor: Processor) -> String {
     if let Some(access) = exit.access() {
         let place = if access.memory { "memory" } else { "port" };

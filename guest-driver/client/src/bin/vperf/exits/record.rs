@@ -21,13 +21,13 @@ use crate::workload::WorkloadError;
 /// `vperf exits report` and `vperf exits timeline`. Exits that a full area drops are counted in
 /// bytes: enlarge it (--aux-size) or select fewer exits (--reason).
 ///
-/// With --snapshot, vperf writes only at the end and at each signal USR2: then the newest exits in
-/// the areas.
+/// With --snapshot, vperf writes only the newest exits in the areas, at the end and at each signal
+/// USR2.
 ///
 /// Examples:
 ///   vperf exits record -- make
 ///   vperf exits record -a --reason io,mmio -- sleep 5
-///   vperf exits record -C 0 --snapshot --aux-size 1M     kill -USR2 takes what led here
+///   vperf exits record -C 0 --snapshot --aux-size 1M     kill -USR2 writes the newest exits
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RecordArgs {
@@ -103,7 +103,8 @@ impl RecordArgs {
     }
 }
 
-/// Names of the traces in `entries` for `reasons`, or for all supported exits.
+/// Names of the traces in `entries` for `reasons`. Without reasons: the trace of all exits, else of
+/// exits to user space.
 fn names(entries: &[Entry], reasons: &[Reason]) -> Result<Vec<String>, RecordError> {
     let is_trace =
         |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);

@@ -1,5 +1,5 @@
-//! Exits of a recording. They may be many, so they are read on demand; the processes that caused
-//! them are spread over the file and read first.
+//! Exits of a recording. There may be many, so they are read on demand. The processes that caused
+//! them are described all over the file, so those lines are read first.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -31,13 +31,13 @@ fn hint(error: &DataError) -> &'static str {
     }
 }
 
-/// A recording without its exits.
+/// The contents of a recording, except its exits.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
     path: PathBuf,
     pub(super) target: String,
     pub(super) traces: Vec<Trace>,
-    /// The recording is not truncated.
+    /// Whether the recording is complete, not truncated.
     pub(super) complete: bool,
     pub(super) elapsed_ns: u64,
     /// Approximate time of the earliest packet: the origin of a time axis.
@@ -73,12 +73,12 @@ impl Recorded {
             began: u64::MAX,
             ..Self::default()
         };
-        // The last loss that each event reported in its area.
+        // The lost bytes that each event last reported, by trace, place and event.
         let mut losses = HashMap::new();
         let cut = read_lines(path, |line| recorded.add(line, &mut losses))?;
         recorded.complete &= !cut;
         if !recorded.complete {
-            // The traces' own totals are at the end.
+            // The lines with the traces' totals are missing: they are at the end of a recording.
             for ((trace, ..), lost) in losses {
                 if let Some(trace) = recorded.traces.get_mut(trace) {
                     trace.lost = trace.lost.saturating_add(lost);
@@ -132,12 +132,12 @@ impl Recorded {
         }
     }
 
-    /// The kernel hid its addresses during the recording.
+    /// Whether the kernel hid its addresses during the recording.
     pub(super) fn kernel_is_hidden(&self) -> bool {
         self.kernel.hidden
     }
 
-    /// Passes all exits to `each` with their trace's index, those of one CPU in order.
+    /// Passes all exits to `each`, with their trace's index; the exits of one CPU are in order.
     pub(super) fn exits(&self, mut each: impl FnMut(usize, &Exit)) -> Result<(), RecordedError> {
         read_lines(&self.path, |line| {
             let Line::Aux(aux) = line else {
@@ -180,7 +180,7 @@ pub(super) struct Labels<'a> {
 }
 
 impl Labels<'_> {
-    /// The label of an exit for `key`, which is the task or the symbol.
+    /// Returns the label of an exit for `key`: the task or the symbol.
     pub(super) fn of(&mut self, exit: &Exit, key: Key) -> &str {
         let (pid, time, user) = (exit.pid(), exit.time(), exit.user());
         let ip = exit.ip().filter(|_| key == Key::Symbol);

@@ -48,14 +48,14 @@ pub(crate) enum TimelineError {
 #[derive(Debug, Serialize)]
 struct Event<'a> {
     name: &'a str,
-    /// X is an interval, M names a process or thread.
+    /// `X` for an interval, `M` for the name of a process or thread.
     ph: char,
     /// The trace.
     pid: usize,
     /// The CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     tid: Option<u32>,
-    /// In microseconds, like `dur`.
+    /// The start in microseconds; `dur` is in microseconds, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     ts: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,8 @@ fn with_event(
         ph: 'X',
         pid: trace,
         tid: Some(exit.vcpu()),
-        // Packets of two CPUs in one area may be slightly out of order: before the origin.
+        // The result may be negative: packets of two CPUs in one area may be slightly out of order,
+        // so that some precede the origin.
         ts: Some(microseconds(exit.time().wrapping_sub(began).cast_signed())),
         dur: Some(microseconds(exit.outside().cast_signed())),
         args: Arguments::Exit {

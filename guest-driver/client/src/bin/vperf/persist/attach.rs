@@ -98,7 +98,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
-    // After the next call the event ends with this program, even if that fails.
+    // Check for an offline CPU first: once attached, the event ends with this program, even if a
+    // later step fails.
     if let Err(error) = event.flush()
         && is_away(&error)
     {
@@ -117,7 +118,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let mut ended = matches!(reader, Reader::None);
     loop {
         if ended {
-            // Writes the host's pending samples; the final count below reports an event in error.
+            // Have the host write pending samples. Reading the count below reports an event in
+            // error.
             let _ = event.flush();
         }
         missed += reader
@@ -168,10 +170,11 @@ impl Text {
     }
 }
 
-/// Returns true when the reader must end.
+/// Waits for records, a signal or [`LOOK_EVERY`]. Returns true if the reader must end.
 fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
-    // A flush wakes the readers of an overwritten ring, and each read flushes.
+    // Don't poll an event whose ring is overwritten: each read flushes it, and a flush wakes
+    // readers.
     if matches!(reader, Reader::Unread(_)) {
         fds.push(event.as_fd());
     }

@@ -76,7 +76,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     Ok(())
 }
 
-/// All records in the event's ring.
+/// Reads all records in the event's ring.
 fn history(vpmu: &Vpmu, event: &Persistent) -> Result<Past, PersistError> {
     let name = || event.name.clone();
     let pages = event.data_pages.filter(|&pages| pages > 0);

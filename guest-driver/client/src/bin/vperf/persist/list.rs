@@ -28,7 +28,7 @@ struct Row {
     name: String,
     cpu: u32,
     event: String,
-    /// Events between samples, or samples per second; zero only counts.
+    /// Events between samples, or samples per second; zero if the event only counts.
     period: u64,
     freq: bool,
     enabled: bool,
@@ -112,7 +112,7 @@ fn to_table(rows: &[Row]) -> String {
     table(&columns, &cells)
 }
 
-/// Formats the events.
+/// Prints the events as a table or JSON.
 pub(super) fn show(vpmu: &Vpmu, events: &[Persistent], as_json: bool) -> Result<(), PersistError> {
     let count = |event| vpmu.reopen(event).ok()?.read().ok();
     let rows: Vec<Row> = events

@@ -62,7 +62,7 @@ struct RmArgs {
     events: Vec<String>,
 }
 
-/// Why the command failed.
+/// An error of the command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PersistError {
     #[error(transparent)]
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &PersistArgs) -> Result<(), PersistError> {
     }
 }
 
-/// The named events, each once; all events without names.
+/// Returns the named events, each once; all events if `names` is empty.
 fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentError> {
     if names.is_empty() {
         return vpmu.persistent();
@@ -141,7 +141,7 @@ fn not_operators(event: &Persistent) -> Result<(), PersistError> {
 
 fn remove(args: &RmArgs) -> Result<(), PersistError> {
     let vpmu = Vpmu::open()?;
-    // Look all events up before the first ends: a mistyped name has no effect.
+    // Look all events up before the first ends, so that a mistyped name ends none.
     let events = named(&vpmu, &args.events)?;
     events.iter().try_for_each(not_operators)?;
     for event in &events {

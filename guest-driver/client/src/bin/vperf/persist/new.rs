@@ -13,7 +13,8 @@ use crate::sampling::SamplingError;
 use crate::target::CpuArgs;
 
 const PAGE: u32 = 4096;
-/// Fields that identify the event of each record when recordings are merged.
+/// Sample fields. `SAMPLE_IDENTIFIER` identifies the event of each record when recordings are
+/// merged.
 const FIELDS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
 
@@ -54,7 +55,7 @@ pub(super) struct NewArgs {
     json: bool,
 }
 
-/// Data pages; zero for no ring.
+/// Parses a ring's size to data pages; zero for an event without a ring.
 fn ring_size(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);
@@ -64,7 +65,7 @@ fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "larger than any ring".into())
 }
 
-/// Data pages of a ring, checked against the device's limit.
+/// Returns the data pages of a ring, checked against the device's limit.
 fn data_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     const DEFAULT: u32 = 64;
     match asked {
@@ -93,7 +94,7 @@ impl NewArgs {
         let unit = &event.entry.unit;
         let attr = self.period.apply(attr, &event.name, unit, vpmu.info())?;
         let value = if event.name.starts_with("mark") {
-            // The value of a mark.
+            // A mark's value is in the address field.
             SAMPLE_ADDR
         } else {
             0
@@ -126,7 +127,7 @@ impl NewArgs {
         let event = vpmu.open_event(attr)?;
         let made = || -> Result<u64, Error> {
             let overwrites = !self.until_full;
-            // The first mapping makes the ring, which persists.
+            // The first mapping creates the ring, which persists after the unmapping.
             if pages > 0 && overwrites {
                 event.map_history(pages, overwrites)?;
             } else if pages > 0 {
@@ -140,7 +141,8 @@ impl NewArgs {
     }
 }
 
-/// Undoes an event after a later failure, which the caller reports.
+/// Ends an event after a later step failed. Its own error is ignored: the caller reports the
+/// failure.
 fn end(event: &Event) {
     let _ = event.attach();
 }

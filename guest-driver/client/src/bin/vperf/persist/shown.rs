@@ -1,5 +1,5 @@
 //! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes
-//! that still live have names: nothing followed earlier ones.
+//! that still live have names: nothing recorded the names of earlier ones.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ pub(super) struct Shown {
     with_values: Vec<bool>,
     processes: Processes,
     known: Vec<Process>,
-    /// In order of addition, with the value.
+    /// In the order added, each with the address field, which holds a mark's value.
     samples: Vec<(Sample, u64)>,
     losses: Vec<Lost>,
     throttles: Vec<Throttle>,
@@ -43,7 +43,7 @@ pub(super) struct Sums {
 }
 
 impl Shown {
-    /// For `events`; records refer to them by index.
+    /// Makes an empty set of records of `events`; records refer to them by index.
     pub(super) fn new(vpmu: &Vpmu, events: &[Persistent]) -> Self {
         Self {
             events: events.iter().map(|event| line(vpmu, event)).collect(),
@@ -183,7 +183,7 @@ pub(super) fn kernel_functions() -> KernelFunctions {
     KernelFunctions::read(Path::new(KALLSYMS))
 }
 
-/// The file's line for an event, under its own name: events on different CPUs have different names.
+/// The file's line for an event. It has the persistent event's name, which differs between CPUs.
 fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
     let spec = vpmu.catalogue().spec(vpmu.info().pmu_type, &event.attr);
     let entry = vpmu.catalogue().entry(&spec).ok();

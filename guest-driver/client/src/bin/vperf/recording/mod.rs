@@ -24,7 +24,8 @@ use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 use crate::tracing::{self, Place};
 
-/// Longest delay of samples in a ring that does not fill, before their processes are looked up.
+/// Longest time that samples wait in a ring that does not fill before their processes are looked
+/// up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Prints a message for people; a closed stderr cannot show an error.
@@ -187,7 +188,7 @@ impl<'a> Recording<'a> {
         opened: &[Opened],
         measuring: &mut Measuring,
     ) -> Result<(), RecordingError> {
-        // A closed event would always be ready.
+        // Closed events are removed below: poll(2) would always report them ready.
         let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
         let mut ready = Vec::new();
         let mut ended = false;
@@ -234,7 +235,7 @@ impl<'a> Recording<'a> {
         self.news()
     }
 
-    /// An unreadable record affects only itself; the first cause is kept for the summary.
+    /// Notes an unreadable record. Others are still read; the first cause is kept for the summary.
     fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
         let name = self.sources.name(event);
         self.unreadable
@@ -276,8 +277,8 @@ impl<'a> Recording<'a> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         measuring.stop(opened)?;
-        // A reading makes the device report the last loss, which had no room before, and publish
-        // its trace.
+        // Reading an event makes the device write the record of its last loss, for which the ring
+        // had no space before, and publish its trace.
         let dead = opened
             .iter()
             .find_map(|o| Some((o.index, o.event.read().err()?)));

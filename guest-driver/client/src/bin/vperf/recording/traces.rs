@@ -24,7 +24,7 @@ pub(super) struct Taken {
 }
 
 impl Recording<'_> {
-    /// Writes the contents of areas that are not snapshots.
+    /// Writes the contents of all areas but snapshots.
     pub(super) fn drain_areas(&mut self) -> Result<(), RecordingError> {
         // Moved out during the loop, which borrows the rest of `self`.
         let mut places = std::mem::take(&mut self.sources.places);
@@ -53,8 +53,8 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// Empties a trace's ring. Its records announce spans of the area, which the area's head gives
-    /// as well, so they are only kept from filling the ring.
+    /// Discards the records of a trace's ring, so that it does not fill. They announce spans of the
+    /// area, which the area's head gives as well.
     fn drain_notices(&mut self, place: &mut Place<'_>) {
         let head = place.ring.head();
         while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {

@@ -1,5 +1,5 @@
-//! The one place that chooses an architecture: accesses that exit to the VMM, and functions with
-//! hand-written frames.
+//! The only module that depends on the architecture: accesses that exit to the VMM, and functions
+//! with hand-written frames.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

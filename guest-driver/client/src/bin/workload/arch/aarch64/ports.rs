@@ -1,4 +1,4 @@
-//! Writes to an address without a device, the counterpart of port writes: a VM exit each, from user
+//! Writes to an address without a device, like port writes on x86-64: a VM exit each, from user
 //! mode.
 #![expect(unsafe_code, reason = "memory of devices is mapped and written")]
 
@@ -8,11 +8,11 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-/// Between the devices and the vPMU's window.
+/// A guest-physical address between the devices and the vPMU's window.
 const ADDRESS: libc::off_t = 0x1000_0000;
 const PAGE: usize = 4096;
 
-/// The address, mapped.
+/// The mapped page at [`ADDRESS`].
 #[derive(Debug)]
 pub(crate) struct Port(*mut u8);
 
@@ -22,7 +22,7 @@ unsafe impl Send for Port {}
 unsafe impl Sync for Port {}
 
 impl Port {
-    /// Requires CAP_SYS_RAWIO.
+    /// Maps the page, which requires CAP_SYS_RAWIO.
     pub(crate) fn open() -> Result<Self, String> {
         let refused =
             |error: io::Error| format!("address {ADDRESS:#x} (CAP_SYS_RAWIO is needed): {error}");
@@ -47,8 +47,8 @@ impl Port {
 
     /// Writes once.
     pub(crate) fn write(&self) {
-        // An instruction that KVM can decode: others do not report the written value.
-        // SAFETY: writes to a mapped page without a device behind it.
+        // A store that KVM can emulate: the syndrome of other forms does not name the stored
+        // register. SAFETY: writes to a mapped page without a device behind it.
         unsafe { asm!("strb wzr, [{}]", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }

@@ -13,7 +13,7 @@ const PORT: u16 = 0x80;
 pub(crate) struct Port(());
 
 impl Port {
-    /// Requires CAP_SYS_RAWIO.
+    /// Gets the permission, which requires CAP_SYS_RAWIO.
     pub(crate) fn open() -> Result<Self, String> {
         // SAFETY: changes which ports this thread may access; touches no memory.
         let result = unsafe { libc::ioperm(PORT.into(), 1, 1) };
