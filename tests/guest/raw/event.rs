@@ -42,7 +42,7 @@ impl Event {
         self.ioctl(bindings::PERIOD, address)
     }
 
-    /// Queries the BPF programs attached to it; an event of the device has none.
+    /// Queries the BPF programs attached to it, which the driver refuses.
     pub(crate) fn query_bpf(&self) -> io::Result<i32> {
         let mut query = [0_u32; 2];
         let address = query.as_mut_ptr().expose_provenance() as u64;
