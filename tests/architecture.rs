@@ -13,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Direct dependencies of a workspace member that reach its users' builds.
+/// Returns the names of a workspace member's normal dependencies, without those of builds and tests.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -115,8 +115,8 @@ fn abi_is_layouts_alone() {
     assert_eq!(found, BTreeSet::from(["zerocopy".to_owned()]));
 }
 
-/// Calls on events, mappings and the reader of records are there once, for the host and the guest.
-/// The tests' own calls are raw: they pass what no safe function passes.
+/// `vpmu-perf` alone calls perf, maps events and reads records, for the host and the guest. The tests make raw calls
+/// of their own, with arguments that its safe functions do not take.
 #[test]
 fn only_one_crate_calls_perf() {
     let mut members = members();
@@ -130,8 +130,8 @@ fn only_one_crate_calls_perf() {
     assert_eq!(found, BTreeSet::from(expected));
 }
 
-/// Symbol tables of ELF files and the kernel's text are read in one place, for the host and the guest.
-/// Other crates' tests may compare with a reader of their own.
+/// `vpmu-symbols` alone reads ELF symbol tables and `/proc/kallsyms`, for the host and the guest. Tests of other
+/// crates may compare with a reader of their own.
 #[test]
 fn only_one_crate_reads_symbols() {
     let mut members = members();
@@ -169,7 +169,7 @@ fn only_the_host_module_of_the_device_calls_perf() {
         let inside = file.starts_with(src.join("host"));
         // Instructions that read counters.
         let instructions = file.starts_with(src.join("arch"));
-        // Words of guest memory, of whatever type the VMM keeps it in.
+        // Access to guest memory of any type.
         let memory = file == src.join("memory.rs");
         let code = code(&file);
         let without = |word| assert!(!code.contains(word), "{} has {word}", file.display());
@@ -183,7 +183,7 @@ fn only_the_host_module_of_the_device_calls_perf() {
     }
 }
 
-/// Run pages, requests that kvm-ioctls does not wrap, and signals.
+/// The edges are run pages, ioctls that kvm-ioctls does not wrap, and signals.
 #[test]
 fn only_edges_of_the_kvm_half_are_unsafe() {
     let src = root().join("vpmu/kvm/src");
@@ -213,7 +213,7 @@ fn only_edges_of_the_kvm_half_are_unsafe() {
     }
 }
 
-/// A VMM that embeds the device has all of them from `vpmu-kvm`.
+/// `vpmu-kvm` provides run pages, kicks and statistics to every VMM that embeds the device.
 #[test]
 fn vmm_has_no_run_page_and_no_kick_of_its_own() {
     for file in sources(&root().join("vmm/src")) {
@@ -244,7 +244,7 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
-/// The code of a file that is in a build without tests: no comments, no items under `#[cfg(test)]`.
+/// Returns the code of a file in a build without tests: no comments, no items under `#[cfg(test)]`.
 fn built_code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let mut kept = String::new();
@@ -255,7 +255,7 @@ fn built_code(path: &Path) -> String {
             kept.push('\n');
             continue;
         }
-        // rustfmt ends an item with a line of its own depth that closes it.
+        // rustfmt closes an item with a line at the item's own indentation.
         let indent = &line[..line.len() - line.trim_start().len()];
         for line in lines.by_ref() {
             let Some(item) = line.strip_prefix(indent) else {
@@ -270,7 +270,7 @@ fn built_code(path: &Path) -> String {
     kept
 }
 
-/// The names after each `prefix` of a path, each alone or in a group.
+/// Returns the names that follow `prefix` in paths, alone or in a group.
 fn names_after<'a>(code: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     let ident = |text: &str| {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
@@ -302,14 +302,14 @@ fn names_after<'a>(code: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     names
 }
 
-/// The top-level modules of the crate at `src` and those that each uses.
+/// Returns the top-level modules of the crate at `src`, each with the modules that it uses.
 fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for file in sources(src) {
         let below = file.strip_prefix(src).unwrap().with_extension("");
         let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
         let module = parts[0];
-        // The crate's roots are no modules, and a file of tests is in no build.
+        // `lib` and `main` are crate roots, not modules; files of tests are not in a build without tests.
         if ["lib", "main"].contains(&module) || parts.contains(&"tests") {
             continue;
         }
@@ -333,8 +333,8 @@ fn modules_of_the_vmm_form_no_circle() {
     let mut graph = module_graph(&root().join("vmm/src"));
     assert!(graph.len() > 20, "its sources moved");
     assert!(graph["vm"].contains("vcpu"), "no path is found");
-    // Takes away modules that use none of the others, and those that none of the others uses, until
-    // circles are left, with the modules between two of them.
+    // Removes modules that use no other module and modules that no other module uses, until only circles are left,
+    // with the modules between two circles.
     loop {
         let left = graph.len();
         let modules: BTreeSet<String> = graph.keys().cloned().collect();
@@ -361,7 +361,7 @@ fn modules_of_the_vmm_form_no_circle() {
     );
 }
 
-/// Fields of perf core's own are in one place, which says why each use is safe.
+/// One header accesses perf core's private fields, and says why each access is safe.
 #[test]
 fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     const HEADER: &str = "perf_core_private.h";
@@ -400,7 +400,7 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         "->pin_count",
         "&ctx->lock",
     ];
-    // Names of these alone, whatever an event is called where they are used.
+    // In the header, an event may have another variable's name.
     let only_perfs = |field: &str| field.trim_start_matches("event").to_owned();
     let driver = root().join("guest-driver/linux");
     let header = fs::read_to_string(driver.join(HEADER)).unwrap();
@@ -423,7 +423,7 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     }
 }
 
-/// Differences between kernels are in one place.
+/// One header handles the differences between kernel versions.
 #[test]
 fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
     let driver = root().join("guest-driver/linux");
@@ -449,7 +449,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
     assert_eq!(asking, ["compat.h"]);
 }
 
-/// Each rule from others that the specification answers names the tests that show it.
+/// Each row of the annex quotes a proposal to perf and names the tests that show what the device does.
 #[test]
 fn every_test_that_the_specification_names_exists() {
     let specification = fs::read_to_string(root().join("vpmu/SPEC.md")).unwrap();

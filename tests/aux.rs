@@ -90,7 +90,7 @@ mod perf_core {
     }
 }
 
-/// Output of traces for people.
+/// Traces recorded and shown by `vperf`.
 mod vperf {
     tests::guest_tests! {
         "aux-vperf":

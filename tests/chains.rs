@@ -27,7 +27,7 @@ const USER_BP: u64 = USER_STACK + 0x800;
 const ENTERED: u64 = USER + 0x123;
 const ENTERED_BP: u64 = USER_STACK + 0x820;
 
-/// Opens an event of every mark, a sample each.
+/// Returns the request that opens an event of [`MARK`], with a sample for each mark.
 fn open(sample_type: u64, flags: u64) -> Vec<u64> {
     const OPEN: u64 = 1;
     const KIND_MARK: u64 = 0x104;
@@ -79,7 +79,7 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     frame(KERNEL_BP + 0x30, 0, 0x10_0222, false);
     frame(USER_BP, USER_BP + 0x20, 0x1111, true);
     frame(USER_BP + 0x20, USER_BP + 0x40, 0x2222, true);
-    // The last points into the kernel, which cannot hold a program's frame.
+    // The last frame links to an address in the kernel, which cannot hold a program's frame.
     frame(USER_BP + 0x40, KERNEL_BP, 0x3333, true);
     for word in 0..6 {
         guest.user_word(USER_SP + word * 8, 0x7700 + word);

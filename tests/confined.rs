@@ -25,7 +25,7 @@ const PERFMON: u64 = 1 << 38;
 /// A user and a group that own nothing.
 const NOBODY: u32 = 65_534;
 
-/// Seven marks and a byte to the console, repeated for ever.
+/// Seven marks, then a byte to the console.
 fn marking() -> Code {
     (0..7)
         .fold(Code::new(), |code, _| code.store(DOORBELL, 7))
@@ -104,14 +104,14 @@ impl Machine {
         ctl.args(words).output().expect("vmm starts")
     }
 
-    /// The same; it must succeed.
+    /// Runs `vmm ctl` on this machine and checks that it succeeds.
     fn done(&self, words: &[&str]) {
         let output = self.ask(words);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{words:?}: {errors}");
     }
 
-    /// Status of every thread by its number. KVM adds its own threads to a process.
+    /// Returns the status of each thread by its id, except of threads that KVM adds to the process.
     fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
@@ -139,7 +139,7 @@ impl Machine {
         (status.code(), errors)
     }
 
-    /// The same; returns its report.
+    /// Ends the machine with a signal; returns its report.
     fn report(&mut self) -> Value {
         let (status, errors) = self.end();
         assert_eq!(status, Some(6), "{errors}");
@@ -377,7 +377,7 @@ fn machine_of_another_user_records_and_answers_as_that_user() {
     std::os::unix::fs::chown(&out, Some(NOBODY), Some(NOBODY)).expect("root gives it away");
     let recording = out.join("perf.data");
     let arguments = [
-        // Its rings are locked memory.
+        // The batched engine's rings are locked memory.
         "--engine",
         "batched",
         "--user",
@@ -488,7 +488,7 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
 }
 
-/// Runs `vmm` with the snapshot in `directory`, as `before` has it.
+/// Restores the snapshot in `directory`; `before` precedes the command.
 fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
     let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
     let (program, first) = whole.split_first().expect("a program");
@@ -517,7 +517,7 @@ fn snapshot_of_one_user_goes_on_as_another_in_another_root() {
     machine.done(&["snapshot", here.to_str().expect("a plain path")]);
     let (status, errors) = machine.end();
     assert_eq!(status, Some(6), "{errors}");
-    // Somebody else's, whom root stands above.
+    // The snapshot belongs to another user; root may still read it.
     for file in ["memory", "state", "."] {
         std::os::unix::fs::chown(here.join(file), Some(7), Some(7)).expect("root gives it away");
     }
@@ -540,7 +540,7 @@ fn snapshot_of_one_user_goes_on_as_another_in_another_root() {
         let thread = machine.process().join("task").join(id);
         assert_eq!(fs::read_link(thread.join("root")).expect("a thread"), root);
     }
-    // It can be saved in turn, whole and in part, by root.
+    // Root can save the restored machine again, whole and as a diff.
     let [whole, part] = ["whole", "part"].map(|name| text(&machine.path(name)));
     machine.done(&["snapshot", &whole]);
     machine.await_bytes(3);
@@ -549,7 +549,7 @@ fn snapshot_of_one_user_goes_on_as_another_in_another_root() {
     assert_eq!(fs::metadata(&recording).expect("a recording").uid(), NOBODY);
     let (status, errors) = machine.end();
     assert_eq!((status, errors.as_str()), (Some(6), ""));
-    // A user that may not read it is refused.
+    // A user that may not read the snapshot is refused.
     let as_nobody = [
         "setpriv",
         "--reuid=65534",
@@ -600,7 +600,7 @@ fn wrong_confinement_is_refused_with_its_remedy() {
             &["--user", "1000:1000"],
         );
     }
-    // Root without capabilities has no more rights than others.
+    // Without capabilities, root has the rights of any other user.
     let nobody: &[&str] = match is_root() {
         true => &["setpriv", "--bounding-set=-all"],
         false => &[],

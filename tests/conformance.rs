@@ -96,7 +96,7 @@ fn check(row: &str) {
     }
 }
 
-/// A test for each row. Beside the row: tests of kvm-unit-tests and of the kernel's KVM selftests
+/// A test for each row. The text beside a row names the tests of kvm-unit-tests and of the kernel's KVM selftests
 /// that check the same with the registers of an architectural PMU, if there are any.
 macro_rules! rows {
     ($($row:ident: $like:literal),+ $(,)?) => {

@@ -12,7 +12,7 @@ const RECORD: u32 = 24;
 const PERIOD: u64 = 1_000_000;
 const USER_MODE: u64 = 2;
 
-/// Samples the guest's own clock until it has `samples`, with the engine of that number.
+/// Samples the vCPU's clock until the ring has `samples` records; `engine` is the engine's number, 0 for the default.
 fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
     const OPEN: u64 = 1;
     const SOFTWARE: u64 = 1;
@@ -71,7 +71,7 @@ fn check_records(ran: &Ran, at: &Looping, least: u32) {
         .iter()
         .filter(|r| at.in_loop.contains(&r[1]))
         .count();
-    // Others may be at the program's waits before and after.
+    // Other samples may be in the program's waits before and after the loop.
     assert!(
         inside >= (least - least / 10) as usize,
         "{inside} in the loop"
@@ -100,7 +100,7 @@ fn exit_engine_costs_one_exit_per_sample() {
     check_records(&ran, &at, 80);
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
     let signals = number(&exits(&ran)["signal"]);
-    // Two overflows outside the guest share one exit.
+    // Overflows that follow each other outside the guest share one exit.
     assert!(
         (overflows - overflows / 10..=overflows).contains(&signals),
         "{signals} exits for {overflows} overflows"

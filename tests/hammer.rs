@@ -2,8 +2,8 @@
 //! allocation.
 
 tests::guest_tests! {
-    // With the usual share of a vCPU's time for samples. Random clocks of the shortest period that may have all
-    // of it leave an emulated processor to nobody else.
+    // `started &[]` restores the default limit on the time for samples. Without it, random clocks of the shortest
+    // period would leave an emulated processor no time for anything else.
     "hammer" appending "slub_debug=FZPU", started &[];
     random_calls_of_several_users_leave_kernel_and_device_clean,
 }

@@ -115,7 +115,7 @@ mod kernels {
                 .arg(path("ctl"))
                 .args(["--memory", "32"])
                 .args(arguments)
-                // Default directory of recordings.
+                // Recordings go to the current directory by default.
                 .current_dir(directory.path())
                 .stdin(Stdio::null())
                 .stdout(console)
@@ -235,8 +235,8 @@ mod kernels {
         assert!(calls <= 512 + 2, "{calls}");
     }
 
-    /// Whether the guest has used enough CPU time to be past its setup: the vCPU's thread then only
-    /// serves commands.
+    /// Whether a vCPU's thread has used enough CPU time for its guest to be past its setup. From then on the thread
+    /// only serves commands.
     fn commands_begun(machine: &Running) -> bool {
         let tasks = format!("/proc/{}/task", machine.vmm.id());
         let tasks = fs::read_dir(tasks).expect("it runs");
@@ -248,7 +248,7 @@ mod kernels {
         tasks.filter_map(Result::ok).any(|task| {
             let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             let stat = fs::read_to_string(task.path().join("stat")).ok();
-            // 100 ticks a second: user time, which excludes the guest's own.
+            // 100 ticks a second. User time includes the guest's own.
             name.starts_with("vcpu") && stat.and_then(ticks).is_some_and(|ticks| ticks > 50)
         })
     }
@@ -365,7 +365,7 @@ mod kernels {
             u64::from_le_bytes(name)
         };
         let mut code = up;
-        // All of the guest's 12 pages: 9 and 3.
+        // The two rings take all of the guest's 12 pages: 9 and 3.
         for (event, called, pages) in [(1, name(b"marks"), 9), (2, name(b"other"), 3)] {
             code = code
                 .then(&device.request(&mark.words()))
@@ -377,7 +377,7 @@ mod kernels {
         machine.await_console();
         assert!(machine.does(&["start", "marks,size=8K"]));
         assert!(machine.does(&["end", "marks"]));
-        // The guest's event is named after its id.
+        // The guest's event is now named after its id.
         assert!(!machine.does(&["end", "marks"]) && machine.does(&["end", "event1"]));
         machine.terminate();
     }
@@ -402,7 +402,7 @@ mod kernels {
             assert!(machine.does(&["start", &event]), "{name}");
         }
         let report = machine.terminate();
-        // The rest of 256 descriptors: 72 for the VMM, 10 for a vCPU, 32 for the operator.
+        // 256 descriptors, less 72 for the VMM, 10 for a vCPU and 32 for the operator.
         assert_eq!(opened(&report), 256 - 72 - 10 - 32);
         assert_eq!(number(&report, "/vpmu/events_opened"), 142 + 3);
     }
@@ -426,7 +426,7 @@ mod kernels {
         }
     }
 
-    /// The driver sets the device up with queues outside its memory, over and over.
+    /// Code that `times` times sets the device up with a queue outside guest memory.
     fn bad_setups(times: u32) -> Code {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let setup = [
@@ -530,8 +530,8 @@ mod kernels {
         let mut machine = Running::start(&single(&code), &arguments);
         machine.await_line("--max-resets");
         let report = machine.terminate();
-        // Two recordings of 16 KiB and more use up the budget of two minutes. The waiting boot has
-        // no recording yet.
+        // Four boots have ended with a reset; the fifth waits. Two recordings of more than 16 KiB use up the budget
+        // of two minutes, so the other two are left out.
         assert_eq!(number(&report, "/boots"), 4);
         let left_out = number(&report, "/limits/recordings_left_out");
         assert_eq!(left_out, 2);

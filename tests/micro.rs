@@ -55,7 +55,7 @@ fn port_writes_count_one_by_one() {
     for times in [0, 1, 2, 7, 1000] {
         let ran = run(&kernel(&[port_writes(times)]), 1, &[]);
         powered_off(&ran);
-        // And the power-off.
+        // The power-off is one more.
         assert_eq!(ran.vcpu(0), exits(u64::from(times) + 1, 0), "{times}");
         assert_eq!(ran.marks(), 0);
     }

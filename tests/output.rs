@@ -1,11 +1,11 @@
-//! The output ABI through a user's door, rule by rule: rings, records, and who pays for them.
+//! The output ABI as programs use it, rule by rule: rings, records, and the accounting of their memory.
 
 use std::path::Path;
 
 use images::Arch;
 use images::foreign::{Files, ForeignError, compiled};
 
-/// The reader in C, by the kernel's header and the driver's.
+/// Compiles the reader in C with the kernel's header and the driver's.
 fn reader(arch: Arch) -> Result<Files, ForeignError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let headers = here.join("../guest-driver/linux");

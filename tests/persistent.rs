@@ -1,5 +1,4 @@
-//! Persistent events through the doors that users have: they outlive their creators, the driver,
-//! and the guest.
+//! Persistent events as programs and the operator use them: they outlive their creators, the driver, and the guest.
 
 /// The guest's own.
 mod own {

@@ -1,4 +1,4 @@
-//! A stock guest is saved while it runs, and goes on from there: itself, and as many copies as are restored.
+//! Snapshots of a stock guest that runs: the guest goes on after a save, and so does each restored copy.
 #![expect(
     clippy::expect_used,
     reason = "output that cannot be read fails the test"
@@ -182,13 +182,13 @@ fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     .collect()
 }
 
-/// Checks that a console has every line up to [`LINES`] once, in order, its times never going back, and then
-/// the end; the first line that it has.
+/// Checks that a console has every line up to [`LINES`] once and in order, with times that never go back, and then
+/// the end. Returns the number of its first line.
 fn rest(console: &[u8]) -> u32 {
     rest_of(LINES, console)
 }
 
-/// The same up to line `last`.
+/// Like [`rest`], with `last` as the last line.
 fn rest_of(last: u32, console: &[u8]) -> u32 {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let said: Vec<&str> = text
@@ -207,7 +207,7 @@ fn rest_of(last: u32, console: &[u8]) -> u32 {
     first
 }
 
-/// The same of a console that has them all.
+/// Checks that a console has every line from the first.
 fn whole(console: &[u8]) {
     assert_eq!(rest(console), 1);
 }
@@ -286,7 +286,7 @@ fn events_go_on_in_each_copy() {
     let log = session.text("early.log");
     assert_eq!(session.exit("early"), 0, "{log}");
     println!("{log}");
-    // Those before are the machine's that went on.
+    // Earlier lines are on the console of the machine that was saved.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");
 }
@@ -310,7 +310,7 @@ fn state(file: &str) -> Value {
     serde_json::from_str(line).expect("JSON")
 }
 
-/// How far the TSC of the second vCPU is ahead of that of the first.
+/// How far the second vCPU's TSC is ahead of the first one's.
 fn tsc_distance(state: &Value) -> u64 {
     let [one, other] = [0, 1].map(|vcpu| {
         let offset = state["vcpus"][vcpu]["tsc_offset"].as_u64();
@@ -331,8 +331,8 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     let [before, after] = ["measured.state", "later.state"].map(state);
     match SESSION.arch() {
         Arch::X86_64 => assert_eq!(tsc_distance(&after), tsc_distance(&before)),
-        // They are one counter. It counts no more between two saves than the guest's lines around them show,
-        // and no less.
+        // On aarch64 all vCPUs read one counter. Between two saves it counts at least the time between the lines
+        // written then, and at most the time between the lines around the saves.
         Arch::Aarch64 => {
             let times = |machine: &str| {
                 let lines = lines(SESSION.get().file(&format!("{machine}.console")));
@@ -349,7 +349,7 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     }
 }
 
-/// The words for states that were changed.
+/// Changed states by name, each with words of the error that refuses it.
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[

@@ -1,4 +1,4 @@
-//! Sampling storms of an unprivileged program, and the remaining time of its vCPU.
+//! Sampling storms of an unprivileged program, and the time that they leave to its vCPU.
 //!
 //! On the exact lab, where a clock of ten microseconds is due again before the vCPU re-enters the
 //! guest, only the throttle lets the guest continue.
@@ -12,13 +12,13 @@ use std::time::Duration;
 use images::{Boot, PlaceChoice};
 
 tests::guest_tests! {
-    // On a fast machine a sample takes a small part of ten microseconds.
+    // 5 %, since on a fast machine a sample takes only a small part of ten microseconds.
     "storms" started &["--max-sampling-percent", "5"];
     clock_of_nobodys_task_is_throttled_and_others_go_on,
     clocks_of_nobodys_task_share_one_budget,
 }
 
-/// Of guest time, in nanoseconds.
+/// The throttle's window of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
 /// The number after `name: ` in a guest's line about its storm.
@@ -53,7 +53,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     assert_eq!(device("samples_written"), samples);
     assert_eq!(device("sampling_throttles"), throttles);
     assert!(throttles > 1, "{}", outcome.output);
-    // An excess over the share of one window is charged to the next, so the last one's remains.
+    // Each window's excess over its share is charged to the next, so only the last window's excess remains.
     let taken = device("sampling_time");
     let share = time / 4 + WINDOW;
     assert!(taken <= share, "{taken} ns of {time}");

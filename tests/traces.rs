@@ -17,7 +17,7 @@ const RING_PAGES: u32 = 2;
 const PAGE: u32 = 0x1000;
 const AUX_HEAD: u32 = 1056;
 const AUX_TAIL: u32 = 1064;
-/// Set by the boot vCPU once events are open; then by each vCPU once its own is disabled again.
+/// Flags: the boot vCPU sets `OPEN` once the events are open; the other sets `OFF` once its trace is disabled.
 const OPEN: u32 = 0x84_0000;
 const OFF: u32 = 0x84_0004;
 
@@ -109,7 +109,7 @@ impl Part {
     }
 }
 
-/// A trace of one vCPU: its ring, its area and the reply to its end.
+/// A trace of one vCPU. Its ring lies right before its area.
 #[derive(Debug, Clone, Copy)]
 struct Trace {
     vcpu: u32,
@@ -132,7 +132,7 @@ impl Trace {
         self.area - RING_PAGES * PAGE
     }
 
-    /// Opens it disabled, and maps its ring and area.
+    /// Opens the trace disabled, and maps its ring and area.
     fn open(&self, device: &mut Device) -> Code {
         const OPEN: u64 = 1;
         const MAP: u64 = 3;
@@ -160,7 +160,7 @@ impl Trace {
         device.command(self.vcpu, op, self.event)
     }
 
-    /// Sends `answer`, the head and the area.
+    /// Sends the reply at `answer`, the head and the area.
     fn send(&self, answer: u32) -> Code {
         send(answer, REPLY)
             .then(&send(self.metadata() + AUX_HEAD, 8))
@@ -271,7 +271,8 @@ fn powered_off(ran: &Ran) {
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
 }
 
-/// A program that runs a part while its trace is enabled, and the address of the reply to its end.
+/// Returns a program that runs `part` while the trace is enabled, and the address of the reply to the command that
+/// disables the trace.
 fn traced(device: &mut Device, trace: &Trace, part: &Code) -> (Code, u32) {
     let (on, _) = trace.turn(device, true);
     let (off, answer) = trace.turn(device, false);
@@ -332,7 +333,7 @@ fn two_vcpus_are_traced_at_once() {
 
 #[test]
 fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
-    /// More exits than the area holds, then as many again after it was emptied.
+    /// Exits of each of two rounds, more than the area holds. The area is emptied between the rounds.
     const EXITS: u32 = 300;
     let (mut device, boot) = Device::bring_up(1);
     let trace = Trace::new(0, 2);

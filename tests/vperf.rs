@@ -41,7 +41,7 @@ mod regions {
     }
 }
 
-/// Events without a program.
+/// Persistent events.
 mod persistent {
     tests::guest_tests! {
         "persist-vperf":

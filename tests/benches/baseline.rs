@@ -28,7 +28,7 @@ const PMUS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Rows by name: the guest's name, the reader's name, and the limit of returns to the VMM.
+/// Rows: the name in the guest's figures, the name for readers, and the limit of returns to the VMM.
 const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
     ("trapped", "CPU PMU, trapped", None),
     ("perf-core", "vPMU, perf_event_open", Some(1.2)),
@@ -116,7 +116,7 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; returns whether it is within its limit. A door without support has no row.
+/// Prints a row; returns whether it is within its limit. A door that the guest does not support has dashes.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
         println!("  {name:32} {:>8}", "-");

@@ -1,8 +1,8 @@
 //! Time and exits of a boot up to the guest's init, and memory of the VMM besides the guest's: this
 //! project's VMM with and without the device, and QEMU's microvm, with one kernel and one init.
 //!
-//! In turns on the exact lab, where a nanosecond is an instruction. The device's share of the VMM's start is
-//! measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
+//! The three boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the VMM's
+//! start is measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,7 +18,7 @@ use tests::figures::{self, Figures};
 use tests::micro::{Code, power_off, single, vmm_binary};
 use vpmu_client::error::chain;
 
-/// Boots of each, besides a first that is not measured.
+/// Measured boots of each, after a first one that is not measured.
 const ROUNDS: u64 = 5;
 const NAMES: [(&str, &str); 3] = [
     ("vmm", "vmm"),
@@ -153,7 +153,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
             start(&kernel, turn, &[])?,
             start(&kernel, turn, &["--no-vpmu"])?,
         ];
-        // The first of each reads its files.
+        // The first start of each reads its files into the page cache.
         if turn > 0 {
             with.push(both[0]);
             without.push(both[1]);
@@ -176,7 +176,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
 
 /// The time from the start of the VMM to its guest's first output.
 fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<dyn Error>> {
-    // The host's kernel waits up to its next tick: start at all times between two.
+    // The host's kernel waits up to its next tick: starts are spread over the time between two ticks.
     thread::sleep(Duration::from_micros(20_000 + u64::from(turn * 617 % 4000)));
     let began = Instant::now();
     let mut vmm = Command::new(vmm_binary())
@@ -197,7 +197,7 @@ fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<d
     }
 }
 
-/// The middle one of some times.
+/// The median of some times.
 fn middle(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()

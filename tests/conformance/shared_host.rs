@@ -71,7 +71,7 @@ fn said(boot: &str, what: &str) -> String {
     line.trim().to_owned()
 }
 
-/// The guest's loop is exact to the instruction in each boot.
+/// Checks that the guest's loop was exact to the instruction in that boot.
 fn ensure_exact(boot: &str) {
     assert_eq!(said(boot, "loops"), "exact", "{boot}");
 }

@@ -1,5 +1,5 @@
-//! Ends of a guest that are tests: marks in sequence, and then the kernel panics, resets,
-//! or waits for the host. The kernel's command line says which, as `act=WORD`.
+//! Acts of a guest for tests on its host: it places marks in sequence, and then the kernel panics, resets, or waits
+//! for the host. The kernel's command line selects the act, as `act=WORD`.
 
 use std::fs;
 use std::io::Write;
@@ -28,7 +28,7 @@ const OWN_NAME: &str = "own";
 /// The count of the guest's own event.
 const OWN_VALUE: u64 = 500_000;
 
-/// `guest-tests act`: this boot's part. What ends the guest does not return.
+/// `guest-tests act`: performs this boot's act. An act that ends the guest does not return.
 pub(crate) fn act() -> ExitCode {
     match perform() {
         Ok(()) => ExitCode::SUCCESS,
@@ -39,10 +39,10 @@ pub(crate) fn act() -> ExitCode {
     }
 }
 
-/// A line for whoever watches the console.
+/// Prints a line for the host, which reads the console.
 pub(crate) fn say(what: &str) {
     println!("@guest {what}");
-    // A closed console is nobody's.
+    // Nobody reads a closed console.
     let _ = std::io::stdout().flush();
     os::drain_console();
 }
@@ -78,7 +78,7 @@ fn perform() -> Outcome {
     }
 }
 
-/// Has the control queue answer one request after the other, on the other CPU.
+/// Keeps the control queue busy with one request after the other, on the other CPU.
 fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     cpu::pin(0)?;
     let device = Device::open()?;
@@ -86,14 +86,14 @@ fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     let _ring = Pages::map(&event, 1, READ_WRITE)?;
     while !stop.load(Ordering::Relaxed) {
         event.pause(true)?;
-        // After the first nobody listens.
+        // Only the first message is received.
         let _ = asked.send(());
     }
     Ok(())
 }
 
-/// Opens and closes so many events of this task, which count meanwhile. Nothing else has the CPU,
-/// so that a switch is one that the closing itself makes.
+/// Opens, enables and closes `count` events of this task. Nothing else runs on the CPU, so every switch is one that
+/// the closing causes.
 fn close(count: usize) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -110,7 +110,7 @@ fn close(count: usize) -> Outcome {
         }
         groups.push(group);
     }
-    // Whoever waits for the control queue sleeps, because there is always another request.
+    // A task that waits for the control queue sleeps, because there is always another request.
     let stop = AtomicBool::new(false);
     let slept = thread::scope(|scope| -> Result<i64, Box<dyn std::error::Error>> {
         let (asked, asking) = mpsc::channel();
@@ -158,8 +158,7 @@ fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     Ok((event, ring))
 }
 
-/// The first boot makes an event of its own and resets; the second finds it, and all that the
-/// operator's have recorded, as it was.
+/// The first boot makes an event of its own and resets; the second finds the event with its records.
 fn twice() -> Outcome {
     let device = Device::open()?;
     let found = device
@@ -170,7 +169,7 @@ fn twice() -> Outcome {
     let Some(entry) = found else {
         let (event, ring) = own(&device)?;
         device.place(OWN_VALUE, OWN.into())?;
-        // Rings in the guest's memory end with it.
+        // An event whose ring is in guest memory ends with the boot.
         let attr = silent(device.any_marks(1, TIME));
         let gone = device.start(&attr, How::on_cpu(0))?;
         let gone_ring = Pages::map(&gone, 1, READ_WRITE)?;
@@ -209,7 +208,7 @@ fn twice() -> Outcome {
     Ok(())
 }
 
-/// Opens one of the host's.
+/// Opens a persistent event of the host, and maps its ring.
 fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     let mut entries = device.persistent()?.into_iter();
     let entry = entries
@@ -222,12 +221,12 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
         os::is_readable(ring.address())? && event.count()? > 0,
         "{name} before its end"
     );
-    // A wakeup that was before this descriptor is told to it, too.
+    // Takes a wakeup from before this descriptor, which poll reports to it, too.
     event.poll(0)?;
     Ok((event, ring))
 }
 
-/// An event that the host has ended is over for all its descriptors, and its pages are free for others.
+/// Checks that an event ended by the host is over for all its descriptors, and its pages are unmapped.
 fn is_over(event: &Event, ring: &Pages) -> Outcome {
     ensure_eq!(
         event.poll(300_000)?,
@@ -253,7 +252,7 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
     Ok(())
 }
 
-/// Waits for the host: to be woken by its flush, to see what it starts and ends.
+/// Waits for the host to flush, to start an event and to end one.
 fn wait() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -278,7 +277,7 @@ fn wait() -> Outcome {
     };
     let (event, ring) = hold(&device, "flight-1")?;
     until(true, "late");
-    // Woken by its end, and by nothing else.
+    // Only the end of the event wakes it.
     is_over(&event, &ring)?;
     say("flight-1 is over");
     until(false, "flight-1");

@@ -21,22 +21,22 @@ pub(crate) const OVERWRITE: u64 = 1 << 1;
 pub(crate) const PARTIAL: u64 = 1 << 2;
 pub(crate) const COLLISION: u64 = 1 << 3;
 
-/// An area that is mapped; unmapped when dropped.
+/// A mapped area; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Area {
     pages: Pages,
-    /// This reader's own place.
+    /// This reader's own position.
     tail: u64,
 }
 
-/// Says in the ring's page where an area will be asked for.
+/// Announces an area in the ring's metadata page, as a map of it requires.
 pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
     ring.store_release(AUX_OFFSET, offset);
     ring.store_release(AUX_SIZE, size);
 }
 
 impl Area {
-    /// mmap(2) with nothing announced before it.
+    /// mmap(2) without an announcement before it.
     pub(crate) fn map_raw(
         event: &Event,
         bytes: usize,
@@ -48,7 +48,7 @@ impl Area {
         Ok(Self { pages, tail: 0 })
     }
 
-    /// So many pages behind the ring.
+    /// Announces and maps `pages` pages behind the ring.
     pub(crate) fn map(
         event: &Event,
         ring: &Pages,
@@ -70,12 +70,12 @@ impl Area {
         self.pages.address()
     }
 
-    /// The word at a position that counts on round and round.
+    /// The word at a position that grows without wrapping.
     pub(crate) fn word(&self, position: u64) -> u64 {
         self.pages.load((position % self.size()) as usize)
     }
 
-    /// Takes the packets out that the ring's page tells.
+    /// Takes the packets up to the head in the ring's page.
     pub(crate) fn take(&mut self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let available = head.wrapping_sub(self.tail);
@@ -98,7 +98,7 @@ impl Area {
     }
 }
 
-/// How far the ring's page tells that the area is written.
+/// The area's head in the ring's page.
 pub(crate) fn head(ring: &Pages) -> u64 {
     ring.load_acquire(AUX_HEAD)
 }
@@ -132,7 +132,7 @@ impl Told {
     }
 }
 
-/// Takes the records out of a ring that has none but those of its area.
+/// Parses the records of a ring, which must all be about its area.
 pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, String> {
     let mut told = Told::default();
     for record in records {
@@ -155,7 +155,7 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
     Ok(told)
 }
 
-/// Whether each chunk begins where the one before ended, the first at `from`; where they end.
+/// Checks that each chunk begins where the one before ended, the first at `from`. Returns the end of the last.
 pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
     chunks.iter().try_fold(from, |at, chunk| {
         if chunk.offset == at {

@@ -51,7 +51,7 @@ fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
         .parse()?)
 }
 
-/// An event of the PMU of traces, off.
+/// An attr of the PMU of traces, disabled.
 pub(crate) fn attr(
     device: &Device,
     kind: u64,
@@ -63,7 +63,7 @@ pub(crate) fn attr(
     })
 }
 
-/// A trace of port accesses, those of programs alone, off.
+/// An attr that traces programs' port accesses, disabled.
 pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
     let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
@@ -100,7 +100,8 @@ impl Kept {
         })
     }
 
-    /// Takes the exits out, and the records: pieces that go on, up to the head. Flags of those.
+    /// Takes the exits, and the records of pieces, which must follow each other up to the head. Returns the exits and
+    /// the flags of the pieces.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;
@@ -121,7 +122,7 @@ fn perf_lists_the_traces() -> Outcome {
         for file in fs::read_dir(sysfs(pmu).join("events"))? {
             let file = file?;
             let terms = fs::read_to_string(file.path())?;
-            // The names of units and scales stand beside those of events.
+            // Files of units and scales are beside those of events.
             let kind = terms
                 .trim()
                 .split(',')
@@ -178,7 +179,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     let mut frequency = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 100, 0);
     frequency.set_freq(1);
     ensure!(open(&frequency).is_some(), "a frequency");
-    // perf core gives events that have no area nothing to write to: they never run.
+    // perf core never runs a trace without an area.
     let event = kernels(&port_trace(&device)?, How::OWN)?;
     cpu::allow_ports()?;
     event.enable(0)?;
@@ -194,7 +195,7 @@ fn perf_traces_a_task() -> Outcome {
     cpu::allow_ports()?;
     let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::OWN, 32, READ_WRITE)?;
-    // Off: nothing.
+    // A disabled trace takes nothing.
     ports(3);
     kept.event.enable(0)?;
     for hop in 0..10 {

@@ -75,7 +75,7 @@ fn a_watermark_wakes_perfs_reader() -> Outcome {
     kept.event.enable(0)?;
     let mut made = 0;
     for _ in 0..20 {
-        // A sync and 31 exits reach it, wherever the piece before has ended.
+        // A sync and 31 exits reach the watermark, wherever the piece before has ended.
         ports(40);
         made += 40;
         ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll past the mark");
@@ -109,7 +109,7 @@ fn a_stalled_reader_disables_perfs_event() -> Outcome {
         Some(TRUNCATED),
         "flags {flags:x?} of the last piece"
     );
-    // perf core has disabled it: there is room now, and nothing comes.
+    // perf core has disabled the event: the area has room now, but nothing is written.
     ports(50);
     let count = kept.event.count()?;
     ports(50);
@@ -148,7 +148,7 @@ fn an_area_found_full_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    // No byte that is written reaches this mark, so the full area alone can wake.
+    // The bytes written never reach this watermark, so only the full area can wake.
     let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
@@ -212,7 +212,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
     cpu::pin(1)?;
     let mut attr = port_trace(&device)?;
     attr.set_inherit(1);
-    // perf core maps no inherited event of a task on any CPU.
+    // perf core refuses a map of an inherited event of a task on any CPU.
     let anywhere = kernels(&attr, How::OWN)?;
     ensure_eq!(
         refused(Pages::map(&anywhere, 1, READ_WRITE)),
@@ -278,7 +278,7 @@ fn perf_traces_samples() -> Outcome {
             }
         }
     }
-    // No packet is a sample of perf's as well.
+    // The ring has records about the area alone, no samples.
     let told = told(&kept.ring.take()?, &attr)?;
     ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes told");
     Ok(())

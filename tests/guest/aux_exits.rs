@@ -48,7 +48,7 @@ pub(crate) fn trace(device: &Device, exits: u64) -> perf_event_attr {
     silent(device.attr(KIND_EXIT_TRACE, exits))
 }
 
-/// Checks all of a program's access but the moment and the number.
+/// Compares an exit with the program's access, except its time and its number.
 fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     ensure_eq!(
         Access {
@@ -106,7 +106,7 @@ fn accesses_are_told_as_made() -> Outcome {
     io.event.disable(0)?;
     compare(&io.take()?, EXIT_PORT, &made)?;
     let memory = IdleMemory::map()?;
-    // The page is there before anything is traced.
+    // Faults the page in before the trace.
     memory.access();
     let mut mmio = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
     let made = memory.access();
@@ -152,7 +152,7 @@ fn each_mark_stands_in_the_trace_once() -> Outcome {
             "where and what"
         );
         ensure_eq!(mark.pid_tid, own, "who");
-        // The driver writes it, for the program.
+        // The driver writes the mark, for the program.
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
     ensure!(marks[0].ip >> 63 == 1, "a kernel at {:#x}", marks[0].ip);
@@ -178,7 +178,7 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     let outside: u64 = exits.iter().map(|exit| exit.outside).sum();
     ensure!(exits.iter().all(|exit| exit.outside > 0), "no time outside");
     ensure!(outside < took, "{outside} of {took} ns outside");
-    // The guest was in between: no exit begins before the one before has ended.
+    // The guest ran in between: no exit begins before the one before has ended.
     ensure!(
         exits
             .windows(2)
@@ -279,7 +279,7 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
     };
-    // As perf, which looks at it where there is an area.
+    // As in perf, which uses it only where there is an area.
     ensure_eq!(open(&marks), None, "aux_watermark of marks");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
     ensure_eq!(open(&host), Some(libc::EOPNOTSUPP), "the host's own trace");

@@ -84,7 +84,7 @@ fn an_area_outlives_the_rings_last_map() -> Outcome {
     ports(2);
     drop(ring);
     ports(3);
-    // As perf's: the area's map holds the ring, whose size stays.
+    // As in perf, the area's map holds the ring, whose size stays.
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         Some(libc::EINVAL),
@@ -95,7 +95,7 @@ fn an_area_outlives_the_rings_last_map() -> Outcome {
     let packets = area.take(&ring)?;
     Ledger::default().follow(&packets)?;
     ensure_eq!(exits(&packets).len(), 5, "exits");
-    // In the other order the ring stays, and is without an area.
+    // In the other order the ring stays, without an area.
     drop(area);
     event.enable(0)?;
     ports(6);
@@ -124,8 +124,8 @@ fn an_area_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     ports(2);
     drop(event);
-    // The map holds the file, so the trace goes on. Half of the area, a sync and 31 exits, is shown
-    // without anybody's asking.
+    // The map holds the file, so the trace goes on. Half of the area, a sync and 31 exits, is published without a
+    // request.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;
@@ -218,7 +218,7 @@ fn closing_while_the_host_writes_harms_nothing() -> Outcome {
             while area.word(0) == 0 {
                 std::hint::spin_loop();
             }
-            // The file goes with whatever is last.
+            // The last of the three to go releases the file.
             match round % 3 {
                 0 => drop((event, ring, area)),
                 1 => drop((area, event, ring)),
@@ -238,14 +238,14 @@ fn areas_are_accounted_and_given_back() -> Outcome {
     os::set_paranoid(1)?;
     os::become_nobody()?;
     let pair = || -> std::io::Result<(Event, Pages)> {
-        // Nobody may be told of the kernel.
+        // The user nobody may not observe the kernel.
         let mut attr = io_trace(&device);
         attr.set_exclude_kernel(1);
         let event = device.open_event(&attr, How::OWN)?;
         let ring = Pages::map(&event, 1, READ_WRITE)?;
         Ok((event, ring))
     };
-    // Each two pages of a ring and 64 of an area.
+    // Each takes 2 pages for a ring and 64 for an area.
     let whole = (allowance + beyond) / 66;
     let left = (allowance + beyond) % 66;
     for round in 0..2 {
@@ -256,7 +256,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
                 .map_err(|error| format!("round {round}, area {number}: {error}"))?;
             kept.push((area, ring, event));
         }
-        // A ring takes two of what is left; the area must not find 64.
+        // A ring takes two of the pages left; fewer than 64 remain for an area.
         if left >= 2 {
             let (event, ring) = pair()?;
             ensure_eq!(
@@ -270,7 +270,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
                 kept.push((area, ring, event));
             }
         }
-        // A further map of an area is no further memory.
+        // Another map of an area takes no more memory.
         let (_, ring, event) = &kept[0];
         Area::map(event, ring, 64, READ_WRITE)?;
     }

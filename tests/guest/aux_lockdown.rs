@@ -1,5 +1,4 @@
-//! Traces in a kernel that keeps its secrets from root. It does so until it is booted again:
-//! these tests come last.
+//! Traces in a locked-down kernel. Lockdown lasts until the next boot, so these tests come last.
 
 use std::ffi::CStr;
 use std::fs;

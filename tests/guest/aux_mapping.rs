@@ -1,5 +1,4 @@
-//! How an AUX area is mapped: announced first, by the rules of perf; its life, and whose memory
-//! it is.
+//! How an AUX area is mapped: announced first, by the rules of perf.
 
 use std::os::fd::AsRawFd;
 
@@ -40,14 +39,14 @@ pub(crate) const TESTS: &[Test] = &[
 
 const P: u64 = PAGE as u64;
 
-/// Port I/O, traced; never a wakeup by records.
+/// An attr that traces port I/O; its records never wake.
 pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
     let mut attr = silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT));
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
     attr
 }
 
-/// A trace of this thread's port I/O, off.
+/// A trace of this thread's port I/O, disabled.
 pub(crate) fn event(device: &Device) -> std::io::Result<Event> {
     device.open_event(&io_trace(device), How::OWN)
 }
@@ -57,7 +56,7 @@ pub(crate) fn ports(times: u64) {
     (0..times).for_each(|_| cpu::port_write());
 }
 
-/// The errno of a map of so many pages after `announced`, the offset and the bytes.
+/// The errno of a map of `pages` pages at `offset`, after announcing the offset and the size in `announced`.
 fn map_errno(
     event: &Event,
     ring: &Pages,

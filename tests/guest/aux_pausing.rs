@@ -42,7 +42,7 @@ const RESUME: u64 = 60;
 const PAUSE: u64 = 61;
 const REGIONS: u64 = 1_000;
 
-/// A trace that waits, and the marks that resume and pause it; all off until the trace is enabled.
+/// A trace that starts paused, and the marks that resume and pause it; all are off until the trace is enabled.
 fn regions(
     device: &Device,
     attr: perf_event_attr,
@@ -88,7 +88,7 @@ fn the_trace_holds_the_regions_alone() -> Outcome {
     let packets = traced.area.take(&traced.ring)?;
     traced.ledger.follow(&packets)?;
     ensure_eq!(exits(&packets).len() as u64, inside, "exits in the regions");
-    // A region without an exit has no packet that a sync could stand before.
+    // A region without an exit has no packet, so it has no sync either.
     let resumed = syncs(&packets)
         .iter()
         .filter(|sync| sync.flags & SYNC_RESUME != 0)
@@ -100,7 +100,7 @@ fn the_trace_holds_the_regions_alone() -> Outcome {
     );
     let first = syncs(&packets)[0].flags;
     ensure!(first & SYNC_START != 0, "the first sync: {first:#x}");
-    // The exits of a region stand between its syncs.
+    // The exits of a region are between its sync and the next one.
     let mut sizes = Vec::new();
     for placed in &packets {
         match (placed.packet.sync(), sizes.last_mut()) {
@@ -150,7 +150,7 @@ fn a_tasks_trace_is_paused() -> Outcome {
         cpu::pin(vcpu as usize)?;
         device.mark(RESUME)?;
         ports(2);
-        // It stays as it is when the task goes elsewhere.
+        // The trace keeps its state when the task moves to the other CPU.
         cpu::pin((vcpu ^ 1) as usize)?;
         ports(1);
         device.mark(PAUSE)?;
@@ -181,7 +181,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
         group: Some(traced.event.as_fd()),
         ..How::on_cpu(1)
     };
-    // The third port write resumes; every fifth after the first pauses.
+    // Every third port write resumes, every fifth pauses.
     let member = |period, action| {
         let attr = device.port_exits();
         let mut attr = acting(sampling(attr, period, 0), action);

@@ -26,7 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// A record of an area without a trailer, and that of a trace's start.
+/// Bytes of a record about a piece, and of one about a trace's start, without trailers.
 const AUX_RECORD: u64 = 32;
 
 const START_RECORD: u64 = 16;
@@ -82,7 +82,7 @@ fn pieces_without_a_record_are_told_later() -> Outcome {
     traced.read()?;
     let chunks = traced.chunks()?;
     ensure_eq!(chunks.len(), 1, "pieces that tell of the others");
-    // A page may have begun among them.
+    // A page may begin among them, with a sync.
     let exits = chunks[0].size / EXIT_BYTES;
     ensure!((more..=more + 1).contains(&exits), "{chunks:x?}");
     traced.balance()?;

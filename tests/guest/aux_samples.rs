@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// A packet every so many of what the pace counts, in user mode.
+/// An attr with a packet every `period` units of the pace, in user mode.
 fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
     let mut attr = sampling(silent(device.attr(KIND_SAMPLE_TRACE, pace)), period, 0);
     attr.set_exclude_kernel(1);
@@ -43,7 +43,7 @@ fn each_period_makes_a_packet() -> Outcome {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     for period in [1, 2, 7, 100] {
-        // Counts the exits that pace: a signal may have been among the port writes.
+        // Counts the exits that set the pace: a signal may add some to the port writes.
         let mut counting = device.attr(KIND_EXITS, EXIT_USER);
         counting.set_exclude_kernel(1);
         let counter = device.open_event(&counting, How::on_cpu(1))?;
@@ -115,7 +115,7 @@ fn a_packet_holds_all_registers() -> Outcome {
     Ok(())
 }
 
-/// Whether a packet has what [`stubs::out_known`] has put everywhere.
+/// Checks that a packet has the values that [`stubs::out_known`] sets.
 fn known(sample: &Sample, sp: u64) -> Outcome {
     ensure_eq!(sample.flags, USER | HAS_IP | HAS_REGS, "flags");
     ensure_eq!(
@@ -136,11 +136,11 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn a_clock_paces_packets() -> Outcome {
-    // Long beside what a packet costs an emulated host, whose clock goes on meanwhile.
+    // Long compared with the cost of a packet on an emulated host, whose clock goes on meanwhile.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
-    // The hosts' clocks run in both modes.
+    // The host's clocks run in both modes.
     let mut attr = paced(&device, PACE_CPU_CLOCK, PERIOD);
     attr.set_exclude_kernel(0);
     let event = device.open_event(&attr, How::OWN)?;

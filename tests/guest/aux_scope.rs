@@ -1,4 +1,4 @@
-//! Scope of a trace: a task's exits, a CPU's, those of one mode; and its cost for them.
+//! Scope of a trace: the exits of a task, of a CPU, of one mode; and the exits that tracing itself costs.
 
 use std::sync::Barrier;
 use std::thread;
@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Makes exits on `cpu` while `body` runs.
+/// Makes exits on `cpu` while `body` runs. Also returns the maker's thread id and the number of its exits.
 fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), String> {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -146,7 +146,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         traced.event.disable(0)?;
         traced.balance()?;
         let exits = traced.take()?;
-        // The kernel may have had something to say on its console.
+        // The kernel may have written to its console.
         let own: Vec<&Exit> = exits
             .iter()
             .filter(|exit| exit.ip == accesses::out_loop_ip())
@@ -215,7 +215,7 @@ fn a_trace_makes_no_exits() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let without = counted(&device, || ports(MADE))?;
-    // Nobody asks to be woken: an interrupt that is taken is exits, too.
+    // The trace never wakes: taking an interrupt makes exits, too.
     let attr = aux_watermark(trace(&device, EXIT_USER), u32::MAX);
     let mut traced = start(&device, attr, 64, READ_WRITE)?;
     let with = counted(&device, || ports(MADE))?;

@@ -29,7 +29,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     const VALUE: u64 = 3;
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 4, READ_WRITE)?;
-    // Marks are the kernel's, on the program's behalf; port writes are the program's own.
+    // The kernel makes the exits of marks, for the program; port writes are the program's own.
     let mut attr = perf_event_attr {
         read_format: FORMAT_LOST,
         ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO))
@@ -37,7 +37,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
-    // Its own commands are exits of its own kind, so it is looked at when it is off.
+    // Commands on the event are exits of the kind it traces, so it is read while it is off.
     other.enable(0)?;
     for _ in 0..50 {
         ports(1);
@@ -74,7 +74,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     );
     traced.chunks()?;
     ensure_eq!(traced.told, head, "where the chunks end");
-    // Back to its own, where there is none.
+    // Back to its own area, which it does not have.
     other.output_to(-1)?;
     other.enable(0)?;
     device.mark(VALUE)?;
@@ -122,7 +122,7 @@ fn children_write_into_their_parents_area() -> Outcome {
     event.disable(0)?;
     let count = event.count()?;
     packets.extend(area.take(&ring)?);
-    // A piece that the full ring had no record for is told by the next reading.
+    // The next reading records a piece for which the full ring had no room.
     pieces = contiguous(&told(&ring.take()?, &attr)?.chunks, pieces)?;
     event.count()?;
     pieces = contiguous(&told(&ring.take()?, &attr)?.chunks, pieces)?;

@@ -48,7 +48,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
-/// The device's numbers for traces, and for what one of exits tells of.
+/// The device's numbers for kinds of traces, and for the exits and the pace of one.
 const KIND_EXIT_TRACE: u32 = 0x105;
 const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
@@ -71,14 +71,14 @@ fn succeeded(output: &Output) -> Outcome {
     Ok(())
 }
 
-/// Records into `file` what `args` say.
+/// Runs `vperf exits record` into `file`; returns its messages.
 fn record(file: &str, args: &[&str]) -> Fallible<String> {
     let output = vperf(&[&["exits", "record", "-o", file], args].concat())?;
     succeeded(&output)?;
     Ok(text(&output.stderr))
 }
 
-/// The first trace of what `vperf exits report` says of `file`, told apart by `keys`.
+/// The first trace in the output of `vperf exits report` on `file`, with rows by `keys`.
 fn report(file: &str, keys: &str) -> Fallible<Value> {
     let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     succeeded(&output)?;
@@ -92,7 +92,7 @@ fn rows(trace: &Value) -> Fallible<&Vec<Value>> {
     Ok(rows.ok_or_else(|| format!("no rows: {trace}"))?)
 }
 
-/// Nothing that the trace produced is missing, or told to be.
+/// Checks that no part of the trace is missing or reported as lost.
 fn nothing_is_lost(trace: &Value) -> Outcome {
     ensure_eq!(trace["lost_bytes"], 0, "{trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
@@ -132,7 +132,7 @@ fn exits_of_a_command_are_all_there() -> Outcome {
 
 fn exits_name_who_caused_them() -> Outcome {
     let file = "/tmp/callers.vperf";
-    // Of all CPUs, so that others' exits are there too and told apart.
+    // On all CPUs, so that the report must tell others' exits apart.
     record(
         file,
         &[
@@ -174,7 +174,7 @@ fn exits_name_who_caused_them() -> Outcome {
 
 fn exits_alone_records_and_shows() -> Outcome {
     let file = "/tmp/alone.vperf";
-    // Of any reason that the host can tell.
+    // Exits for every reason that the host reports.
     let command = ["sh", "-c", "guest-tests ports 20; exit 7"];
     let output = vperf(&[&["exits", "-o", file, "--"], &command[..]].concat())?;
     ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
@@ -215,7 +215,7 @@ fn a_timeline_has_every_exit() -> Outcome {
         let (Some(at), Some(lasted)) = (at, lasted) else {
             return Err(format!("no time: {event}").into());
         };
-        // A thousandth of a nanosecond is what a sum of such numbers may be off.
+        // A sum of such numbers may be off by a thousandth of a nanosecond.
         ensure!(at >= after - 1e-6 && lasted > 0.0, "{event} before {after}");
         after = at + lasted;
     }
@@ -313,7 +313,7 @@ fn a_snapshot_holds_the_newest_exits() -> Outcome {
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
     let bytes = |key: &str| trace[key].as_u64().unwrap_or_default();
     ensure!(bytes("produced_bytes") > 2000 * 64, "{trace}");
-    // All of the area but the page that was being written over.
+    // All of the area except the page that is being overwritten.
     ensure!((4096..=8192).contains(&bytes("written_bytes")), "{trace}");
     ensure!(bytes("exits") >= 62, "{trace}");
     Ok(())
@@ -362,7 +362,7 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     }
     kill("-INT")?;
     let status = recorder.wait()?;
-    // As the command, which the signal ended.
+    // The status of the command, which the signal ended.
     ensure_eq!(status.code(), Some(128 + 2), "vperf's end");
     let trace = report(file, "what,task")?;
     let row = |row: &&Value| row["what"] == PORT_WRITTEN && row["task"] == "guest-tests";

@@ -1,4 +1,4 @@
-//! When the reader of an area is woken, and that it is not else.
+//! When the reader of an area is woken, and when it is not.
 
 use crate::aux_mapping::{io_trace, ports};
 use crate::aux_writer::PER_PAGE;
@@ -17,12 +17,13 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Long enough for what must come, however slow the machine; what must not come is not there now.
+/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check
+/// that none has.
 const LONG: i32 = 10_000;
 
 const NOW: i32 = 0;
 
-/// One wakeup at exactly these exits, of all that are made.
+/// Checks for a wakeup at exactly these exits, and at no other.
 fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
     let mut made = 0;
     for &exit in exits {
@@ -53,7 +54,7 @@ fn a_number_of_aux_bytes_wakes() -> Outcome {
     ensure_eq!(sizes, [512; 16], "bytes of the pieces");
     let made = *marks.last().ok_or("no marks")?;
     ensure_eq!(traced.take()?.len() as u64, made, "exits");
-    // Round the area the multiples are the same.
+    // In the other half of the area the wakeups come at the same exits.
     wakes_at(&traced, &marks)?;
     traced.balance()
 }

@@ -1,4 +1,4 @@
-//! The writer of AUX areas: whole packets, each byte counted once, and nothing lost unsaid.
+//! The writer of AUX areas: whole packets, each byte counted once, and every loss reported.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// A page holds a sync and so many exits.
+/// Exits in a page, behind its sync.
 pub(crate) const PER_PAGE: u64 = PAGE as u64 / EXIT_BYTES - 1;
 
 fn a_trace_wraps_whole() -> Outcome {
@@ -99,7 +99,7 @@ fn a_stalled_reader_loses_what_is_told() -> Outcome {
     traced.balance()
 }
 
-/// Positions of the reader that a schedule of stalls takes, and the flags of the pieces.
+/// The reader stalls by a schedule; the flags of the pieces must report each loss.
 fn written_and_lost_are_all_that_was_produced() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_WRITE)?;
@@ -126,7 +126,7 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
             "{chunks:x?}"
         );
         traced.balance()?;
-        // Two rounds of three the reader sleeps.
+        // The reader stalls in two rounds of three.
         if round % 3 == 2 {
             traced.take()?;
         }
@@ -172,7 +172,7 @@ fn a_lying_tail_is_a_full_area() -> Outcome {
         );
         ensure_eq!(areas::head(&traced.ring), head, "the head then");
     }
-    // The truth sets it free.
+    // A true tail frees the area.
     ensure_eq!(
         traced.take()?.len() as u64,
         PER_PAGE,
@@ -182,7 +182,7 @@ fn a_lying_tail_is_a_full_area() -> Outcome {
     traced.balance()?;
     ensure_eq!(traced.take()?.len(), 4, "exits after them");
     ensure_eq!(traced.ledger.lost, lost, "what the sync told lost");
-    // The device's own head: what a guest writes there changes nothing.
+    // The device keeps its own head: a guest's write to the page changes nothing.
     traced.ring.store_release(crate::pages::AUX_HEAD, 1 << 40);
     ports(1);
     traced.balance()?;
@@ -231,7 +231,7 @@ fn a_snapshot_keeps_the_newest() -> Outcome {
         }],
         "pieces told"
     );
-    // It goes on from there.
+    // The trace goes on from there.
     traced.event.enable(0)?;
     ports(1);
     traced.event.disable(0)?;
@@ -317,7 +317,7 @@ fn a_trace_that_starts_anew_says_so() -> Outcome {
         );
         ensure_eq!(exits(&packets).len(), 2, "exits of round {round}");
     }
-    // The count can begin anew; the trace does not.
+    // A reset restarts the count, not the trace.
     traced.event.enable(0)?;
     traced.event.reset(0)?;
     ports(2);

@@ -1,6 +1,5 @@
-//! Costs of samples and task switches for a guest: by a CPU PMU whose registers are trapped, run by the
-//! kernel's own driver, and by both doors of the paravirtual one. All of them count the host's CPU clock of
-//! the vCPU.
+//! Costs of samples and task switches for a guest: with a CPU PMU whose registers are trapped, run by the kernel's
+//! own driver, and through both doors of the paravirtual PMU. All count the host's CPU clock of the vCPU.
 
 use std::fs;
 use std::io;
@@ -54,16 +53,16 @@ const RECORD_SAMPLE: u32 = 9;
 const RING_PAGES: usize = 8;
 /// A header and an address.
 const SAMPLE_BYTES: u64 = 16;
-/// Of the area that takes every exit.
+/// Pages of the area for the trace of every exit.
 const AREA_PAGES: usize = 256;
 /// SVM's number of an exit for an interrupt of the host.
 const EXIT_OF_INTERRUPT: u16 = 0x60;
 
-/// How often the kernel's driver of a CPU PMU reaches for its registers.
+/// Accesses to registers by the kernel's driver of a CPU PMU.
 struct Driver {
-    /// When it switches between two tasks that have one event each.
+    /// Of a switch between two tasks with one event each.
     switch: u64,
-    /// The same for six.
+    /// Of a switch between two tasks with six events each.
     switch_of_six: u64,
     sample: u64,
 }
@@ -89,12 +88,12 @@ fn driver() -> io::Result<Driver> {
 /// A measurement that takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a program gets at a PMU.
+/// How a program reaches a PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Door {
     /// The CPU's own PMU, by `perf_event_open(2)`.
     Trapped,
-    /// The paravirtual one, by the same.
+    /// The paravirtual PMU, by `perf_event_open(2)`.
     PerfCore,
     /// `/dev/vpmu`, with an engine.
     DeviceFile(u32),
@@ -133,15 +132,15 @@ impl Door {
 /// Events on [`CPU`] in a period of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
-    /// All exits but those of the host's own interrupts.
+    /// All exits except for the host's own interrupts.
     exits: u64,
-    /// Those: its timers' and, of samples, the overflow's.
+    /// Exits for the host's own interrupts: of its timers and, with samples, of the overflow.
     host: u64,
     /// Of all exits, those that reached the VMM.
     user: u64,
     mmio: u64,
     signal: u64,
-    /// Accesses of trapped registers, which nothing else brings to the VMM for an unknown reason.
+    /// Accesses of trapped registers: the only exits to the VMM for the reason "other".
     register: u64,
     nmis: u64,
     /// Interrupts of the paravirtual PMU, on any CPU.
@@ -165,7 +164,7 @@ impl Seen {
     }
 }
 
-/// A moment, and what was counted until then.
+/// The counts at a moment.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     time: u64,
@@ -203,7 +202,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// Now. It makes no exit.
+    /// Takes the counts, without an exit.
     fn now(&self) -> io::Result<Moment> {
         let interrupts = fs::read_to_string("/proc/interrupts")?;
         Ok(Moment {
@@ -240,7 +239,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Sums the interrupts of the lines that `name` is in, of one CPU or of all.
+/// Sums the interrupts in the lines with `name`, of one CPU or of all.
 fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
     let lines = table.lines().filter(|line| line.contains(name));
     lines
@@ -255,7 +254,7 @@ fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
         .sum()
 }
 
-/// So many started clocks of the calling thread.
+/// Opens `count` clocks of the calling thread and enables them.
 fn clocks(door: Door, device: &Device, count: u64) -> io::Result<Vec<Event>> {
     let start = |_| {
         let event = door.open(device, &door.clock(device))?;
@@ -265,7 +264,7 @@ fn clocks(door: Door, device: &Device, count: u64) -> io::Result<Vec<Event>> {
     (0..count).map(start).collect()
 }
 
-/// Keeps this thread on [`CPU`], where nothing but its partner runs while it does.
+/// Keeps this thread on [`CPU`]; besides its partner, nothing else runs there meanwhile.
 fn settle() -> io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
@@ -285,7 +284,7 @@ fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
                 other.wait()?;
                 other.give()?;
             }
-            // Its end is later than the count's.
+            // Ends only after the count.
             other.wait()?;
             Ok(())
         });
@@ -311,7 +310,7 @@ fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
     watch.between(before, after)
 }
 
-/// A moment at which no record was written, and how many bytes of them there are.
+/// Returns the counts at a moment at which no record is written, and the bytes of records until then.
 fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)> {
     loop {
         let head = pages.head();
@@ -322,7 +321,7 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Events from a sample to one at least `count` later, the number of samples between, and the time.
+/// Returns the events from a sample to one at least `count` later, the number of samples between, and the time.
 fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -368,13 +367,13 @@ fn idle(time: Duration) -> Result<Seen, Failure> {
 
 /// Keeps the kernel from sampling less often where a sample takes long, as on an emulated machine.
 fn sample_as_asked() -> io::Result<()> {
-    // While this is zero the rate is not taken.
+    // While this is zero the kernel refuses a rate.
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
     fs::write("/proc/sys/kernel/perf_event_max_sample_rate", "100000")?;
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")
 }
 
-/// `guest-tests baseline SAMPLES ROUNDS`: tells the figures of everything.
+/// `guest-tests baseline SAMPLES ROUNDS`: prints all figures.
 pub(crate) fn measure(count: &str, rounds: &str) -> ExitCode {
     let measured = count.parse().map_err(Failure::from).and_then(|count| {
         let rounds = rounds.parse()?;
@@ -402,7 +401,7 @@ fn measure_all(count: u64, rounds: u64) -> Outcome {
                 seen.tell(&format!("sample:{}", door.name()), taken);
                 apart(move || idle(took))?.tell(&format!("idle:{}", door.name()), taken);
             }
-            // Samples that the host or the driver cannot take have no row.
+            // If the host or the driver cannot take such samples, there is no row.
             Err(error) => println!("no samples by {}: {error}", door.name()),
         }
     }
@@ -415,7 +414,7 @@ fn measure_all(count: u64, rounds: u64) -> Outcome {
     Ok(())
 }
 
-/// Runs on a thread of its own, whose CPU and priority end with it.
+/// Runs `act` on its own thread, so that the CPU and priority it sets end with it.
 fn apart<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -457,7 +456,7 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
         );
         ensure!(seen.exits >= seen.user, "{seen:?}");
     }
-    // More than there are counters: as many at a time.
+    // More events than counters: as many as there are counters run at a time.
     let seen = switches(Door::Trapped, 20, ROUNDS)?;
     ensure!(
         seen.register >= 2 * ROUNDS * driver.switch_of_six,

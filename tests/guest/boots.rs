@@ -21,7 +21,8 @@ const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t pani
     random.trust_cpu=on cryptomgr.notests";
 /// All exits of all guests of this host.
 const EXITS: &str = "/sys/kernel/debug/kvm/exits";
-/// A VMM by the subject of its figures, and the arguments between its name and the kernel's.
+/// A VMM: the subject of its figures, its program, the arguments before the kernel, and the option for the command
+/// line.
 struct Vmm {
     subject: &'static str,
     program: &'static str,
@@ -59,7 +60,7 @@ const VMMS: [Vmm; 3] = [
         ],
         append: "--cmdline",
     },
-    // As QEMU's manual has it for the fastest boot: the timer and the clock are KVM's.
+    // As QEMU's manual recommends for the fastest boot: KVM provides timer and clock.
     Vmm {
         subject: "qemu-microvm",
         program: "qemu-system-x86_64",
@@ -155,7 +156,7 @@ fn exits() -> Result<u64, Box<dyn Error>> {
     Ok(text.trim().parse()?)
 }
 
-/// The process's resident memory besides the mapping of the guest's, which has just that size.
+/// The process's resident memory, except the mapping of exactly the guest's size.
 fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;
     let (mut all, mut guests, mut is_guests) = (0, 0, false);
@@ -177,7 +178,7 @@ fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     Ok(all)
 }
 
-/// An initramfs of a shell and nothing else.
+/// Packs an initramfs with only a shell, and mounts debugfs for [`EXITS`].
 fn pack() -> Result<(), Box<dyn Error>> {
     const SCRIPT: &str = "set -e
 mkdir -p /tmp/small/bin
@@ -192,7 +193,7 @@ mount -t debugfs debugfs /sys/kernel/debug";
     Ok(())
 }
 
-/// The middle one of an odd number of values, the least and the greatest.
+/// The median of an odd number of values, the least and the greatest.
 fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
     values.sort_unstable();
     Some([

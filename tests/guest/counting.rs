@@ -243,7 +243,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     Ok(())
 }
 
-/// Writes to `word`, each of which traps, and as many marks, by a thread on `cpu`.
+/// Makes `times` writes that trap, and as many marks, on `cpu`. Returns the counts of both.
 fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
     let counts = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
         cpu::pin(cpu)?;
@@ -292,7 +292,7 @@ fn every_listed_event_opens() -> Outcome {
     ensure!(entries.len() >= 8, "only {} events listed", entries.len());
     for entry in entries {
         let attr = vpmu.attr(&entry.name)?;
-        // A trace of samples has to know when to take one.
+        // A trace of samples needs a period.
         let attr = match entry.trace {
             Some(Format::Samples) => attr.sampling(1_000_000),
             _ => attr,

@@ -1,5 +1,4 @@
-//! CPU and kernel below the client library, as the tests need them: pinning, ports,
-//! the counter that times are by.
+//! CPU and kernel interfaces below the client library: pinning, ports, and the counter behind times.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::fs;
@@ -55,7 +54,7 @@ pub(crate) fn keep() -> io::Result<()> {
     }
 }
 
-/// Takes from the kernel what it keeps of each CPU's time for others than real-time tasks.
+/// Removes the kernel's reserve of CPU time for tasks that are not real-time.
 fn reserve_nothing() -> io::Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +69,7 @@ fn reserve_nothing() -> io::Result<()> {
     set(Path::new("/proc/sys/kernel/soft_watchdog"), "0")
 }
 
-/// Gives a setting of the kernel's a value that it does not have yet.
+/// Writes a kernel setting, unless it has that value already.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     match fs::read_to_string(file)?.trim_end() == value {
         true => Ok(()),

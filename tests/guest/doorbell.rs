@@ -27,7 +27,7 @@ fn a_store_is_a_mark() -> Outcome {
         bell.mark(VALUE + 1);
     }
     ensure_eq!(event.count()?, 200, "marks by stores on two CPUs");
-    // The page outlives the file that it was mapped by, and is a child's as well.
+    // The mapping outlives its file, and a child inherits it.
     drop(device);
     bell.mark(VALUE);
     ensure_eq!(event.count()?, 201, "a mark without the file");
@@ -66,7 +66,7 @@ fn a_mark_says_which_it_was() -> Outcome {
     }
     let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
     ensure_eq!(values(&ring.take()?, &attr)?, expected, "values told");
-    // One value's own samples say it, too; what is no mark has none.
+    // Samples of one value report it, too; samples of other events report zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;

@@ -1,4 +1,4 @@
-//! The perf core door: the same device through `perf_event_open(2)`, counting.
+//! The perf core door: the same device through `perf_event_open(2)`.
 
 use std::error::Error;
 use std::fs;
@@ -71,7 +71,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
-/// The PMU of what writes to AUX areas.
+/// The PMU of traces, which write to AUX areas.
 const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
 fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
@@ -232,7 +232,7 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
     ensure_eq!(errno_of(again), Some(libc::EEXIST), "the same again");
     let another = vpmu.set_perf_starter(&end, &ports).err();
     ensure_eq!(errno_of(another), Some(libc::EBUSY), "another starter");
-    // A link goes with either end.
+    // A link ends with either of its events.
     drop(begin);
     vpmu.set_perf_starter(&end, &ports)?;
     Ok(())
@@ -266,7 +266,7 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    // An event of /dev/vpmu has the calls itself.
+    // An event of /dev/vpmu takes these calls on its own descriptor.
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
     ensure_eq!(
         errno_of(vpmu.flush_perf(&file).err()),
@@ -360,7 +360,7 @@ fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
     Ok(())
 }
 
-/// A mark's event of CPU 0 with a sample for each, enabled; the caller runs there.
+/// An enabled event with a sample for each mark on CPU 0, where it pins the caller.
 fn marks_of_the_cpu(pmu: &PerfPmu) -> Result<Event, Box<dyn Error>> {
     cpu::pin(0)?;
     let event = pmu.open_event(&mark_attr(pmu, 8)?.sampling(1).on_cpu(0))?;
@@ -373,7 +373,7 @@ fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How many samples a ring holds, which are read by that.
+/// Takes the samples out of a ring; returns their number.
 fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
     let mut samples = 0;
     while let Some(record) = ring.next_record()? {
@@ -403,7 +403,7 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     ensure_eq!(listed.id, id, "the id listed");
     let again = vpmu.reopen(&listed)?;
     ensure_eq!(again.read()?.value, 12, "the count");
-    // Nobody has mapped its ring: all samples are there.
+    // Nobody has mapped its ring before, so all samples are there.
     let mut ring = again.map_pages(16)?;
     again.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 12, "samples");
@@ -424,7 +424,7 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     ensure_eq!(event.read()?.value, 11, "the count");
     vpmu.flush_perf(&event)?;
     ensure_eq!(take_samples(&mut ring)?, 11, "samples");
-    // Disabled is the view, not the event.
+    // This disables the view, not the event.
     event.disable()?;
     place(&vpmu, 4)?;
     ensure_eq!(event.read()?.value, 11, "the count, not looked at");
@@ -449,7 +449,7 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     place(&vpmu, 9)?;
     vpmu.flush_perf(&view)?;
     ensure_eq!(take_samples(&mut ring)?, 9, "samples of since");
-    // As of any ring with several readers: the other finds none.
+    // As with any ring of several readers, the other one finds no records.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
     vpmu.flush_perf(&other)?;
@@ -477,7 +477,7 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     place(&vpmu, 6)?;
     ensure_eq!(view.read()?.value, 6, "the count by the last view");
     drop(view);
-    // The device has its name and its place again.
+    // The device has freed its name and its slot.
     let next = marks_of_the_cpu(&pmu)?;
     ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id used again");
     vpmu.attach_perf(&next)?;

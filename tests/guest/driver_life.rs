@@ -75,7 +75,7 @@ const MODULE: &str = "/lib/modules/virtio_pmu.ko";
 const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
 
-/// The transport's platform device.
+/// The name of the transport's platform device.
 fn transport() -> Result<String, Box<dyn std::error::Error>> {
     let path = fs::canonicalize("/sys/bus/virtio/devices/virtio0")?;
     let name = path.parent().and_then(|parent| parent.file_name());
@@ -118,7 +118,7 @@ fn module(command: &str, what: &str) -> io::Result<bool> {
     Ok(status.success())
 }
 
-/// The kernel has complained of nothing.
+/// Checks that the kernel has logged no complaint.
 fn ensure_no_complaint() -> Outcome {
     let log = Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&log.stdout);
@@ -136,7 +136,7 @@ fn ensure_no_complaint() -> Outcome {
     Ok(())
 }
 
-/// An event's answers, from a thread that polls it without a limit.
+/// The result of a poll without a limit, by another thread.
 fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     let event = event.duplicate()?;
     let (tell, told) = channel();
@@ -198,7 +198,7 @@ impl Open {
         })
     }
 
-    /// Five marks are counted by all.
+    /// Checks that all events count five marks.
     fn ensure_counts(&self) -> Outcome {
         self.device.place(VALUE, 5)?;
         for event in [&self.counting, &self.of_cpu, &self.perf, &self.perf_of_cpu] {
@@ -209,7 +209,7 @@ impl Open {
         Ok(())
     }
 
-    /// All of it has ended, and nothing waits.
+    /// Checks that all of it has ended, and that no call waits.
     fn ensure_ended(&self, errno: i32) -> Outcome {
         let own = [
             &self.counting,
@@ -228,7 +228,7 @@ impl Open {
             ensure_eq!(refused(map), Some(errno), "mapping {index}");
         }
         for event in [&self.perf, &self.perf_of_cpu] {
-            // As perf shows what is not counted.
+            // As perf shows an event that does not run.
             ensure_eq!(event.read()?.get(2), Some(&0), "time running");
         }
         let open = self
@@ -254,7 +254,7 @@ impl Open {
     }
 }
 
-/// A new program's event counts, samples and wakes.
+/// Checks that a new program's event counts, samples and wakes.
 fn ensure_works() -> Outcome {
     let device = fresh()?;
     let event = device.start(&device.marks(VALUE, 1, TID), How::OWN)?;
@@ -278,7 +278,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     mute()?;
-    // However it is found out: by a command, or by this request.
+    // The driver finds out by a command or, at the latest, by this request.
     let refusal = refused(
         open.device
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
@@ -326,7 +326,7 @@ fn killed_task_leaves_a_mute_device() -> Outcome {
         Ok(())
     })?;
     let stat = format!("/proc/{}/stat", doomed.hear()?);
-    // Until it waits for the answer that never comes.
+    // Until the task waits for the answer that never comes.
     while !fs::read_to_string(&stat)?.contains(") D ") {
         os::yield_cpu();
     }
@@ -365,7 +365,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting it");
         unbind(&name)?;
     }
-    // The last to leave leaves nothing, whether there is a device or not.
+    // The last user leaves nothing behind, whether there is a device or not.
     drop(open);
     ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
     ensure!(module("insmod", MODULE)?, "not loaded again");
@@ -442,7 +442,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                 let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
-                // At the latest when the last of them has closed.
+                // Succeeds at the latest when the last of them has closed.
                 while let Err(error) = os::unload(c"virtio_pmu") {
                     let errno = error.raw_os_error();
                     ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");
@@ -472,7 +472,7 @@ fn set_online(online: bool) -> io::Result<()> {
 fn vperf_records_on_when_a_cpu_goes() -> Outcome {
     cpu::pin(0)?;
     for tool in [&["record", "-c", "1"][..], &["stat"]] {
-        // Offline when vperf stops the event, and reads it.
+        // CPU 1 is offline when vperf stops its event and reads it.
         let command = format!("guest-tests mark {VALUE} 3; echo 0 > {CPU1}");
         let event = format!("mark={VALUE}");
         let measured = ["-e", &event, "-a", "--", "sh", "-c", &command];
@@ -481,7 +481,7 @@ fn vperf_records_on_when_a_cpu_goes() -> Outcome {
         let output = output?;
         let said = text(&output.stderr) + &text(&output.stdout);
         ensure!(output.status.success(), "{tool:?}: {said}");
-        // All on CPU 0, by which both run.
+        // All marks are on CPU 0, where both commands run.
         let counted = ["vperf: 3 samples written", "3 "];
         let mut lines = said.lines().map(str::trim_start);
         ensure!(
@@ -489,7 +489,7 @@ fn vperf_records_on_when_a_cpu_goes() -> Outcome {
             "{tool:?}: {said}"
         );
     }
-    // Whenever it goes, be it between the opening and the enabling of its event.
+    // CPU 1 may go at any time, even between the opening and the enabling of its event.
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
         let flips = scope.spawn(|| -> io::Result<()> {
@@ -552,8 +552,8 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Writes the memory's image, for which the devices are stopped and started; without a place for
-/// it on a disk the kernel then goes on.
+/// Makes a hibernation image, for which the kernel stops and starts devices. Without a disk to store the image, the
+/// kernel then goes on.
 fn hibernate() -> Outcome {
     let written = fs::write("/sys/power/state", "disk");
     let errno = written.err().and_then(|error| error.raw_os_error());
@@ -569,7 +569,7 @@ fn hibernate() -> Outcome {
 
 fn counts_go_on_after_a_hibernation() -> Outcome {
     let device = fresh()?;
-    // The one that stays: of one that goes perf core ends the events.
+    // The CPU that stays: perf core ends the events of one that goes.
     cpu::pin(0)?;
     let own = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let id = own.id()?;
@@ -595,7 +595,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     let (order, orders) = channel();
     let (tell, told) = channel();
     thread::scope(|scope| -> Outcome {
-        // A task that inherited is in the middle of its life.
+        // A task with inherited events lives across the hibernation.
         let servant = &device;
         scope.spawn(move || {
             let mut placed = orders.into_iter().map(|times| servant.place(VALUE, times));

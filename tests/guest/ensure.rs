@@ -1,4 +1,4 @@
-//! Saying what was expected, without a panic's backtrace on a serial console.
+//! Checks that return an error: a panic would print a backtrace on the serial console.
 
 /// Fails the test with a message unless the condition holds.
 macro_rules! ensure {

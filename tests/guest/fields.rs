@@ -1,5 +1,5 @@
-//! A sample's fields, taken apart in the order that `<linux/perf_event.h>` gives them, down to
-//! the last word: a record that is a word too long or too short is no sample.
+//! Parses a sample's fields in the order of `<linux/perf_event.h>`, down to the last word: a record that is a word
+//! too long or too short is an error.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -23,7 +23,7 @@ pub(crate) const REGS_USER: u64 = 1 << 12;
 pub(crate) const STACK_USER: u64 = 1 << 13;
 pub(crate) const IDENTIFIER: u64 = 1 << 16;
 pub(crate) const REGS_INTR: u64 = 1 << 18;
-/// Every field that there can be.
+/// Every field that the device supports.
 pub(crate) const ALL: [u64; 14] = [
     IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD, STREAM_ID, REGS_USER, STACK_USER,
     IDENTIFIER, REGS_INTR,
@@ -80,7 +80,7 @@ pub(crate) struct Sample {
     pub(crate) read: Option<Reading>,
     pub(crate) chain: Option<Vec<u64>>,
     pub(crate) regs_user: Option<Regs>,
-    /// The bytes that were asked for, and how many of them are the stack's.
+    /// The words that were asked for, and how many bytes of them are the stack's.
     pub(crate) stack: Option<(Vec<u64>, u64)>,
     pub(crate) regs_intr: Option<Regs>,
 }

@@ -1,5 +1,5 @@
-//! Flush: what was sampled and traced before the call stands in the pages when it returns, and who
-//! waits for it is woken.
+//! Flush: when the call returns, all that was sampled and traced before is in the pages, and waiting readers are
+//! woken.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,7 +70,8 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 70;
-/// Long enough for what must come, however slow the machine; what must not come is not there now.
+/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check
+/// that none has.
 const LONG: i32 = 10_000;
 const NOW: i32 = 0;
 
@@ -78,7 +79,7 @@ fn marks(device: &Device) -> perf_event_attr {
     silent(device.marks(VALUE, 1, TIME | ADDR))
 }
 
-/// Marks of CPU 1, where this thread then is, with a ring that nobody is woken for.
+/// An event of marks on CPU 1, where it pins this thread, with a ring that never wakes by itself.
 fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     cpu::pin(1)?;
     let event = device.start(&marks(device), How::on_cpu(1))?;
@@ -107,7 +108,7 @@ fn a_sleeper_is_woken_by_a_flush() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
         let epoll = os::Epoll::new(event.as_fd(), true)?;
-        // Whether it sleeps yet or comes too late to: it is woken, or finds what there is.
+        // If it does not sleep yet, it finds the records at once.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(told, libc::POLLIN, "what the sleeper is told");
@@ -140,7 +141,7 @@ fn a_loss_that_waits_is_told() -> Outcome {
     let fits = PAGE as u64 / 24;
     device.place(VALUE, fits + 11)?;
     ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the first loss");
-    // The ring is full: nothing can be told, and that is no error.
+    // The ring is full: the loss cannot be recorded yet, which is not an error.
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
     ensure_eq!((samples.len() as u64, lost), (fits, 0), "what fitted");
@@ -244,7 +245,7 @@ fn every_state_can_be_flushed() -> Outcome {
         libc::POLLIN,
         "poll of one that overwrites"
     );
-    // Its task is gone: what there is can be had all the same.
+    // The task has ended; its records can be flushed all the same.
     let tid = AtomicU64::new(0);
     let gone = thread::scope(|scope| {
         let owner = scope.spawn(|| -> std::io::Result<(Event, Pages)> {
@@ -337,8 +338,8 @@ fn held_samples_are_written(engine: u32) -> Outcome {
             );
             last = time;
         }
-        // Records written later were sampled later: nothing was held back. A sample's time is
-        // known to within a microsecond.
+        // Records written after the flush were sampled after it: nothing was held back. A sample's time is known to
+        // within a microsecond.
         code.run(1 << 18);
         event.flush(0)?;
         let (samples, _) = fields::samples(&ring.take()?, &attr)?;
@@ -454,7 +455,7 @@ fn a_flush_has_no_other_arguments() -> Outcome {
     Ok(())
 }
 
-/// Both vCPUs sample all that they do, both flush everything all the time, one reader takes it out.
+/// Both vCPUs sample all their marks and flush all events again and again; one reader takes the records.
 fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     const EACH: u32 = 3_000;
     let device = fresh()?;
@@ -497,7 +498,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
         });
         while !storms.iter().all(|storm| storm.is_finished()) {
             take(&mut rings, &mut told, &mut lost)?;
-            // The reader leaves the CPUs to them: so rings get full, too.
+            // The reader yields the CPUs, so that rings fill, too.
             os::yield_cpu();
         }
         for storm in storms {

@@ -1,5 +1,5 @@
-//! Programs and a library that others wrote and that are not perf: those that find our events in sysfs
-//! count and sample them, and those that know the kernel's own events alone run beside ours.
+//! Third-party programs and a library, other than perf. Those that find our events in sysfs count and sample them;
+//! those that know only the kernel's own events run beside ours.
 #![expect(unsafe_code, reason = "marks of a child before its exec")]
 
 use std::error::Error;
@@ -81,7 +81,7 @@ pub(crate) const BPFTRACE: &[Test] = &[
 /// An event by its name in sysfs, and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
-    // The library takes no format's term for zero by itself.
+    // The library does not default a term of the format to zero.
     builder.event(name)?.field("paused", 0)?;
     if let Some(value) = value {
         builder.field("event", value)?;
@@ -143,7 +143,7 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
     Ok(())
 }
 
-/// Each member switched off when it joins, as the library has it.
+/// The library disables each member when it joins.
 fn librarys_group_counts_its_members() -> Outcome {
     let vpmu = Vpmu::open()?;
     let format = ReadFormat::GROUP | ReadFormat::ID;
@@ -160,8 +160,8 @@ fn librarys_group_counts_its_members() -> Outcome {
     Ok(())
 }
 
-/// The library's own leader counts nothing. Linux 6.12 switches a member of another PMU on when the
-/// task next comes in, the kernel's own as well: ours counts where the kernel's does.
+/// The library's own leader counts nothing. Linux 6.12 enables a member of another PMU, even of the kernel's own,
+/// only when the task is next scheduled in: ours must count whenever the kernel's does.
 fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outcome {
     let vpmu = Vpmu::open()?;
     let times = ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING;
@@ -184,7 +184,7 @@ fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outc
         if ran { 5 } else { 0 },
         "{ours:?} beside {kernels:?}"
     );
-    // The task comes in again.
+    // The task is scheduled in again.
     thread::sleep(Duration::from_millis(20));
     let before = marks.read()?;
     (0..9).try_for_each(|_| vpmu.mark(3))?;
@@ -251,7 +251,7 @@ fn has_cycles() -> Fallible<bool> {
     Ok(entries.iter().any(|entry| entry.name == "cycles"))
 }
 
-/// Counts the marks of a shell's script; what it says, and that the count is right.
+/// Counts the marks of a shell script and checks the count; returns the script's output.
 fn counted(script: &str, marks: u32) -> Fallible<String> {
     let args = [
         "stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script,
@@ -267,7 +267,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
     Ok(said)
 }
 
-/// PAPI looks its events up in tables of its own, which have no PMU of sysfs.
+/// PAPI looks its events up in tables of its own, which do not list PMUs of sysfs.
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     // At Debian's level PAPI does not even try.
     os::set_paranoid(2)?;
@@ -359,7 +359,7 @@ fn bpftrace_profiles_beside_exact_counts() -> Outcome {
     Ok(())
 }
 
-/// bpftrace's probes name no PMU of sysfs. Perf core writes our samples, and bpftrace sees it do so.
+/// bpftrace's probes cannot name a PMU of sysfs. Perf core writes our samples, by a function that bpftrace can probe.
 fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     let program = "kprobe:perf_event_output_forward { @samples = count(); }";
     let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");

@@ -1,4 +1,4 @@
-//! Groups of the shared-page door: who counts when, read at one moment, and who may join.
+//! Groups of the shared-page door: when members count, that they are read at one moment, and which events may join.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,7 +98,7 @@ fn a_group_is_switched_and_reset_as_one() -> Outcome {
             vpmu.open_member(&attr, &leader)?,
             vpmu.open_member(&attr, &leader)?,
         ];
-        // Whichever of its events is named.
+        // Any event of the group can be named.
         siblings[1].enable_group()?;
         vpmu.mark(3)?;
         ensure_eq!(values(&leader)?, [1, 1, 1], "all on");
@@ -191,12 +191,12 @@ fn a_closed_leader_frees_its_siblings() -> Outcome {
     Ok(())
 }
 
-/// Each leads the next and is closed: nothing of those before is kept for the last.
+/// Each event leads the next and is closed: the last must not keep the earlier ones.
 fn leaders_follow_each_other_without_end() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?.of_task(0);
     let mut last = vpmu.open_event(&attr)?;
-    // As many as a kernel's stack would not hold, were they kept and freed one by the other.
+    // Kept and freed recursively, so many would overflow a kernel stack.
     for _ in 0..1_000 {
         last = vpmu.open_member(&attr, &last)?;
     }
@@ -317,7 +317,7 @@ fn a_limit_outlasts_a_pause() -> Outcome {
         event.enable()?;
         place(5)?;
         ensure_eq!(samples()?, 3, "of a limit of three, with a pause");
-        // Another event's coming has perf core schedule this one anew; it stays off.
+        // Opening another event makes perf core reschedule this one; it stays off.
         drop(vpmu.open_event(&attr)?);
         place(1)?;
         ensure_eq!((samples()?, event.read()?.value), (0, 3), "used up");
@@ -361,8 +361,8 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
             let open = || vpmu.open_member(&attr, &leader);
             let siblings = match (open(), open()) {
                 (Ok(one), Ok(other)) => [one, other],
-                // The task has swapped the leader for a child's: no two of one task then, in
-                // perf neither.
+                // The task has swapped the leader for a child's: leader and member would be of different tasks, which
+                // perf refuses, too.
                 (Err(error), _) | (_, Err(error)) if errno(&error) == libc::EINVAL => {
                     return Ok(());
                 }
@@ -375,7 +375,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
                 ensure_eq!(values(&siblings[0])?.len(), 3, "turn {turn}: counts read");
             }
             drop(leader);
-            // A child that has not come to its exec yet may hold the leader open.
+            // A child before its exec may still hold the leader open.
             let left = values(&siblings[1])?.len();
             ensure!(
                 left == 1 || left == 3,

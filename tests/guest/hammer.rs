@@ -1,7 +1,7 @@
 //! Random calls on the driver by several processes of root and nobody at once, in a kernel that
 //! checks its allocations: afterwards the kernel has no complaint, and nothing is left on the device.
 //!
-//! Each process makes the same calls for the same seed; how those of several meet is up to the
+//! Each process makes the same calls for the same seed; how the calls of several processes interleave is up to the
 //! scheduler.
 #![expect(
     unsafe_code,
@@ -53,7 +53,7 @@ const DEVICE_CALLS: [u32; 8] = [
     uapi::IOC_PERSISTENT,
     uapi::IOC_FLUSH,
     uapi::IOC_PERF,
-    // None of the driver's.
+    // A number that the driver does not have.
     uapi::IOC_MAGIC << 8 | 0xff,
 ];
 const EVENT_CALLS: [u32; 19] = [
@@ -91,13 +91,13 @@ const KINDS: [(u64, u64); 9] = [
 ];
 const SAMPLED: [u64; 6] = [0, 0b10, 0b1111, 1 << 4, 0x4_0000, 0xffff_ffff];
 
-/// A sequence of numbers that looks random, the same for the same seed.
+/// A pseudo-random sequence, the same for the same seed.
 #[derive(Debug)]
 struct Random(u64);
 
 impl Random {
     fn new(seed: u64) -> Self {
-        // Any state but zero, and far apart for seeds that are not.
+        // Never zero, and far apart for seeds that are close.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -122,7 +122,7 @@ impl Random {
     }
 }
 
-/// A process's calls, and what they have made.
+/// A process's calls, and the descriptors and maps that they made.
 #[derive(Debug)]
 struct Hammer {
     random: Random,
@@ -131,7 +131,7 @@ struct Hammer {
     scratch: Vec<u64>,
     fds: Vec<i32>,
     maps: Vec<(usize, usize)>,
-    /// Not a child of another hammer's.
+    /// False in a child, which must not fork in turn.
     forks: bool,
 }
 
@@ -333,7 +333,7 @@ impl Hammer {
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), bytes) };
     }
 
-    /// Changes a map, or what stands there.
+    /// Changes a map, or its contents.
     fn touch(&mut self) {
         if self.maps.is_empty() {
             return;
@@ -353,7 +353,7 @@ impl Hammer {
                 unsafe { libc::madvise(at, bytes, advice) };
             }
             2 => {
-                // The tails, and where an area is to be.
+                // The tails, and the announced offset and size of an area.
                 let field = self.random.of(&[1032, 1072, 1080, 1064]);
                 let values = [PAGE as u64, 2 * PAGE as u64, 3 * PAGE as u64, u64::MAX];
                 self.scratch[0] = self.random.of(&values);
@@ -414,7 +414,7 @@ impl Hammer {
             return;
         }
         let (seed, end) = (self.random.next(), self.random.below(4));
-        // The child's end is its own.
+        // The child may end in any way.
         let _ = os::forked(|| {
             self.forks = false;
             self.random = Random::new(seed);
@@ -460,9 +460,9 @@ impl Hammer {
     }
 }
 
-/// One process's part.
+/// The calls of one process.
 fn hammer(seed: u64, nobody: bool, operations: u64) -> io::Result<()> {
-    // SAFETY: signals of events end nobody.
+    // SAFETY: takes numbers. Signals of events must not end the process.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     os::allow_descriptors(256)?;
     if nobody {
@@ -498,7 +498,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
     Ok(())
 }
 
-/// Has the kernel look through all its objects of general sizes.
+/// Has the kernel validate all objects of its general caches; returns the number of caches.
 fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
     let mut looked = 0;
     for cache in fs::read_dir("/sys/kernel/slab")? {

@@ -32,10 +32,10 @@ const VALUE: u64 = 90;
 const CPUS: usize = 2;
 /// A child's exit code: the doorbell was refused.
 const REFUSED: i32 = 20;
-/// And: something else failed.
+/// A child's exit code: something else failed.
 const FAILED: i32 = 21;
 
-/// The exit code of a child that is nobody, on `cpu`.
+/// Runs `act` in a child as nobody on `cpu`; returns its exit code.
 fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
     os::forked(|| {
         let acted = cpu::pin(cpu)
@@ -45,7 +45,7 @@ fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i3
     })
 }
 
-/// Each vCPU answers, with an exact count.
+/// Checks that each vCPU answers with an exact count.
 fn ensure_answers() -> Outcome {
     let device = Device::open()?;
     for cpu in 0..CPUS {
@@ -68,7 +68,7 @@ fn doorbell_map_without_capability_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Takes a signal on the page, where the kernel writes its frame, registers and all.
+/// Takes a signal with the page as its stack, so that the kernel writes the signal frame there.
 fn take_signal_on(page: *mut u8) -> io::Result<()> {
     extern "C" fn handler(_signal: i32) {}
     let stack = libc::stack_t {
@@ -127,7 +127,7 @@ fn mark_of_nobody_is_exact() -> Outcome {
     Ok(())
 }
 
-/// Accesses to the page that any program can make, whatever it runs on.
+/// Accesses to the page that do not depend on the architecture.
 const ACCESSES: [(&str, Attack); 2] = [
     ("read(2) into it", |page| {
         // SAFETY: the kernel checks the address.

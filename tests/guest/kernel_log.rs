@@ -26,7 +26,7 @@ const FAULTS: [&str; 18] = [
     "bad unlock balance",
     "turning off the locking correctness validator",
 ];
-/// So much of a report after its first line.
+/// Most lines of a report to show.
 const LINES: usize = 40;
 
 /// The log since boot, a line each.
@@ -35,7 +35,7 @@ fn log() -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The log from the first report of a fault on, a part of it.
+/// Returns the log from the first report of a fault on, up to [`LINES`] lines.
 fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     let names_fault = |line: &&str| {
         // The allocator and a checker introduce themselves; a program's own fault is not the kernel's.
@@ -52,12 +52,12 @@ fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     Some(lines[first..lines.len().min(first + LINES)].to_vec())
 }
 
-/// The kernel has reported no fault since it booted.
+/// Checks that the kernel has reported no fault since it booted.
 pub(crate) fn ensure_no_fault() -> Outcome {
     ensure_none_of(&[])
 }
 
-/// The same with more words that are none of a good kernel's.
+/// The same with more words that a healthy kernel does not log.
 pub(crate) fn ensure_none_of(more: &[&str]) -> Outcome {
     let log = log()?;
     if let Some(report) = fault(&log, more) {

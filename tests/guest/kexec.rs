@@ -1,8 +1,7 @@
-//! Another kernel, started by this one without a reset of the machine: the device must write
-//! nothing more to the first kernel's memory, and keeps what lies in the host's.
+//! Another kernel, started by this one without a reset of the machine: the device must write nothing more to the
+//! first kernel's memory, and must keep events with rings in the host's.
 //!
-//! The init of either kernel runs the same command; whether the persistent event is there says
-//! which of them it is.
+//! The init of either kernel runs the same command; only the second finds the persistent event.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -38,7 +37,7 @@ fn second_kernel_has_its_memory_and_the_persistent_events() -> Outcome {
     }
 }
 
-/// Where a page of a ring lies in the machine's memory.
+/// The guest-physical address of a page of a ring.
 fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
     const IN_MEMORY: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
@@ -84,7 +83,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // For the kernels that are loaded meanwhile.
+    // Steps left free, for loading the second kernel.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
@@ -123,7 +122,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
         "no initramfs"
     );
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
-    // Perf core stops its events before another kernel starts. This one is not perf core's.
+    // Perf core stops its own events before another kernel starts. A detached event is not among them.
     clock.detach("clock")?;
     let command_line = format!(
         "{} iomem=relaxed memmap=4K${:#x} memmap=4K${:#x}",
@@ -151,7 +150,7 @@ fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
 }
 
 fn second(device: &Device, id: u64) -> Outcome {
-    // By the clock of records.
+    // When this kernel started, by the clock of records.
     let started = device.time_of(cpu::tsc()) - os::uptime()?;
     let memory = File::open("/dev/mem")?;
     let word = |address| -> io::Result<u64> {

@@ -108,7 +108,7 @@ fn two_events_share_a_ring() -> Outcome {
     let ids: Vec<u64> = samples.iter().map(|sample: &Sample| sample.id).collect();
     ensure_eq!(ids, [first.id()?, second.id()?].repeat(10), "whose records");
     ensure_eq!(lost, 0, "lost");
-    // Paused, the ring loses; that is told when it goes on.
+    // A paused ring loses records, and reports the loss when it goes on.
     first.pause_output(true)?;
     place(&vpmu, 10, 4)?;
     first.pause_output(false)?;

@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_module_reloads_clean", the_module_reloads_clean),
 ];
 
-/// Where the guest's initramfs has it.
+/// The module's file in the guest's initramfs.
 const FILE: &str = "/lib/modules/virtio_pmu.ko";
 
 /// Whether a module command succeeded.
@@ -76,7 +76,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     Ok(())
 }
 
-/// As udev does it: what the device says of itself is all that modprobe gets.
+/// As udev does it: modprobe gets nothing but the device's modalias.
 fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let directory = Path::new("/lib/modules").join(release.trim_end());

@@ -91,7 +91,7 @@ pub(crate) struct Arrived {
 
 /// `si_code` of a signal that says: there is something to read.
 pub(crate) const POLL_IN: i32 = 1;
-/// `si_code` of one that says: nothing comes any more.
+/// `si_code` of a signal that says: nothing more will come.
 pub(crate) const POLL_HUP: i32 = 6;
 
 fn signals() -> libc::sigset_t {
@@ -104,7 +104,7 @@ fn signals() -> libc::sigset_t {
     set
 }
 
-/// Keeps [`signal`] pending for [`wait_signal`]: for this thread and those it starts.
+/// Blocks [`signal`] in this thread and those it starts, so that it stays pending for [`wait_signal`].
 pub(crate) fn block_signal() -> io::Result<()> {
     let set = signals();
     // SAFETY: a valid set; the old one is not asked for.
@@ -174,9 +174,9 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     }))
 }
 
-/// Waits until all that this program said on a console has left it: its driver works on exits.
+/// Waits until all output of this program has left the console, whose driver makes exits.
 pub(crate) fn drain_console() {
-    // SAFETY: no memory. Where the output is no terminal there is nothing to wait for.
+    // SAFETY: touches no memory. If the output is not a terminal, there is nothing to wait for.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
 }
 
@@ -188,7 +188,7 @@ pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts the control groups that perf events can be counted by.
+/// Mounts the cgroup hierarchy that counts perf events.
 pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
     let kind = c"cgroup".as_ptr();
     let options = c"perf_event".as_ptr().cast();
@@ -197,8 +197,8 @@ pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process ends within `limit`. This one sleeps until then: one that looked every few
-/// milliseconds would take the CPU from the process that it waits for.
+/// Whether a process ends within `limit`. The caller sleeps until then: a poll every few milliseconds would take the
+/// CPU from the process that it waits for.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     // SAFETY: no memory; a descriptor is returned.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
@@ -268,7 +268,7 @@ pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
     }
 }
 
-/// munmap(2) of a part of a mapping that must not go.
+/// munmap(2) of a part of a mapping, which must be refused.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
     // SAFETY: the caller expects a refusal; what goes all the same is only ever read atomically,
     // and faults.
@@ -276,7 +276,7 @@ pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// mprotect(2) of pages that are mapped to be read.
+/// mprotect(2) that makes read-only pages writable.
 pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the caller expects a refusal; the pages are shared memory, reached atomically alone.
@@ -338,7 +338,7 @@ pub(crate) fn set_ids(user: [u32; 3], group: [u32; 3]) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this process have so many descriptors.
+/// Sets the limit of this process's descriptors.
 pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: most,
@@ -353,7 +353,7 @@ pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
 pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
     open_perf_attr(&perf_event_attr {
         type_: kind,
-        // The first that there was.
+        // The first version's size.
         size: 64,
         config,
         ..perf_event_attr::default()
@@ -419,7 +419,7 @@ impl BpfCounter {
         Ok(Self { map, program })
     }
 
-    /// Has it run at each overflow of an event.
+    /// Attaches the program to an event's overflows.
     pub(crate) fn attach(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         const SET_BPF: u64 = 0x4004_2408;
         let program = self.program.as_raw_fd();
@@ -451,7 +451,7 @@ impl BpfCounter {
 pub(crate) struct KernelCode(OwnedFd);
 
 impl KernelCode {
-    /// So many additions to a register.
+    /// Code with `count` additions to a register.
     pub(crate) fn additions(count: usize) -> io::Result<Self> {
         const PROG_LOAD: i32 = 5;
         const SOCKET_FILTER: u64 = 1;
@@ -474,7 +474,7 @@ impl KernelCode {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(program) }))
     }
 
-    /// Runs it so many times.
+    /// Runs it `times` times.
     pub(crate) fn run(&self, times: u32) -> io::Result<()> {
         const PROG_TEST_RUN: i32 = 10;
         // An Ethernet header, and a byte.
@@ -505,7 +505,7 @@ pub(crate) fn set_paranoid(level: i32) -> io::Result<()> {
 /// `kernel.perf_event_paranoid`.
 pub(crate) const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 
-/// Has this process see other mounts than the rest, and `file` in the place of another.
+/// Moves this process to its own mount namespace, with `file` mounted over `hidden`.
 pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
     // SAFETY: numbers alone.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
@@ -515,7 +515,7 @@ pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Has this process be in a user namespace of its own, without any capability there.
+/// Moves this process to its own user namespace, without any capability there.
 pub(crate) fn leave_user_namespace() -> io::Result<()> {
     // SAFETY: numbers alone.
     checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
@@ -525,7 +525,7 @@ pub(crate) fn leave_user_namespace() -> io::Result<()> {
 /// Whether a thread of this process sleeps.
 pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
-    // Behind the name, which stands in parentheses.
+    // The state follows the name, which is in parentheses.
     Ok(stat
         .rsplit(") ")
         .next()
@@ -539,7 +539,7 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// Starts it; returns when `prepare` has succeeded in it, which keeps what that made.
+    /// Starts the process; returns when `prepare` has succeeded in it. The process keeps the result of `prepare`.
     pub(crate) fn start<T>(prepare: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         let mut ends = [-1; 2];
         // SAFETY: two descriptors are written there.
@@ -600,7 +600,7 @@ pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets `most` queued signals wait for this user's processes.
+/// Sets the limit of signals queued for this user's processes.
 pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: most,
@@ -611,13 +611,13 @@ pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the CPU to whoever else wants it.
+/// Yields the CPU to other tasks.
 pub(crate) fn yield_cpu() {
     // SAFETY: no arguments.
     unsafe { libc::sched_yield() };
 }
 
-/// An epoll instance that waits for `fd`; `edge`: for changes alone.
+/// An epoll instance for one descriptor.
 #[derive(Debug)]
 pub(crate) struct Epoll(i32);
 

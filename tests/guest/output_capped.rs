@@ -1,5 +1,5 @@
-//! The rate cap, in a machine that was started with a low one: what is above it makes neither
-//! records nor losses, and the ring says from when to when.
+//! The cap on the sampling rate, in a machine that was started with a low one: overflows above it make neither
+//! records nor losses, and records in the ring mark the beginning and the end.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, READ, SAMPLE, STREAM_ID, THROTTLE, TIME, UNTHROTTLE};
@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 120;
-/// The cap is measured in windows of so many nanoseconds.
+/// Nanoseconds of a window, in which the cap is measured.
 const WINDOW: u64 = 10_000_000;
 
 fn a_cap_throttles_and_lets_go() -> Outcome {

@@ -74,7 +74,7 @@ fn writes(device: &Device) -> perf_event_attr {
     silent(sampling(device.port_exits(), 1, CALLCHAIN))
 }
 
-/// The write's address as the host shows it: done already, or not yet.
+/// Whether `ip` is the write's: hosts report the address of the write or of the next instruction.
 fn is_out(ip: u64) -> bool {
     ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
 }
@@ -174,7 +174,7 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
     Ok(())
 }
 
-/// The chains of samples in the leaf's loop, each as its callers.
+/// The callers in each chain of the samples in the leaf's loop.
 fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
     let inside = |sample: &&Sample| {
         sample.misc & MISC_MODE == MISC_USER
@@ -190,7 +190,7 @@ fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Runs the nest's loop until there are `enough` samples with their IP in it.
+/// Runs the nest's loop until there are `enough` samples with their IP in it; returns the callers of each.
 fn sample_loop(
     event: &Event,
     attr: &perf_event_attr,
@@ -247,7 +247,7 @@ fn the_host_walks_no_guests_stack() -> Outcome {
         1_000_000,
         IP | CALLCHAIN,
     ));
-    // Left to itself, the device takes the engine that can.
+    // By default the device selects the engine that can take chains.
     let event = device.open_event(&clock, How::OWN)?;
     ensure_eq!(
         event.engine()?,

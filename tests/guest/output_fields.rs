@@ -1,4 +1,4 @@
-//! Fields of a sample: each alone, all together in perf's order, against known truth.
+//! Fields of a sample: each alone, all together in perf's order, compared with known values.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -60,7 +60,7 @@ fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
     attr
 }
 
-/// The samples of `times` known writes, and the stack pointer that all of them had.
+/// The samples of `times` known writes, and the values that they must have.
 fn known_writes(
     device: &Device,
     attr: &perf_event_attr,
@@ -86,7 +86,7 @@ fn known_writes(
     Ok((samples, known))
 }
 
-/// The truth about a run of known writes.
+/// The known values of a run of writes.
 #[derive(Debug, Default)]
 struct Known {
     id: u64,
@@ -95,13 +95,13 @@ struct Known {
     until: u64,
 }
 
-/// Whether `ip` is the write's: hosts differ in whether they show it done.
+/// Whether `ip` is the write's: hosts report the address of the write or of the next instruction.
 fn is_write(ip: u64) -> bool {
     let at = stubs::out_known_ip();
     ip == at || ip == at + stubs::WRITE_LEN
 }
 
-/// Whether register `number` holds what is known of it.
+/// Checks that register `number` has the value known of it.
 fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
     match known {
         Register::Is(is) => ensure_eq!(value, is, "register {number}"),
@@ -113,8 +113,7 @@ fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
 }
 
 impl Known {
-    /// Whether sample `number`, counted from one, tells the truth in the fields of `asked` and
-    /// has no other.
+    /// Checks that sample `number`, counted from one, has true values in the fields of `asked` and no other fields.
     fn check(&self, sample: &Sample, number: u64, asked: u64) -> Outcome {
         let had = |bit: u64, has: bool| -> Outcome {
             ensure_eq!(has, asked & bit != 0, "whether field {bit:#x} is there");
@@ -234,7 +233,7 @@ fn registers_of_a_user_are_true() -> Outcome {
         let (samples, known) = known_writes(&device, &attr, 1)?;
         let user = samples[0].regs_user.clone().unwrap_or_default();
         let intr = samples[0].regs_intr.clone().unwrap_or_default();
-        // Put together again they are all of them.
+        // Together they are all registers.
         let mut all = intr.values.clone();
         let place = (REGS & ((1 << number) - 1)).count_ones() as usize;
         ensure_eq!(user.values.len(), 1, "registers of mask {:#x}", 1 << number);
@@ -320,7 +319,7 @@ fn a_stack_is_copied_as_it_is() -> Outcome {
         let top = STACK.len().min(words.len());
         ensure_eq!(words[..top], STACK[..top], "the top of the stack");
     }
-    // A main thread's stack ends above what is asked for: what is not there is not copied.
+    // A main thread's stack ends within the size asked for: bytes beyond its end are not copied.
     let size = 60 << 10;
     let mut attr = writes(&device, STACK_USER);
     attr.sample_stack_user = size;

@@ -1,5 +1,4 @@
-//! The life of an event: limits, periods, frequencies, children, exec, the counted tasks,
-//! and requests that are refused.
+//! The life of an event: limits, periods, frequencies, children, exec, modes, and requests that are refused.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -54,7 +53,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const VALUE: u64 = 90;
 
-/// An event that samples each mark, its ring, disabled.
+/// Opens a disabled event of this thread, and maps its ring.
 fn open(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
     let event = device.open_event(attr, How::OWN)?;
     let ring = Pages::map(&event, 4, READ_WRITE)?;
@@ -153,7 +152,7 @@ fn a_frequency_is_met() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 16, READ_WRITE)?;
     event.enable(0)?;
-    // Until the second second of the samples' own clock is over.
+    // Until two seconds have passed by the samples' own clock.
     let (mut samples, mut placed) = (Vec::new(), 0);
     let times = |samples: &[fields::Sample]| -> Vec<u64> {
         samples.iter().filter_map(|sample| sample.time).collect()
@@ -260,7 +259,7 @@ fn children_are_read_with_their_parent() -> Outcome {
         more.enabled > own.enabled && more.running <= more.enabled,
         "{own:?}, {more:?}"
     );
-    // Readings in the samples of an event that others inherit are refused, as perf does.
+    // Readings in the samples of an inherited event are refused, as in perf.
     let mut attr = device.marks(VALUE, 1, READ);
     attr.set_inherit(1);
     let errno = refused(device.open_event(&attr, How::OWN));
@@ -314,7 +313,7 @@ fn each_childs_count_is_told_at_its_end() -> Outcome {
 fn the_mode_that_is_left_out_does_not_count() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
-    // Marks are the kernel's, on the program's behalf; port writes are the program's own.
+    // The kernel makes the exits of marks, for the program; port writes are the program's own.
     for (kind, what) in [(KIND_MARK, VALUE), (KIND_EXITS, EXIT_PORT)] {
         for (user, kernel) in [(false, false), (true, false), (false, true)] {
             let mut attr = silent(sampling(device.attr(kind, what), 1, IP));
@@ -345,7 +344,7 @@ fn the_mode_that_is_left_out_does_not_count() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: of user mode");
-            // The driver's own, where its notifications have the same reason.
+            // Those are the driver's own, where its notifications have the same reason.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(of_kernel > 0, drivers, "{what}: {of_kernel} of the kernel");
         }
@@ -376,7 +375,7 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, TIME));
     let event = device.open_event(&attr, How::OWN)?;
-    // perf changes those of breakpoints alone.
+    // perf changes the attributes of breakpoints alone.
     ensure_eq!(
         refused(event.modify(&attr)),
         Some(libc::EOPNOTSUPP),

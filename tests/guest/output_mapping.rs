@@ -123,7 +123,7 @@ fn maps_are_shared_and_from_the_start() -> Outcome {
         (libc::MAP_SHARED, PAGE as i64, "an offset of a page"),
         (libc::MAP_SHARED, 2 * PAGE as i64, "an offset of two pages"),
     ];
-    // With no ring there, and beside one.
+    // Before the first map, and after it is gone.
     for _ in 0..2 {
         for (flags, offset, what) in cases {
             let errno = map_errno(&event, 2 * PAGE, flags, offset);
@@ -201,7 +201,7 @@ fn a_ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Fresh pages, such as a ring's may become when it is gone: nobody may write them.
+/// Fresh pages, perhaps those of a ring that is gone: nobody else may write to them.
 pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
@@ -279,7 +279,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
     os::set_paranoid(1)?;
     os::become_nobody()?;
     let event = || marks(&device);
-    // Fills what there is with rings of 1 + 64 pages, from the user's allowance first.
+    // Fills the allowance, then the limit, with rings of 1 + 64 pages.
     let whole = (allowance + beyond) / 65;
     let left = (allowance + beyond) % 65;
     for round in 0..2 {
@@ -308,7 +308,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
             Some(libc::EPERM),
             "round {round}: a page more than there is"
         );
-        // A further map of a ring is no further memory.
+        // Another map of a ring takes no more memory.
         Pages::map(&rings[0].0, 64, READ_WRITE)?;
     }
     Ok(())
@@ -328,7 +328,7 @@ fn who_may_lock_memory_has_no_limit() -> Outcome {
     Ok(())
 }
 
-/// The window of the machine's limit of record bytes: 2.6 MiB by default. Records of 32 KiB that are made faster
+/// The window of the machine's limit on record bytes, by default 2.6 MiB in each. Records of 32 KiB that come faster
 /// are throttled.
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
@@ -339,7 +339,7 @@ fn a_big_ring_holds_its_size() -> Outcome {
     let stack = 32 << 10;
     let mut attr = silent(device.marks(VALUE, 1, fields::STACK_USER | READ));
     attr.sample_stack_user = stack;
-    // No task switch has the loss told before its time.
+    // On a CPU's event, no task switch records the loss early.
     cpu::pin(1)?;
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, pages, READ_WRITE)?;

@@ -1,4 +1,4 @@
-//! The metadata page: counts and times for whoever maps it, with no system call and no exit.
+//! The metadata page: counts and times for every reader, without a system call or an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -132,7 +132,7 @@ fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
 
 fn the_page_equals_read() -> Outcome {
     let device = Device::open()?;
-    // The page tells what the last command did, and a switch of the task is one.
+    // The page has the counts of the last command, and a switch of the task is a command.
     cpu::keep()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let same = |what: &str| -> Outcome {

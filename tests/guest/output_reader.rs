@@ -1,4 +1,4 @@
-//! A reader that is another program, in another language, by the kernel's header alone.
+//! A reader in another program and another language, which knows only the kernel's header and the driver's.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         Some("ready"),
         "the first line"
     );
-    // In each other's way on one CPU, or at the same time.
+    // The marks come from CPU 0 or from CPU 1.
     cpu::pin(if together { 0 } else { 1 })?;
     let before = device.time_of(cpu::tsc());
     device.place(VALUE, marks)?;

@@ -1,4 +1,4 @@
-//! Readings: every read_format, alone and in groups; what a group is.
+//! Readings: every read_format, alone and in groups; and the rules of groups.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,7 +67,7 @@ fn member_of<'a>(leader: &'a Event, how: How<'a>) -> How<'a> {
     }
 }
 
-/// A group of so many events, the leader first; disabled.
+/// A disabled group of `members` events, the leader first.
 fn group(device: &Device, members: u64, format: u64, how: How<'_>) -> std::io::Result<Vec<Event>> {
     let mut events = vec![device.open_event(&attr(device, 0, format), how)?];
     for member in 1..members {
@@ -82,7 +82,7 @@ fn counts(reading: &Reading) -> Vec<u64> {
     reading.values.iter().map(|value| value.value).collect()
 }
 
-/// Whether a reading has what its format says, and no more.
+/// Checks that a reading has the fields of its format and no others.
 fn check(reading: &Reading, format: u64, values: &[u64], ids: &[u64]) -> Outcome {
     ensure_eq!(counts(reading), values, "counts");
     ensure_eq!(
@@ -132,7 +132,7 @@ fn every_read_format_reads() -> Outcome {
             for (event, member) in events.iter().zip(0..) {
                 let reading = fields::reading(&event.read()?, format)
                     .map_err(|error| format!("{what}: {error}"))?;
-                // A leader tells of all of them, a member of itself, as perf's do.
+                // A leader reads all members. A member may read all of them or itself.
                 let of = match format & FORMAT_GROUP != 0 {
                     true if member == 0 => 0..placed.len(),
                     true => member..member + 1,
@@ -212,7 +212,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     let format = FORMAT_GROUP | FORMAT_LOST | FORMAT_ID;
     let mut sampled = silent(device.marks(VALUE, 1, READ));
     sampled.read_format = FORMAT_LOST;
-    // One ring for two: 32-byte records.
+    // Two events share a ring. Records have 24 bytes.
     let first = device.start(&sampled, How::OWN)?;
     let ring = Pages::map(&first, 1, READ_WRITE)?;
     let mut other = silent(device.marks(VALUE + 1, 1, READ));
@@ -232,7 +232,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     lost(&first, &[fit + 3, 3])?;
     lost(&second, &[5, 5])?;
 
-    // In a group's reading, each member's own.
+    // In a group's reading, each member has its own loss.
     let mut leader = silent(device.marks(VALUE + 2, 1, TIME));
     leader.read_format = format;
     let leader = device.open_event(&leader, How::OWN)?;
@@ -288,10 +288,8 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// While another thread places both members' marks in turn, no reading may find them apart by
-/// more than the one that is under way.
-/// Reads the group of two marks that are placed in turn, from another CPU, until their counts have
-/// grown often enough.
+/// Reads the group of two marks from another CPU until its counts have grown often enough. Another thread places the
+/// two marks in turn meanwhile, so no reading may find the counts apart by more than the mark under way.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;
     let (mut grown, mut last) = (0, 0);
@@ -472,7 +470,7 @@ fn groups_that_cannot_be_are_refused() -> Outcome {
         Some(libc::EBADF),
         "a file that is no event"
     );
-    // Asked not to be in the group, any event will do.
+    // With a request not to join the group, any event is accepted.
     let apart = How {
         flags: FLAG_NO_GROUP,
         ..under_member

@@ -1,4 +1,4 @@
-//! Output into another event's ring: who may, who may not, and what then stands in it.
+//! Output into another event's ring: which redirections are allowed, and what the ring then holds.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -80,7 +80,7 @@ fn events_write_into_anothers_ring() -> Outcome {
             "the counts that they tell"
         );
     }
-    // A full ring is full for all of them, and each loss is told.
+    // A full ring is full for all events, and each loss is reported.
     for number in 0..EVENTS {
         device.place(VALUE + number, 100)?;
     }
@@ -169,7 +169,7 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     event.output_to(target.as_raw_fd())?;
     device.place(VALUE + 1, 3)?;
     event.output_to(-1)?;
-    // It has no ring now: its records are nowhere.
+    // The event has no ring now: its records are dropped.
     device.place(VALUE + 1, 4)?;
     let mut own = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE + 1, 5)?;
@@ -205,7 +205,7 @@ fn a_redirected_event_maps_the_targets_ring() -> Outcome {
         2,
         "records of both events, by the second's map"
     );
-    // The ring is there while either maps it.
+    // The ring exists while either event maps it.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;
@@ -228,7 +228,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     };
     let event = device.start(&attr(&device, 1), how)?;
     device.place(VALUE + 1, 6)?;
-    // Not in its group: the target's state is no matter.
+    // The event is not in the target's group, so the target's state does not matter.
     target.disable(0)?;
     device.place(VALUE + 1, 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
@@ -249,7 +249,7 @@ fn a_ring_that_goes_takes_its_routes_along() -> Outcome {
     event.output_to(target.as_raw_fd())?;
     device.place(VALUE + 1, 3)?;
     drop(ring);
-    // Nowhere to write to, and nothing to fail for.
+    // The event has no ring, which is not an error.
     device.place(VALUE + 1, 3)?;
     ensure_eq!(event.count()?, 6, "the count goes on");
     let mut own = Pages::map(&event, 1, READ_WRITE)?;

@@ -1,5 +1,5 @@
-//! Tasks in samples, and their cost: samples name the right task by either engine, with no exit for
-//! a task switch, and by the batched engine with none for a sample.
+//! Tasks in samples, and their cost: either engine names the right task without an exit for a task switch, and the
+//! batched engine makes no exit for a sample.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -137,7 +137,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// A counter of exits of one CPU, which its page tells without making one.
+/// A counter of one CPU's exits, and its page, which is read without an exit.
 fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages)> {
     let event = device.open_event(&device.attr(KIND_EXITS, which), How::on_cpu(cpu))?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -145,7 +145,7 @@ fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages
     Ok((event, page))
 }
 
-/// Numbers that follow no pattern that a scheduler could share.
+/// Pseudo-random numbers, in step with no scheduler.
 struct Random(u64);
 
 impl Random {
@@ -157,8 +157,8 @@ impl Random {
     }
 }
 
-/// Two threads share a CPU and give it to each other after random times, each in code of its
-/// own, until `enough` is true.
+/// Two threads share a CPU and give it to each other after random times, each in code of its own, until `enough` is
+/// true. Returns the number of switches.
 fn swap_until(
     codes: &[Loop; 2],
     tids: &[AtomicU64; 2],
@@ -258,10 +258,10 @@ fn swapping_tasks_are_told_apart_by_the_batched_engine() -> Outcome {
     swapping_tasks_are_told_apart(ENGINE_BATCHED)
 }
 
-/// A loop on a CPU that was sampled.
+/// The figures of a loop that was sampled on a CPU.
 struct Sampled {
     samples: u64,
-    /// Overflows that one exit finds have its time, and are one moment.
+    /// Distinct times of samples: overflows that one exit finds have that exit's time.
     moments: u64,
     /// Signals that took the vCPU out of the guest meanwhile.
     signals: u64,
@@ -315,9 +315,9 @@ fn the_exit_engine_returns_once_for_a_sample() -> Outcome {
         moments,
         signals,
     } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
-    // The last may be found at the exit that switches it off. A host that is busy elsewhere announces
-    // several overflows at once, or announces one after an exit has found it, and then the vCPU returns
-    // for each: once for a sample, never more.
+    // The last sample may be found at the exit that disables the event. A host that is busy elsewhere announces
+    // several overflows at once, or announces one that an exit has found already; the vCPU returns for each
+    // announcement. It never returns more than once for a sample.
     ensure!(
         (moments - 1..=samples + 1).contains(&signals),
         "{signals} signals ended the run call for {samples} samples of {moments} moments"

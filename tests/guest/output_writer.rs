@@ -1,4 +1,4 @@
-//! The writer: nothing torn, nothing lost unsaid, whichever way it writes.
+//! The writer of rings, in either direction: whole records, and every loss reported.
 
 use std::thread;
 
@@ -42,7 +42,7 @@ const VALUE: u64 = 23;
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | READ;
 const RECORD: u64 = 64;
 
-/// Which mark made the sample: its event's count.
+/// The number of the mark that made the sample, which is its event's count.
 pub(crate) fn number(sample: &Sample) -> u64 {
     let read = sample.read.as_ref();
     read.and_then(|read| read.values.first())
@@ -53,8 +53,7 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(number).collect()
 }
 
-/// Of a CPU that this thread stays on, so that no task switch has a loss written before its
-/// time.
+/// Starts an event on a CPU, where it pins this thread: no task switch writes a loss early.
 fn start(
     device: &Device,
     attr: &perf_event_attr,
@@ -70,7 +69,7 @@ fn start(
 
 fn records_wrap_whole() -> Outcome {
     let device = Device::open()?;
-    // 48 bytes: no page ends where a record does.
+    // 48 bytes, which do not divide a page: records wrap around its end.
     let attr = silent(device.marks(VALUE, 1, TID | TIME | CPU | READ | ID));
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;
     let id = event.id()?;
@@ -245,7 +244,7 @@ fn a_backward_ring_can_be_frozen_and_read() -> Outcome {
     ensure_eq!(numbers(&held(&ring, &attr)?), expected, "what stands in it");
     event.pause(false)?;
     device.place(VALUE, 1)?;
-    // The loss and the record after it came as one piece.
+    // The loss and the record after it were published at once.
     let loss = ring.record_at(ring.head())?;
     ensure_eq!(
         (loss.kind, &loss.words[..]),
@@ -313,7 +312,7 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
     let device = Device::open()?;
     let mut attr = silent(device.marks(VALUE, 1, TID | TIME | CPU | READ));
     attr.set_inherit(1);
-    // A reading may not be in the samples of an event that others inherit.
+    // Samples of an inherited event cannot have a reading.
     attr.sample_type &= !READ;
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;

@@ -157,7 +157,7 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// The first word of each packet: kind, flags, a half, a word.
+/// The parts of each packet's first word: kind, flags, 16 bits and 32 bits.
 fn first(word: u64) -> (u8, u8, u16, u32) {
     (
         word as u8,
@@ -229,7 +229,7 @@ fn sample(words: &[u64]) -> Result<Sample, String> {
     })
 }
 
-/// The packet that begins at `at`, of which `words` gives the words by their place.
+/// Parses the packet at `at`; `word` returns the word at a position.
 fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, String> {
     let head = word(at);
     let bytes = match head as u8 {
@@ -257,8 +257,8 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
     .map_err(|error| format!("at {at:#x}: {error}"))
 }
 
-/// All packets of `[begin, end)`, of which `word` gives the words by their place. Each page
-/// begins with a sync that says so, and no other sync does.
+/// Parses all packets in `[begin, end)`; `word` returns the word at a position. Each page must begin with a sync that
+/// has the page's flag, which no other sync may have.
 pub(crate) fn decode(
     begin: u64,
     end: u64,
@@ -284,23 +284,23 @@ pub(crate) fn decode(
     Ok(packets)
 }
 
-/// The numbers of one event's packets so far, each once.
+/// Follows the numbers of one event's packets, each of which comes once.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// The number that the next packet must have.
     next: u64,
-    /// Bytes that syncs told lost.
+    /// Lost bytes that syncs have reported.
     pub(crate) lost: u64,
     /// The sync before the next packet.
     due: Option<Sync>,
-    /// Time of the packet before, by its vCPU.
+    /// Time of the last packet of each vCPU.
     times: [u64; 2],
     pub(crate) packets: u64,
 }
 
 impl Ledger {
-    /// Takes the next packets of one trace: numbers go on, or a sync has told how many bytes
-    /// of packets are missing; times do not go back on a vCPU; a trace begins with its start.
+    /// Checks the next packets of one trace: numbers go on, or a sync reports how many bytes of packets are missing;
+    /// times do not go back on a vCPU; the trace begins with a start.
     pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
         packets.iter().try_for_each(|placed| {
             self.one(&placed.packet)

@@ -1,4 +1,4 @@
-//! Mapped rings as words: what stands in them, read by the rules of `<linux/perf_event.h>`.
+//! Mapped rings as words, read by the rules of `<linux/perf_event.h>`.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -34,7 +34,7 @@ pub(crate) const AUX_TAIL: usize = 1064;
 pub(crate) const AUX_OFFSET: usize = 1072;
 pub(crate) const AUX_SIZE: usize = 1080;
 
-/// A record as it stands: the header taken apart, the rest as words.
+/// A record: its header's fields, and the rest as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) kind: u32,
@@ -42,7 +42,7 @@ pub(crate) struct Record {
     pub(crate) words: Vec<u64>,
 }
 
-/// The count and its times, of one moment.
+/// The count and its times at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Face {
     pub(crate) index: u32,
@@ -76,7 +76,7 @@ pub(crate) fn map_physical(address: u32) -> io::Result<*mut u8> {
 pub(crate) struct Pages {
     base: *mut AtomicU64,
     bytes: usize,
-    /// This reader's own place.
+    /// This reader's own position.
     tail: u64,
 }
 
@@ -86,7 +86,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// mmap(2) with nothing checked before it.
+    /// mmap(2) without checks before it.
     pub(crate) fn map_raw(
         event: &Event,
         bytes: usize,
@@ -111,7 +111,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// The metadata page and so many data pages, shared.
+    /// Maps the metadata page and `data_pages` data pages, shared.
     pub(crate) fn map(event: &Event, data_pages: usize, protection: i32) -> io::Result<Self> {
         Self::map_raw(
             event,
@@ -139,12 +139,12 @@ impl Pages {
         self.word(offset).load(Ordering::Relaxed)
     }
 
-    /// The same, with what the host wrote before it.
+    /// The same; what the host wrote before the word is visible, too.
     pub(crate) fn load_acquire(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes it, after all that was loaded before.
+    /// Writes a word, after all earlier loads.
     pub(crate) fn store_release(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
     }
@@ -167,12 +167,12 @@ impl Pages {
         self.bytes as u64
     }
 
-    /// Where the mapping lies.
+    /// The address of the mapping.
     pub(crate) fn address(&self) -> *mut u8 {
         self.base.cast()
     }
 
-    /// The word of data at a position that counts on round and round.
+    /// The word of data at a position that grows without wrapping.
     fn data(&self, position: u64) -> u64 {
         self.load(PAGE + (position % self.size()) as usize)
     }
@@ -215,8 +215,8 @@ impl Pages {
         Ok(Some(record))
     }
 
-    /// Takes out all that stands there now. What the host writes into the room that this makes,
-    /// as it may when the task is next switched, is for the next time.
+    /// Takes the records up to the present head. The host may write into the room that this frees, as at a task
+    /// switch: such records are left for the next call.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
         let head = self.head();
         let mut records = Vec::new();

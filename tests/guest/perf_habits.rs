@@ -1,5 +1,5 @@
-//! More of what people do with stock perf: each way to choose what `perf stat` counts and to print it,
-//! and what `perf record` does besides recording once.
+//! More uses of stock perf: each way to choose and to print what `perf stat` counts, and uses of `perf record`
+//! besides a single recording.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -105,8 +105,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// Marks that the threads of [`place_by_threads`] place in one round, the first thread's first.
 const BY_THREADS: [u32; 3] = [3, 5, 7];
 
-/// `guest-tests threads`: three threads, and a round of their marks for each byte of the input, which
-/// is passed on when the round has ended. Without input, one round.
+/// `guest-tests threads [in-turn]`: three threads place a round of marks. With `in-turn` they place one for each byte
+/// of the input, which is passed on when the round has ended.
 pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     let endless = rounds == Some("in-turn");
     let place = || -> Outcome {
@@ -167,7 +167,7 @@ impl Threads {
             .stdout(Stdio::piped())
             .spawn()?;
         let mut threads = Self(process);
-        // After a round all threads are there.
+        // After a round all threads exist.
         threads.round()?;
         Ok(threads)
     }
@@ -193,13 +193,13 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // It has ended, or ends so.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// `perf stat -x,` of a command: its lines.
+/// The lines that `perf stat -x,` prints for a command.
 fn stat(args: &[&str]) -> Fallible<Vec<String>> {
     let output = perf(&[&["stat", "-x,"], args].concat())?;
     let said = text(&output.stderr);
@@ -263,7 +263,7 @@ fn stat_per_thread_counts_each_thread() -> Outcome {
     Ok(())
 }
 
-/// perf prints the threads alone whose count is not zero.
+/// perf prints only threads whose count is not zero.
 fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     let mut marker = Marker::start("3")?;
     marker.place(2)?;
@@ -329,7 +329,7 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     ensure!(status.success(), "{said}");
     let last = said.lines().last().unwrap_or_default();
     ensure!(last.starts_with("5,,"), "{said}");
-    // And those that all come before a delay's end are not counted, nor shown as zero.
+    // Marks that all come before the delay's end are shown as not counted, rather than as zero.
     let lines = stat(&[
         "-D",
         "80000",
@@ -435,8 +435,8 @@ fn stat_in_json_has_each_count() -> Outcome {
     Ok(())
 }
 
-/// The hierarchy that systems have today. A kernel gives its groups no perf events before somebody
-/// has switched any controller on, as systems do when they start.
+/// The unified hierarchy of today's systems. The kernel counts perf events by its groups only once some controller is
+/// enabled, as systems do when they start.
 fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     fs::create_dir_all("/tmp/unified")?;
     os::mount(c"cgroup2", c"/tmp/unified")?;
@@ -504,7 +504,7 @@ fn is_counted(event: &str) -> Fallible<bool> {
 }
 
 fn stat_without_events_names_what_is_not_supported() -> Outcome {
-    // On a host with counters the events are the device's.
+    // On a host with counters, the device provides these events.
     let counted = is_counted("cycles")?;
     let output = perf(&["stat", "-x,", "-d", "--", "guest-tests", "mark", "3", "5"])?;
     let said = text(&output.stderr);
@@ -672,7 +672,7 @@ fn report_has_every_sample_under_its_symbol() -> Outcome {
     Ok(())
 }
 
-/// perf has objdump take the program apart.
+/// perf has objdump disassemble the program.
 fn annotate_names_the_hot_instructions() -> Outcome {
     let spin = ["--", "workload", "spin", "300"];
     record(
@@ -708,7 +708,7 @@ fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     record("both", &args)?;
     let lines = script("both", "event")?;
     let (traced, marked) = (format!("{exec}:"), format!("{MARK_3}:"));
-    // The shell's exec is before the first of its own.
+    // The execs of the shell's two commands; the shell's own may precede the recording.
     let tally = tally(&lines);
     ensure_eq!(tally.get(marked.as_str()), Some(&100), "marks: {tally:?}");
     ensure!(tally.get(traced.as_str()) >= Some(&2), "execs: {tally:?}");

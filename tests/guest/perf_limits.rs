@@ -1,5 +1,5 @@
-//! Output of stock perf for events that the device had no room for, or did not run all the time: how
-//! much of the time they ran, and never a count of the rest.
+//! Output of stock perf for events that the device had no room for, or that did not run all the time: perf shows the
+//! share of the time in which they ran, and no count for the rest.
 
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr};
@@ -52,7 +52,7 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     Ok(())
 }
 
-/// The shell's own events take two of the three places: of the child's, one has none.
+/// The shell's events take two of the device's three; one of a child's two finds no room.
 fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
@@ -64,11 +64,11 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
         return Err(format!("not two lines: {said}").into());
     };
     ensure_eq!((first[0], first[4]), ("10", "100.00"), "{said}");
-    // None of its own marks are the shell's, so there is nothing to scale.
+    // The shell itself places none of these marks, so there is nothing to scale.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "{said}");
     ensure!(0.0 < share && share < 100.0, "{said}");
-    // A person sees the share in brackets, and of the whole one none.
+    // perf prints a share below 100 % in brackets for people.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
     let line = |event: &str| said.lines().find(|line| line.contains(event));
@@ -147,7 +147,8 @@ fn clock_that_waits_has_not_run() -> Outcome {
     Ok(())
 }
 
-/// An event that is pinned does not wait for another that is: it is in error, and perf prints `<not counted>` for such a reading.
+/// A pinned event does not wait for another pinned one: it is in error, and perf prints `<not counted>` for its
+/// reading.
 fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;

@@ -99,7 +99,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 60;
-/// Everything is allowed, as far as the level goes.
+/// The level at which nothing is refused.
 const OPEN: i32 = -1;
 /// Debian's own level.
 const CLOSED: i32 = 3;
@@ -111,12 +111,12 @@ fn set_parameter(name: &str, value: i32) -> io::Result<()> {
     fs::write(format!("{PARAMETERS}/{name}"), value.to_string())
 }
 
-/// `act` in a process of its own that is nobody.
+/// Runs `act` in a child that is nobody.
 fn as_nobody(act: impl FnOnce() -> Outcome) -> Outcome {
     in_child(os::become_nobody, act)
 }
 
-/// `act` in a process of its own, after `become_who`. What it says goes to this test's stderr.
+/// Runs `act` in a child, after `become_who`. Errors go to this test's stderr.
 fn in_child(become_who: impl FnOnce() -> io::Result<()>, act: impl FnOnce() -> Outcome) -> Outcome {
     let code = os::forked(
         || match become_who().map_err(Into::into).and_then(|()| act()) {
@@ -142,13 +142,13 @@ fn own_of_marks(device: &Device) -> Option<i32> {
 fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
-    // Most kinds cannot leave the kernel out; a trace of exits can.
+    // Most kinds cannot exclude the kernel; a trace of exits can.
     let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     user_exits.set_exclude_kernel(1);
     let init = How { pid: 1, ..How::OWN };
     let here = How::on_cpu(0);
     let all = [OPEN, 0, 1, 2, CLOSED];
-    // The event, and the highest level at which nobody may open it; `None`: at no level.
+    // An event, and the highest level at which the user nobody may open it; `None`: at no level.
     let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
         ("marks of its own", &marks, How::OWN, Some(1)),
         (
@@ -185,7 +185,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
             }
             Ok(())
         })?;
-        // The node is for everybody, and so are marks.
+        // Every user may open the device and place marks.
         as_nobody(|| Ok(Device::open()?.mark(VALUE)?))?;
         ensure_eq!(own_of_marks(&device), None, "root's at level {level}");
     }
@@ -291,7 +291,7 @@ fn task_with_other_credentials_is_refused() -> Outcome {
     Ok(())
 }
 
-/// ptrace(2) allows it to the owner of the namespace; a module cannot tell who that is.
+/// ptrace(2) would allow it to the namespace's owner, whom a module cannot find out.
 fn task_in_another_user_namespace_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;
@@ -380,7 +380,7 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
         ensure_eq!(others, Some(libc::EACCES), "root's task's");
         Ok(())
     });
-    // It closes, too.
+    // The parameter can also refuse what the level allows.
     os::set_paranoid(OPEN)?;
     set_parameter("paranoid", 2)?;
     let closed = as_nobody(|| {
@@ -391,8 +391,8 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     opened.and(closed)
 }
 
-/// The start of the tests of persistent events: one event of CPU 1 under no name, and a level at
-/// which nothing but a capability refuses events of CPUs.
+/// Sets up a test of persistent events: one event on CPU 1, named `kept`, and a level at which only capabilities
+/// restrict events of CPUs.
 fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> {
     os::set_paranoid(OPEN)?;
     let device = fresh()?;
@@ -528,13 +528,13 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     os::set_paranoid(OPEN)?;
     os::allow_descriptors(4096)?;
     let all = device.info.max_events;
-    // Of tasks that do not run: nothing of the device's is switched meanwhile.
+    // The events are of tasks that do not run, so that no switch sends commands for them.
     let roots = os::Sleeper::start(|| Ok(()))?;
     let nobodys = os::Sleeper::start(|| {
         os::become_nobody()?;
         os::set_dumpable(true)
     })?;
-    // Two of them share the part; the other one holds its events until it is killed.
+    // Two processes of nobody share its part of the events; the other one holds its events until it is killed.
     let of_nobody = How {
         pid: nobodys.pid,
         ..How::OWN
@@ -553,7 +553,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
         );
         Ok(())
     })?;
-    // With the share used up root finds the rest, and what nobody has closed.
+    // Root finds all events but the 100 that the other process holds; those of the child are closed again.
     ensure_eq!(room(&device, roots.pid)?, all - 100, "events for root");
     drop(first);
     ensure_eq!(room(&device, roots.pid)?, all, "events for root alone");
@@ -583,7 +583,7 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                     .map(|_| os::Sleeper::start(|| Ok(())))
                     .collect::<io::Result<Vec<_>>>()?;
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
-                // A task more is started, and is not counted.
+                // Another task can be started, but is not counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
                 ensure_eq!(code, 0, "the task more");
             }

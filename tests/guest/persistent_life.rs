@@ -79,8 +79,7 @@ fn a_detached_event_outlives_its_creators_kill() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
-    // Pid, ring and descriptor are the child's alone, and it is in the middle of its marks when it
-    // is killed.
+    // Only the child has the descriptor and the ring, and it is killed while it places marks.
     let mut child = Doomed::start(|parent| {
         let device = Device::open()?;
         let (event, id) = persistent(&device, &attr, 1, "orphan")?;
@@ -88,7 +87,7 @@ fn a_detached_event_outlives_its_creators_kill() -> Outcome {
         let mut counter = Counter::new(&device)?;
         counter.mark(ENOUGH);
         tell(parent, id)?;
-        // As many as the ring holds, if nobody kills it before.
+        // As many as the ring holds, unless the child is killed before.
         while counter.placed() < (PAGES * PAGE) as u64 / RECORD {
             counter.mark(1);
         }
@@ -103,7 +102,7 @@ fn a_detached_event_outlives_its_creators_kill() -> Outcome {
     ensure!(placed >= ENOUGH.into(), "{placed} records of the dead");
     ensure_eq!(left, up_to(placed), "marks of the dead");
     ensure_eq!(event.count()?, placed, "its count");
-    // It goes on for whoever comes.
+    // The event goes on for later readers.
     device.place(7, 5)?;
     ensure_eq!(values(&ring.take()?, &attr)?, [7; 5], "marks since");
     event.attach()?;
@@ -179,7 +178,7 @@ fn detaching_again_tells_the_same_id() -> Outcome {
     Ok(())
 }
 
-/// The place of an event at a target: one that the device has no more is nobody's starter there.
+/// Shows whether the device still has an event: an event that has ended is no longer the starter of its target.
 struct Place {
     target: Event,
     heir: Event,
@@ -217,7 +216,7 @@ fn an_attached_event_ends_with_its_last_user() -> Outcome {
     let reader = device.reopen(id, 1)?;
     let place = Place::of(&device, &reader)?;
     drop(creator);
-    // Whoever attaches it, it lives as long as anybody has it.
+    // By whichever handle it was attached, the event lives until its last user goes.
     let other = device.reopen(id, 1)?;
     other.attach()?;
     ensure_eq!(
@@ -396,7 +395,7 @@ fn a_forgotten_reader_loses_nothing_that_fits() -> Outcome {
 fn every_handle_switches_the_one_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
-    // Inherited events have no limit; persistent events are not inherited.
+    // A refresh of an inherited event is refused, but a persistent event is never inherited.
     let mut attr = sequence(&device);
     attr.set_inherit(1);
     let (first, id) = persistent(&device, &attr, 1, "switched")?;
@@ -428,7 +427,7 @@ fn every_handle_switches_the_one_event() -> Outcome {
     device.place(2, 3)?;
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (3, 3), "records after, and lost");
-    // A limit is one of the event's, whoever set it.
+    // The limit is the event's, whichever handle sets it.
     second.disable(0)?;
     first.refresh(4)?;
     device.place(2, 9)?;
@@ -448,7 +447,7 @@ fn it_waits_for_its_cpu() -> Outcome {
     cpu::pin(0)?;
     fs::write(ONLINE, "0")?;
     let away = (|| -> Outcome {
-        // Nobody has read it before: what is told is the device's word.
+        // The event was not read before, so the count comes from the device.
         ensure_eq!(event.count()?, 5, "its count while its CPU is away");
         ensure_eq!(device.reopen(id, 1)?.count()?, 5, "by another handle");
         ensure_eq!(ring.take()?.len(), 5, "records");

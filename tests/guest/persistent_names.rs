@@ -1,4 +1,4 @@
-//! The names of persistent events: which there can be, and where they are listed while they are.
+//! Names of persistent events: which are valid, and how sysfs lists them.
 
 use std::fs;
 use std::path::Path;
@@ -105,7 +105,7 @@ fn a_name_is_of_one_event() -> Outcome {
         "the name of another for one that has its own"
     );
     first.detach("taken")?;
-    // A name is free when its event has another, or is none of these any more.
+    // A name is free once its event has another name or is no longer persistent.
     first.detach("moved")?;
     second.detach("taken")?;
     first.attach()?;
@@ -130,10 +130,10 @@ fn sysfs_lists_them_while_they_are() -> Outcome {
     ensure!(listed("renamed").exists(), "it went with its handle");
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after the end of one");
-    // Still open, and yet not persistent.
+    // An attached event is not persistent, though still open.
     other.attach()?;
     ensure_eq!(names()?.len(), 0, "names after the other's attaching");
-    // Many at once, in and out.
+    // Many events at once, made and ended.
     let most = device.info.max_persistent as usize;
     for round in 0..3 {
         let kept: Vec<_> = (0..most)
@@ -159,7 +159,7 @@ fn sysfs_tells_how_to_open_one() -> Outcome {
     );
     let format = fs::read_to_string(sysfs.join("format/id"))?;
     ensure_eq!(format.trim_end(), "config:0-63", "format/id");
-    // By what sysfs says alone.
+    // Opens the event by what sysfs says alone.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;
@@ -174,7 +174,7 @@ fn sysfs_tells_how_to_open_one() -> Outcome {
     Ok(())
 }
 
-/// Stock perf reads the event's own count, with what came before it.
+/// Stock perf reads the event's own count, including what was counted before.
 fn stock_perf_counts_one_by_name() -> Outcome {
     let device = fresh()?;
     let (event, _) = persistent(&device, &device.marks(6, 1, 0), 1, "for-perf")?;
@@ -192,7 +192,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
         .ok_or_else(|| format!("no line of it: {said}"))?;
     ensure_eq!(line.split(',').next(), Some("34"), "{line}");
     ensure_eq!(event.count()?, 34, "what it counted itself");
-    // It was not perf's to switch off.
+    // perf's end does not switch the event off.
     device.place(6, 1)?;
     ensure_eq!(event.count()?, 35, "what it counts on");
     event.attach()?;
@@ -276,7 +276,7 @@ fn perfs_door_samples_rings_that_are_read() -> Outcome {
     let mut timeless = view;
     timeless.sample_type &= !SAMPLE_TIME;
     let opened = pmu.open_event(&timeless)?;
-    // A view that counts has no use for samples.
+    // A counting view needs no samples.
     let counting = EventAttr {
         period: 0,
         ..timeless
@@ -305,7 +305,7 @@ fn perfs_door_counts_alone() -> Outcome {
     ensure_eq!(open(id + 1, here), Some(libc::ENOENT), "no such id");
     ensure_eq!(open(id, How::on_cpu(0)), Some(libc::EINVAL), "another CPU");
     ensure_eq!(open(id, How::OWN), Some(libc::EINVAL), "a task's");
-    // The event goes when it is to, whoever has it open there.
+    // A view does not keep an attached event alive.
     event.attach()?;
     drop(event);
     ensure_eq!(open(id, here), Some(libc::ENOENT), "the ended event");

@@ -1,5 +1,5 @@
-//! The operator's persistent events: there before the driver, to be read and flushed by the guest,
-//! and no more.
+//! The operator's persistent events: they exist before the driver, and the guest may read and flush them, but not
+//! change them.
 
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -43,7 +43,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
-/// One of them, as its entry says that it is to be opened and mapped.
+/// An event of the operator, opened and mapped as its entry describes.
 struct Found {
     event: Event,
     id: u64,
@@ -75,7 +75,7 @@ impl Found {
         let mut samples = Vec::new();
         let mut position = head;
         while position != 0 {
-            // Whatever is left of the oldest is not whole.
+            // The oldest record is partly overwritten.
             let Ok(record) = self.ring.record_at(position) else {
                 break;
             };
@@ -125,7 +125,7 @@ fn they_hold_what_was_before_the_driver() -> Outcome {
     let boot = find(&device, "boot")?;
     let samples = boot.samples()?;
     let first = samples.first().ok_or("no records of the boot")?;
-    // Before the driver nobody said who ran; there is no program yet whose exits these are.
+    // Before the driver, the device does not know which task runs.
     let before = samples
         .iter()
         .filter(|sample| sample.pid_tid == Some((0, 0)))
@@ -142,7 +142,7 @@ fn they_hold_what_was_before_the_driver() -> Outcome {
         boot.event.count()? >= samples.len() as u64,
         "fewer counted than recorded"
     );
-    // The first instruction was not long before, as a second shows.
+    // The event has been enabled since the guest's first instruction, up to a second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
     let uptime = Duration::from_secs_f64(uptime);
@@ -296,7 +296,7 @@ fn a_driver_that_comes_again_finds_the_operators() -> Outcome {
     Ok(())
 }
 
-/// A part of a ring cannot be mapped alone, either.
+/// mprotect(2) refuses the whole map, and its first page alone.
 fn their_maps_cannot_be_made_writable() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

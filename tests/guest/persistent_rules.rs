@@ -87,7 +87,7 @@ fn who_is_in_a_group_is_not_detached() -> Outcome {
         how.led_by(leader.as_fd()).with(FLAG_PERSISTENT),
     );
     ensure_eq!(refused(opened), Some(libc::EINVAL), "a persistent member");
-    // Of a group that has ended there are but single events.
+    // Without its member the leader is a single event.
     drop(member);
     leader.detach("leader")?;
     leader.attach()?;

@@ -1,4 +1,4 @@
-//! Where rings of persistent events lie, and what a driver that goes and comes finds of them.
+//! Where rings of persistent events lie, and what a reloaded driver finds of them.
 
 use std::process::{Command, Stdio};
 
@@ -243,7 +243,7 @@ fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     let early_ring = Pages::map(&early, 1, READ_WRITE)?;
     let gone = early.detach("in-memory")?;
     drop((early, early_ring));
-    // An event without a ring has nothing in the guest's memory.
+    // An event without a ring has no pages in the guest's memory.
     let (_, counts) = persistent(&device, &device.marks(3, 1, 0), 1, "counts")?;
     device.place(3, 8)?;
     drop(device);

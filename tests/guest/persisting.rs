@@ -21,19 +21,19 @@ pub(crate) const RECORD: u64 = 24;
 /// Where the kernel lists persistent events.
 pub(crate) const SYSFS: &str = "/sys/bus/event_source/devices/persistent";
 
-/// Every mark makes a record with its value, and wakes nobody before something is lost.
+/// An attr with a record of each mark's value; only a loss wakes.
 pub(crate) fn sequence(device: &Device) -> perf_event_attr {
     silent(device.any_marks(1, TIME | ADDR))
 }
 
-/// The same, written backwards, so that whoever comes can read the newest.
+/// The same, written backwards, so that any reader finds the newest.
 pub(crate) fn backwards(device: &Device) -> perf_event_attr {
     let mut attr = sequence(device);
     attr.set_write_backward(1);
     attr
 }
 
-/// The values of the marks that these records tell of; none may be lost.
+/// The values of the marks in these records, none of which may be lost.
 pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let (samples, lost) = fields::samples(records, attr)?;
     if lost != 0 {
@@ -42,12 +42,12 @@ pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u
     Ok(samples.iter().filter_map(|sample| sample.addr).collect())
 }
 
-/// The same of what a backward ring holds, the oldest first.
+/// The same of a backward ring, the oldest first.
 pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let head = ring.head();
     let mut records = Vec::new();
     let mut position = head;
-    // It counts down from zero.
+    // The head counts down from zero.
     while position != 0 && position.wrapping_sub(head) + RECORD <= ring.size() {
         let record = ring.record_at(position)?;
         position = position.wrapping_add(8 + 8 * record.words.len() as u64);
@@ -71,7 +71,7 @@ pub(crate) fn sweep(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// The device, with no persistent event of the guest's.
+/// Opens the device and ends every persistent event of the guest.
 pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
     let device = Device::open()?;
     sweep(&device)?;
@@ -90,12 +90,12 @@ pub(crate) fn persistent(
     Ok((event, id))
 }
 
-/// The ring of a persistent event, to be read and not to be taken from.
+/// Maps the ring of a persistent event read-only, so that no records are taken from it.
 pub(crate) fn look(event: &Event, data_pages: usize) -> io::Result<Pages> {
     Pages::map(event, data_pages, READ)
 }
 
-/// Where sysfs has the event of that name.
+/// The path in sysfs of the event of that name.
 pub(crate) fn listed(name: &str) -> PathBuf {
     Path::new(SYSFS).join("events").join(name)
 }
@@ -109,7 +109,7 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Both ends of a pipe: to be read, to be written.
+/// A pipe's read end and write end.
 fn pipe() -> io::Result<(File, File)> {
     let mut fds = [0; 2];
     // SAFETY: room for two descriptors.
@@ -122,14 +122,14 @@ fn pipe() -> io::Result<(File, File)> {
     Ok((read, write))
 }
 
-/// Another process, which says a number and is to be killed.
+/// A child process, which sends numbers until it is killed.
 pub(crate) struct Doomed {
     pid: libc::pid_t,
     said: File,
 }
 
 impl Doomed {
-    /// Forks; the child runs `body`, which says numbers with [`tell`], and then waits for its end.
+    /// Forks; the child runs `body`, which sends numbers with [`tell`], and then waits to be killed.
     pub(crate) fn start(body: impl FnOnce(&mut File) -> Outcome) -> io::Result<Self> {
         let (said, mut tells) = pipe()?;
         // SAFETY: the one thread of the process is the one that goes on in the child.
@@ -151,14 +151,14 @@ impl Doomed {
         Ok(Self { pid, said })
     }
 
-    /// The next number that it says.
+    /// The next number from the child.
     pub(crate) fn hear(&mut self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.said.read_exact(&mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// SIGKILL, and the end of it. Nobody is asked before.
+    /// Kills the child with SIGKILL, and waits for its end.
     pub(crate) fn kill(self) -> Outcome {
         let mut status = 0;
         // SAFETY: the child is ours and not yet waited for.
@@ -173,12 +173,12 @@ impl Doomed {
     }
 }
 
-/// Says a number to whoever started a [`Doomed`].
+/// Sends a number to the process that started a [`Doomed`].
 pub(crate) fn tell(parent: &mut File, number: u64) -> io::Result<()> {
     parent.write_all(&number.to_ne_bytes())
 }
 
-/// A bell that counts its marks, so that values are a sequence.
+/// A doorbell that marks 1, 2, 3 and so on.
 pub(crate) struct Counter {
     bell: Doorbell,
     next: u32,
@@ -192,7 +192,7 @@ impl Counter {
         })
     }
 
-    /// The next so many.
+    /// Places the next `times` marks.
     pub(crate) fn mark(&mut self, times: u32) {
         for _ in 0..times {
             self.bell.mark(self.next);
@@ -200,12 +200,12 @@ impl Counter {
         }
     }
 
-    /// Those placed so far.
+    /// The number of marks placed so far.
     pub(crate) fn placed(&self) -> u64 {
         u64::from(self.next - 1)
     }
 
-    /// Marks until told to stop, no more than `most`.
+    /// Places marks until `stop` is set, at most up to `most` in all.
     pub(crate) fn mark_until(&mut self, stop: &AtomicBool, most: u64) {
         while !stop.load(Ordering::Relaxed) && self.placed() < most {
             self.mark(1);

@@ -44,7 +44,7 @@ fn count_mode_of_the_operator_is_reported() -> Outcome {
     Ok(())
 }
 
-/// The device takes the driver's word for it, by both doors, also of an event that cannot tell.
+/// Both doors accept the flag, also for an event that cannot exclude anything.
 fn hypervisor_is_excluded_where_a_program_asks() -> Outcome {
     let device = Device::open()?;
     let mut clock = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
@@ -62,7 +62,7 @@ fn hypervisor_is_excluded_where_a_program_asks() -> Outcome {
     Ok(())
 }
 
-/// The catalogue lists it if the host opened it; if not, no host event can back it.
+/// The catalogue lists the event if the host could open it; otherwise no host event can back it.
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
@@ -92,7 +92,7 @@ fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     Ok(())
 }
 
-/// As an event that the host does not have.
+/// Refused like an event that the host lacks.
 fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = device.attr(KIND_RAW.into(), RAW + 1);

@@ -60,7 +60,7 @@ const OTHERS: [(&str, u64, u64, bool); 2] = [
     ("mark=8", KIND_MARK, 8, true),
 ];
 
-/// Each door is asked for an event, and gives the same answer.
+/// Checks that every door answers an open of the event with `errno`.
 fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>) -> Outcome {
     let (name, kind, config, samples) = event;
     let attr = device.attr(kind, config);
@@ -69,7 +69,7 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
         ("a CPU's", refused(device.open_event(&attr, How::on_cpu(0)))),
         ("perf core", refused(os::open_perf_attr(&attr))),
     ];
-    // To have been persistent it has to end with its descriptor.
+    // Attached, so that it ends with its descriptor.
     let persistent = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
     if let Ok(event) = &persistent {
         event.attach()?;
@@ -93,7 +93,7 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
     Ok(())
 }
 
-/// A trace is another PMU's for perf core; `/dev/vpmu` has it.
+/// Checks `/dev/vpmu` alone: perf core has traces in another PMU.
 fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     let attr = device.attr(KIND_EXIT_TRACE, config);
     for how in [How::OWN, How::on_cpu(0)] {
@@ -103,7 +103,7 @@ fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     Ok(())
 }
 
-/// By perf's own types and by their numbers in ours.
+/// Checks hardware events, by perf's own types and by their kinds in our PMU.
 fn hardware_is_absent(device: &Device) -> Outcome {
     for (kind, config) in [(HARDWARE, INSTRUCTIONS), (HW_CACHE, 0), (RAW, 0x11)] {
         let attr = device.attr(kind, config);

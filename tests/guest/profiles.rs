@@ -89,7 +89,7 @@ fn a_call_tree_is_the_programs() -> Outcome {
         .iter()
         .position(|call| ends(call, "tree"))
         .ok_or_else(|| format!("no tree in {report}"))?;
-    // Its caller ends the chain, so above it stand that and the process alone.
+    // The tree's caller ends the chain, so only that and the process are above it.
     ensure_eq!(calls[tree].depth, 2, "depth of the tree");
     ensure!(ends(&calls[tree - 1], "begin"), "{}", calls[tree - 1].name);
     ensure_eq!(calls[tree - 2].name.as_str(), "workload", "the process");
@@ -130,7 +130,7 @@ fn a_call_tree_is_the_programs() -> Outcome {
         leaves * 20 >= whole * 19,
         "the leaf has {leaves} of {whole}"
     );
-    // Far outside of what chance makes of 100 samples and more.
+    // Far beyond the chance deviation of 100 samples or more.
     let percent = often.samples * 100 / whole;
     ensure!(
         (60..=90).contains(&percent),
@@ -191,7 +191,7 @@ fn top_refreshes_with_fresh_counts() -> Outcome {
     let samples = |frame: &serde_json::Value| frame["samples"].as_u64().unwrap_or_default();
     let with_samples = frames.iter().filter(|frame| samples(frame) > 0).count();
     ensure!(with_samples >= 2, "both bursts in one frame: {frames:?}");
-    // Each mark is in one frame, and in one only.
+    // Each mark is in exactly one frame.
     let all: u64 = frames.iter().map(samples).sum();
     ensure_eq!(all, 500, "samples of all {} frames", frames.len());
     let lost: u64 = frames.iter().filter_map(|f| f["lost"].as_u64()).sum();

@@ -32,8 +32,8 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// `guest-tests mark VALUE TIMES`: a command with a known count, for others to measure.
 ///
-/// `in_turn`, it waits for a byte on its input before each mark and passes one on after it, so
-/// that two of them switch from one to the other between any two marks.
+/// With `in_turn` it waits for a byte on its input before each mark and passes one on after it, so that two such
+/// commands switch from one to the other between any two marks.
 pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     let (Ok(value), Ok(times)) = (value.parse(), times.parse::<u32>()) else {
         return ExitCode::from(2);
@@ -206,7 +206,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
             .and_then(|s| s["samples"].as_u64())
             .unwrap_or_default()
     };
-    // Of the work alone: what the program takes to begin varies with the machine.
+    // Compares samples of the work alone: the cost of the program's start varies with the machine.
     let hot = samples("hot_three_quarters");
     let both = hot + samples("warm_one_quarter");
     ensure!(both >= 100, "{both} samples say nothing: {report}");

@@ -1,5 +1,5 @@
-//! Events that the host's operator keeps: not offered, and the kernel's log says why. Events whose counter
-//! cannot be had: in error.
+//! Events that the host's operator keeps are not offered, and the kernel's log says why. An event that cannot get a
+//! counter is in error.
 
 use std::hint::black_box;
 use std::process::Command;

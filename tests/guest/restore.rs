@@ -29,7 +29,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 pub(crate) const LINES: u32 = 150;
 /// Lines of a run that is saved again and again.
 pub(crate) const LINES_OF_CYCLES: u32 = 400;
-/// Between two of them, for the host to get a word in.
+/// The pause between two lines, in which the host can act.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Numbered lines, each with the guest's time in nanoseconds.
@@ -43,13 +43,13 @@ pub(crate) fn lines() -> Outcome {
     turns(0, start, &from_other, &to_other)?;
     drop(to_other);
     other.join().map_err(|_| "a thread panicked")??;
-    // A pause is not to look like a hang, nor like a clock that went wrong.
+    // A save must not look like a hang, nor like a faulty clock.
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
     Ok(())
 }
 
-/// Says the next line on `place` whenever it is this thread's turn.
+/// Prints the next line on CPU `place` whenever it is this thread's turn.
 fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32>) -> Outcome {
     cpu::pin(place)?;
     while let Ok(number) = mine.recv() {
@@ -57,7 +57,7 @@ fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32
             say(&format!("line {number} {}", start.elapsed().as_nanos()));
             thread::sleep(PAUSE);
         }
-        // The other has heard of the end if it is gone.
+        // If the other thread is gone, it has seen the last line.
         if others.send(number + 1).is_err() || number >= LINES {
             break;
         }
@@ -65,14 +65,14 @@ fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32
     Ok(())
 }
 
-/// The mark of a line is its number and so much.
+/// The mark of a line is its number plus this.
 const FIRST: u64 = 1_000;
 /// Marks of a line.
 const MARKS: u64 = 3;
 /// Nanoseconds between two samples of the clock.
 const TICK: u64 = 1_000_000;
 
-/// The same lines. Each is three marks, which every event of its vCPU counts, samples or traces.
+/// Prints the same lines. Each has three marks, which every event of its vCPU counts, samples or traces.
 pub(crate) fn events(lines: u32) -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
@@ -96,7 +96,7 @@ pub(crate) fn events(lines: u32) -> Outcome {
         last.is_some_and(|last| last < next),
         "id {next} again, after {last:?}"
     );
-    // The driver has read the limit of the host where the machine is now.
+    // The driver has read the limit of the host on which the machine runs now.
     say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
@@ -117,11 +117,11 @@ fn events_of_lines(lines: u32, device: &Device, bell: &Doorbell, watches: &mut [
     Ok(())
 }
 
-/// Between two flushes, for others to use the vCPU.
+/// The pause between two flushes, in which others use the vCPU.
 const BETWEEN_FLUSHES: Duration = Duration::from_millis(5);
 
-/// Flushes of a clock, one after the other: the machine is saved during some of them. Each returns, with the
-/// ticks before it in the ring, in order.
+/// Flushes a clock again and again: the machine is saved during some of the flushes. Each must return, with the ticks
+/// before it in the ring, in order.
 fn flushes(over: &AtomicBool) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -154,7 +154,7 @@ fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, S
     Ok(ticks.iter().filter_map(|tick| tick.time).collect())
 }
 
-/// The same lines, each a mark in four programs that tools measure meanwhile.
+/// Prints the same lines. At each, four programs that tools measure place a mark.
 pub(crate) fn tools() -> Outcome {
     let record = [
         "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",
@@ -260,31 +260,31 @@ impl Tool {
     }
 }
 
-/// One of everything on a vCPU.
+/// One event of every sort on a vCPU.
 struct Watch {
     cpu: i32,
-    /// Every mark on it so far.
+    /// Every mark on the vCPU so far.
     made: Vec<u64>,
     counted: Event,
     /// Its records are read at the end.
     sampled: (Event, Pages),
-    /// Its records are read at each line, from a ring that they go round in.
+    /// Its records are read at each line; its ring wraps.
     followed: (Event, Pages),
     read: Vec<u64>,
     /// Its ring is full before the last save.
     narrow: (Event, Pages),
     narrow_attr: perf_event_attr,
-    /// Every second mark alone.
+    /// Samples every second mark.
     second: (Event, Pages),
     attr: perf_event_attr,
     region: Region,
     traced: Traced,
-    /// Its exits for marks of ours.
+    /// Exits for our marks in the trace.
     traced_marks: u64,
     clock: (Event, Pages),
     clock_attr: perf_event_attr,
     enabled: u64,
-    /// The ring lies in the window, and nobody has the event open.
+    /// The id of an event whose ring lies in the window, and which nobody has open.
     kept: u64,
     newest: u64,
 }
@@ -335,7 +335,7 @@ impl Watch {
         })
     }
 
-    /// The marks of a line, on this vCPU, and what its events tell of them.
+    /// Places the marks of a line on this vCPU, and checks what its events report of them.
     fn line(&mut self, device: &Device, bell: &Doorbell, value: u64) -> Outcome {
         let before = device.time_of(cpu::tsc());
         for mark in [START, u32::try_from(value)?, STOP] {
@@ -357,7 +357,7 @@ impl Watch {
         );
         self.enabled = counted[1];
         ensure!(before < device.time_of(cpu::tsc()), "time goes back");
-        // The mark and the one that stops.
+        // In each region: the line's mark, and the mark that stops.
         let target = self.region.target.count()?;
         ensure_eq!(target, count / MARKS * 2, "marks in regions");
         self.traced.read()?;
@@ -366,7 +366,7 @@ impl Watch {
         Ok(())
     }
 
-    /// All that was to be seen has been seen, once.
+    /// Checks that every event has seen every mark once.
     fn whole(&mut self, device: &Device) -> Outcome {
         cpu::pin(usize::try_from(self.cpu)?)?;
         ensure_eq!(self.read, self.made, "marks in the ring that was followed");
@@ -380,7 +380,7 @@ impl Watch {
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
         let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
-        // Ticks that one exit takes have its time.
+        // Ticks that one exit finds have that exit's time.
         ensure!(times.is_sorted(), "ticks not in order: {times:?}");
         let listed = device
             .entry(self.kept)?

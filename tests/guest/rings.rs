@@ -1,4 +1,4 @@
-//! Rings: what is written plus what is lost is what was produced, whatever the reader does.
+//! Rings: records written and lost add up to those produced, whatever the reader does.
 
 use std::os::fd::AsFd;
 
@@ -45,7 +45,7 @@ fn place(vpmu: &Vpmu, times: u64) -> Outcome {
     Ok(())
 }
 
-/// Reads what stands in the ring, makes the event tell what it still owes, reads that.
+/// Reads the ring, has the event report pending losses, and reads those.
 fn settle(
     event: &Event,
     ring: &mut Ring,
@@ -79,7 +79,7 @@ fn an_absent_reader_loses_what_is_reported() -> Outcome {
         "{} written and {lost} lost",
         samples.len()
     );
-    // With the loss told, the ring works on.
+    // With the loss reported, the ring works on.
     place(&vpmu, 10)?;
     let (samples, lost) = settle(&event, &mut ring)?;
     ensure_eq!((samples.len(), lost), (10, 0), "after the loss");

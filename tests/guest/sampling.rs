@@ -1,4 +1,4 @@
-//! Samples: one for each period, each with the guest's truth.
+//! Samples: one for each period, each true to the guest.
 
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -244,7 +244,7 @@ fn siblings_are_told_apart() -> Outcome {
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     let (first_reads, mut second_writes) = io::pipe()?;
     let (second_reads, first_writes) = io::pipe()?;
-    // Takes the last turn, for which the first child does not wait.
+    // Keeps the pipe open for the last byte, which the first child does not read.
     let _end = first_reads.try_clone()?;
     second_writes.write_all(&[0])?;
     let mut children = [
@@ -338,8 +338,8 @@ fn a_clock_samples_the_loop_that_runs() -> Outcome {
     let here = busy as fn(&Vpmu, u64) as usize as u64;
     let in_loop = |s: &Sample| s.user && (here..here + 0x400).contains(&s.ip);
     let (mut samples, mut lost) = (Vec::new(), 0);
-    // A host that is short of CPU delivers the clock's interrupts late and fewer, and then many
-    // of them in the kernel: how long it takes is its affair, whom they name is ours.
+    // A host that is short of CPU delivers the clock's interrupts late and fewer, and then many of them in the
+    // kernel. The test checks whom the samples name, however long that takes.
     for _ in 0..1000 {
         busy(&vpmu, 20);
         let (more, missed) = drain(&mut ring)?;

@@ -40,7 +40,7 @@ pub(crate) const TESTS: &[Test] = &[
 const PER_ROUND: u64 = 2;
 /// How many instructions of a program's start may differ between two runs.
 const BORDER: u64 = 1_000;
-/// A period that the loop's length is no multiple of.
+/// A period of which the loop's length is not a multiple.
 const PERIOD: u64 = 100_003;
 
 /// The value that `perf stat -x,` prints for `event`.
@@ -123,7 +123,7 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
         "stalled-cycles-backend",
     ];
     const ROUNDS: u64 = 50_000_000;
-    // Events that differ in nothing would share a counter.
+    // Identical events would share a counter.
     let events: Vec<String> = ["u", "k", "uk"]
         .iter()
         .flat_map(|mode| KINDS.map(|kind| format!("{kind}:{mode}")))

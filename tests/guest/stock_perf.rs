@@ -61,7 +61,7 @@ struct Line {
 }
 
 impl Line {
-    /// Splits one, `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`; EVENT may have commas.
+    /// Splits a line, `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`; EVENT may have commas.
     fn parse(text: &str) -> Option<Self> {
         let (front, rest) = text.split_once("vpmu/")?;
         let (event, rest) = rest.split_once('/')?;
@@ -102,7 +102,7 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     Ok(lines)
 }
 
-/// The one count, taken all the time.
+/// The only count, which ran all the time.
 fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
@@ -221,7 +221,7 @@ fn intervals_add_up() -> Outcome {
 }
 
 fn many_events_of_a_task_at_once() -> Outcome {
-    // A group, single ones, the kernel's own between them, and what no count is known of.
+    // A group, single events, the kernel's own between them, and events of unknown counts.
     let events = "{vpmu/mark,event=0/,vpmu/mark,event=1/},task-clock,vpmu/mark,event=2/,\
         page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
         vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";
@@ -244,7 +244,7 @@ fn many_events_of_a_task_at_once() -> Outcome {
     Ok(())
 }
 
-/// Each within the other, on the same marks at the same time.
+/// One runs within the other, and both count the same marks.
 fn vperf_and_perf_agree() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "100"];
     let vperf = ["vperf", "stat", "-x", ",", "-e", "mark=3"];

@@ -23,9 +23,9 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The shortest that the host's clocks keep.
+/// The shortest period that the host's clocks keep, in nanoseconds.
 const PERIOD: u64 = 10_000;
-/// Of guest time, in nanoseconds.
+/// The throttle's window of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 /// The work of another process meanwhile.
 const ROUNDS: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo $i";
@@ -42,7 +42,7 @@ struct Storm {
     samples: u64,
     throttles: u64,
     unthrottles: u64,
-    /// Times that the host had no room for more.
+    /// Records of losses: times that a ring was full.
     losses: u64,
     time: u64,
 }
@@ -55,7 +55,7 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
     storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
 }
 
-/// Both processes have one CPU.
+/// Runs the storm as nobody, on one CPU with the other process.
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
     let code = os::forked(|| {
@@ -83,7 +83,7 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     let storm = until_done(clocks, &mut other)?;
     let output = other.wait_with_output()?;
     ensure_eq!(output.stdout, DONE, "rounds of another process");
-    // For who has the device's figures.
+    // For a test that compares these with the device's figures.
     println!("storm of {} clocks: {storm:?}", clocks.len());
     ensure!(storm.throttles > 0, "nothing was throttled: {storm:?}");
     let open = storm.throttles - storm.unthrottles;
@@ -100,7 +100,7 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     Ok(())
 }
 
-/// A storm of this task's until `other` has ended.
+/// Samples this task by `clocks` until `other` has ended.
 fn until_done(clocks: &[u64], other: &mut Child) -> Result<Storm, Box<dyn std::error::Error>> {
     let device = Device::open()?;
     let mut events = Vec::new();

@@ -1,5 +1,5 @@
-//! Code whose registers, stack, callers and addresses are known to the last bit, because no
-//! compiler had a hand in it. The assembly is the architecture's.
+//! Assembly whose registers, stack, callers and addresses are known exactly. It is in the modules of the
+//! architectures.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 pub(crate) use crate::arch::stubs::{
@@ -15,7 +15,7 @@ pub(crate) enum Leaf {
     Out,
     /// One mark: the device's descriptor, the value.
     Mark(i32, u64),
-    /// So many rounds of a loop.
+    /// A loop of so many rounds.
     Spin(u64),
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn mark_known_ip() -> u64 {
     at(&raw const vpmu_mark_known_ip)
 }
 
-/// Three nested calls with frame pointers. The outermost one's is zero and ends the chain.
+/// Makes three nested calls with frame pointers. The outermost frame pointer is zero and ends the chain.
 pub(crate) fn nest(leaf: Leaf) {
     let (leaf, first, second) = match leaf {
         Leaf::Out => (0, 0, 0),
@@ -120,7 +120,7 @@ pub(crate) fn nest_spin() -> std::ops::Range<u64> {
     at(&raw const vpmu_nest_spin)..at(&raw const vpmu_nest_spun)
 }
 
-/// A loop and where its code lies.
+/// A loop, and the addresses of its code.
 #[derive(Debug, Clone)]
 pub(crate) struct Loop {
     run: unsafe extern "C" fn(u64),

@@ -1,4 +1,4 @@
-//! Counts of tasks: they follow their task and hold nobody else's.
+//! Counts of tasks: they follow their task, and exclude other tasks.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ fn a_count_follows_its_task() -> Outcome {
     let stop = AtomicBool::new(false);
     let mut placed = 0;
     thread::scope(|scope| -> Outcome {
-        // On each CPU somebody else places the same marks all the time.
+        // On each CPU another thread places the same marks all the time.
         let others: Vec<_> = (0..2)
             .map(|cpu| {
                 let (vpmu, stop) = (&vpmu, &stop);

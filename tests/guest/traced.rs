@@ -15,13 +15,13 @@ pub(crate) struct Traced {
     pub(crate) ring: Pages,
     pub(crate) area: Area,
     pub(crate) ledger: Ledger,
-    /// Where the last chunk ended that the ring told of.
+    /// The end of the last chunk that the ring reported.
     pub(crate) told: u64,
     attr: perf_event_attr,
 }
 
 impl Traced {
-    /// Off yet.
+    /// Opens a trace with its ring and area, disabled.
     pub(crate) fn open(
         device: &Device,
         attr: perf_event_attr,
@@ -46,7 +46,7 @@ impl Traced {
         })
     }
 
-    /// Bytes produced and bytes lost, as read(2) tells; what was written is shown then.
+    /// Bytes produced and bytes lost, by read(2), which also publishes what was written.
     pub(crate) fn read(&self) -> Result<(u64, u64), Box<dyn std::error::Error>> {
         match self.event.read()?[..] {
             [count, lost] => Ok((count, lost)),
@@ -54,14 +54,14 @@ impl Traced {
         }
     }
 
-    /// Takes out what is shown: exits that follow those before.
+    /// Takes the published packets, which must follow the earlier ones. Returns their exits.
     pub(crate) fn take(&mut self) -> Result<Vec<Exit>, String> {
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;
         Ok(exits(&packets))
     }
 
-    /// Takes out the records: chunks that follow those before.
+    /// Takes the ring's records: chunks, which must follow the earlier ones.
     pub(crate) fn chunks(&mut self) -> Result<Vec<Chunk>, String> {
         let told = told(&self.ring.take()?, &self.attr)?;
         self.told = contiguous(&told.chunks, self.told)?;
@@ -79,7 +79,7 @@ impl Traced {
             "produced, of {head} written and {lost} lost"
         );
         self.chunks()?;
-        // The full ring reports now what it had no room for.
+        // The ring, which was full, now reports what it had no room for.
         self.read()?;
         self.chunks()?;
         ensure_eq!(self.told, head, "where the chunks end");
@@ -87,8 +87,7 @@ impl Traced {
     }
 }
 
-/// A trace of CPU 1's port I/O, which this thread is to make there: no task switch shows anything
-/// before its time. Enabled.
+/// An enabled trace of CPU 1, where it pins this thread: on a CPU's event, no task switch publishes anything early.
 pub(crate) fn start(
     device: &Device,
     attr: perf_event_attr,

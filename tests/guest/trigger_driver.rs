@@ -1,5 +1,5 @@
-//! Links, flush and the doorbell where the driver alone answers for them: tasks that swap what they
-//! inherited, links that come and go while tasks fork, and who may do what.
+//! Rules of links, flush and the doorbell that the driver alone enforces: tasks that swap what they inherited, links
+//! that come and go while tasks fork, and permissions.
 
 use std::fs::File;
 use std::io;
@@ -52,8 +52,8 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr
 }
 
-/// A target that waits. Its tasks are named nowhere, so that nothing but links keeps them from
-/// swapping what they inherited; that goes for the next two as well.
+/// A target that waits. Its records name no task, so that only links keep tasks from swapping what they inherited;
+/// the same holds for the next two.
 fn target(device: &Device, how: How<'_>) -> io::Result<Event> {
     let attr = inherited(device.attr(KIND_MARK, INSIDE.into()));
     device.start(&attr, how.with(FLAG_ON_STARTER))
@@ -73,7 +73,7 @@ fn link(region: &Region) -> io::Result<()> {
     Ok(())
 }
 
-/// Two marks outside, a region with so many inside, two outside.
+/// Places two marks, a region with `inside` marks in it, and two more.
 fn pass(device: &Device, inside: u64) -> io::Result<()> {
     device.place(INSIDE.into(), 2)?;
     device.mark(START.into())?;
@@ -89,7 +89,7 @@ fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
     Ok(())
 }
 
-/// Forwards what it is told.
+/// Starts a thread that forwards messages; returns the sender and the receiver of its channels.
 fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Receiver<Told>) {
     let (tell, told) = channel();
     let (forward, forwarded) = channel();
@@ -97,13 +97,14 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Rec
     (tell, forwarded)
 }
 
-/// Events opened after two tasks have swapped contexts are not with those opened before.
+/// Events opened after two tasks have swapped contexts are not in the context of those opened before; they can be
+/// linked all the same.
 fn what_tasks_have_swapped_is_linked() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     for turn in 0..20 {
         thread::scope(|scope| -> Outcome {
-            // Has inherited nothing: between it and another task nothing is swapped.
+            // The relay has inherited nothing: between it and another task nothing is swapped.
             let (tell, told) = relay(scope);
             // All that the servant inherits: none of it is linked yet, so it may be swapped.
             let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
@@ -113,7 +114,7 @@ fn what_tasks_have_swapped_is_linked() -> Outcome {
                 let mut passes = orders.into_iter().map(|inside| pass(servant, inside));
                 passes.try_for_each(|passed| tell.send(passed))
             });
-            // From here to the servant all is swapped, by way of the relay nothing is back.
+            // A switch from here to the servant swaps all of it; the way back, by the relay, swaps nothing.
             for _ in 0..=turn % 4 {
                 order.send(0)?;
                 told.recv()??;
@@ -150,7 +151,7 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     pass(&device, 4)?;
     ensure_eq!(region.target.count()?, 4, "its own region");
     child(|| pass(&device, 3))?;
-    // Its stopper was not inherited: what came after the region counts.
+    // The stopper was not inherited: marks after the region count, too.
     ensure_eq!(region.target.count()?, 4 + 3 + 2, "and the child's");
     Ok(())
 }
@@ -198,7 +199,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     Ok(())
 }
 
-/// Regions of a task that forks meanwhile; each end goes first in turn.
+/// Regions of a task that forks meanwhile; target, starter and stopper are closed first in turn.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     let region = Region {
         target: target(device, how)?,
@@ -236,7 +237,7 @@ fn a_flush_signals() -> Outcome {
     for turn in 0..20 {
         device.mark(INSIDE.into())?;
         event.flush(0)?;
-        // It has been sent when the flush returns: nobody waits for it.
+        // The signal has been sent when the flush returns: no wait is needed.
         let signal = os::wait_signal(Duration::ZERO)?;
         let from = signal.map(|signal| (signal.code, signal.fd));
         let expected = (os::POLL_IN, event.as_raw_fd());

@@ -45,13 +45,13 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The same for children.
+/// The same attr, inherited by children.
 fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr.set_inherit(1);
     attr
 }
 
-/// Regions of this thread and all that it starts, by links that are made later or not.
+/// Regions of this thread and all its descendants, with links at once if `linked`.
 fn family(device: &Device, linked: bool) -> std::io::Result<Region> {
     let marks = |value: u32, period| inherited(device.marks(value.into(), period, 0));
     let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
@@ -106,7 +106,7 @@ fn a_child_has_regions_of_its_own() -> Outcome {
     bell.place(INSIDE, 5);
     bell.mark(STOP);
     bell.place(INSIDE, 5);
-    // A child begins as its parent was opened, waiting: the seven before its region are none's.
+    // A child's target begins as its parent's was opened, waiting: the seven marks before its region do not count.
     ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of both");
     Ok(())
 }
@@ -277,8 +277,8 @@ fn a_childs_samples_are_of_its_regions() -> Outcome {
     Ok(())
 }
 
-/// Two tasks of one program that share a CPU: the kernel may swap what they measure instead of
-/// switching it, since both have the same events. One is in a region, the other is not.
+/// Two tasks of one program share a CPU: the kernel may swap their contexts instead of switching them, since both
+/// have the same events. One is in a region, the other is not.
 fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     use std::sync::Barrier;
     const TURNS: u64 = 200;
@@ -314,8 +314,8 @@ fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     Ok(())
 }
 
-/// The one is on the CPU when the links are made, so nothing of it is switched in afterwards; the
-/// kernel could swap what the two measure when the other comes.
+/// One task is on the CPU when the links are made, so its events are not switched in afterwards; the kernel could
+/// swap the two contexts when the other task comes.
 fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

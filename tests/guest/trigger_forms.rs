@@ -63,7 +63,7 @@ fn a_chain_starts_link_by_link() -> Outcome {
     }
     let target = waiting(&device, &marks_inside(&device), here)?;
     chain[chain.len() - 1].starts(target.as_raw_fd())?;
-    // From the end nothing comes of it; each pass from the beginning reaches a link further.
+    // In reverse order the marks start nothing.
     for link in (1..LINKS).rev() {
         bell.mark(START + 10 + link);
     }
@@ -168,7 +168,7 @@ fn every_nth_region() -> Outcome {
         expected,
         "marks in every tenth region"
     );
-    // The other way round: one region of ten, and what comes between it and the stop.
+    // The other way round: every start mark starts, only every tenth stop mark stops.
     let region = Region::paced(&device, &marks_inside(&device), How::on_cpu(1), [1, NTH])?;
     for _ in 0..100 {
         bell.mark(START);
@@ -187,7 +187,7 @@ fn exits_bound_regions() -> Outcome {
     cpu::allow_ports()?;
     let here = How::OWN;
     let target = waiting(&device, &marks_inside(&device), here)?;
-    // The third port write starts, and every third after it; each fifth stops.
+    // Every third port write starts, every fifth stops.
     let exits = |period| -> std::io::Result<Event> {
         let attr = sampling(device.port_exits(), period, 0);
         device.start(&attr, here.by(ENGINE_EXIT))
@@ -198,7 +198,7 @@ fn exits_bound_regions() -> Outcome {
     let (mut running, mut expected) = (false, 0);
     for number in 1..=3_000_u64 {
         ports(1);
-        // At one exit the later opened acts last.
+        // At one exit, the event that was opened later acts last.
         if number % 3 == 0 {
             running = true;
         }
@@ -270,7 +270,7 @@ fn regions_of_a_trace() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    // By links, where its own rules have members of its group.
+    // By links, not by members of the trace's group.
     let how = How::on_cpu(1);
     let mut traced = Traced::open(
         &device,
@@ -357,7 +357,7 @@ fn a_starters_own_records_are_written() -> Outcome {
     bell.place(START, 9);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (4, 0), "its samples");
-    // It starts its target also when its records find no room.
+    // The starter starts its target even if its records find no room.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;
     bell.mark(STOP);

@@ -1,5 +1,4 @@
-//! Contents of a region: exactly its code's exits, over thousands of
-//! regions that user code bounds by itself.
+//! Contents of a region: exactly its code's exits, over thousands of regions that user code bounds by itself.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -97,7 +96,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
 fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
-    // One has all events of a task, the other of a CPU.
+    // One vCPU has all events of a task, the other of a CPU.
     let run = |vcpu: u64| -> Result<(u64, u64), String> {
         let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
             cpu::pin(usize::try_from(vcpu)?)?;
@@ -139,7 +138,7 @@ fn a_tasks_region_follows_it() -> Outcome {
         cpu::pin(number % 2)?;
         bell.mark(START);
         ports(2);
-        // It is in its region wherever it goes on.
+        // The task stays in its region on the other CPU.
         cpu::pin((number + 1) % 2)?;
         ports(3);
         bell.mark(STOP);
@@ -171,7 +170,7 @@ fn the_starting_mark_is_outside_the_stopping_inside() -> Outcome {
         bell.mark(INSIDE);
     }
     ensure_eq!(region.target.count()?, expected, "marks of every value");
-    // A start of what runs, and a stop of what does not, change nothing.
+    // Starting a running target and stopping a stopped one change nothing.
     bell.place(START, 3);
     bell.place(INSIDE, 2);
     bell.place(STOP, 3);
@@ -194,12 +193,12 @@ fn what_waits_for_its_starter_counts_nothing() -> Outcome {
     device.place(INSIDE.into(), 10)?;
     let waited = target.read()?;
     ensure_eq!(waited[0], 0, "marks that it counted");
-    // Its times go on, as those of a starter's target do: it is active, and paused.
+    // Its times go on, as for every target of a starter: it is active, and paused.
     ensure!(
         waited[1] > 0,
         "the time for which it was enabled: {waited:?}"
     );
-    // With a starter that never overflows it waits on.
+    // With a starter it waits until the starter overflows.
     let starter = trigger(&device, START, 100, How::on_cpu(1))?;
     starter.starts(target.as_raw_fd())?;
     device.place(START.into(), 99)?;
@@ -208,7 +207,7 @@ fn what_waits_for_its_starter_counts_nothing() -> Outcome {
     device.place(START.into(), 1)?;
     device.place(INSIDE.into(), 10)?;
     ensure_eq!(target.count()?, 10, "marks after it");
-    // Without the flag it is started from the beginning.
+    // Without the flag, a target counts from the beginning.
     let plain = device.start(&attr, How::on_cpu(1))?;
     let other = trigger(&device, START, 1, How::on_cpu(1))?;
     other.starts(plain.as_raw_fd())?;
@@ -273,7 +272,7 @@ fn the_page_stands_still_outside() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    // The part of each mark, each port write and each stop in the count.
+    // How much each mark, each port write and each stop adds to the count.
     for (attr, [of_mark, of_port, of_stop]) in [
         (device.attr(KIND_MARK, INSIDE.into()), [1, 0, 0]),
         (device.port_exits(), [cpu::STORE_EXITS, 1, cpu::STORE_EXITS]),

@@ -1,4 +1,4 @@
-//! Permitted links between starters, stoppers and targets, and their end when one of the two closes.
+//! Permitted links between starters, stoppers and targets, and the end of a link with either event.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -98,7 +98,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
         libc::EINVAL,
         "another task's target",
     )?;
-    // A thread by its number is the thread itself.
+    // By its id, the calling thread is the same task.
     let named = waiting(
         &device,
         &inside(&device),
@@ -179,7 +179,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
         starter,
         stopper,
     } = region;
-    // Running: it runs on without a stopper.
+    // A running target runs on without a stopper.
     device.mark(START.into())?;
     drop(stopper);
     device.mark(STOP.into())?;
@@ -188,7 +188,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     let stopper = trigger(&device, STOP, 1, HERE)?;
     stopper.stops(target.as_raw_fd())?;
     device.mark(STOP.into())?;
-    // Paused: it stays so, disabled and enabled as it may be, until another starts it.
+    // A paused target stays paused, even if disabled and enabled, until another starter starts it.
     drop(starter);
     device.mark(START.into())?;
     device.place(INSIDE.into(), 4)?;
@@ -204,7 +204,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     device.mark(START.into())?;
     device.place(INSIDE.into(), 4)?;
     ensure_eq!(target.count()?, 8, "marks of one that another started");
-    // Off: the place of a starter that went is free.
+    // A closed starter or stopper leaves room for another, even while the target is disabled.
     target.disable(0)?;
     drop((starter, stopper));
     let starter = trigger(&device, START, 1, HERE)?;
@@ -238,7 +238,7 @@ fn links_go_with_their_target() -> Outcome {
         device.mark(START.into())?;
         device.mark(STOP.into())?;
     }
-    // The starter is as good as it was.
+    // The starter still works.
     let target = waiting(&device, &inside(&device), HERE)?;
     starter.starts(target.as_raw_fd())?;
     device.mark(START.into())?;
@@ -250,7 +250,7 @@ fn links_go_with_their_target() -> Outcome {
 fn links_go_with_a_killed_process() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
-    // The target is this process's, what acts on it another's: descriptors that a fork has shared.
+    // This process has the target; the child, which got its descriptor by the fork, has the starter and the stopper.
     let target = waiting(&device, &inside(&device), HERE)?;
     let mut child = Doomed::start(|parent| {
         let device = Device::open()?;
@@ -258,7 +258,7 @@ fn links_go_with_a_killed_process() -> Outcome {
         let stopper = trigger(&device, STOP, 1, HERE)?;
         starter.starts(target.as_raw_fd())?;
         stopper.stops(target.as_raw_fd())?;
-        // It has a target that goes with it, too.
+        // The starter has a target of the child's own, too.
         let own = waiting(&device, &inside(&device), HERE)?;
         starter.starts(own.as_raw_fd())?;
         device.mark(START.into())?;
@@ -334,7 +334,7 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
                 if round % 8 == 0 {
                     ensure!(target.count()? > 0, "round {round}: no region was entered");
                 }
-                // Each end goes first in turn.
+                // Target and stopper are closed first in turn, or at once.
                 match round % 3 {
                     0 => drop((target, stopper)),
                     1 => drop((stopper, target)),
@@ -376,7 +376,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
                 refusal.is_none() || refusal == Some(libc::EBUSY),
                 "round {round}: {refusal:?}"
             );
-            // Whoever was first, now there is room or it is taken.
+            // If the link was refused, it can be made now; otherwise it exists.
             let again = refused(fresh.starts(fd));
             let expected = match refusal {
                 None => Some(libc::EEXIST),
@@ -387,7 +387,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
         })?;
         drop(target);
     }
-    // Nothing is left of them.
+    // No link is left.
     let attr = sampling(device.port_exits(), 1, 0);
     let last = device.start(&attr, HERE)?;
     let target = waiting(&device, &inside(&device), HERE)?;

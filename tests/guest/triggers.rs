@@ -10,22 +10,22 @@ use crate::raw::{Device, ENGINE_EXIT, Event, FLAG_ON_STARTER, How};
 
 /// Begins a region.
 pub(crate) const START: u32 = 100;
-/// Ends it.
+/// Ends a region.
 pub(crate) const STOP: u32 = 101;
-/// The mark that is counted in it.
+/// The mark that is counted in a region.
 pub(crate) const INSIDE: u32 = 102;
 
-/// An event whose every `period`th mark of that value acts on others. Enabled.
+/// An enabled event that overflows at every `period`th mark of that value, to act on others.
 pub(crate) fn trigger(device: &Device, value: u32, period: u64, how: How<'_>) -> io::Result<Event> {
     device.start(&device.marks(value.into(), period, 0), how.by(ENGINE_EXIT))
 }
 
-/// A target that waits for its starter. Enabled.
+/// An enabled target that waits for its starter.
 pub(crate) fn waiting(device: &Device, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
     device.start(attr, how.with(FLAG_ON_STARTER))
 }
 
-/// A target with what starts and what stops it.
+/// A target with its starter and its stopper.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) target: Event,
@@ -39,7 +39,7 @@ impl Region {
         Self::paced(device, attr, how, [1, 1])
     }
 
-    /// The same with every so many of the two marks.
+    /// The same, bounded by every `start`th mark [`START`] and every `stop`th mark [`STOP`].
     pub(crate) fn paced(
         device: &Device,
         attr: &perf_event_attr,
@@ -57,7 +57,7 @@ impl Region {
     }
 }
 
-/// So many exits for port writes; [`cpu::allow_ports`] comes first.
+/// Makes `times` exits by port writes; call [`cpu::allow_ports`] first.
 pub(crate) fn ports(times: u64) {
     (0..times).for_each(|_| cpu::port_write());
 }

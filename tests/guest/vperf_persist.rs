@@ -48,7 +48,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Of a VMM that was told to start `boot` and `flight`.
+/// On a machine whose operator has started the event `boot`.
 pub(crate) const OPERATOR: &[Test] = &[(
     "the_operators_are_read_and_not_ended",
     the_operators_are_read_and_not_ended,
@@ -80,7 +80,7 @@ fn new(args: &[&str]) -> Fallible<Value> {
     json(said(&[&["persist", "new", "--json"], args].concat())?.as_bytes())
 }
 
-/// Marks of the values up to `times`, on CPU 0.
+/// Places marks of these values on CPU 0.
 fn place(values: std::ops::Range<u32>) -> Outcome {
     cpu::pin(0)?;
     let marks = Vpmu::open()?.marks()?;
@@ -90,7 +90,7 @@ fn place(values: std::ops::Range<u32>) -> Outcome {
     Ok(())
 }
 
-/// The values of marks that text lines tell of.
+/// The values of marks in lines of text.
 fn values(lines: &str, name: &str) -> Vec<u64> {
     let word = format!("{name}: 0x");
     let value = |line: &str| {
@@ -222,7 +222,8 @@ fn unread_marks_stay_until_they_are_read() -> Outcome {
     Ok(())
 }
 
-/// Reads `name` until `last` was seen, then interrupts the reader, and says what it said.
+/// Attaches a reader to `name`, calls `then` once it reads, and interrupts it when `last` was seen. Returns the
+/// values and the rest of its output.
 fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Vec<u64>, Output)> {
     let mut reader = Command::new("vperf")
         .args(["persist", "attach", name])
@@ -282,7 +283,7 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
         let event = named(&format!("flight-{cpu}"))?.ok_or("not listed")?;
         ensure_eq!(event["cpu"], cpu, "{event}");
     }
-    // The last one's name is in use: the first one goes again, too.
+    // The last event's name is in use, so the first one is ended again.
     said(&["persist", "rm", "flight-0"])?;
     fails(
         &["persist", "new", "-e", "task-clock", "--name", "flight"],
@@ -318,7 +319,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
     fails(&["persist", "dump", "signpost"], "vperf persist ls")?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
     fails(&["persist", "dump", "signpost"], "did you mean signposts?")?;
-    // One wrong name ends none of the others.
+    // With a wrong name among them, none of the events is ended.
     fails(&["persist", "rm", "signposts", "12345678"], "12345678")?;
     ensure!(named("signposts")?.is_some(), "it was ended");
     for wrong in ["Posts", "1st", "a b", &"a".repeat(40)] {

@@ -1,5 +1,5 @@
-//! `vperf stat` and `record` with --from and --to: what a program's own marks enclose is
-//! measured, to the last exit, and nothing else.
+//! `vperf stat` and `record` with --from and --to: they measure the code between a program's own marks, to the last
+//! exit, and nothing else.
 
 use std::process::{Command, Output};
 
@@ -91,7 +91,7 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     )?;
     ensure_eq!(passed(&counts), (Some(10_000), Some(10_000)), "{counts}");
     ensure_eq!(count(&counts, "mark=3"), Some(10_000), "{counts}");
-    // With the mark inside, and the one that stops, where a store is such an exit itself.
+    // Where a store is such an exit itself, the mark inside and the one that stops count, too.
     let each = 1 + 2 * cpu::STORE_EXITS;
     ensure_eq!(count(&counts, &exits), Some(10_000 * each), "{counts}");
     ensure!(count(&counts, "task-clock") > Some(0), "{counts}");
@@ -154,7 +154,7 @@ fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
 }
 
 fn marks_that_change_nothing_enter_nothing() -> Outcome {
-    // Twenty marks begin what has begun already, or has not ended.
+    // All 40 marks have the value that starts: the first one enters, the others change nothing.
     let regions = [
         "workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1",
     ];
@@ -165,7 +165,7 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
 }
 
 fn a_cpus_regions_are_exact() -> Outcome {
-    // A program that vperf starts stays there, too.
+    // A program that vperf starts stays on that CPU, too.
     cpu::pin(0)?;
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
     let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];
@@ -176,7 +176,7 @@ fn a_cpus_regions_are_exact() -> Outcome {
 }
 
 fn a_running_processs_regions_are_exact() -> Outcome {
-    // It begins when the measuring has, which ends when it has: each is told by the other.
+    // The process begins once the measurement runs, and the measurement ends with it: each waits at a FIFO.
     let (go, over) = ("/tmp/region.go", "/tmp/region.over");
     ensure!(
         Command::new("mkfifo").args([go, over]).status()?.success(),
@@ -283,7 +283,7 @@ fn a_trace_is_of_the_region_alone() -> Outcome {
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
     ensure_eq!(writes, [300], "{report}");
-    // Elsewhere the driver's notifications have the same reason, and stores that are marks.
+    // Elsewhere the driver's notifications and marks by stores exit for the same reason.
     if !cpu::OWN_IN_USER_MODE {
         ensure_eq!(trace["exits"], 300, "{report}");
     }

@@ -13,7 +13,7 @@ pub use linkme::{self, distributed_slice};
 #[distributed_slice]
 pub static BOOTS: [fn()];
 
-/// Adds functions, each of one boot, to those that [`begin`] begins.
+/// Registers functions that each boot one guest, for [`begin`] to call.
 #[macro_export]
 macro_rules! shared_boots {
     ($($boot:expr),+ $(,)?) => {$(

@@ -18,8 +18,8 @@ use crate::wire::{self, Verdict};
 /// Names the one kernel that all groups run on: a series, or a series with a checker, like
 /// `6.12` and `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// Names the architecture that groups run on, like `aarch64`, instead of their own: in its lab. Groups of
-/// what only their own has stay there.
+/// Names the architecture, like `aarch64`, in whose lab groups run instead of their own. Groups of features that only
+/// their own architecture has stay there.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
@@ -27,7 +27,7 @@ const OTHER_SERIES: &str = "6.12";
 const LIMIT: Duration = Duration::from_secs(600);
 /// A checker makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
-/// Memory for its shadow and its records of objects.
+/// Memory for a checker's shadow and its records of objects.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
 /// Kernels that a group runs on at most.
 const MOST_KERNELS: usize = 2;
@@ -56,21 +56,21 @@ pub struct Group {
     append: &'static str,
     place: PlaceChoice,
     arch: Arch,
-    /// Whether the tests are of what only that architecture has.
+    /// Whether the group tests features that only `arch` has.
     bound: bool,
     both_kernels: bool,
-    /// By kernel.
+    /// One result for each kernel.
     booted: [OnceLock<Result<Booted, String>>; MOST_KERNELS],
 }
 
 impl Group {
-    /// The first test that needs it boots the guest.
+    /// A group of default settings. The first test that needs its guest boots it.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self::with(name, |_| Ok(Files::new()))
     }
 
-    /// The same in a machine that is started with more arguments for `vmm run`.
+    /// The same in a machine with these arguments for `vmm run`, in place of the usual ones.
     #[must_use]
     pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
         let mut group = Self::new(name);
@@ -111,7 +111,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// The same of what only x86 has.
+    /// The same, on x86-64 alone: it tests features that only x86 has.
     #[must_use]
     pub const fn on_x86_64(mut self) -> Self {
         self.arch = Arch::X86_64;
@@ -126,7 +126,7 @@ impl Group {
         self
     }
 
-    /// The same on both series of stock kernels: what the tests show holds on each.
+    /// The same on both series of stock kernels: each test must pass on each.
     #[must_use]
     pub const fn on_both_kernels(mut self) -> Self {
         self.both_kernels = true;
@@ -159,7 +159,7 @@ impl Group {
         self
     }
 
-    /// The same in a machine that is started with more arguments for `vmm run`.
+    /// The same in a machine with these arguments for `vmm run`, in place of the usual ones.
     #[must_use]
     pub const fn with_arguments(mut self, vmm_args: &'static [&'static str]) -> Self {
         self.vmm_args = vmm_args;
@@ -226,7 +226,7 @@ impl Group {
         })
     }
 
-    /// Its kernels, each with the place for the results.
+    /// The group's kernels, each with the cell for its results.
     fn boots(&self) -> impl Iterator<Item = (String, &OnceLock<Result<Booted, String>>)> {
         let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
         kernels.into_iter().zip(&self.booted)
@@ -264,7 +264,7 @@ pub(crate) fn series() -> Result<String, String> {
     named(&kernel).map(|(series, _)| series)
 }
 
-/// The architecture of that name, or else the group's own; `bound`: its own in any case.
+/// Returns the architecture that `wanted` names. Without a name, or if `bound`, returns the group's own.
 fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
     let known = [("x86_64", Arch::X86_64), ("aarch64", Arch::Aarch64)];
     let Some(wanted) = wanted else {

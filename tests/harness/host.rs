@@ -14,9 +14,9 @@ use crate::{boots, guest};
 /// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs
-/// a guest with files of that name and `$VCPUS` vCPUs, which executes `$ACT` and resets as `$RESET`
-/// selects; the guest's own script is the same, and ends in the first line.
+/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs a guest with files
+/// of that name and `$VCPUS` vCPUs, which executes `$ACT` and resets as `$RESET` selects. The guest runs the same
+/// script, whose first line replaces it by `guest-tests act` there.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -62,7 +62,7 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            // Snapshots lie in it.
+            // The root file system in it holds snapshots.
             memory_mib: 1024,
             place,
             timeout: LIMIT,
@@ -118,7 +118,7 @@ impl Session {
         })
     }
 
-    /// The same as text.
+    /// Like [`Session::file`], as text.
     ///
     /// # Panics
     /// See [`Session::file`].
@@ -211,7 +211,7 @@ impl SharedSession {
     /// The architecture of the session's host.
     ///
     /// # Panics
-    /// `VPMU_TEST_ARCH` names none.
+    /// If `VPMU_TEST_ARCH` names an unknown architecture.
     #[must_use]
     pub fn arch(&self) -> Arch {
         match self.asked_arch() {
@@ -230,7 +230,7 @@ impl SharedSession {
     /// The session.
     ///
     /// # Panics
-    /// The session failed, for this test or one before.
+    /// If the session failed, for this test or an earlier one.
     pub fn get(&self) -> &Session {
         boots::begin();
         match self.booted() {
@@ -239,7 +239,7 @@ impl SharedSession {
         }
     }
 
-    /// Has the session run, unless it has.
+    /// Runs the session, unless it has run.
     pub fn boot(&self) {
         // Each test reports the error.
         let _ = self.booted();

@@ -1,4 +1,4 @@
-//! The cost of a task's closing of events to the device, in commands of the VMM's report.
+//! Commands to the device when a task closes its events, as the VMM reports them.
 
 use images::foreign::Files;
 use serde_json::Value;
@@ -11,7 +11,7 @@ for events in 0 64 128 512; do
 done
 "#;
 
-/// Commands of the vCPU queues, with the guest's lines about the task.
+/// Returns the number of commands on the vCPU queues, and the guest's lines about the task.
 fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String> {
     let name = format!("close-{events}");
     let report: Value =

@@ -139,7 +139,7 @@ fn flight(data: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// The same from the output of stock perf.
+/// Like [`flight`], from the output of stock perf.
 fn scripted(text: &str) -> Vec<u64> {
     text.lines()
         .filter(|line| line.contains("flight-"))
@@ -194,8 +194,8 @@ fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
-/// The guest's event is found with its id and records, and the operator's continue; the recording
-/// is the power-off's, and holds both boots.
+/// The second boot finds the guest's event with its id and records, and the operator's events go on. The recording is
+/// written at the power-off and holds both boots.
 #[test]
 fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();

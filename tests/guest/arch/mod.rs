@@ -1,5 +1,5 @@
-//! The one place that chooses an architecture: instructions with and without exits, and what is known
-//! of registers at them.
+//! The only module that chooses an architecture: instructions with and without exits, and the known values of
+//! registers at them.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -14,9 +14,9 @@ pub(crate) use x86_64::*;
 /// The known value of a register.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Known {
-    /// This.
+    /// Exactly this value.
     Is(u64),
-    /// These bits, and others.
+    /// These bits, and maybe others.
     Has(u64),
     /// The address of the instruction that writes.
     Write,
@@ -32,5 +32,5 @@ pub(crate) struct Access {
     pub(crate) detail: u64,
 }
 
-/// An access of a program's own to the page at `page`, which may end the program.
+/// An access by a program to the page at `page`, which may end the program.
 pub(crate) type Attack = fn(page: *mut u8);

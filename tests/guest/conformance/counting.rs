@@ -32,7 +32,7 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// No core completes more instructions in a cycle.
 const WIDEST: u64 = 16;
 
-/// The part of `count` beyond `each` of every round, which must be the same for all numbers of rounds.
+/// Returns what `count` exceeds `each` times the rounds by, which must be the same for all numbers of rounds.
 fn border(
     each: u64,
     // One function, so that the code around the loop is the same each time.
@@ -66,7 +66,7 @@ fn user_loop() -> Found {
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
 
-/// A run that an interrupt has not added to is the least of several.
+/// Runs of which the least counts: an interrupt only adds to a count.
 const TRIES: usize = 9;
 /// Runs of the kernel's code within one count.
 const RUNS: u32 = 100;
@@ -140,7 +140,7 @@ fn trapped() -> Found {
     }
 }
 
-/// Instructions of a read while the event counts, at most.
+/// Most instructions of a read while the event counts.
 const MOST_READ: u64 = 4_000;
 
 fn past_32_bits() -> Found {
@@ -195,7 +195,7 @@ fn modes() -> Found {
     let kernel = open(INSTRUCTIONS, Mode::Kernel)?;
     let both = open(INSTRUCTIONS, Mode::Both)?;
     let of = |event: &Event, rounds| -> Result<u64, Box<dyn Error>> {
-        // The least is of a run that no interrupt has added to.
+        // An interrupt only adds to a count.
         let mut least = u64::MAX;
         for _ in 0..TRIES {
             least = least.min(counted(event, || spin(rounds))?.count);

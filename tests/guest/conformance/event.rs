@@ -10,10 +10,10 @@ use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;
-/// Instructions outside of the loop that a count holds at most: the way to it and back.
+/// Most instructions outside of the loop in a count: the way to it and back.
 pub(super) const MOST_BORDER: u64 = 64;
 
-/// An event of the CPU's: perf's type, its config.
+/// An event of the CPU: perf's type and config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct What {
     pub(super) kind: u32,
@@ -49,7 +49,7 @@ pub(super) struct Reading {
     pub(super) running: u64,
 }
 
-/// Disabled; a reading has both times.
+/// Returns the attr of a disabled event with both times in a reading.
 pub(super) fn attr(what: What, mode: Mode) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: what.kind,
@@ -69,7 +69,7 @@ pub(super) fn open(what: What, mode: Mode) -> io::Result<Event> {
     kernels_own(&attr(what, mode))
 }
 
-/// The same; `None` if the PMU has no such event.
+/// Like [`open`]; `None` if the PMU has no such event.
 pub(super) fn offered(what: What, mode: Mode) -> io::Result<Option<Event>> {
     let opened = open(what, mode);
     match opened.as_ref().map_err(io::Error::raw_os_error) {
@@ -104,13 +104,13 @@ pub(super) fn spin(rounds: u64) {
     one.run(rounds);
 }
 
-/// Where the loop lies.
+/// The addresses of the loop.
 pub(super) fn code() -> std::ops::Range<u64> {
     let [one, _] = stubs::loops();
     one.code
 }
 
-/// The errno that refuses the attr; `None` if nothing does.
+/// The errno of opening with the attr; `None` if it opens.
 pub(super) fn refusal(attr: &perf_event_attr) -> Option<i32> {
     refused(kernels_own(attr))
 }

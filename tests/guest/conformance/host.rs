@@ -1,5 +1,4 @@
-//! Guests beside other users of their host's counters: what such a guest does, and what the host does
-//! meanwhile.
+//! Acts of guests that share their host's counters with others, and commands that the host runs meanwhile.
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +17,7 @@ use crate::arch::accesses;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Outcome, cpu};
 
-/// Events of the guest: with those of an operator no more than the lab's PMU counts at once.
+/// Events of the guest: with those of the operator, no more than the lab's PMU counts at once.
 const EVENTS: usize = 6;
 /// Loops that are counted while others use the counters.
 const LOOPS: usize = 50;
@@ -46,7 +45,7 @@ pub(crate) fn counts() -> Outcome {
     }
 }
 
-/// Exits whose cost on the host is counted, or not.
+/// Exits of a loop, whose cost on the host is counted in one mode alone.
 const WRITES: u64 = 1_000;
 
 /// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.
@@ -72,8 +71,8 @@ fn of_raw() -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, and writes into the file how
-/// many instructions guests executed as users on its threads.
+/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, and writes to the file how many
+/// instructions guests executed in user mode on its threads.
 pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> ExitCode {
     let run = || -> Result<u8, Box<dyn Error>> {
         let mut attr = attr(INSTRUCTIONS, Mode::User);
@@ -98,7 +97,7 @@ pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> Exi
     }
 }
 
-/// `guest-tests hold-counters COUNT`: keeps so many counters of CPU 0 until it is ended.
+/// `guest-tests hold-counters COUNT`: keeps `COUNT` counters of CPU 0 until it is ended.
 pub(crate) fn hold_counters(count: &str) -> ExitCode {
     let hold = || -> Result<Vec<Event>, Box<dyn Error>> {
         (0..count.parse()?)

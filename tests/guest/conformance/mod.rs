@@ -1,6 +1,6 @@
-//! A PMU held against what its counters must count, row by row.
+//! Compares a PMU's counts with the rules for counters, row by row.
 //!
-//! The rows know `perf_event_open(2)` alone, so that they judge any PMU of the guest's processors: the
+//! All rows but that of regions use only `perf_event_open(2)`, so they judge any PMU of the guest's processors: the
 //! driver in that role, or one that KVM emulates.
 
 mod counting;
@@ -25,12 +25,12 @@ type Found = Result<Finding, Box<dyn Error>>;
 /// A row's name and its test.
 type Row = (&'static str, fn() -> Found);
 
-/// It holds: with these figures.
+/// The row holds, with these figures.
 fn holds(figures: impl Into<String>) -> Found {
     Ok(Finding::Holds(figures.into()))
 }
 
-/// The guest has nothing that the row could judge.
+/// The guest lacks what the row would judge.
 fn absent(reason: impl Into<String>) -> Found {
     Ok(Finding::Absent(reason.into()))
 }
@@ -62,7 +62,7 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Has nothing else run on this CPU, and lets perf sample as often as it is asked to.
+/// Keeps other tasks off this CPU, and lets perf sample as often as asked.
 fn prepare() -> Result<(), Box<dyn Error>> {
     cpu::bind_console()?;
     cpu::leave_console()?;

@@ -30,7 +30,7 @@ const GENERIC: [&str; 10] = [
     "ref-cycles",
 ];
 
-/// Events of stalls, which an emulated PMU never has.
+/// Events that an emulated PMU may never have: branch misses and stalls.
 const MAY_BE_ZERO: [&str; 3] = [
     "branch-misses",
     "stalled-cycles-frontend",

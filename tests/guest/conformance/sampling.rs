@@ -19,7 +19,7 @@ pub(super) const ROWS: &[Row] = &[
     ("frequency_settles_at_the_rate_asked_for", frequency),
 ];
 
-/// Odd, so that samples of a loop of two instructions take turns.
+/// Odd, so that samples alternate between the two instructions of the loop.
 const PERIODS: [u64; 2] = [20_011, 100_003];
 /// Samples of each period.
 const SAMPLES: u64 = 50;
@@ -29,14 +29,14 @@ fn paced(what: What, period: u64) -> perf_event_attr {
     sampling(attr(what, Mode::User), period, IP | TIME | PERIOD)
 }
 
-/// Records of an event that has been stopped.
+/// Takes the samples out of the ring; none may be lost.
 fn samples(ring: &mut Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, Box<dyn Error>> {
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
     ensure_eq!(lost, 0, "samples lost");
     Ok(samples)
 }
 
-/// The samples of so many rounds.
+/// Returns the count and the samples of a loop of `rounds` rounds.
 fn sampled(attr: &perf_event_attr, rounds: u64) -> Result<(u64, Vec<Sample>), Box<dyn Error>> {
     let event = kernels_own(attr)?;
     let mut ring = Pages::map(&event, RING_PAGES, READ_WRITE)?;

@@ -20,8 +20,8 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Long enough for many turns.
 const LONG: u64 = 50_000_000;
-/// Events that a PMU may count at once; those that count the work of the loop come first. The device
-/// shares a counter among events that differ in nothing.
+/// Events that a PMU may count at once; those that count the work of the loop come first. They differ, since the
+/// device shares a counter among identical events.
 const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 
@@ -43,7 +43,7 @@ fn counts_the_loop((what, mode): (What, Mode)) -> bool {
     [INSTRUCTIONS, CYCLES].contains(&what) && mode != Mode::Kernel
 }
 
-/// The events' readings over a loop of so many rounds.
+/// The events' readings over a loop of `rounds` rounds.
 fn together(kinds: &[(What, Mode)], rounds: u64) -> Result<Vec<Reading>, Box<dyn Error>> {
     let events: Vec<Event> = kinds
         .iter()
@@ -63,7 +63,7 @@ fn always(reading: &Reading) -> bool {
     reading.running == reading.enabled
 }
 
-/// How many of the events run all the time together: the PMU's counters. `None`: all do.
+/// The number of the PMU's counters: how many of the events run all the time together. `None` if all do.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {
@@ -74,7 +74,7 @@ fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     Ok(None)
 }
 
-/// How many of so many different events do not run all the time.
+/// How many of `events` different events do not run all the time.
 pub(super) fn waiting(events: usize) -> Result<usize, Box<dyn Error>> {
     let kinds = different()?;
     let kinds = kinds.get(..events).ok_or("the PMU has fewer events")?;

@@ -1,8 +1,8 @@
-//! Attributes by what they ask for.
+//! Attributes for what a test needs.
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-/// perf's attributes as some later kernel may have them.
+/// perf's attributes with more fields, as a later kernel may have.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Later {
@@ -22,7 +22,7 @@ pub(crate) fn sampling(attr: perf_event_attr, period: u64, sample_type: u64) -> 
     attr
 }
 
-/// A wakeup every so many records.
+/// Sets a wakeup every `records` records.
 pub(crate) fn waking(mut attr: perf_event_attr, records: u32) -> perf_event_attr {
     attr.set_watermark(0);
     attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
@@ -31,7 +31,7 @@ pub(crate) fn waking(mut attr: perf_event_attr, records: u32) -> perf_event_attr
     attr
 }
 
-/// A wakeup every so many bytes.
+/// Sets a wakeup every `bytes` bytes.
 pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_attr {
     attr.set_watermark(1);
     attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
@@ -40,12 +40,12 @@ pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_att
     attr
 }
 
-/// Never a wakeup before something is lost.
+/// Sets a watermark that only a loss reaches.
 pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
     watermark(attr, u32::MAX)
 }
 
-/// A trace's wakeup every so many bytes of its area.
+/// Sets a trace's wakeup every `bytes` bytes of its area.
 pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_attr {
     perf_event_attr {
         aux_watermark: bytes,
@@ -60,7 +60,7 @@ pub(crate) const AUX_PAUSE: u32 = 1 << 1;
 /// For [`acting`]: an overflow resumes the trace.
 pub(crate) const AUX_RESUME: u32 = 1 << 2;
 
-/// With these in `aux_action`.
+/// Sets `aux_action`.
 pub(crate) fn acting(mut attr: perf_event_attr, aux_action: u32) -> perf_event_attr {
     attr.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 { aux_action };
     attr

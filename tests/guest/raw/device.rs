@@ -1,4 +1,4 @@
-//! `/dev/vpmu`, and the kernel's own door beside it.
+//! `/dev/vpmu`, and `perf_event_open(2)` beside it.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "takes words apart; guests are 64-bit machines"
@@ -16,7 +16,7 @@ use vpmu_abi::uapi::{self, Info};
 use super::{EXIT_PORT, Event, How, KIND_EXITS, KIND_MARK, Later, MARK_ANY, checked, sampling};
 use crate::arch::OWN_IN_USER_MODE;
 
-/// Also for the assembly that places marks with registers of its own.
+/// The number of the ioctl, also for assembly that places marks.
 pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
 
 /// `/dev/vpmu`.
@@ -35,7 +35,7 @@ impl Device {
         Ok(Self { file, info })
     }
 
-    /// An event of the PMU: disabled, counting, its reading the count alone.
+    /// An attr of the PMU: disabled, counting, with the count alone in a reading.
     pub(crate) fn attr(&self, kind: u64, event: u64) -> perf_event_attr {
         let mut attr = perf_event_attr {
             type_: self.info.pmu_type,
@@ -47,34 +47,34 @@ impl Device {
         attr
     }
 
-    /// The same of port accesses, those of programs alone.
+    /// An attr that counts the exits of programs' port accesses.
     pub(crate) fn port_exits(&self) -> perf_event_attr {
         let mut attr = self.attr(KIND_EXITS, EXIT_PORT);
         attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
         attr
     }
 
-    /// A sample of these fields every `period` marks of `value`.
+    /// An attr with a sample of these fields every `period` marks of `value`.
     pub(crate) fn marks(&self, value: u64, period: u64, sample_type: u64) -> perf_event_attr {
         sampling(self.attr(KIND_MARK, value), period, sample_type)
     }
 
-    /// The same of every mark, whatever its value.
+    /// Like [`Device::marks`], for marks of any value.
     pub(crate) fn any_marks(&self, period: u64, sample_type: u64) -> perf_event_attr {
         self.marks(MARK_ANY, period, sample_type)
     }
 
-    /// Opens it; the kernel may write the attr's size.
+    /// Opens an event; the kernel may write the attr's size.
     pub(crate) fn open_raw(&self, attr: &mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
         self.open_at(ptr::from_mut(attr), how)
     }
 
-    /// Opens by attributes that have more behind them, as a later kernel's may.
+    /// Opens an event by attributes with more fields, as a later kernel may have.
     pub(crate) fn open_later(&self, later: &mut Later) -> io::Result<Event> {
         self.open_at(ptr::from_mut(later).cast(), How::OWN)
     }
 
-    /// `attr` may be written to, and what its size says is behind it may be read.
+    /// Opens an event. The size in `attr` may be written, and as many bytes as it states may be read.
     fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
         let request = uapi::Open {
             attr: attr.expose_provenance() as u64,
@@ -101,7 +101,7 @@ impl Device {
         self.open_raw(&mut { *attr }, how)
     }
 
-    /// The same, enabled.
+    /// Opens an event and enables it.
     pub(crate) fn start(&self, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
         let event = self.open_event(attr, how)?;
         event.enable(0)?;
@@ -114,12 +114,12 @@ impl Device {
         Ok(())
     }
 
-    /// Many of them.
+    /// Places `times` marks.
     pub(crate) fn place(&self, value: u64, times: u64) -> io::Result<()> {
         (0..times).try_for_each(|_| self.mark(value))
     }
 
-    /// Record time of a value of the TSC.
+    /// Converts a value of the TSC to the time of records.
     pub(crate) fn time_of(&self, tsc: u64) -> u64 {
         let scaled = (u128::from(tsc) * u128::from(self.info.time_mult)) >> self.info.time_shift;
         self.info.time_zero.wrapping_add(scaled as u64)
@@ -132,7 +132,7 @@ impl AsRawFd for Device {
     }
 }
 
-/// The kernel's own door: `perf_event_open(2)` as it is.
+/// Calls `perf_event_open(2)`.
 pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
     let flags = u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | how.flags;
     let group = how.group.map_or(-1, |fd| fd.as_raw_fd());
@@ -145,7 +145,7 @@ pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event>
     Ok(Event(unsafe { OwnedFd::from_raw_fd(checked(fd)?) }))
 }
 
-/// perf's own event of the guest's kernel: what others' code makes of the same program.
+/// Calls `perf_event_open(2)` for an event of the calling thread.
 pub(crate) fn kernels_own(attr: &perf_event_attr) -> io::Result<Event> {
     kernels(attr, How::OWN)
 }

@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::{Device, PAGE};
 
-/// A mapping of it; unmapped when dropped.
+/// A mapping of the doorbell; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Doorbell(*mut u32);
 
@@ -22,7 +22,7 @@ impl Doorbell {
         Self::map_raw(device, PAGE, protection, libc::MAP_SHARED, 0)
     }
 
-    /// mmap(2) with nothing checked before it.
+    /// mmap(2) without checks before it.
     pub(crate) fn map_raw(
         device: &Device,
         bytes: usize,
@@ -39,24 +39,24 @@ impl Doorbell {
         Ok(Self(base.cast()))
     }
 
-    /// Where it is mapped.
+    /// The address of the mapping.
     pub(crate) fn base(&self) -> *mut u8 {
         self.0.cast()
     }
 
-    /// A mark, by nothing but a store.
+    /// Places a mark by a single store.
     pub(crate) fn mark(&self, value: u32) {
         // SAFETY: the beginning of the page, mapped for writing as long as `self` lives.
         unsafe { self.0.write_volatile(value) };
     }
 
-    /// The word that a read returns.
+    /// Reads the word at the doorbell.
     pub(crate) fn load(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.0.read_volatile() }
     }
 
-    /// Many of them.
+    /// Places `times` marks.
     pub(crate) fn place(&self, value: u32, times: u64) {
         (0..times).for_each(|_| self.mark(value));
     }

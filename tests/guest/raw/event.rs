@@ -16,8 +16,8 @@ pub(crate) struct Event(pub(super) OwnedFd);
 
 impl Event {
     fn ioctl(&self, request: bindings::perf_event_ioctls, argument: u64) -> io::Result<i32> {
-        // SAFETY: none of the requests that come here writes memory; those that read it get
-        // an address that their caller below keeps alive.
+        // SAFETY: a request accesses memory only at an address that its caller below keeps alive, within what that
+        // holds: QUERY_BPF with room for no program writes one word.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(request), argument) })
     }
 
@@ -42,14 +42,14 @@ impl Event {
         self.ioctl(bindings::PERIOD, address)
     }
 
-    /// How many programs are attached to it, which none of the device's events can have.
+    /// Queries the BPF programs attached to it, which the driver refuses.
     pub(crate) fn query_bpf(&self) -> io::Result<i32> {
         let mut query = [0_u32; 2];
         let address = query.as_mut_ptr().expose_provenance() as u64;
         self.ioctl(bindings::QUERY_BPF, address)
     }
 
-    /// Records go to `target`'s ring; -1: to its own again.
+    /// Redirects records to `target`'s ring; -1 returns them to the event's own.
     pub(crate) fn output_to(&self, target: RawFd) -> io::Result<i32> {
         self.ioctl(bindings::SET_OUTPUT, i64::from(target).cast_unsigned())
     }
@@ -63,7 +63,7 @@ impl Event {
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
     }
 
-    /// By attributes that have more behind them, as a later kernel's may.
+    /// Like [`Event::modify`], with more fields, as a later kernel may have.
     pub(crate) fn modify_later(&self, later: &Later) -> io::Result<i32> {
         let address = ptr::from_ref(later).expose_provenance() as u64;
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
@@ -85,7 +85,7 @@ impl Event {
         Ok(engine)
     }
 
-    /// Its records wake so often; as `struct vpmu_wakeup` has it.
+    /// Sets how often records wake, with the fields of `struct vpmu_wakeup`.
     pub(crate) fn wakeup(&self, every: u64, unit: u32, reserved: u32) -> io::Result<i32> {
         let request = [every, u64::from(reserved) << 32 | u64::from(unit)];
         // SAFETY: the request reads 16 bytes.
@@ -98,7 +98,7 @@ impl Event {
         })
     }
 
-    /// splice(2) of some bytes of it into a pipe.
+    /// splice(2) of some bytes of the event into a pipe.
     pub(crate) fn splice_to(&self, pipe: RawFd) -> io::Result<usize> {
         let (from, none) = (self.0.as_raw_fd(), ptr::null_mut());
         // SAFETY: no offsets are given, and no memory of ours is touched.
@@ -106,20 +106,19 @@ impl Event {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns when all that it sampled and traced is in its pages; [`GROUP`](super::GROUP): of
-    /// its group.
+    /// Returns when all its samples and packets are in its pages; with [`GROUP`](super::GROUP), all of its group's.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_FLUSH.into(), flags) })
     }
 
-    /// Its overflows start the event of that descriptor.
+    /// Makes this event the starter of the one behind descriptor `target`.
     pub(crate) fn starts(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STARTER.into(), target) })
     }
 
-    /// Its overflows stop it.
+    /// Makes this event the stopper of the one behind descriptor `target`.
     pub(crate) fn stops(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STOPPER.into(), target) })
@@ -135,7 +134,7 @@ impl Event {
         Ok(words)
     }
 
-    /// All that a reading has.
+    /// All words of a reading.
     pub(crate) fn read(&self) -> io::Result<Vec<u64>> {
         self.read_into(1024)
     }
@@ -149,7 +148,7 @@ impl Event {
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// One descriptor more.
+    /// Another descriptor of the same event.
     pub(crate) fn duplicate(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }

@@ -1,5 +1,5 @@
-//! The system interface as it is: ioctls, mmap and words, with nothing between a test and the
-//! rule it tests. What the client library would hide or repair is in plain sight here.
+//! The bare system interface: ioctls, mmap and words. Nothing comes between a test and the rule it tests; the client
+//! library would hide or repair some calls.
 
 mod attrs;
 mod device;
@@ -63,7 +63,7 @@ pub(crate) struct How<'a> {
 }
 
 impl How<'_> {
-    /// The calling thread's.
+    /// On the calling thread.
     pub(crate) const OWN: Self = Self {
         pid: 0,
         cpu: -1,
@@ -83,7 +83,7 @@ impl How<'_> {
 }
 
 impl<'a> How<'a> {
-    /// The same by that engine.
+    /// The same with that engine.
     pub(crate) const fn by(self, engine: u32) -> Self {
         Self { engine, ..self }
     }
@@ -113,7 +113,7 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// The errno of what must be refused, `None` if it was not.
+/// The errno of a call; `None` if it succeeded.
 pub(crate) fn refused<T>(result: io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }

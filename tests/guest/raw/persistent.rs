@@ -12,7 +12,7 @@ use vpmu_abi::{PERSISTENT_NAME, PERSISTENT_OPERATOR, uapi};
 
 use super::{Device, Event, How, checked};
 
-/// Flag of an [`Entry`]: the host's.
+/// Flag of an [`Entry`]: the event is the operator's.
 pub(crate) const OPERATORS: u32 = PERSISTENT_OPERATOR;
 /// Flag of an [`Entry`]: its ring outlives a reset.
 pub(crate) const IN_WINDOW: u32 = uapi::PERSISTENT_WINDOW;
@@ -33,7 +33,7 @@ impl Deref for Entry {
 }
 
 impl Entry {
-    /// As sysfs lists it.
+    /// Its name in sysfs.
     pub(crate) fn name(&self) -> String {
         let name = self.name.split(|&byte| byte == 0).next().unwrap_or(&[]);
         String::from_utf8_lossy(name).into_owned()
@@ -66,7 +66,7 @@ impl Device {
         self.list_raw(after, count, 0)
     }
 
-    /// The same with a word that has to be zero.
+    /// Like [`Device::list`], with the reserved word, which must be zero.
     pub(crate) fn list_raw(&self, after: u64, count: u32, reserved: u32) -> io::Result<Vec<Entry>> {
         let mut entries = vec![Entry(uapi::PersistentEntry::default()); count as usize];
         let request = uapi::Persistent {
@@ -87,17 +87,17 @@ impl Device {
         Ok(entries)
     }
 
-    /// All of them.
+    /// All persistent events.
     pub(crate) fn persistent(&self) -> io::Result<Vec<Entry>> {
         self.list(0, 4096)
     }
 
-    /// The one of that id, if there is.
+    /// The persistent event of that id, if it exists.
     pub(crate) fn entry(&self, id: u64) -> io::Result<Option<Entry>> {
         Ok(self.persistent()?.into_iter().find(|entry| entry.id == id))
     }
 
-    /// The attr that opens it again.
+    /// The attr that opens persistent event `id` again.
     pub(crate) fn reopening(&self, id: u64) -> perf_event_attr {
         perf_event_attr {
             type_: self.info.persistent_type,
@@ -109,7 +109,7 @@ impl Device {
         }
     }
 
-    /// A new descriptor of it.
+    /// Opens a new descriptor of persistent event `id`.
     pub(crate) fn reopen(&self, id: u64, cpu: i32) -> io::Result<Event> {
         self.open_event(&self.reopening(id), How::on_cpu(cpu))
     }
@@ -122,7 +122,7 @@ impl Device {
 }
 
 impl Event {
-    /// Makes it persistent, under this name if it is not empty; the id.
+    /// Makes the event persistent, with this name unless it is empty. Returns its id.
     pub(crate) fn detach(&self, name: &str) -> io::Result<u64> {
         let mut bytes = [0; PERSISTENT_NAME];
         let fits = name.len().min(PERSISTENT_NAME);
@@ -130,7 +130,7 @@ impl Event {
         self.detach_raw(bytes)
     }
 
-    /// The same with any bytes for a name.
+    /// Like [`Event::detach`], with any bytes for a name.
     pub(crate) fn detach_raw(&self, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
         let mut request = uapi::Detach { id: 0, name };
         // SAFETY: the request reads and writes one uapi::Detach.
@@ -140,7 +140,7 @@ impl Event {
         Ok(request.id)
     }
 
-    /// Makes it end with its last user again.
+    /// Makes the event end with its last user again.
     pub(crate) fn attach(&self) -> io::Result<i32> {
         // SAFETY: the request takes no argument.
         checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_ATTACH.into(), 0) })

@@ -3,7 +3,7 @@
 use super::code::Code;
 use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
 
-/// Address of a full buffer's commands, followed by room for their replies.
+/// Addresses of a full buffer's commands, and of the room for their replies.
 const COMMANDS: u32 = 0xa0_0000;
 const REPLIES: u32 = 0xb0_0000;
 /// Most commands of one notification.

@@ -42,7 +42,7 @@ impl Device {
         Self::bring_up_with(vcpus, 0xf)
     }
 
-    /// The same with `features` instead of bits 0 to 3; all must be offered.
+    /// Like [`Device::bring_up`], with `features` instead of bits 0 to 3; the device must offer all of them.
     #[must_use]
     pub fn bring_up_with(vcpus: u32, features: u32) -> (Self, Code) {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
@@ -77,15 +77,15 @@ impl Device {
         (Self { given }, write(code, 0x70, 0xf))
     }
 
-    /// Sends a control request and waits for its reply, which must succeed.
+    /// Sends a control request, waits for its reply and requires success.
     #[must_use]
     pub fn request(&mut self, words: &[u64]) -> Code {
         const OPEN_REPLY: u32 = 16;
         self.give(0, words, OPEN_REPLY).0
     }
 
-    /// Sends a command on the queue of `vcpu`, which must run this code; also returns the address
-    /// of the reply, which must succeed.
+    /// Sends a command on the queue of `vcpu`, which must run this code, and requires success. Also returns the
+    /// address of the reply.
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY)

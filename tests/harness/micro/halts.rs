@@ -21,7 +21,7 @@ const UNDIVIDED: u32 = 0xb;
 /// even then the halt still happens, since interrupts are enabled only at the halt.
 const TICKS: u32 = 1_000_000;
 
-/// Only for the boot vCPU, which is in long mode.
+/// Returns code that halts `times` times. Only for the boot vCPU, which is in long mode.
 #[must_use]
 pub fn halts(times: u32) -> Code {
     // mov ebx, END_OF_INTERRUPT; mov dword [rbx], 0; iretq

@@ -19,7 +19,7 @@ const TRAMPOLINE_SIZE: u32 = 0x1000;
 /// after some local APIC has changed, and every operating system enables its APIC first.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
-/// Its interrupt command register, high half first.
+/// The local APIC's interrupt command register, high half first.
 const ICR_HIGH: u32 = 0xfee0_0310;
 const ICR_LOW: u32 = 0xfee0_0300;
 const ICR_INIT: u32 = 0x4500;

@@ -108,7 +108,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
         .spawn()
         .expect("the VMM starts");
 
-    // Standard error closes at its end, so reading it to the end waits for that.
+    // Standard error closes when the VMM ends, so reading to its end waits for the VMM.
     let mut pipe = vmm.stderr.take().expect("piped above");
     let (sender, receiver) = mpsc::channel();
     let reader = thread::spawn(move || {

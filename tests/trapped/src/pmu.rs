@@ -29,7 +29,8 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// The memory of a guest whose kernel is yet to be patched: its driver probes the registers first.
+/// Guest memory until the kernel in it is patched, at the first read of a register: the driver probes the registers
+/// before it uses RDPMC.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.
@@ -292,7 +293,7 @@ impl VcpuMsrs for VcpuPmu {
     }
 }
 
-/// The guest's vector for the interrupt.
+/// Reads the local APIC's register for the interrupt.
 fn lvtpc(vcpu: &VcpuFd) -> io::Result<u32> {
     let apic = vcpu.get_lapic()?;
     let bytes = apic.regs.iter().skip(APIC_LVTPC).take(4);

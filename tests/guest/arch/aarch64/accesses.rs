@@ -1,5 +1,4 @@
-//! Accesses to memory of devices that no compiler had a hand in: each with its address, its size, its
-//! direction and the instruction that makes it.
+//! Accesses to device memory in assembly: each has a known address, size, direction and instruction.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 use std::arch::global_asm;
@@ -49,7 +48,7 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Writes and reads of each size at `page`, by which `address` is reached; what they look like.
+/// Writes and reads with each size at `page`, which maps `address`. Returns the accesses as the host sees them.
 fn access(page: *mut u8, address: u32) -> Vec<Access> {
     // SAFETY: reads and writes inside the mapped page, where nothing answers.
     unsafe { vpmu_memory(page) };
@@ -68,7 +67,8 @@ fn access(page: *mut u8, address: u32) -> Vec<Access> {
         .collect()
 }
 
-/// Reads and writes of each size at the idle address; what they look like. The caller may reach it.
+/// Writes and reads with each size at the idle address, which must be mapped. Returns the accesses as the host sees
+/// them.
 pub(crate) fn ports() -> Vec<Access> {
     access(ports::idle(), IDLE_PORT)
 }
@@ -84,7 +84,7 @@ impl IdleMemory {
         map_physical(IDLE_MEMORY).map(Self)
     }
 
-    /// Writes and reads of each size; what they look like.
+    /// Writes and reads with each size. Returns the accesses as the host sees them.
     pub(crate) fn access(&self) -> Vec<Access> {
         access(self.0, IDLE_MEMORY)
     }
@@ -97,13 +97,13 @@ impl Drop for IdleMemory {
     }
 }
 
-/// So many writes of one byte to the idle address, by one instruction.
+/// Writes a byte to the idle address `rounds` times, by one instruction.
 pub(crate) fn out_loop(rounds: u64) {
     // SAFETY: counts a register down, and writes where nothing answers.
     unsafe { vpmu_out_loop(rounds.max(1), ports::idle()) }
 }
 
-/// That instruction.
+/// The address of the instruction in [`out_loop`] that writes.
 pub(crate) fn out_loop_ip() -> u64 {
     (&raw const vpmu_out_loop_ip).expose_provenance() as u64
 }

@@ -1,4 +1,4 @@
-//! Accesses to the doorbell that are instructions of their own.
+//! Accesses to the doorbell by unusual instructions.
 #![expect(unsafe_code, reason = "instructions that no program needs")]
 
 use std::arch::asm;
@@ -6,8 +6,8 @@ use std::arch::asm;
 use crate::arch::Attack;
 use crate::raw::PAGE;
 
-/// Accesses that a program can make. Some of them end the program: of several of these instructions
-/// KVM does not learn what they do.
+/// Accesses that a program can make. Some of them end the program: for several of these instructions KVM gets no
+/// valid syndrome.
 pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("a store of a pair", |page| {
         // SAFETY: the page is the process's; it is device memory, and nothing refers to it.

@@ -13,18 +13,17 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The exits of the trace that has most of them: those that reach the VMM. The device reads KVM's own trace
-/// on other machines alone.
+/// The exits of the most complete trace: those that reach the VMM. The device reads KVM's own trace on x86 alone.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
 /// Reasons for which no vCPU exits to the VMM.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
-/// Whether the first record of a boot's exits to the VMM is of the kernel's first second.
+/// Whether the first record of a boot's exits to the VMM is from the kernel's first second.
 pub(crate) const EXITS_AT_ONCE: bool = false;
 
 /// How perf prints the instruction pointer among registers, up to its digits.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
 
-/// Tests of exits that the hardware makes: KVM has a trace of them on other machines alone.
+/// Tests of exits by the hardware's own numbers: KVM has a trace of them on x86 alone.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     None
 }

@@ -1,5 +1,4 @@
-//! Accesses to an address that nothing answers to, which stand for those to a port; and the virtual
-//! counter.
+//! Accesses to an address that no device answers to, in place of port accesses; and the virtual counter.
 #![expect(unsafe_code, reason = "instructions without a safe form")]
 
 use std::arch::asm;
@@ -10,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::packets::DETAIL_WRITE;
 use crate::pages::map_physical;
 
-/// The reason of its exits.
+/// The reason of exits for these accesses.
 pub(crate) const EXIT_PORT: u64 = 3;
 /// The event that counts exits for that reason.
 pub(crate) const PORT_EXITS: &str = "exits-mmio";
@@ -20,18 +19,18 @@ pub(crate) const PORT_REASON: &str = "mmio";
 pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
 /// A write's detail in a packet: a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
-/// Whether the kernel is left out to count a program's own exits for the reason alone: the driver's
-/// notifications are exits of the kernel.
+/// Whether events must exclude the kernel to count a program's own exits for the reason alone: the driver's
+/// notifications are such exits of the kernel.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
-/// Exits for the same reason that a mark by a store makes: the store.
+/// Exits for the same reason by a mark that is a store: the store itself.
 pub(crate) const STORE_EXITS: u64 = 1;
-/// An address that no device of the machine answers to: a write is an exit and nothing else.
+/// An address that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 
-/// Where it is mapped in this process, once it is.
+/// Its mapping in this process, or null.
 static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// Lets this process reach the address; it stays mapped.
+/// Maps the address into this process; it stays mapped.
 pub(crate) fn allow_ports() -> io::Result<()> {
     if MAPPED.load(Ordering::Acquire).is_null() {
         MAPPED.store(map_physical(IDLE_PORT)?, Ordering::Release);
@@ -39,12 +38,12 @@ pub(crate) fn allow_ports() -> io::Result<()> {
     Ok(())
 }
 
-/// The address as this process reaches it; [`allow_ports`] comes first.
+/// The address of the mapping; call [`allow_ports`] first.
 pub(super) fn idle() -> *mut u8 {
     MAPPED.load(Ordering::Acquire)
 }
 
-/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
+/// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
     // SAFETY: nothing answers to the address; where it is not mapped the write is a fault that ends
     // the test, not the safety of memory.

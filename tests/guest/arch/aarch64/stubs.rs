@@ -17,11 +17,11 @@ const PC: usize = 32;
 pub(crate) const REGS: u64 = (1 << NUMBERS) - 1;
 /// One more than the highest number.
 pub(crate) const NUMBERS: usize = 33;
-/// The program counter's place among the registers of a sample that has all.
+/// Index of the program counter in a sample that has all registers.
 pub(crate) const IP_PLACE: usize = PC;
-/// Its place in a packet.
+/// Index of the program counter in a packet.
 pub(crate) const PACKET_IP: usize = 22;
-/// Bytes of the instruction that writes.
+/// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 4;
 
 /// The idle port as the stubs take it: its address in this process.
@@ -39,7 +39,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// The same of the register at `place` in a packet, which leaves out X9 to X18 and ends with PSTATE.
+/// The same of the register at index `place` of a packet, which leaves out X9 to X18 and ends with PSTATE.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     match place {
         0..9 => at_write(place, sp),
@@ -56,7 +56,7 @@ pub(crate) fn in_kernel(number: usize) -> Known {
     }
 }
 
-/// Masks that are refused, and the errno.
+/// Register masks that are refused, each with its errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
     // No register; a bit without a name; the length of vectors; the highest bit.
     vec![

@@ -1,5 +1,4 @@
-//! Accesses to ports and memory that no compiler had a hand in: each with its address, its size,
-//! its direction and the instruction that makes it.
+//! Accesses to ports and device memory in assembly: each has a known address, size, direction and instruction.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 use std::arch::global_asm;
@@ -75,11 +74,11 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Reads and writes of the idle port, of each size, alone and by strings; what they look like. The
-/// caller may reach ports.
+/// Writes and reads of the idle port with each size, single and by strings. Returns the accesses as the host sees
+/// them. The caller must have access to ports.
 pub(crate) fn ports() -> Vec<Access> {
     let mut buffer = [0_u8; 24];
-    // SAFETY: writes 12 and 12 bytes to the buffer, behind which nothing is touched.
+    // SAFETY: writes twice 12 bytes to the buffer, which holds 24.
     unsafe { vpmu_ports(buffer.as_mut_ptr()) };
     // SAFETY: a table that nobody writes.
     let labels = unsafe { vpmu_port_labels };
@@ -102,7 +101,7 @@ pub(crate) fn ports() -> Vec<Access> {
     pairs.map(access).collect()
 }
 
-/// Where nothing answers in the guest's physical memory, and no kernel expects anything.
+/// A guest-physical address at which no device answers and no kernel expects one.
 const IDLE_MEMORY: u32 = 0xe000_0000;
 
 /// Memory that no device answers to, mapped.
@@ -114,8 +113,8 @@ impl IdleMemory {
         map_physical(IDLE_MEMORY).map(Self)
     }
 
-    /// Writes and reads of each size; what they look like. KVM has done with the instruction of a
-    /// write when it leaves, so that the next one is told.
+    /// Writes and reads with each size. Returns the accesses as the host sees them. KVM has completed the instruction
+    /// of a write when it exits, so it reports the next one.
     pub(crate) fn access(&self) -> Vec<Access> {
         // SAFETY: reads and writes inside the mapped page, where nothing answers.
         unsafe { vpmu_memory(self.0) };
@@ -142,13 +141,13 @@ impl Drop for IdleMemory {
     }
 }
 
-/// So many writes of one byte to the idle port, by one instruction.
+/// Writes a byte to the idle port `rounds` times, by one instruction.
 pub(crate) fn out_loop(rounds: u64) {
     // SAFETY: counts a register down.
     unsafe { vpmu_out_loop(rounds.max(1)) }
 }
 
-/// That instruction.
+/// The address of the instruction in [`out_loop`] that writes.
 pub(crate) fn out_loop_ip() -> u64 {
     (&raw const vpmu_out_loop_ip).expose_provenance() as u64
 }

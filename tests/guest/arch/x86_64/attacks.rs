@@ -1,4 +1,4 @@
-//! Accesses to the doorbell that are instructions of their own.
+//! Accesses to the doorbell by unusual instructions.
 #![expect(unsafe_code, reason = "instructions that no program needs")]
 
 use std::arch::asm;
@@ -38,8 +38,7 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         }
     }),
     ("a store across the end of the page", |page| {
-        // SAFETY: as above; what follows the page is not mapped, or somebody's of this process, which
-        // ends.
+        // SAFETY: as above; the memory after the page is unmapped or belongs to this process, which ends.
         unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
     }),
     ("execution from it", |page| {

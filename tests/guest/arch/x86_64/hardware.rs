@@ -1,6 +1,5 @@
-//! The trace of every exit, those included that the host's kernel handles by itself: against the
-//! host's own statistics, against the trace of those that reach the VMM, and against instructions
-//! whose exits are known.
+//! Compares the trace of every exit, including those that the host's kernel handles by itself, with the host's own
+//! statistics, with the trace of those that reach the VMM, and with instructions whose exits are known.
 #![expect(unsafe_code, reason = "an instruction at a known address")]
 
 use std::arch::global_asm;
@@ -38,7 +37,7 @@ const PACKET: u64 = 64;
 global_asm!(
     ".global vpmu_hardware_cpuid",
     ".global vpmu_hardware_cpuid_at",
-    // rdi: how often.
+    // rdi: the number of rounds.
     "vpmu_hardware_cpuid:",
     "push rbx",
     "2:",
@@ -54,11 +53,11 @@ global_asm!(
 
 unsafe extern "C" {
     fn vpmu_hardware_cpuid(times: u64);
-    /// No function, but a place in one.
+    /// Not a function, but a label in one.
     safe static vpmu_hardware_cpuid_at: u8;
 }
 
-/// Every one an exit that the host's kernel handles by itself.
+/// Executes CPUID `times` times: each is an exit that the host's kernel handles by itself.
 fn cpuid(times: u64) {
     // SAFETY: keeps every register that a C function has to, for any number but zero.
     unsafe { vpmu_hardware_cpuid(times.max(1)) };
@@ -73,7 +72,7 @@ struct Traced {
 }
 
 impl Traced {
-    /// Opens both on the calling thread, or where `place` says.
+    /// Opens both events on the calling thread, or where `place` puts them.
     fn new(
         vpmu: &Vpmu,
         trace: &str,
@@ -96,7 +95,7 @@ impl Traced {
         })
     }
 
-    /// Its packets so far.
+    /// The packets of exits so far.
     fn exits(&mut self) -> Result<Vec<Exit>, Box<dyn Error>> {
         let mut exits = Vec::new();
         let mut chunk = Chunk::default();
@@ -115,7 +114,7 @@ fn is(exit: &Exit, numbers: [u16; 2]) -> bool {
     matches!(exit.reason(), Reason::Hardware(number) if numbers.contains(&number))
 }
 
-/// The port of a port access, as either kind of hardware has it.
+/// The port of a port access: SVM and VMX report it in the same bits.
 fn port(exit: &Exit) -> u64 {
     exit.qualification() >> 16 & 0xffff
 }
@@ -136,7 +135,7 @@ fn every_exit_is_traced() -> Outcome {
         ensure_eq!(exits.len() as u64, counted, "exits traced, against counted");
         let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
         let ours: Vec<_> = exits.iter().filter(|exit| exit.ip() == Some(at)).collect();
-        // An interrupt can come there, too.
+        // An interrupt can arrive at the same address.
         let cpuids = ours.iter().filter(|exit| is(exit, CPUID));
         ensure_eq!(cpuids.count() as u64, TIMES, "CPUIDs, round {round}");
         let me = (std::process::id(), cpu::thread_id());
@@ -208,7 +207,7 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
         ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port");
         ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port");
         ensure_eq!(hardware.ip(), reached.ip(), "its place");
-        // The host's kernel has it first, and gives it back last.
+        // The host's kernel sees the exit first and enters the guest last.
         let ends = |exit: &Exit| exit.time() + exit.outside();
         ensure!(
             hardware.time() <= reached.time() + 1_000 && ends(reached) <= ends(hardware) + 1_000,
@@ -226,7 +225,7 @@ fn a_task_has_the_exits_of_its_own_time() -> Outcome {
     both.trace.enable()?;
     for _ in 0..TIMES {
         cpuid(1);
-        // Another's turn.
+        // Another thread runs.
         std::thread::spawn(|| cpuid(1))
             .join()
             .map_err(|_| "a panic")?;
@@ -254,7 +253,7 @@ fn a_stalled_reader_loses_what_is_counted() -> Outcome {
     let on_cpu = |attr: EventAttr| attr.on_cpu(0);
     let mut both = Traced::new(&vpmu, "exit-trace", "exits", on_cpu)?;
     both.trace.enable()?;
-    // More than the area has room for, and maybe than the host has.
+    // More than fits into the area, and perhaps into the host's own ring.
     cpuid(2 * both.area.size() / PACKET);
     both.trace.disable()?;
     let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);

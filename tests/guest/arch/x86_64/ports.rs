@@ -6,7 +6,7 @@ use std::io;
 
 use crate::packets::DETAIL_WRITE;
 
-/// The reason of its exits.
+/// The reason of exits for port accesses.
 pub(crate) const EXIT_PORT: u64 = 2;
 /// The event that counts exits for that reason.
 pub(crate) const PORT_EXITS: &str = "exits-io";
@@ -14,13 +14,14 @@ pub(crate) const PORT_EXITS: &str = "exits-io";
 pub(crate) const PORT_REASON: &str = "io";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
-/// A write's detail in a packet: of one access, a write, of one byte.
+/// A write's detail in a packet: one access, a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
-/// Whether the kernel is left out to count a program's own exits for the reason alone: nothing else has it.
+/// Whether events must exclude the kernel to count a program's own exits for the reason alone: nothing else makes
+/// them.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Exits for the same reason that a mark by a store makes: none.
+/// Exits for the same reason by a mark that is a store: none, since a store exits for MMIO.
 pub(crate) const STORE_EXITS: u64 = 0;
-/// A port that no device of the machine answers to: a write is an exit and nothing else.
+/// A port that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;
 
 /// Lets this thread reach every port.
@@ -34,7 +35,7 @@ pub(crate) fn allow_ports() -> io::Result<()> {
     }
 }
 
-/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
+/// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
     // SAFETY: no device answers to the port; without privilege the write is a fault that ends
     // the test, not the safety of memory.

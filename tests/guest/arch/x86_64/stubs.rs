@@ -24,11 +24,11 @@ const R11: usize = 19;
 pub(crate) const REGS: u64 = 0xff_0fff;
 /// One more than the highest number.
 pub(crate) const NUMBERS: usize = 24;
-/// The instruction pointer's place among the registers of a sample that has all.
+/// Index of the instruction pointer in a sample that has all registers.
 pub(crate) const IP_PLACE: usize = IP;
-/// Its place in a packet.
+/// Index of the instruction pointer in a packet.
 pub(crate) const PACKET_IP: usize = IP;
-/// Bytes of the instruction that writes.
+/// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 1;
 
 /// The idle port as the stubs take it: its number.
@@ -42,7 +42,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
         SP => Known::Is(sp),
         IP => Known::Write,
         DX => Known::Is(known(number) & !0xffff | idle_port()),
-        // Interrupts are on, and bit 1 is always set; the others are as the code before has left them.
+        // Interrupts are on, and bit 1 is always set; the code before determines the others.
         FLAGS => Known::Has(0x202),
         // 64-bit user code and its stack.
         CS => Known::Is(0x33),
@@ -52,7 +52,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// The same of the register at `place` in a packet.
+/// The same of the register at index `place` of a packet.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     at_write(place, sp)
 }
@@ -66,9 +66,9 @@ pub(crate) fn in_kernel(number: usize) -> Known {
     }
 }
 
-/// Masks that are refused, and the errno.
+/// Register masks that are refused, each with its errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // The data segments; no register; a bit without a name; vector registers, with perf's errno for them.
+    // The data segments; an empty mask; a bit without a register; vector registers, with perf's errno for them.
     let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
     let others = [
         (0, libc::EINVAL),
@@ -87,11 +87,11 @@ pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known 
         DI => Known::Is(i64::from(device).cast_unsigned()),
         SI => Known::Is(IOC_MARK),
         DX => Known::Is(value),
-        // The kernel's entry saves "no such call" until there is a result.
+        // The kernel's entry saves -ENOSYS until there is a result.
         AX => Known::Is((-38_i64).cast_unsigned()),
         CS => Known::Is(0x33),
         SS => Known::Is(0x2b),
-        // A system call puts the flags into it.
+        // The system call copies the flags to R11.
         FLAGS | R11 => Known::Has(0x202),
         _ => Known::Is(known(number)),
     }
