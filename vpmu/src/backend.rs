@@ -34,7 +34,7 @@ pub(crate) struct Backend {
     pub(crate) counters: CounterPool,
     /// The VMM's own producers of AUX data, by number.
     producers: OnceLock<Vec<AuxProducer>>,
-    /// The host's reasons that were logged, one bit each.
+    /// Bit set of the host's refusals that were logged.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
@@ -88,7 +88,7 @@ impl Backend {
         })
     }
 
-    /// The guest's entries of the catalogue, limited by [`Backend::catalogue`]; always the same.
+    /// The catalogue entries that the policy allows the guest, in the same order at every call.
     pub(crate) fn guest_entries(&self) -> impl Iterator<Item = &Entry> {
         self.catalogue().entries(&self.settings.policy)
     }
@@ -104,10 +104,10 @@ impl Backend {
         self.catalogue.get()
     }
 
-    /// Whether the operator permits an event for anyone.
+    /// Refuses hardware events, the guest's and the operator's, if the operator disabled them.
     ///
     /// # Errors
-    /// `ENOENT`: the catalogue does not list it either.
+    /// `ENOENT`, because the catalogue does not list such an event either.
     pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
         match self.settings.hardware.events || !is_hardware(request.kind) {
             true => Ok(()),
@@ -126,7 +126,7 @@ impl Backend {
         refusal
     }
 
-    /// The reason why the guest has no event of a host kind.
+    /// The reason why the guest cannot open events of the host kind `kind`; `None` if it can.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
         let hardware = &self.settings.hardware;
         let unused = is_hardware(kind) && !hardware.events;

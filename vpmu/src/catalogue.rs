@@ -91,7 +91,7 @@ impl Entry {
         self.unit == "ns"
     }
 
-    /// The events that it names.
+    /// The events that the entry names.
     fn events(&self) -> EventMatch {
         match (self.any_config, self.kind) {
             (false, _) => EventMatch::one(self.kind, self.config),
@@ -100,7 +100,7 @@ impl Entry {
         }
     }
 
-    /// The guest's form of the entry. Texts too long for their field are cut.
+    /// The entry in wire format. Texts too long for their field are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         CatalogueEntry {
@@ -208,7 +208,8 @@ impl Catalogue {
                 ..time
             });
         }
-        // Before the marks of one value, which any config selects.
+        // List this before the marks of one value: that entry matches any config, and
+        // [`Catalogue::find`] returns the first match.
         entries.push(Entry {
             excludes: true,
             ..Entry::device(
@@ -273,7 +274,7 @@ impl Catalogue {
     }
 }
 
-/// The rows, each of an exit reason, that a vCPU of this architecture can exit for.
+/// The rows whose exit reason exists on this architecture.
 fn reachable<'a>(
     rows: &'a [(u64, &'a str, &'a str)],
 ) -> impl Iterator<Item = (u64, &'a str, &'a str)> {

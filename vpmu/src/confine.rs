@@ -6,11 +6,11 @@
 //! [`Machine`](crate::Machine), its logger and its own loop.
 //!
 //! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread
-//! other than the main one shrinks. That is not listed: `mallopt(M_ARENA_MAX, 1)` before the first
-//! thread starts avoids it.
+//! other than the main one shrinks. The lists leave that call out: `mallopt(M_ARENA_MAX, 1)` before
+//! the first thread starts avoids it.
 //!
 //! The lists apply after construction: [`PerfSource::confined`](crate::host::PerfSource::confined)
-//! reads files and starts a thread, and is called earlier.
+//! reads files and starts a thread, so call it before the filter is installed.
 
 use libc::{c_int, c_long};
 
@@ -28,7 +28,8 @@ pub enum Thread {
     Service,
     /// Calls [`Vpmu::drain`](crate::Vpmu::drain).
     Drain,
-    /// The crate's own, made with the [`PerfSource`](crate::host::PerfSource).
+    /// Closes host counters: the crate's own thread, started with the
+    /// [`PerfSource`](crate::host::PerfSource).
     Closer,
 }
 
@@ -105,15 +106,15 @@ pub fn runtime() -> &'static [Call] {
     &RUNTIME
 }
 
-/// Most descriptors that the device opens.
+/// Maximum number of descriptors that the device opens.
 #[must_use]
 pub fn descriptors(settings: &Settings) -> u64 {
     host::descriptors(settings.vcpus, settings.limits.max_host_counters)
 }
 
-/// Most bytes that the host locks for the device: rings and metadata pages of its events. Without
-/// `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by `RLIMIT_MEMLOCK`; if
-/// that is too low, rings are shorter and events may not open.
+/// Maximum number of bytes that the host locks for the device: rings and metadata pages of its
+/// events. Without `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by
+/// `RLIMIT_MEMLOCK`; if that limit is too low, rings are shorter and events may not open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)

@@ -1,4 +1,4 @@
-//! The device in the view of a VMM: its transport, its vCPUs, its operator.
+//! The device as a VMM uses it: its transport, its vCPUs, its operator.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -83,7 +83,7 @@ pub enum Error {
     Attached(u32),
 }
 
-/// An error in a flush. Everything else has been published.
+/// An error of a flush. All other events' data have been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.
@@ -165,7 +165,7 @@ impl Vpmu {
 
     // AUX producers of the VMM.
 
-    /// The traces of a producer that are active on `vcpu` now and not paused.
+    /// The ids of a producer's traces that are active on `vcpu` and not paused.
     #[must_use]
     pub fn aux_traces(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         let shard = self.shared.shard(vcpu);

@@ -41,7 +41,7 @@ impl Errno {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) errno: Errno,
-    /// The host's reason; `None`: the device refused.
+    /// The host's reason; `None` if the device refused.
     pub(crate) refusal: Option<Refusal>,
 }
 

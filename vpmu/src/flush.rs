@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Waiting flushes, and vCPUs that exit.
+/// Number of waiting flushes, and the wait for exits.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: AtomicUsize,
@@ -47,7 +47,8 @@ impl Flushes {
     /// Notifies waiting flushes that a vCPU has left, and its exit is handled.
     pub(crate) fn vcpu_left(&self) {
         if self.is_waiting() {
-            // Under the gate, or a flush between its check and its wait misses it.
+            // Notify under the gate: a flush between its check and its wait would miss the
+            // notification.
             let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
             self.left.notify_all();
             drop(gate);

@@ -19,13 +19,13 @@ use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
 
-/// In the metadata page, which is the first.
+/// Guest address of `data_tail`: the metadata page is the first page of the memory.
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
-/// Six words and the header, and one more of either: the CPU in a short record, in a longer one
-/// the length of its chain.
+/// With the header, these fields take seven words. The eighth is the CPU in a short record, and the
+/// length of the chain in a longer one.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
-/// The bytes of a record without a chain.
+/// Length of a record without a chain, in bytes.
 pub const SHORTEST: usize = 64;
 
 /// A ring with a reader that has read everything when a burst begins.
@@ -115,9 +115,9 @@ impl Producer {
     }
 }
 
-/// Number of exits and losses in a host ring written by tracepoints with the `format` files
-/// `formats`, of exits and of entries; `None` if those are invalid. Otherwise like
-/// [`crate::host::records::take`].
+/// Number of exits and losses in a host ring of exit records. `formats` are the texts of the
+/// `format` files of the exit and the entry tracepoint; `None` if they are invalid. The other
+/// parameters are those of [`crate::host::records::take`].
 pub fn exits_in(
     formats: [&str; 2],
     word: impl Fn(u64) -> u64,

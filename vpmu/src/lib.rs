@@ -1,14 +1,14 @@
-//! The paravirtual PMU: the device, for VMMs that keep guest memory in a type of vm-memory's traits.
-//! Their bitmaps of written pages hold what the device writes ([`Memory`]).
+//! A paravirtual PMU device for VMMs whose guest memory implements vm-memory's traits ([`Memory`]). The device marks
+//! the pages that it writes in the memory's dirty bitmaps.
 //!
 //! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device asks of it)
 //! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
 //! transport, whose queues ([`QueueState`]) and [`Interrupt`] it hands over at [`Vpmu::activate`]. Each
 //! vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
-//! notifications to its [`VcpuSession`]. The operator's persistent events live on over every reset,
-//! in a window of the VMM's memory. [`Vpmu::save`] returns the state of a device as plain data, which
-//! [`Vpmu::restore`] gives to a new one; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM,
-//! event loops or command lines.
+//! notifications to its [`VcpuSession`]. The operator's persistent events survive every reset, in a window of the VMM's
+//! memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`] restores it into a new
+//! device; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM, event
+//! loops or command lines.
 //!
 //! Events belong to the vCPU that they are placed on. A vCPU's work takes only the lock of its own
 //! shard; the order of all locks is documented in `locks`.
@@ -77,6 +77,6 @@ pub use session::{Paused, VcpuSession};
 pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
 pub use size::{SizeError, parse_bytes, parse_scaled};
 pub use source::Source;
-/// The traits of [`Memory`] are of this version.
+/// The version of vm-memory whose traits [`Memory`] accepts.
 pub use vm_memory;
 pub use work::{Turn, Work};

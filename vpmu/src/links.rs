@@ -19,7 +19,7 @@ pub(crate) enum Role {
 pub(crate) enum Effect {
     Start,
     Stop,
-    /// Toggles between paused and running: for an event that is starter and stopper.
+    /// Toggles between paused and running, for a trigger that is both starter and stopper.
     Toggle,
 }
 
@@ -34,15 +34,16 @@ pub(crate) enum Refused {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
-    /// A target has one of each role.
+    /// Whether the trigger is the target's starter. A target has at most one starter and one
+    /// stopper.
     starts: bool,
     stops: bool,
-    /// From membership in the group that the target leads, with any number of members.
+    /// The role of a member of the group that the target leads; any number of members may have it.
     steers: Option<Role>,
 }
 
 impl Link {
-    /// Takes the role unless it is taken; returns whether it was free.
+    /// Whether [`Links::link`] gave the trigger this role.
     fn takes(self, role: Role) -> bool {
         match role {
             Role::Starter => self.starts,
@@ -70,7 +71,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Makes `trigger` the starter or stopper of `target`; a target has one of each.
+    /// Makes `trigger` the starter or stopper of `target`, which can have one of each.
     ///
     /// # Errors
     /// [`Refused`]; then the links are unchanged.
@@ -90,13 +91,14 @@ impl Links {
         Ok(())
     }
 
-    /// Makes a member of the group that `leader` leads pause or resume it.
+    /// Makes `member`, an event in the group of `leader`, pause or resume the leader. Any number of
+    /// members may.
     pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
         let link = self.links.entry((member, leader)).or_default();
         link.steers = Some(role);
     }
 
-    /// The links that were asked for one by one: trigger, target, role.
+    /// The links made by [`Links::link`]: trigger, target, role.
     pub(crate) fn asked(&self) -> impl Iterator<Item = (u64, u64, Role)> {
         let roles = [Role::Starter, Role::Stopper];
         self.links
@@ -107,7 +109,7 @@ impl Links {
             })
     }
 
-    /// What an overflow of `trigger` does, and to whom.
+    /// The targets of an overflow of `trigger`, with the effect on each.
     pub(crate) fn effects(&self, trigger: u64) -> impl Iterator<Item = (u64, Effect)> {
         let of_trigger = self.links.range((trigger, 0)..=(trigger, u64::MAX));
         of_trigger.filter_map(|(&(_, target), link)| {
@@ -121,8 +123,8 @@ impl Links {
         })
     }
 
-    /// Removes the links of an event that is gone, in both roles; returns the triggers that it was
-    /// a target of.
+    /// Removes the links of a closed event, as trigger and as target; returns the triggers that it
+    /// was a target of.
     pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
         let ends = self.links.keys();
         let triggers = ends.filter(|&&(_, target)| target == event);

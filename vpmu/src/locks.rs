@@ -3,8 +3,7 @@
 //! | lock | holds | taken by |
 //! |---|---|---|
 //! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, effects on other vCPUs |
-//! | `SHARD` | the events placed on one vCPU, its host counters, its queue | that vCPU's thread;
-//! the drain; control requests about its events |
+//! | `SHARD` | one vCPU's events, host counters and queue | that vCPU's thread; the drain; requests about its events |
 //! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
 //! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers |
 //! | `DRAIN` | number of shards that need draining | a shard that starts or stops needing it |
@@ -43,9 +42,9 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         Self(Mutex::new(value))
     }
 
-    /// Waits for the lock, which is handed to the longest waiter from time to time: a vCPU that
-    /// retakes its own in a loop cannot starve others. A panic elsewhere does not poison it: memory
-    /// is sound after any interrupted change, and only the guest that caused it is affected.
+    /// Waits for the lock. The mutex is handed to the longest waiter from time to time, so a vCPU that retakes its own
+    /// shard in a loop cannot starve other threads. A panic does not poison the lock: memory is sound after any
+    /// interrupted change, and only the guest that caused the panic is affected.
     ///
     /// # Panics
     /// In debug builds, if this thread holds a lock of this rank or of a later one.
@@ -60,7 +59,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
 
 impl<T, const RANK: u8> Debug for Lock<T, RANK> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // The printing thread may hold the lock of its content.
+        // Do not lock to print the content: the printing thread may hold the lock.
         f.debug_tuple("Lock").field(&RANK).finish()
     }
 }

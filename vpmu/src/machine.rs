@@ -14,9 +14,9 @@ pub struct GuestRegs {
     pub user: bool,
 }
 
-/// A vCPU just after an exit, on its own thread.
+/// A vCPU's registers just after an exit, read on the vCPU's thread.
 ///
-/// Called only when a record needs the registers, so that an exit without one costs nothing.
+/// The device calls this only when a record needs registers, so that other exits cost nothing.
 pub trait Registers {
     /// The registers at the exit; `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
@@ -76,25 +76,24 @@ impl From<ExitReason> for Exit {
 
 /// The interrupts of a virtio transport.
 pub trait Interrupt: Send + Sync + Debug {
-    /// Reports used buffers in `queues`, by their indices: one, or two that fell due together. A transport
-    /// with one interrupt for all raises it once; one with a vector for each queue raises theirs. Called
-    /// without a lock of the device's, from any thread that works for it; it may be called once more
-    /// while [`Vpmu::reset`](crate::Vpmu::reset) takes the driver away.
+    /// Reports used buffers in `queues`, by their indices: one queue, or two at once. A transport with one interrupt
+    /// for all queues raises it once; a transport with a vector for each queue raises the vector of each. Called
+    /// without the device's locks, from any thread that works for the device; it may be called once more while
+    /// [`Vpmu::reset`](crate::Vpmu::reset) removes the driver.
     ///
     /// # Errors
-    /// The transport's; the device logs it and goes on.
+    /// The transport's error; the device logs it and continues.
     fn used(&self, queues: &[u16]) -> io::Result<()>;
 }
 
 /// The services that the device asks of the machine that carries it.
 ///
-/// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a
-/// [`VcpuSession`](crate::VcpuSession), not even for metrics: the device calls
-/// [`exits`](Machine::exits), [`halts`](Machine::halts) and [`draining`](Machine::draining) with locks
-/// held, which those take.
+/// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a [`VcpuSession`](crate::VcpuSession), not even
+/// for metrics: the device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
+/// [`draining`](Machine::draining) while it holds locks that those types take.
 pub trait Machine: Send + Sync + Debug {
-    /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing, over a restart of
-    /// the machine too; `None` when it cannot tell, and then the catalogue has no such event.
+    /// The number of the vCPU's exits so far, from the hypervisor's statistics. It never decreases, not even over a
+    /// restart of the machine. `None` if the machine cannot read it; the catalogue then has no such event.
     fn exits(&self, vcpu: u32) -> Option<u64>;
     /// Halts of the vCPU so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
@@ -114,14 +113,13 @@ pub trait Machine: Send + Sync + Debug {
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
-    /// Makes a vCPU leave the guest that is in its run call, or between
-    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and it. No effect on a vCPU that is
-    /// elsewhere. Called without the device's locks, on the thread that calls
-    /// [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
+    /// Makes a vCPU leave the guest if it is in its run call, or between
+    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect on a vCPU elsewhere. Called
+    /// without the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
     /// [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors
-    /// The host's error, and by default that it is not supported; the vCPU is not awaited then.
+    /// The host's error; by default `Unsupported`. The flush then does not wait for the vCPU.
     fn kick(&self, vcpu: u32) -> io::Result<()> {
         let _ = vcpu;
         Err(io::ErrorKind::Unsupported.into())

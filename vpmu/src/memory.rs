@@ -53,8 +53,7 @@ impl Memory {
     /// Memory whose regions may change while the device lives: each access uses the current regions of `space`. A
     /// ring or area on removed pages loses its records, and counts them; added pages can be mapped immediately.
     ///
-    /// Of vm-memory's types, `GuestMemoryAtomic` fits. With an `Arc`, all vCPUs would share one reference count.
-    /// references to it in one place.
+    /// `GuestMemoryAtomic` of vm-memory fits. An `Arc` works, but all vCPUs share its reference count.
     #[must_use]
     pub fn space<S>(space: S) -> Self
     where
@@ -186,7 +185,7 @@ impl Region {
     reason = "a slice of memory that has been looked up before"
 )]
 fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
-    // One or two regions hold nearly all memory.
+    // A linear search: regions are sorted by size, and the first one or two hold nearly all memory.
     let inside = |region: &&Region| at.0.wrapping_sub(region.first) < region.len;
     let region = regions.iter().find(inside)?;
     let offset = at.0 - region.first;
@@ -216,7 +215,7 @@ enum Held<'a> {
     Lent(&'a dyn Mapping),
 }
 
-/// Guest memory at one moment. One is made for each record, so it is small.
+/// Guest memory at one moment. A view is made for each record, so it is small.
 pub(crate) struct View<'a> {
     guest: Held<'a>,
     window: Option<&'a Extent>,
@@ -359,7 +358,7 @@ impl<'a> View<'a> {
 
 /// The device's accesses to memory of any type.
 trait Mapping {
-    /// `None`: the bytes are not within one region.
+    /// Returns `None` if the bytes are not within one region.
     fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>>;
     /// Whether it has a bitmap.
     fn is_watched(&self) -> bool;
@@ -449,7 +448,7 @@ fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
 pub(crate) struct Page<'a>(&'a [AtomicU64; PAGE_WORDS]);
 
 impl<'a> Page<'a> {
-    /// `None`: not a whole page, or not aligned.
+    /// `None` if `slice` is not a whole page or not aligned.
     #[inline]
     #[expect(unsafe_code, reason = "one check for all the words of a page")]
     fn of(slice: &VolatileSlice<'a>) -> Option<Self> {

@@ -52,7 +52,7 @@ pub struct Metrics {
     pub samples_lost: u64,
     /// Overflows beyond the sample rate: neither written nor lost.
     pub samples_throttled: u64,
-    /// Overflows among these that the budget of all events throttled.
+    /// Of these, overflows throttled by the budget of all events together.
     pub samples_over_budget: u64,
     /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
     pub sampling_time: u64,
@@ -61,7 +61,7 @@ pub struct Metrics {
     /// Times that an event waited because its vCPU had reached its limit of host counters, or of
     /// clocks' rates.
     pub counter_waits: u64,
-    /// Most host counters that the guest's sampling events held open at once.
+    /// Maximum number of host counters that the guest's sampling events held open at once.
     pub host_counters: u32,
     /// Overflows during a vCPU thread's host work, which make no samples.
     pub host_overflows: u64,
@@ -91,10 +91,10 @@ pub struct Metrics {
     pub bad_requests: u64,
     /// Work for the guest's requests, marks and exits.
     pub work: Work,
-    /// The work of the largest turn: of an exit, a mark, or the part of a notification served
-    /// before others are.
+    /// The largest work of one turn: of an exit, of a mark, or of a notification's requests that
+    /// were served without a break.
     pub largest_turn: Work,
-    /// Turns that ended with work of a notification left.
+    /// Turns that ended with requests of their notification left.
     pub turns_unfinished: u64,
 }
 
@@ -106,7 +106,7 @@ impl Metrics {
         self.turns_unfinished += unfinished;
     }
 
-    /// Adds the totals of the machine before a restore. Kept apart by vCPU, as these are.
+    /// Adds the totals of the machine that a restored state was saved on.
     pub(crate) fn add_before(&mut self, before: &Self) {
         let Self {
             events_opened,
@@ -138,7 +138,7 @@ impl Metrics {
             largest_turn,
             turns_unfinished,
         } = self;
-        // Those before may be forged: they saturate.
+        // The saved totals are untrusted, so the sums saturate.
         for (sum, more) in [
             (events_opened, before.events_opened),
             (control_requests, before.control_requests),
@@ -175,7 +175,7 @@ impl Metrics {
         *largest_turn = largest_turn.max(before.largest_turn);
     }
 
-    /// One more turn.
+    /// Adds one turn.
     pub(crate) fn count_turn(&mut self, work: Work, turn: Turn) {
         self.add_work((work, work, u64::from(turn == Turn::Unfinished)));
     }

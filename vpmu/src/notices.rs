@@ -1,5 +1,5 @@
-//! Notices to the driver: due until it has posted room for them on the event queue, then delivered,
-//! with the interrupt that they call for.
+//! Notices to the driver. A notice is due until the driver has posted a buffer for it on the event queue; it is then
+//! delivered, with an interrupt if the driver wants one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::save::{Fault, SavedNotice, SavedQueue};
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    /// A notice may be deliverable: without one, and after buffers ran out, nobody takes the lock.
+    /// Whether a notice may be deliverable; [`Notices::deliver`] looks for due notices only then. It clears the flag
+    /// when notices or buffers run out.
     ready: AtomicBool,
     interrupts: AtomicU64,
     state: Lock<State, NOTICES>,
@@ -28,7 +29,7 @@ pub(crate) struct Notices {
 struct State {
     due: Due,
     queue: DeviceQueue,
-    /// The driver's.
+    /// Raises the driver's interrupts; `None` without a driver.
     interrupt: Option<Arc<dyn Interrupt>>,
     delivered: u64,
     bad_buffers: u64,
@@ -43,7 +44,7 @@ impl Notices {
         }
     }
 
-    /// A driver is there, with its event queue and the way to interrupt it; nothing is due.
+    /// Sets the event queue and the interrupt of a new driver, and discards due notices.
     pub(crate) fn activate(&self, queue: DeviceQueue, interrupt: Option<Arc<dyn Interrupt>>) {
         let mut state = self.state.lock();
         state.due = Due::default();
@@ -61,12 +62,12 @@ impl Notices {
         self.state.lock().queue.restore(saved);
     }
 
-    /// Forgets the driver, and what is due.
+    /// Removes the driver, and discards due notices.
     pub(crate) fn reset(&self) {
         self.activate(DeviceQueue::default(), None);
     }
 
-    /// Due notices, to be added to or taken from.
+    /// Locks the due notices, to add or remove some.
     pub(crate) fn due(&self) -> DueNotices<'_> {
         DueNotices {
             state: self.state.lock(),
@@ -74,7 +75,7 @@ impl Notices {
         }
     }
 
-    /// Makes these due, all before any of them can be delivered.
+    /// Makes the notices `all` due, before any of them can be delivered.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
         let mut due = self.due();
         for tell in all {
@@ -88,17 +89,17 @@ impl Notices {
         }
     }
 
-    /// The driver has posted buffers, and notified the event queue.
+    /// Handles the driver's notification of the event queue: it has posted buffers.
     pub(crate) fn posted(&self) {
-        // Under the lock, or a delivery that has just found no buffer clears it again.
+        // Set `ready` under the lock: a delivery that has just found no buffer would clear it again.
         let state = self.state.lock();
         self.ready.store(true, Ordering::Relaxed);
         drop(state);
         self.deliver(None);
     }
 
-    /// Delivers due notices, and raises one interrupt if they or the caller's queue, `served`, call for
-    /// it. The caller holds no lock: the transport has locks of its own.
+    /// Delivers due notices, and raises one interrupt if they or the caller's queue, `served`, need one. The caller
+    /// holds no lock: the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_due().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
@@ -108,7 +109,7 @@ impl Notices {
         };
         let interrupt = self.state.lock().interrupt.clone();
         let Some(interrupt) = interrupt else {
-            // Its driver is gone.
+            // The driver is gone.
             return;
         };
         self.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +118,7 @@ impl Notices {
         }
     }
 
-    /// The event queue as it is now.
+    /// The current state of the event queue.
     pub(crate) fn queue_state(&self) -> QueueState {
         self.state.lock().queue.state()
     }
@@ -127,14 +128,14 @@ impl Notices {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Notices delivered, and buffers that had no room for one, since the start.
+    /// Numbers of delivered notices and of unusable buffers since the start.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.delivered, state.bad_buffers)
     }
 
-    /// Delivers notices while there are buffers; the rest stays due until more are posted. Whether the
-    /// driver wants an interrupt for them.
+    /// Delivers notices while there are buffers; the rest stays due until the driver posts more. Returns whether the
+    /// driver wants an interrupt for the delivered notices.
     fn deliver_due(&self) -> bool {
         if !self.ready.load(Ordering::Relaxed) {
             return false;
@@ -179,15 +180,15 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
 /// A notice that a shard makes due, or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tell {
-    /// The readers of a family are to be woken.
+    /// Wake the readers of a family.
     Wake(u64),
-    /// The driver is to look at the area that it keeps for an event.
+    /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),
-    /// An event is in error, for this reason of the host's.
+    /// Report an event in error, with the host's reason.
     Fail(u64, Option<Refusal>),
-    /// An event has used its overflows up, the last of which has called for `woke` wakeups.
+    /// Report that an event has reached its limit of overflows; the last overflow caused `woke` wakeups.
     Limit { event: u64, woke: u64 },
-    /// An event is gone.
+    /// Discard the notices of a closed event.
     Forget(u64),
 }
 
@@ -223,20 +224,20 @@ impl std::ops::DerefMut for DueNotices<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     queue: VecDeque<Notice>,
-    /// Wakeups of the events whose wakeup is among them.
+    /// Pending wakeups by event, for each due `NOTICE_WAKEUP`.
     waking: BTreeMap<u64, u64>,
-    /// Limits of the events whose limit is among them.
+    /// Pending limits by event, for each due `NOTICE_LIMIT`.
     limited: BTreeMap<u64, u64>,
-    /// Events whose AUX area the driver is to look at, among them.
+    /// Events with a due `NOTICE_AUX`.
     fetched: BTreeSet<u64>,
-    /// One of persistent events is among them.
+    /// Whether a `NOTICE_PERSISTENT` is due.
     listing: bool,
-    /// One was added since the last look.
+    /// Whether a notice was added since the flag was last cleared.
     grown: bool,
 }
 
 impl Due {
-    /// All of them, oldest first.
+    /// All due notices, oldest first.
     pub(crate) fn save(&self) -> Vec<SavedNotice> {
         let notices = self.queue.iter().map(|notice| {
             let (kind, event) = (notice.kind.get(), notice.event.get());
@@ -254,7 +255,7 @@ impl Due {
         notices.collect()
     }
 
-    /// Makes a notice due that was before a restore; its event has been checked.
+    /// Makes a notice from a saved state due; its event has been checked.
     ///
     /// # Errors
     /// The saved notice is not valid, or is due already.
@@ -283,8 +284,7 @@ impl Due {
         Ok(())
     }
 
-    /// Records of an event call for so many wakeups more; the notice counts those that are not
-    /// delivered.
+    /// Adds `wakeups` of an event. One notice reports the number that is not delivered yet.
     pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
         let waking = self.waking.entry(event).or_default();
         let first = *waking == 0;
@@ -294,20 +294,20 @@ impl Due {
         }
     }
 
-    /// Takes back the wakeups that are due for a family that is gone: how many.
+    /// Removes the due wakeups of a closed family; returns their number.
     pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
         let waking = self.waking.remove(&owner).unwrap_or(0);
         self.retract(owner, |kind| kind == NOTICE_WAKEUP);
         waking
     }
 
-    /// An event is in error; once in its life.
+    /// Makes the error of an event due; called once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// An event has used its overflows up. That is a wakeup too, and stands for those that the last
-    /// overflow called for, `woke`: a program that counts signals gets one for each overflow.
+    /// Makes the limit that an event has reached due. The limit is a wakeup too, and replaces the `woke` wakeups of the
+    /// last overflow: a program that counts signals gets one for each overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
         if let Some(waking) = self.waking.get_mut(&event) {
             *waking = waking.saturating_sub(woke);
@@ -323,23 +323,23 @@ impl Due {
         }
     }
 
-    /// The driver is to look at the area that it keeps for an event; one notice stands for all that
-    /// are not delivered.
+    /// Makes the driver look at the AUX area that it manages for an event. One notice stands for all that are not
+    /// delivered yet.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
             self.push(NOTICE_AUX, event);
         }
     }
 
-    /// The host has started or ended the persistent event `event`; one notice stands for all that are
-    /// not delivered.
+    /// Reports that the host has started or ended the persistent event `event`. One notice stands for all that are not
+    /// delivered yet.
     pub(crate) fn list(&mut self, event: u64) {
         if !std::mem::replace(&mut self.listing, true) {
             self.push(NOTICE_PERSISTENT, event);
         }
     }
 
-    /// Forgets what is due for an event that is gone, but for its family's wakeup.
+    /// Discards the due notices of a closed event, except its family's wakeup and the list's.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
@@ -348,7 +348,7 @@ impl Due {
         });
     }
 
-    /// The oldest that is due.
+    /// The oldest due notice, with its count.
     pub(crate) fn next(&self) -> Option<Notice> {
         let notice = self.queue.front()?;
         let event = notice.event.get();
@@ -367,7 +367,7 @@ impl Due {
         })
     }
 
-    /// It has been delivered. What it could not count stays due.
+    /// Removes the oldest notice, which has been delivered. A count beyond the notice's field stays due.
     pub(crate) fn delivered(&mut self) {
         let Some(notice) = self.next() else {
             return;
@@ -410,7 +410,7 @@ impl Due {
     }
 }
 
-/// Takes `count` of what is due for an event; whether there is more.
+/// Subtracts `count` from the due number of an event; returns whether any are left.
 fn subtract(due: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
     let rest = due.remove(&event).unwrap_or(0).saturating_sub(count);
     if rest > 0 {
@@ -443,14 +443,14 @@ mod tests {
         // Enabled again, it can wake and end as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
-        // Three overflows with a wakeup each, twice over: two wake, the third hangs up.
+        // Twice, three overflows with a wakeup each: two wake, the third is the limit.
         for _ in 0..2 {
             notices.wake(1, 3);
             notices.limit(1, 1);
         }
         let told = drained(&mut notices);
         assert_eq!(told, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
-        // One whose last overflow has called for none.
+        // A limit whose last overflow caused no wakeup.
         notices.wake(1, 1);
         notices.limit(1, 0);
         let told = drained(&mut notices);

@@ -1,5 +1,5 @@
-//! The memory of a ring. The ring's algorithm accesses memory only through [`Pages`], so that a
-//! model of memory can replace the guest's; nothing is decided here, memory order included.
+//! The memory of a ring. The ring's algorithm accesses memory only through [`Pages`], so that tests can substitute a
+//! model of memory. Implementations decide nothing: callers pass even the memory order.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -27,7 +27,7 @@ pub(crate) enum Unwritable {
     NoPage,
 }
 
-/// The pages of one ring: the words of the first, shared with the reader, and the data.
+/// The pages of one ring: the metadata page, shared with the reader, and the data pages.
 pub(crate) trait Pages {
     /// The word at `field` of the metadata page.
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable>;
@@ -45,21 +45,21 @@ pub(crate) trait Pages {
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
-/// Pages of guest memory. Each is looked up when it is first written to and kept until another
-/// is: a burst of records costs a look-up per page, not per record. A page is marked as written when the
-/// next is looked up, and at the end: after the last write to it.
+/// Pages of guest memory. The page last written to is kept: a burst of records costs a look-up per page, not per
+/// record. A page is marked as written when the next one is looked up, and at the end, so always after the last write
+/// to it.
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
-    /// `None`: nobody looks there.
+    /// `None` if the device must not access it.
     metadata: Option<(GuestAddress, Page<'a>)>,
-    /// The metadata page has been written to.
+    /// Whether the metadata page has been written to.
     stored: Cell<bool>,
-    /// A power of two of them, or none.
+    /// The data pages: a power of two, or none.
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
     current: Option<(u64, Page<'a>)>,
-    /// Whether anybody watches which pages are written.
+    /// Whether the memory has a bitmap of written pages.
     watched: bool,
 }
 
@@ -81,7 +81,7 @@ impl<'a> GuestPages<'a> {
         })
     }
 
-    /// Data whose metadata page is not for the device to touch.
+    /// Creates pages whose metadata page the device must not access.
     pub(crate) fn of_data(memory: &'a View<'a>, data: &'a [GuestAddress]) -> Self {
         Self {
             memory,
@@ -99,7 +99,7 @@ impl<'a> GuestPages<'a> {
             .ok_or(Unwritable::NoPage)
     }
 
-    /// The metadata page, to be written.
+    /// The metadata page for a write.
     fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
@@ -114,7 +114,7 @@ impl<'a> GuestPages<'a> {
         }
     }
 
-    /// Where the data page with this number lies, taken modulo how many there are.
+    /// The address of data page `number`, modulo the number of data pages.
     fn address(&self, number: u64) -> Option<GuestAddress> {
         let index = number.checked_rem(self.data.len() as u64)?;
         self.data.get(usize::try_from(index).ok()?).copied()
@@ -171,7 +171,7 @@ impl<'a> GuestPages<'a> {
         Ok(now)
     }
 
-    /// The data page with this number, taken modulo how many there are.
+    /// Data page `number`, modulo the number of data pages.
     #[inline]
     fn look_up(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
         match self.current {
@@ -245,7 +245,7 @@ impl Drop for GuestPages<'_> {
     }
 }
 
-/// One page of guest memory; whoever writes there marks it.
+/// One page of guest memory. The caller marks its writes.
 pub(crate) fn page<'a>(
     memory: &'a View<'_>,
     address: GuestAddress,

@@ -4,7 +4,7 @@ use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// The fraction, one in this many, of the correction that an adaption step applies to the period.
+/// An adaption step applies 1 in `STEPS` of the correction to the period.
 const STEPS: i128 = 8;
 
 /// perf accepts no longer period.

@@ -72,11 +72,11 @@ pub enum Tier {
     /// Clocks, marks, and exits that the VMM counts: without hardware counters, traces, and host
     /// activity other than the guest's.
     Clocks,
-    /// These, and the CPU's generic and cache events, the host's software events and statistics,
-    /// and traces.
+    /// [`Tier::Clocks`], and the CPU's generic and cache events, the host's software events and
+    /// statistics, and traces.
     #[default]
     Standard,
-    /// These, and raw events: all events of the host.
+    /// [`Tier::Standard`], and raw events: all events of the host.
     Full,
 }
 

@@ -8,7 +8,7 @@ use crate::aux::Refused;
 use crate::device::Vpmu;
 use crate::sink::Sink;
 
-/// Most bytes of a name, and of a text, in the catalogue.
+/// Maximum lengths of a name and of a text in the catalogue, in bytes.
 const LONGEST_NAME: usize = 39;
 const LONGEST_TEXT: usize = 127;
 
@@ -42,13 +42,13 @@ pub enum AuxError {
     /// The trace is disabled, paused, or its task is not running.
     #[error("trace {0} is not active")]
     Inactive(u64),
-    /// The trace has no area, or no longer.
+    /// The trace has no area, or the guest has removed it.
     #[error("the trace has no area")]
     NoArea,
-    /// Another writer has begun, and has not ended.
+    /// Another writer has begun and not ended.
     #[error("the area is being written to")]
     Nested,
-    /// The area is full of unread data; or more was ended than was written.
+    /// The area is full of unread data, or `end` was called for more bytes than were written.
     #[error("the area has no room for it")]
     NoRoom,
     /// Only whole words can be written.

@@ -13,8 +13,8 @@ use crate::work;
 
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
-/// Descriptors that one notification may use, per entry of the queue. A driver uses each descriptor
-/// once; after it adds buffers meanwhile, it notifies again.
+/// Descriptors that one notification may use, per entry of the queue. A correct driver uses each descriptor once per
+/// notification: if it adds buffers meanwhile, it notifies again.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
 /// Descriptor flags: another descriptor follows; the device writes the buffer; it is a table of
@@ -223,7 +223,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Most buffers that one notification serves: the queue's size.
+    /// Maximum number of buffers that one notification serves: the queue's size.
     pub(crate) fn bound(&self) -> u16 {
         self.0.as_ref().map_or(0, |active| active.queue.size)
     }
@@ -333,7 +333,7 @@ impl Chain {
         self.cursor(false).map(|cursor| (cursor.left(), cursor))
     }
 
-    /// The length of the room for the device's bytes, and a writer to it.
+    /// The number of bytes that the device may write, and a writer to them.
     pub(crate) fn writer(&self) -> Result<(usize, impl Write + use<'_>), BadChain> {
         self.cursor(true).map(|cursor| (cursor.left(), cursor))
     }
@@ -366,7 +366,7 @@ impl Cursor<'_> {
     fn left(&self) -> usize {
         let parts = self.chain.parts.iter();
         let own = parts.filter(|part| part.writable == self.writable);
-        // A queue has at most 2^15 descriptors of at most 2^32 bytes.
+        // Cannot overflow: a queue has at most 2^15 descriptors of at most 2^32 bytes.
         own.map(|part| part.len).sum()
     }
 
@@ -380,7 +380,7 @@ impl Cursor<'_> {
                 self.offset = 0;
                 continue;
             }
-            // Inside guest memory, so it does not wrap.
+            // The part is in guest memory, so the sum does not wrap.
             let address = GuestAddress(part.address.0 + self.offset as u64);
             let len = left.min(most);
             self.offset += len;

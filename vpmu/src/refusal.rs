@@ -8,10 +8,10 @@ use crate::abi::{
     REFUSED_OTHER, REFUSED_PERMISSION, REFUSED_POLICY, REFUSED_SEVERAL_PMUS,
 };
 
-/// The last of the reasons as the guest reads them.
+/// The highest `REFUSED_*` number.
 pub(crate) const LAST: u8 = REFUSED_MEDIATED;
 
-/// Why the host refuses a counter. The text is the operator's, with the remedy.
+/// Why the host refuses a counter. The text names a remedy for the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Refusal {
     /// Another user holds the counters exclusively.
@@ -56,7 +56,7 @@ impl Refusal {
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            // Linux with mediated PMUs returns the second while such a VM runs.
+            // Linux with mediated PMUs returns `EOPNOTSUPP` while such a VM runs.
             Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::InUse,
             Some(libc::EACCES | libc::EPERM) => Self::Permission,
             Some(libc::EMFILE | libc::ENFILE) => Self::Descriptors,
@@ -65,7 +65,7 @@ impl Refusal {
         }
     }
 
-    /// The guest's form, one of `REFUSED_*`; `None`: the host does not refuse.
+    /// The wire format, one of `REFUSED_*`; `None` if the host does not refuse.
     pub(crate) fn wire(refusal: Option<Self>) -> u8 {
         match refusal {
             None => REFUSED_NOT,

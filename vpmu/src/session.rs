@@ -1,4 +1,4 @@
-//! A vCPU's thread in the view of the device: its entries and exits, its marks, its queue.
+//! A vCPU's thread as the device sees it: its entries and exits, its marks, its queue.
 
 use std::cell::Cell;
 use std::io;
@@ -16,10 +16,9 @@ use crate::work::{Turn, Work};
 
 /// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
-/// The device counts on the attached thread, so the session must stay on it. It usually takes only the
-/// lock of its own vCPU's shard. It takes the locks of another shard and of the control plane for a
-/// command about an event of another vCPU, and for effects of its events on such events: a leader on its
-/// members, a trigger on its targets.
+/// The device counts on the attached thread, so the session must stay on it. Usually, a session takes only the lock of
+/// its own vCPU's shard. It takes the locks of other shards and of the control plane for a command about another vCPU's
+/// event, and when its events affect such events: a leader its members, a trigger its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
@@ -209,8 +208,8 @@ impl VcpuSession {
         }
     }
 
-    /// Until the value is dropped, the vCPU is paused: clocks that sample, whose overflows would signal its thread,
-    /// stand still. It does not enter the guest meanwhile.
+    /// Pauses the vCPU until the returned value is dropped: stops its sampling clocks, whose overflows would signal its
+    /// thread. The vCPU does not enter the guest meanwhile.
     pub fn pause(&mut self) -> Paused<'_> {
         self.settle_pause("paused", |source, thread| source.pause(thread));
         Paused(self)
@@ -220,7 +219,7 @@ impl VcpuSession {
         let source = &*self.shared.backend.source;
         let thread = self.shard().and_then(|shard| shard.vcpu.thread());
         if let Some(Err(error)) = thread.map(|thread| act(source, thread)) {
-            // Its overflows come all the same, or late.
+            // Not fatal: overflows signal the paused thread, or come late.
             log::debug!("clocks of vCPU {} are not {what}: {error}", self.index);
         }
     }

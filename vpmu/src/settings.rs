@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::policy::Policy;
 
-/// The fixed facts of one device: [`Settings::new`], and what differs from the default.
+/// Settings of one device, fixed while it lives: [`Settings::new`], and `with_*` for values other than the defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -23,8 +23,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A device of `vcpus` vCPUs in a guest whose TSC makes `tsc_khz` ticks a millisecond, by default in all
-    /// else.
+    /// Settings for `vcpus` vCPUs in a guest with a TSC of `tsc_khz` kHz, with defaults for all other settings.
     #[must_use]
     pub fn new(vcpus: u32, tsc_khz: u32) -> Self {
         Self {
@@ -49,7 +48,7 @@ impl Settings {
         Self { engines, ..self }
     }
 
-    /// With what hardware counts.
+    /// With these hardware settings.
     #[must_use]
     pub fn with_hardware(self, hardware: Hardware) -> Self {
         Self { hardware, ..self }
@@ -62,14 +61,14 @@ impl Settings {
     }
 }
 
-/// What the host's hardware counts for a guest, and for its operator.
+/// Use of the host's hardware counters for a guest and for its operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hardware {
     /// Whether hardware events may be opened. While one is open, Linux starts no VM with a mediated
     /// PMU on the host.
     pub events: bool,
-    /// Whether they are disabled in favour of VMs with a mediated PMU.
+    /// Whether hardware events are disabled in favour of VMs with a mediated PMU.
     pub left_to_mediated: bool,
     /// The work that hardware events count.
     pub count_mode: CountMode,
@@ -129,11 +128,11 @@ impl Default for RawEvents {
     }
 }
 
-/// The work that hardware events count. Sampling events count only the guest's, always: the host's
-/// work for one sample would otherwise cause the next.
+/// The work that hardware events count. Sampling events always count only the guest's work: otherwise, the host's work
+/// for one sample would cause the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountMode {
-    /// Only the guest's.
+    /// Only the guest's work.
     #[default]
     Guest,
     /// Also the host's work for the vCPU: everything that the vCPU's thread does.
@@ -157,36 +156,36 @@ pub enum Engines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Most events open at once. Events that only count share one host file descriptor per vCPU and
-    /// kind; sampling events have counters of their own.
+    /// Maximum number of open events. Events that only count share one host file descriptor per vCPU and kind; sampling
+    /// events have counters of their own.
     pub max_events: u32,
-    /// Most host counters that sampling events hold open, on all vCPUs together: each takes a
-    /// descriptor and two pages, some more, but at most 8 MiB together. An event keeps one for each
-    /// vCPU that it ran on while the limit allows.
+    /// Maximum number of host counters that sampling events hold open, on all vCPUs together. Each takes a descriptor
+    /// and two pages; some take more, but at most 8 MiB together. While the limit allows, an event keeps one for each
+    /// vCPU that it ran on.
     pub max_host_counters: u32,
-    /// Most of these that run on one vCPU at once; other events wait. Not zero.
+    /// Maximum number of these that run on one vCPU at once; other events wait. Not zero.
     pub max_active_counters: u32,
-    /// Most data pages of one ring, a power of two.
+    /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,
-    /// Most pages of one AUX area, a power of two.
+    /// Maximum number of pages of one AUX area; a power of two.
     pub max_aux_pages: u32,
-    /// Most guest pages in all rings and AUX areas together; each costs the host eight bytes.
+    /// Maximum number of guest pages in all rings and AUX areas together. Each costs the host eight bytes.
     pub max_pages: u32,
-    /// Most persistent events that the guest may have.
+    /// Maximum number of the guest's persistent events.
     pub max_persistent: u32,
-    /// Most pages of the window for rings of the guest's own; the rest is the operator's.
+    /// Maximum number of window pages for the guest's own rings; the rest is the operator's.
     pub max_window_pages: u32,
-    /// Most samples per second of one event, and most interrupts per second of all host clocks on
-    /// one vCPU; not zero.
+    /// Maximum number of samples per second of one event, and of interrupts per second of all host clocks on one vCPU;
+    /// not zero.
     pub max_sample_rate: u32,
-    /// Most samples per second of all events of the guest together; not zero.
+    /// Maximum number of samples per second of all events of the guest together; not zero.
     pub max_samples: u32,
-    /// Most bytes per second of sample records of all events of the guest together, except for the
-    /// record that crosses the limit; not zero.
+    /// Maximum number of bytes per second of sample records of all events of the guest together, except for the record
+    /// that crosses the limit; not zero.
     pub max_record_bytes: u64,
-    /// Most of each vCPU's time, in percent, for samples of host counters by
-    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow to the next guest entry.
-    /// 100 disables the limit; not zero.
+    /// Maximum share of each vCPU's time, in percent, for samples of host counters by
+    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow to the next guest entry. 100 disables the
+    /// limit; not zero.
     pub max_sampling_percent: u32,
     /// The shortest period of hardware events; not zero.
     pub min_hardware_period: u64,

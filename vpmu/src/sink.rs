@@ -61,11 +61,11 @@ pub(crate) struct Produced {
 /// The extent of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
-    /// Writes pending records.
+    /// Write pending records.
     Owed,
-    /// Also wakes the reader for records and data that have not woken it.
+    /// Write pending records, and wake the reader for records and data that have not woken it.
     Rouse,
-    /// Also removes the area, in the same step.
+    /// Write pending records, and remove the area in the same step.
     CloseArea,
 }
 
@@ -231,8 +231,8 @@ impl Sink {
         }
     }
 
-    /// Calls `act` to write a burst of records, published together at the end. `None`: the sink has no
-    /// ring, or the metadata page is not in guest memory any more.
+    /// Calls `act` to write a burst of records, published together at the end. Returns `None` if the sink has no ring,
+    /// or the metadata page is no longer in guest memory.
     pub(crate) fn burst<T>(
         &self,
         act: impl FnOnce(&mut Session<'_, GuestPages<'_>>) -> T,
@@ -284,8 +284,7 @@ impl Sink {
         produced
     }
 
-    /// Writes the next packet of a trace; `None`: the sink has no area, or the event may not write to
-    /// it now.
+    /// Writes the next packet of a trace; `None` if the sink has no area, or the event may not write to it now.
     pub(crate) fn produce(
         &self,
         record: &mut Record,
@@ -344,7 +343,7 @@ impl Sink {
         Ok(produced)
     }
 
-    /// The producer's next position; `None`: its write has ended.
+    /// The producer's next position; `None` if its write has ended.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         let state = self.state.lock();
         state.area.as_ref()?.what.claimed(token)

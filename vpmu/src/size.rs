@@ -1,4 +1,4 @@
-//! Sizes of memory in an operator's words.
+//! Sizes of memory as an operator writes them.
 
 /// Errors of a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -28,15 +28,15 @@ pub trait Source: Send + Sync + Debug {
     /// The host's error. Events in [`Source::offers`] fail only when descriptors or counters run
     /// out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Counters of `thread` that start from now on may wait for [`Source::release`], to start at
-    /// one moment; if one stops meanwhile, others may pause until then, too. A host whose timers
-    /// pace such counters can then serve all with one interrupt.
+    /// Begins to hold counters of `thread`: a counter that starts from now on may wait for [`Source::release`], so that
+    /// all start at one moment; if one stops meanwhile, others may pause until then, too. A host whose timers pace such
+    /// counters can then serve all of them with one interrupt.
     ///
-    /// By default each starts and stops immediately.
+    /// By default, each counter starts and stops immediately.
     fn hold(&self, thread: i32) {
         let _ = thread;
     }
-    /// Starts the counters that wait since [`Source::hold`].
+    /// Starts the counters that have waited since [`Source::hold`].
     ///
     /// # Errors
     /// The host's error.
@@ -44,10 +44,10 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
-    /// Clocks of `thread` that sample stand still until [`Source::go_on`], those that are opened or started
-    /// meanwhile too: its vCPU is paused, and no overflow shall signal it.
+    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks opened or started meanwhile: the
+    /// vCPU is paused, and overflows must not signal its thread.
     ///
-    /// By default they go on.
+    /// By default, the clocks continue.
     ///
     /// # Errors
     /// The host's error.
@@ -75,7 +75,7 @@ pub struct Offer {
     pub kind: u32,
     /// The event within the kind.
     pub config: u64,
-    /// Other configs are valid, too, if the host opens them.
+    /// Whether other configs are valid, too, if the host opens them.
     pub any_config: bool,
     /// Its catalogue name: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
@@ -83,11 +83,11 @@ pub struct Offer {
     pub unit: &'static str,
     /// Description of the counted events.
     pub counts: &'static str,
-    /// The shortest sampling period of the host; `None`: it cannot sample.
+    /// The shortest sampling period of the host; `None` if the event cannot sample.
     pub shortest_period: Option<u64>,
-    /// Excludes host work, through [`Request::exclude_host`] if hardware counts it.
+    /// Whether host work is excluded, through [`Request::exclude_host`] if hardware counts the event.
     pub guest_only: bool,
-    /// Exclusions of guest modes are supported.
+    /// Whether exclusions of guest modes are supported.
     pub excludes: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct Request {
     pub kind: u32,
     /// The event within the kind.
     pub config: u64,
-    /// How it samples; `None` only counts.
+    /// The sampling; `None` for a counter that only counts.
     pub sampling: Option<Sampling>,
     /// Exclude guest user mode.
     pub exclude_user: bool,
@@ -106,7 +106,7 @@ pub struct Request {
     pub exclude_kernel: bool,
     /// Exclude the host's work for the vCPU; for hardware events.
     pub exclude_host: bool,
-    /// In error instead of sharing its counter with others.
+    /// Pin the counter: it is in error rather than share hardware with others.
     pub pinned: bool,
 }
 
@@ -133,7 +133,7 @@ pub enum Rate {
 pub enum Engine {
     /// The vCPU: the overflow ends its run call.
     Exit,
-    /// The host, while the vCPU runs on; [`Counter::drain`] finds it later, on any thread.
+    /// The host, while the vCPU runs on; [`Counter::drain`] finds the records later, on any thread.
     Batched,
 }
 
@@ -169,23 +169,23 @@ pub trait Counter: Send + Debug {
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Users
 /// subtract two of its readings; times alone are meaningless, since counters may share them.
 pub trait CounterSet: Send + Debug {
-    /// Starts counting `what`, which does not sample, from zero. Each call makes a new counter; the
-    /// caller shares one among events. The first reading is of this call.
+    /// Starts counting `what`, which does not sample, from zero. Each call makes a new counter; the caller shares a
+    /// counter among events. The counter's first reading is taken by this call.
     ///
     /// # Errors
     /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
     fn add(&mut self, what: &Request) -> io::Result<CounterKey>;
-    /// Ends a counter and closes its descriptor; the host may keep that open as long as counters
-    /// that are read with this one. An unknown key has no effect.
+    /// Ends a counter and closes its descriptor. The source may keep the descriptor open while other counters are read
+    /// with it. An unknown key has no effect.
     fn remove(&mut self, key: CounterKey);
-    /// Reads every counter now: one system call per group of the host, none for a group that the
-    /// calling thread can read through its metadata pages.
+    /// Reads every counter: one system call per perf group, and no system call for a group that the calling thread can
+    /// read through its metadata pages.
     fn refresh(&mut self);
     /// The counter at the last [`refresh`](CounterSet::refresh).
     ///
     /// # Errors
-    /// `EIO` if the host could not read the counter, such as a pinned one that lost its place, and
-    /// for an unknown key.
+    /// `EIO` for an unknown key, and if the host could not read the counter, such as a pinned one that lost its
+    /// hardware counter.
     fn reading(&self, key: CounterKey) -> io::Result<Reading>;
 }
 
@@ -213,7 +213,7 @@ pub struct Overflows {
     pub lost: u64,
     /// Times that the host suspended the counter's overflows because they were too many.
     pub throttles: u64,
-    /// For a trace of exits, its records, and none of the above.
+    /// Records of a trace of exits; the other fields are then empty.
     pub exits: Vec<Recorded>,
 }
 
@@ -231,8 +231,7 @@ pub enum Recorded {
 pub struct HostExit {
     /// The host's time stamp counter at the exit.
     pub tsc: u64,
-    /// The same when the vCPU was about to re-enter the guest; `None` if unknown, or if the trace
-    /// stopped earlier.
+    /// The same at the next guest entry; `None` if unknown, or if the trace stopped earlier.
     pub back: Option<u64>,
     /// The guest's instruction pointer.
     pub ip: u64,

@@ -44,7 +44,7 @@ impl Tasks {
         self.0
     }
 
-    /// The task that runs on the vCPU, which stands still meanwhile.
+    /// The task that runs on the vCPU; the vCPU must not be running meanwhile.
     pub(crate) fn running(self, memory: &View<'_>) -> Task {
         let word = self
             .0
@@ -52,8 +52,8 @@ impl Tasks {
         task(word.unwrap_or(0))
     }
 
-    /// The guest-virtual address of the registers with which the running task entered the kernel.
-    /// Written by the guest: check the address before use. Zero: no user registers.
+    /// The guest-virtual address of the registers with which the running task entered the kernel;
+    /// zero without user registers. The guest writes it: check the address before use.
     pub(crate) fn user_regs(self, memory: &View<'_>) -> u64 {
         let word = self
             .0
@@ -62,7 +62,7 @@ impl Tasks {
         u64::from_le(word.unwrap_or(0))
     }
 
-    /// The tasks that have run on the vCPU until now, while it may run on.
+    /// The tasks that have run on the vCPU until now. The vCPU may be running meanwhile.
     pub(crate) fn history(self, memory: &View<'_>) -> TaskHistory {
         self.0
             .and_then(|page| memory.slice(page, PAGE_SIZE).ok())
@@ -74,7 +74,7 @@ impl Tasks {
 /// The tasks that ran on one vCPU up to a moment, as far back as its page goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
-    /// The running task, if there was no switch yet.
+    /// The running task, if no switch was recorded yet.
     always: Option<Task>,
     /// Start times and tasks, in the order of the switches.
     switches: Vec<(u64, Task)>,

@@ -96,7 +96,7 @@ pub(crate) enum Verdict {
     Last,
     /// Make no record.
     Throttled,
-    /// Make no record, since the machine's budget is used up; the event is throttled from now on.
+    /// Make no record, since the budget of all events is used up; the event is throttled from now on.
     Exhausted,
 }
 
@@ -111,8 +111,8 @@ pub(crate) struct Budget {
     bytes_used: AtomicU64,
 }
 
-/// Number of parts of the budget; a shard takes one at a time: vCPUs that sample concurrently then
-/// rarely contend for one cache line, and some is left for others.
+/// Number of parts of the budget. A shard takes one part at a time: vCPUs that sample concurrently then rarely contend
+/// for one cache line, and one shard does not take all.
 const PARTS: u64 = 64;
 
 impl Budget {
@@ -129,8 +129,8 @@ impl Budget {
         }
     }
 
-    /// The window of `time` in guest nanoseconds; a new window begins unused. If two threads begin
-    /// it at once, counts may be off by the parts that they take.
+    /// The window of `time` in guest nanoseconds; a new window begins unused. If two threads begin a window at once,
+    /// counts may be off by the parts that the threads take.
     fn window(&self, time: u64) -> u64 {
         let now = time / self.samples.window;
         let before = self.window.load(Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl Budget {
         take(&self.samples_used, self.samples.share, wanted)
     }
 
-    /// Takes `wanted` bytes or more; returns the number.
+    /// Takes a part of the bytes, at least `wanted` if so many are left; returns the number.
     fn take_bytes(&self, wanted: u64) -> u64 {
         let wanted = wanted.max(self.bytes.div_ceil(PARTS));
         take(&self.bytes_used, self.bytes, wanted)
@@ -219,8 +219,7 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Of an event whose overflows made records before a restore, or made none: in that case until the
-    /// next look at the time.
+    /// The throttle of a restored event. If `closed`, records stay suppressed until the next [`Throttle::unthrottle`].
     pub(crate) fn restore(closed: bool) -> Self {
         Self {
             closed,

@@ -60,8 +60,9 @@ impl Hooks {
 
 /// One vCPU, updated by its own thread and readable by any.
 ///
-/// All accesses except to its visits and its open exit are relaxed: the figures are independent,
-/// and each thread reads what it wrote itself for its own vCPU. It has its own cache lines.
+/// Accesses are relaxed, except to the session's claim, the visits and the open exit: the figures
+/// are independent, and each thread reads what it wrote itself for its own vCPU. A vCPU has its own
+/// cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
@@ -221,7 +222,8 @@ impl Vcpu {
         }
     }
 
-    /// All work of the vCPU's thread, that of its largest turn, and the number of unfinished turns.
+    /// All work of the vCPU's thread, the work of its largest turn, and the number of unfinished
+    /// turns.
     pub(crate) fn work(&self) -> (Work, Work, u64) {
         let unfinished = self.unfinished.load(Ordering::Relaxed);
         (self.work.get(), self.largest_turn.get(), unfinished)
@@ -372,11 +374,11 @@ pub(crate) struct ExitStamp {
     pub(crate) regs: Option<GuestRegs>,
 }
 
-/// The open exit of a vCPU's session, readable by others meanwhile: a thread that ends a trace
-/// writes its packet.
+/// The open exit of a vCPU's session, readable by other threads: a thread that ends a trace writes
+/// the packet of the open exit.
 ///
-/// Only the session writes it. It publishes without a lock and withdraws under the shard's, so a
-/// thread that holds the shard reads a whole stamp or, during a publication, none.
+/// Only the session writes it. It publishes without a lock and withdraws under the shard's lock, so
+/// a thread that holds the shard reads a whole stamp or, during a publication, `None`.
 #[derive(Debug, Default)]
 pub(crate) struct OpenExitCell {
     /// Number of the open exit; zero without one.

@@ -20,7 +20,7 @@ pub(crate) enum Holder {
 #[derive(Debug)]
 pub(crate) struct Window {
     memory: Memory,
-    /// Where the guest sees it.
+    /// Guest-physical address of the first page.
     first: GuestAddress,
     pages: u32,
     /// The first page reserved for the operator.
@@ -30,8 +30,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The window that `memory` is, of which the guest takes `guests` pages at most; `None` if it is not
-    /// one region of whole pages.
+    /// Creates a window in `memory`, with at most `guests` pages for the guest; `None` if `memory` is not one region of
+    /// whole pages.
     pub(crate) fn new<M>(memory: M, guests: u32) -> Option<Self>
     where
         M: GuestMemoryBackend + Send + Sync + 'static,
@@ -55,17 +55,17 @@ impl Window {
         })
     }
 
-    /// Its memory alone.
+    /// The window's memory alone, without the guest's.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// `guest` with the window in it.
+    /// `guest` with the window added.
     pub(crate) fn beside(&self, guest: &Memory) -> Memory {
         guest.with(&self.memory, self.first, u64::from(self.pages) * PAGE)
     }
 
-    /// Whether one of its pages begins or ends in memory of the guest's.
+    /// Whether the first or last byte of one of the window's pages is in guest memory.
     pub(crate) fn overlaps(&self, guest: &View<'_>) -> bool {
         let pages = (0..u64::from(self.pages)).map(|page| self.first.0 + page * PAGE);
         pages
@@ -73,8 +73,8 @@ impl Window {
             .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
-    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is none. The
-    /// operator has reserved pages, and allocates those first.
+    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is no such run. The operator
+    /// allocates its reserved pages first.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Vec<GuestAddress>> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -94,8 +94,8 @@ impl Window {
         Some(addresses)
     }
 
-    /// Takes the run of `pages` pages that begins with page `first`, with the bytes that are there; `None`
-    /// where `holder` could not have been given it.
+    /// Allocates the run of `pages` pages that begins with page `first`, and keeps their contents; `None` if they are
+    /// in use, or not available to `holder`.
     pub(crate) fn retake(
         &mut self,
         first: u32,
@@ -130,7 +130,7 @@ impl Window {
         (page < self.pages).then_some(page)
     }
 
-    /// The first of `pages` free ones between the pages `from` and `until`.
+    /// The first page of a run of `pages` free pages from page `from` on and before page `until`.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &self.taken {

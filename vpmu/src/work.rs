@@ -8,10 +8,10 @@
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// Most operations on events in one turn, except for the request that crosses the limit. Enough to
-/// switch every event of the default limit in and out.
+/// Maximum number of operations on events in one turn, except for the request that crosses the limit. Enough to switch
+/// every event of the default limit in and out.
 const TURN_OPERATIONS: u64 = 4096;
-/// Most calls of the source in one turn, except for the request that crosses the limit.
+/// Maximum number of calls of the source in one turn, except for the request that crosses the limit.
 const TURN_HOST_CALLS: u64 = 512;
 
 thread_local! {
@@ -52,7 +52,7 @@ impl Work {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
     }
 
-    /// The sum, or as much of it as there can be.
+    /// The sum, saturating.
     #[must_use]
     pub(crate) fn saturating_add(self, more: Self) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Work {
         }
     }
 
-    /// Each figure as large as the larger one.
+    /// The larger value of each figure.
     #[must_use]
     pub(crate) fn max(self, other: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The one place that chooses an architecture; everything else speaks of "the" architecture.
+//! Selects the architecture; no other module names one.
 //!
 //! Each module has the same items: a vCPU's state and perf's numbers of its registers
 //! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves
@@ -17,7 +17,7 @@ pub use x86_64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the device knows guests of x86-64 and aarch64");
 
-// The walk of its tables uses no instructions of that architecture, so it is tested on every machine.
+// The walk of aarch64 tables uses no instructions of that architecture, so it is tested on every machine.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/paging.rs"]
 mod aarch64_paging;

@@ -43,7 +43,7 @@ impl Driven {
         self.watermark
     }
 
-    /// The event that may write, if any.
+    /// The current state, to be saved.
     pub(super) fn save(&self) -> SavedKeeper {
         let turn = self.turn.map(|turn| SavedTurn {
             event: turn.event,

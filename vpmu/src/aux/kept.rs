@@ -55,7 +55,7 @@ impl Kept {
         self.watermark
     }
 
-    /// Flags and fullness; `None` while a producer of the VMM writes.
+    /// The current state, to be saved; `None` while a producer of the VMM writes.
     pub(super) fn save(&self) -> Option<SavedKeeper> {
         self.claim.is_none().then_some(SavedKeeper::Device {
             flags: self.flags,

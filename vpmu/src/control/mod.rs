@@ -74,7 +74,7 @@ const LONGEST_READING: usize = 16 << 10;
 #[derive(Debug)]
 struct Entry {
     spec: EventSpec,
-    /// The context of the open request: for a task event, not the vCPU that runs the task.
+    /// The context of the open request; for a task event, without the vCPU that runs the task.
     context: Context,
     /// The shard with the event.
     shard: u32,
@@ -526,7 +526,7 @@ impl Control {
         Ok(part.take(count).map(|entry| entry.wire()).collect())
     }
 
-    /// Accepts features that the driver's transport does not show it.
+    /// Accepts features for a driver whose transport does not show them.
     fn accept_features(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<FeaturesRequest>(request)?;
         let features = request.features.get();
@@ -1450,7 +1450,7 @@ impl Control {
 
     // The operator.
 
-    /// Whether the machine must first find out whether the host reports guest IPs.
+    /// Whether [`Backend::ask_guest_ips`] must be called before the request is executed.
     pub(crate) fn needs_guest_ips(&self, request: &OpenRequest) -> bool {
         needs_guest_ips(request, self.backend.settings.engines)
     }
@@ -1575,7 +1575,7 @@ impl Control {
 
     // The host's flushes.
 
-    /// The events to flush; `None`: the event does not exist.
+    /// The events to flush; `None` if the event does not exist.
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
         match event {
             Some(id) => self.events.contains_key(&id).then(|| vec![id]),
@@ -1583,8 +1583,7 @@ impl Control {
         }
     }
 
-    /// Writes held records of events whose vCPU is outside the guest; returns the visits that the
-    /// other vCPUs need.
+    /// Writes held records of events whose vCPU is outside the guest; returns the current visits of the other vCPUs.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {

@@ -256,7 +256,7 @@ pub(super) fn steers(request: &OpenRequest) -> bool {
 /// Whether the choice of the engine depends on whether the host reports guest IPs.
 pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     let may_batch = match request.engine.get() {
-        // A wakeup for each overflow calls for the exit engine: it reports them at once.
+        // A wakeup for each overflow requires the exit engine, which reports overflows at once.
         ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
         ENGINE_BATCHED => true,
         _ => false,

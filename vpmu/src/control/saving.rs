@@ -145,6 +145,7 @@ impl Control {
 
     /// Restores a saved device into this new one; the caller has checked `driver`.
     ///
+    /// # Errors
     /// [`RestoreError`]: the state does not fit; the device is unused again.
     pub(crate) fn restore(
         &mut self,

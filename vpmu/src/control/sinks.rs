@@ -64,7 +64,7 @@ impl Sinks {
     }
 
     /// Allocates `count` contiguous pages of the window; returns them with the number of the first.
-    /// `None`: the window has no such run.
+    /// `None` if the window has no such run.
     pub(super) fn take_pages(
         &mut self,
         count: u32,
@@ -189,7 +189,8 @@ impl Sinks {
         family.is_some_and(|family| family.redirected)
     }
 
-    /// Moves the family of `owner` to the sink that was mapped with `sink`; `None`: to no sink.
+    /// Moves the family of `owner` to the sink that was mapped with `sink`, or to no sink for
+    /// `None`.
     pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
         let Some(family) = self.families.get_mut(&owner) else {
             return Moved {

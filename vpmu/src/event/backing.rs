@@ -62,7 +62,7 @@ pub(super) enum Backing {
     /// Occurrences that the device counts one by one: marks, exits of one mode, exits that pace a
     /// trace.
     Happened(u64),
-    /// None: a trace counts its written bytes.
+    /// No backing: the count of a trace is the bytes that it has written.
     Traced,
 }
 
@@ -83,7 +83,7 @@ impl Backing {
         }
     }
 
-    /// Whether a host counter on `vcpu` counts for the event, or none is needed.
+    /// Whether the event has a host counter on `vcpu`, or needs none.
     pub(super) fn is_prepared(&self, vcpu: u32) -> bool {
         match self {
             Self::Own(counters) => counters.iter().any(|open| open.vcpu == vcpu),
@@ -139,7 +139,7 @@ impl Backing {
         }
     }
 
-    /// Drops the counters of `vcpu`, whose thread is gone.
+    /// Drops the counters of `vcpu`, whose thread has ended.
     pub(super) fn forget(&mut self, vcpu: u32) {
         match self {
             Self::Own(counters) => counters.retain(|open| open.vcpu != vcpu),

@@ -71,7 +71,7 @@ pub(crate) struct Event {
     pub(crate) limit: u64,
     /// Overflows without a record.
     pub(crate) lost: u64,
-    /// It outlives its handles.
+    /// The owner, if the event is persistent.
     pub(crate) persistent: Option<Persistent>,
     /// The destination of its family's records and packets.
     pub(crate) sink: Option<Arc<Sink>>,
@@ -79,7 +79,8 @@ pub(crate) struct Event {
     pub(crate) effects: Vec<(u64, Effect)>,
     /// Totals of its trace, if it is one: its count is the traced bytes.
     pub(crate) trace: Option<Trace>,
-    /// It counts and produces nothing until it is resumed. Its state and times continue.
+    /// Whether the event is paused: it neither counts nor writes until it is resumed. Its state and
+    /// times continue.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
@@ -145,7 +146,8 @@ impl Event {
         }
     }
 
-    /// Restores a saved event. It counts nowhere yet, and its ticks are of this device's TSC.
+    /// Restores a saved event. It is not active yet; the saved ticks are ticks of this device's
+    /// TSC.
     ///
     /// # Errors
     /// The saved state is not valid.
@@ -254,7 +256,7 @@ impl Event {
         sink.is_some_and(|sink| sink.shows(self.spec.id))
     }
 
-    /// Its work on its vCPU's thread while active.
+    /// The event's hooks while it is active.
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
         let goes = !self.paused;
         let samples = self.period.is_some() && goes;
@@ -283,8 +285,8 @@ impl Event {
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether its vCPU must handle it at exits, marks or drains: all events except those that only
-    /// count by a readable figure.
+    /// Whether its vCPU must handle it at exits, marks or drains. False for events that only count,
+    /// and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
             self.backing,
@@ -301,8 +303,8 @@ impl Event {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether it only counts, is not in error, and has no metadata page: it starts and stops
-    /// without further work.
+    /// Whether it only counts, is not in error, and has no sink: it starts and stops without
+    /// further work.
     pub(crate) fn is_plain(&self) -> bool {
         self.sink.is_none() && !self.failed && !self.is_watched()
     }
@@ -312,7 +314,7 @@ impl Event {
         matches!(self.backing, Backing::Own(_))
     }
 
-    /// Whether each of its samples causes an exit of its vCPU for the guest.
+    /// Whether each of its samples costs an exit that is charged to the guest.
     pub(crate) fn takes_time(&self) -> bool {
         let samples = self.is_sampled_by_host() && self.period.is_some();
         samples && !self.is_batched() && !self.is_operators()
@@ -352,8 +354,8 @@ impl Event {
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // A counter pinned for the guest would never yield to the operator's, so only the
-            // operator's counters are pinned on the host: see `Event::read`.
+            // The guest's `OPEN_PINNED` does not pin the host's counter, which would never yield to
+            // the operator's. Only the operator's setting does; `Event::read` checks `OPEN_PINNED`.
             pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
@@ -390,7 +392,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether its own counter may run on `cpu`, or none is needed.
+    /// Whether its own counter may run on `cpu`, or it needs none.
     ///
     /// # Errors
     /// `ENOSPC`: it may not run, and the event is pinned.
@@ -407,7 +409,8 @@ impl Event {
         }
     }
 
-    /// Stops its counter, without waiting for a place.
+    /// Gives up the place of its counter, which must be stopped; the event no longer waits for a
+    /// place.
     fn leave_place(&mut self) {
         self.place = None;
         if let Some(active) = &mut self.active {
@@ -495,7 +498,7 @@ impl Event {
         }
         let reading = self.backing.read(cpu, &self.spec)?;
         match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
-            // The host does not pin the counter, so the device checks.
+            // `OPEN_PINNED` does not pin the counter on the host, so the device checks.
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
             false => Ok(reading),
         }
@@ -515,7 +518,7 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// Ends it; returns its shared counters.
+    /// Closes its own counters; returns the shared ones.
     pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         self.backing.take_counters()
     }
@@ -582,8 +585,8 @@ impl Event {
 
     /// Sets the period, or the frequency of an event opened with one, from now on.
     ///
+    /// # Errors
     /// See [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: nothing
-    /// changes then.
     /// changes then.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
@@ -645,7 +648,8 @@ impl Event {
         }
     }
 
-    /// Like [`Event::exhaust`], independent of its rate: its overflows took too much time.
+    /// Like [`Event::exhaust`], also for an event with a frequency: its overflows took too much
+    /// time.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -663,8 +667,9 @@ impl Event {
         }
     }
 
-    /// Admits an overflow at `time` that only counts in its window: the event has no limit, is not
-    /// throttled, and does not become throttled. `false`: use [`Event::admit`].
+    /// Admits an overflow at `time` that only counts in its window: the event has no limit and acts
+    /// on no other event, is not throttled, and does not become throttled. On `false`, use
+    /// [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }

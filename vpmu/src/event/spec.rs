@@ -41,8 +41,8 @@ impl Context {
     }
 }
 
-/// Kind and config of the host event for the `PACE_*` value `config` of a sample trace; `None`: the
-/// device's own exits.
+/// Kind and config of the host event for the `PACE_*` value `config` of a sample trace; `None` if
+/// the device's own exits pace the trace.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // perf's numbers of cpu-clock, cycles and instructions.

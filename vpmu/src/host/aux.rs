@@ -1,5 +1,5 @@
-//! Traces of the host's own PMUs, and the reasons why guests get none: a trace would have to
-//! contain only the guest's data, which no current Linux driver guarantees.
+//! Traces of the host's own PMUs, and the reasons why guests cannot have them: a trace would have
+//! to contain only the guest's data, which no current Linux driver guarantees.
 
 use std::fs;
 

@@ -13,7 +13,7 @@ const FRESH: u64 = 1_000_000;
 /// Largest distance of the anchors: a suspended host breaks the line, which recovers after this
 /// time.
 const SPAN: u64 = 10_000_000_000;
-/// Attempts at an anchor, of which the best counts: one may be interrupted.
+/// Attempts at an anchor: the shortest one counts, because an attempt may be interrupted.
 const TRIES: usize = 3;
 
 /// The line, kept up to date.

@@ -8,7 +8,8 @@ use std::thread;
 
 use crate::source::{Counter, Overflows, Rate, Reading};
 
-/// Most counters in its queue: a guest that opens and closes in a loop waits with them.
+/// Maximum number of queued counters. When the queue is full, the thread that drops a counter
+/// closes it itself, which slows down a guest that opens and closes in a loop.
 const WAITING: usize = 64;
 
 /// A thread that closes queued counters, as long as it has senders.

@@ -24,7 +24,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct PerfCounter {
     event: HostEvent,
-    /// The host's clocks accept no frequency.
+    /// Whether the event is one of the host's clocks, which accept no frequency.
     is_clock: bool,
     /// For an event that samples.
     ring: Option<HostRing>,
@@ -126,8 +126,8 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     attr
 }
 
-/// The rate in the host's form. The host converts a clock's frequency into a period at the open,
-/// and accepts none later; nanoseconds need no adapting.
+/// The rate as the host accepts it. The host converts a clock's frequency to a period when the
+/// clock is opened, and rejects a frequency later; nanoseconds need no adaption.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

@@ -18,16 +18,17 @@ use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::arch;
 use crate::source::{CounterKey, Reading, Request};
 
-/// Most members of a group.
+/// Maximum number of members of a group.
 const MOST: usize = 64;
-/// Most members of a group on the CPU's PMU; a PMU with fewer counters refuses earlier.
+/// Maximum number of members of a group on the CPU's PMU; a PMU with fewer counters refuses
+/// earlier.
 const MOST_ON_CPU: usize = 16;
 /// Words before the values: the number of members and the times of the leader.
 const HEADER: usize = 3;
 /// Length of the longest reading.
 const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
 
-/// Compatibility of events in a group. Exclusions do not matter: perf keeps them per event.
+/// Events of one class can share a group. Exclusions do not matter: perf keeps them per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     /// Software events. Perf allows them among hardware events, but they would then be multiplexed
@@ -97,7 +98,7 @@ pub(super) struct Group {
     class: Class,
     /// In order of opening, which is the order of the host's values; the first leads.
     members: Vec<Member>,
-    /// The host refused another member since one left.
+    /// Whether the host refused a member; cleared when a member leaves.
     full: bool,
     /// The times of the last reading.
     times: Reading,
@@ -126,7 +127,7 @@ impl Member {
         };
         let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
-            // Without a page the host reads the event: its limit of locked memory may be reached.
+            // Without a page, the host reads the event: its limit of locked memory may be reached.
             true => Mapping::new(event.as_fd(), sys::page_size()?).ok(),
             false => None,
         };
@@ -205,7 +206,7 @@ impl Group {
     /// Opens another member; returns whether it is compatible with the others.
     ///
     /// # Errors
-    /// Errors that also occur in another group.
+    /// Errors that would also occur in another group.
     pub(super) fn join(
         &mut self,
         what: &Request,
@@ -284,7 +285,8 @@ impl Group {
         }
     }
 
-    /// The group's times, and its values in `into`; `None` if the host gave it up.
+    /// The group's times, with the members' values in `into`; `None` if the host cannot read the
+    /// group.
     fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
         let looked = if own { self.look(into) } else { None };
         let now = looked.or_else(|| self.ask(into))?;

@@ -98,7 +98,7 @@ pub struct PerfSource {
     hardware: Hardware,
     /// The PMU of hardware events.
     cpu_pmu: Result<CpuPmu, Refusal>,
-    /// Probed at the first question: a device without a driver costs its host no perf event.
+    /// Probed at the first use: a device without a driver costs its host no perf event.
     probed: OnceLock<Probed>,
 }
 
@@ -168,7 +168,7 @@ impl PerfSource {
     }
 }
 
-/// Machines without counters are common, so this is logged only when relevant.
+/// Logs a kind that guests cannot use. Hosts without a PMU are common, so that is not a warning.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
@@ -195,8 +195,8 @@ pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Most bytes of rings and metadata pages that the host locks for `counters` sampling counters, and
-/// for counting ones on `vcpus` threads.
+/// Maximum number of bytes in rings and metadata pages that the host locks for `counters` sampling counters, and for
+/// counting ones on `vcpus` threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
@@ -205,12 +205,12 @@ pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
 
 /// The operator's counters for which room is reserved.
 const OPERATORS: u64 = 64;
-/// Counting counters of a thread, one for each kind of event and exclusion, with the leaders of
-/// those and of clocks.
+/// Maximum number of counting counters of a thread: one for each kind of event and exclusion, and the leaders of their
+/// groups and of clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Most descriptors for `counters` sampling counters, the operator's, counting ones on `vcpus`
-/// threads, and others. A trace of exits has two.
+/// Maximum number of descriptors: for `counters` sampling counters, the operator's counters, counting ones on `vcpus`
+/// threads, and other uses. A trace of exits has two.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }

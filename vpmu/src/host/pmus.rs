@@ -19,7 +19,7 @@ const CPUS: &str = "cpus";
 /// more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
-/// More CPUs than any list has.
+/// More CPUs than any host's list has.
 const MOST_CPUS: u32 = 1 << 16;
 /// The half of a generic event's config that holds the type of a PMU.
 const TYPE_SHIFT: u32 = 32;
@@ -27,15 +27,15 @@ const TYPE_SHIFT: u32 = 32;
 /// The PMU that counts hardware events on the CPUs of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CpuPmu {
-    /// Its type, if the host has several and perf would choose any.
+    /// The PMU's type, if the host has several PMUs: without it, perf would choose any of them.
     named: Option<u32>,
     /// Permitted bits of a raw event's config.
     raw_bits: u64,
 }
 
 impl Default for CpuPmu {
-    /// The only PMU. A raw event is a number of 16 bits, or an event and a mask of 8 each, as on
-    /// every PMU.
+    /// The host's only PMU. As on every PMU, a raw event is a number of 16 bits, or an event and a
+    /// mask of 8 bits each.
     fn default() -> Self {
         Self {
             named: None,
@@ -58,7 +58,8 @@ impl CpuPmu {
     /// The PMU in `devices` with all CPUs of `affinity`, the CPUs of the process.
     ///
     /// # Errors
-    /// [`Refusal::SeveralPmus`]: there is none, and a generic event would not count on some CPUs.
+    /// [`Refusal::SeveralPmus`]: there is no such PMU, and a generic event would not count on some
+    /// CPUs.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {

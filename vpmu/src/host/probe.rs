@@ -11,7 +11,7 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The kernel fires software clocks no more often; a shorter period would be wrong.
+/// The kernel raises shorter periods of software clocks to this one, so they would be wrong.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
@@ -102,7 +102,7 @@ pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed
         let Offer { kind, config, .. } = offer;
         match probed(offer, pmu) {
             Ok(offer) => offers.push(offer),
-            // The first of a kind is the plainest.
+            // Report the error of the first event of a kind, which is the plainest.
             Err(error) if kind != KIND_RAW && refusals.iter().all(|&(of, _)| of != kind) => {
                 refusals.push((kind, Refusal::of(&error)));
             }
@@ -197,7 +197,7 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
 /// The offer, adjusted to this host.
 ///
 /// # Errors
-/// The host's error, if it does not open at all.
+/// The host's error, if the event does not open at all.
 fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
     let opens = |sampling, excludes: bool| {
         let request = Request {

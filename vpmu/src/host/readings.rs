@@ -6,7 +6,8 @@ use crate::source::{CounterKey, Reading};
 
 /// Bits of a key that are the slot's index; the others count the slot's uses.
 const INDEX_BITS: u32 = 20;
-/// Most slots: as many as descriptors that Linux lets a process open by default (`fs.nr_open`).
+/// Maximum number of slots: as many as descriptors that Linux lets a process open by default
+/// (`fs.nr_open`).
 const MOST: usize = 1 << INDEX_BITS;
 
 #[derive(Debug, Default)]
@@ -19,12 +20,12 @@ pub(super) struct Readings {
 #[derive(Debug)]
 struct Slot {
     key: CounterKey,
-    /// `None`: the host could not read it.
+    /// `None` if the host could not read the counter.
     reading: Option<Reading>,
 }
 
 impl Readings {
-    /// Allocates an unused key; a released one is reused after 4,096 uses of its slot at the
+    /// Allocates an unused key. A released key is reused after 4,096 uses of its slot at the
     /// earliest.
     pub(super) fn take(&mut self) -> io::Result<CounterKey> {
         if let Some(key) = self.free.pop() {
@@ -48,7 +49,7 @@ impl Readings {
         }
     }
 
-    /// Stores a reading; `None`: the host could not read the counter.
+    /// Stores a reading; `None` if the host could not read the counter.
     pub(super) fn set(&mut self, key: CounterKey, reading: Option<Reading>) {
         if let Some(slot) = self.slot(key) {
             slot.reading = reading;

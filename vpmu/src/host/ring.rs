@@ -20,7 +20,8 @@ pub(super) const BATCHED_PAGES: usize = 16;
 /// swap them out.
 const ALL_BATCHED_PAGES: usize = 2048;
 
-/// Most pages of `rings` rings: metadata and one data page of each, and the pages of long rings.
+/// Maximum number of pages of `rings` rings: metadata and one data page of each, and the pages of
+/// long rings.
 pub(super) fn most_pages(rings: u64) -> u64 {
     ALL_BATCHED_PAGES as u64 + 2 * rings
 }

@@ -9,7 +9,7 @@ use super::readings::Readings;
 use super::{sys, unknown};
 use crate::source::{CounterKey, CounterSet, Reading, Request};
 
-/// Most metadata pages of a set: the host locks them, and few PMUs have more counters.
+/// Maximum number of metadata pages of a set: the host locks them, and few PMUs have more counters.
 pub(super) const MOST_PAGES: usize = 32;
 
 #[derive(Debug)]

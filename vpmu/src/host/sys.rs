@@ -1,5 +1,5 @@
-//! The perf source's system calls: those on events with the process's limit of descriptors, and those
-//! on the thread, each wrapped once.
+//! The perf source's system calls, each wrapped once: on events, within the process's limit of descriptors, and on the
+//! calling thread.
 #![expect(
     unsafe_code,
     reason = "calls of the thread and the process that have no safe form here"
@@ -24,7 +24,7 @@ pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
     open_at(attr, Place::thread(thread))
 }
 
-/// The same in the group of `leader`: it counts while the leader is enabled.
+/// Like [`open`], in the group of `leader`: the event counts while the leader is enabled.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
     let leader = Some(leader.as_fd());
     open_at(

@@ -14,10 +14,10 @@ use vpmu_perf::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_at
 
 use super::sys;
 
-/// Most members of a group: the host visits each whenever the leader is switched.
+/// Maximum number of members of a group: the host visits each whenever the leader is switched.
 const MOST_MEMBERS: usize = 64;
 
-/// Most changes that wait for the next start: a guest can make any number of them.
+/// Maximum number of changes that wait for the next start: a guest can make any number of them.
 const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 
 /// The groups of threads.
@@ -28,7 +28,7 @@ pub(super) struct Timers(Mutex<Groups>);
 struct Groups {
     /// The group of each thread that has one.
     of: Vec<(i32, Weak<TimerGroup>)>,
-    /// The threads whose members stand still.
+    /// The threads whose members are paused.
     paused: Vec<i32>,
 }
 
@@ -71,7 +71,7 @@ impl Timers {
         group.settle(&mut state)
     }
 
-    /// Makes members of the group of `thread` stand still until [`Timers::go_on`].
+    /// Pauses the members of the group of `thread` until [`Timers::go_on`].
     ///
     /// # Errors
     /// The host's error.
@@ -135,7 +135,7 @@ struct State {
 #[derive(Debug)]
 struct Member {
     event: File,
-    /// Both change with the group's state locked. Whether it should count.
+    /// Whether the event should count. Both flags change only with the group's state locked.
     runs: AtomicBool,
     /// Whether the host's event is enabled.
     on: AtomicBool,
@@ -187,7 +187,7 @@ impl Timer {
         &self.member.event
     }
 
-    /// Starts it; at the release if the group is held.
+    /// Starts the counter; if the group is held, at the release.
     ///
     /// # Errors
     /// The host's error.
@@ -204,7 +204,7 @@ impl Timer {
         self.group.settle(&mut state)
     }
 
-    /// Stops it; if the group is held, all others stop until the release, too.
+    /// Stops the counter; if the group is held, all others stop until the release, too.
     ///
     /// # Errors
     /// The host's error.
@@ -259,7 +259,7 @@ impl TimerGroup {
     /// Gives every member its wanted state. A member that is enabled while the leader is enabled
     /// would not start: the host may look for it among the groups that its own PMU leads.
     fn settle(&self, state: &mut State) -> io::Result<()> {
-        // Members that stop together may start together again; then nothing must change.
+        // Keep the changes: members that stop together may start together again, and then need no system call each.
         if state.running == 0 && state.changed.len() <= MOST_CHANGED {
             return self.switch(state, false);
         }

@@ -61,7 +61,7 @@ fn keep_up(memory: &GuestMemoryMmap) {
 }
 
 impl AuxArea {
-    /// An area of `count` pages in `memory`, [`aux_memory`] bytes of it.
+    /// An area of `count` pages in `memory`, which has [`aux_memory`] bytes.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, apart: bool) -> Option<Self> {
         let pages = pages(count, apart);

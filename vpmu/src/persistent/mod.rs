@@ -27,8 +27,8 @@ pub(crate) struct Persistence {
 /// written backwards and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
-    /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None`: `event`
-    /// followed by its id.
+    /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None` for
+    /// `event` followed by its id.
     pub name: Option<String>,
     /// The event's catalogue name, with `=` and a value if it takes one (`mark=7`), and `:u` or
     /// `:k` for only user or kernel mode.

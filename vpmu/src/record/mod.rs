@@ -25,7 +25,7 @@ pub(crate) use vpmu_perf::record::{
     TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
 };
 
-/// Most bytes of a record: its size has 16 bits and is a multiple of 8.
+/// Maximum size of a record in bytes: the size has 16 bits and is a multiple of 8.
 pub(crate) const RECORD_MAX: usize = 65_528;
 
 /// The fields of an event's records.
@@ -295,8 +295,8 @@ impl Record {
         self.push_chosen(layout, &fields);
     }
 
-    /// Appends the `fields` whose bits the event has; at most sixteen. Every sample uses this:
-    /// without branches, and with one check of the room for all.
+    /// Appends the `fields` whose bits the event has; at most sixteen. Every sample uses this, so
+    /// it has no branches, and checks the room for all fields at once.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;

@@ -15,7 +15,7 @@ pub(crate) struct Regs<'a> {
 /// One overflow, in guest terms. Fields that its event does not request are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample<'a> {
-    /// One of `MISC_*`: the guest's mode.
+    /// One of `MODE_*`: the guest's mode.
     pub(crate) misc: u16,
     /// Zero if the hypervisor does not provide it.
     pub(crate) ip: u64,

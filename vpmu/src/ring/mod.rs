@@ -204,7 +204,7 @@ impl Ring {
         }
     }
 
-    /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
+    /// Writes the pending loss if there is one and it fits; returns whether to wake the reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
@@ -226,7 +226,7 @@ impl Ring {
     /// records that were not overwritten. They begin with a whole record: the newest in a ring that
     /// is written backwards, else the oldest.
     ///
-    /// `None`: the start of a record is unknown.
+    /// `None` if the start of a record is unknown, or the ring cannot be read.
     pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
         let (start, len) = self.producer.held()?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];

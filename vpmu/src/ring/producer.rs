@@ -11,7 +11,7 @@ use crate::save::{Fault, SavedRing};
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
-/// More than a ring has between two wakeups, however long it is written to, and far from wrapping.
+/// Bound of restored counts: no ring gets that far between two wakeups, and the counts cannot wrap.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition for a wakeup of the reader.

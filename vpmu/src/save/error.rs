@@ -1,4 +1,4 @@
-//! Why a device is not saved, or not restored.
+//! Errors of saving and restoring a device.
 
 use crate::device::Error;
 
@@ -21,7 +21,7 @@ pub enum SaveError {
 /// The fault of a part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
-/// Why a device is not restored. The device is as new then.
+/// Why a state cannot be restored. The device is new again then.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The device has had events, or has a driver or a vCPU's thread.
@@ -38,10 +38,11 @@ pub enum RestoreError {
         /// Of this device.
         here: usize,
     },
-    /// A figure of the whole device cannot be.
+    /// A figure of the whole device is invalid.
     #[error("the state's {0} is invalid")]
     Figure(&'static str),
-    /// The driver has not accepted these features, or cannot have.
+    /// The transport's features contradict the saved ones, or this device does not offer a saved
+    /// feature.
     #[error(
         "the driver negotiated {given:#x}, but had accepted {saved:#x} when the state was saved"
     )]
@@ -51,10 +52,10 @@ pub enum RestoreError {
         /// As given now.
         given: u64,
     },
-    /// The transport's part makes no device.
+    /// The transport's queues or features are not valid.
     #[error("cannot restore the driver's queues or features")]
     Driver(#[from] Error),
-    /// An event cannot be as it was saved.
+    /// An event is invalid.
     #[error("event {id}: {what}")]
     Event {
         /// Its id.
@@ -62,7 +63,7 @@ pub enum RestoreError {
         /// The fault.
         what: &'static str,
     },
-    /// A ring or an AUX area cannot be as it was saved.
+    /// A ring or an AUX area is invalid.
     #[error("ring or area of event {id}: {what}")]
     Sink {
         /// The event that it was mapped with.
@@ -70,7 +71,7 @@ pub enum RestoreError {
         /// The fault.
         what: &'static str,
     },
-    /// An event and its children cannot write where they are said to.
+    /// The sink of a family of events is invalid.
     #[error("family of event {owner}: {what}")]
     Family {
         /// Its first event.
@@ -83,12 +84,12 @@ pub enum RestoreError {
     Link {
         /// The event that overflows.
         trigger: u64,
-        /// The one that it acts on.
+        /// The event that it starts or stops.
         target: u64,
         /// The fault.
         what: &'static str,
     },
-    /// A due notice cannot be.
+    /// A due notice is invalid.
     #[error("notice of event {event}: {what}")]
     Notice {
         /// The event that it names.
@@ -96,10 +97,10 @@ pub enum RestoreError {
         /// The fault.
         what: &'static str,
     },
-    /// A vCPU cannot be as it was saved.
+    /// The state of a vCPU is invalid.
     #[error("vCPU {vcpu}: {what}")]
     Vcpu {
-        /// Which one.
+        /// The index of the vCPU.
         vcpu: u32,
         /// The fault.
         what: &'static str,

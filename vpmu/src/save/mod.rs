@@ -1,6 +1,6 @@
-//! The state of a device outside its host: plain data that a VMM stores with its machine, and gives to a new
-//! device. It comes back from a file that anyone may have written: the owner of each part checks it as a
-//! request of the guest's.
+//! The state of a device outside its host: plain data that a VMM stores with its machine, and restores into a new
+//! device. Anyone may have written the file that it comes from: the owner of each part checks it like a request from
+//! the guest.
 
 mod error;
 mod state;

@@ -1,4 +1,4 @@
-//! The saved state, as it lies in a file. A change of any field is a new [`FORMAT`].
+//! The saved state, as it is stored in a file. A change of any field requires a new [`FORMAT`].
 
 use super::RestoreError;
 use crate::abi::ENGINE_BATCHED;
@@ -13,7 +13,7 @@ use crate::tasks::Task;
 /// Version of this layout.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Plain data: no field is left out, and an unknown one is refused.
+/// Declares plain data: every field is serialized, and unknown fields are rejected.
 macro_rules! saved {
     ($($(#[$meta:meta])* $vis:vis $kind:ident $name:ident { $($body:tt)* })*) => {$(
         $(#[$meta])*
@@ -39,13 +39,13 @@ impl SavedState {
         }
     }
 
-    /// Whether a driver used the device: its transport has to be one of a device with a driver, too.
+    /// Whether the device had a driver. It must then be restored on a transport with a driver.
     #[must_use]
     pub fn has_driver(&self) -> bool {
         self.driver.is_some()
     }
 
-    /// Whether the host recorded samples of one of its events.
+    /// Whether an event uses the batched engine.
     pub(crate) fn is_batched(&self) -> bool {
         let mut events = self.events.iter();
         events.any(|event| event.spec.engine == ENGINE_BATCHED)
@@ -53,14 +53,14 @@ impl SavedState {
 }
 
 saved! {
-    /// The state of a device, as [`Vpmu::save`](crate::Vpmu::save) returns it. With the feature `serde` it is
-    /// serialized and deserialized; nothing else is promised of its fields.
+    /// The state of a device, as [`Vpmu::save`](crate::Vpmu::save) returns it. The feature `serde` serializes and
+    /// deserializes it; its fields are otherwise unspecified.
     pub struct SavedState {
         pub(crate) format: u32,
         pub(crate) tsc_khz: u32,
         /// The next event's id.
         pub(crate) next_id: u64,
-        /// `None`: no driver was there.
+        /// `None` without a driver.
         pub(crate) driver: Option<SavedDriver>,
         pub(crate) vcpus: Vec<SavedVcpu>,
         /// By ascending id.
@@ -70,7 +70,7 @@ saved! {
         /// The families that write to a sink, by ascending owner.
         pub(crate) families: Vec<SavedFamily>,
         pub(crate) links: Vec<SavedLink>,
-        /// Due, oldest first.
+        /// Due notices, oldest first.
         pub(crate) notices: Vec<SavedNotice>,
         pub(crate) totals: Metrics,
     }
@@ -78,11 +78,11 @@ saved! {
     /// The driver of a device.
     pub(crate) struct SavedDriver {
         pub(crate) features: u64,
-        /// Control, event, then one of each vCPU.
+        /// The control queue, the event queue, then one per vCPU.
         pub(crate) queues: Vec<SavedQueue>,
     }
 
-    /// How far the device has come on a virtqueue.
+    /// The device's position in a virtqueue.
     pub(crate) struct SavedQueue {
         pub(crate) next_available: u16,
         pub(crate) next_used: u16,
@@ -129,14 +129,14 @@ saved! {
         pub(crate) operator: bool,
     }
 
-    /// How an event is at a moment.
+    /// The state of an event at one moment.
     pub(crate) struct SavedLife {
         pub(crate) enabled: bool,
         pub(crate) paused: bool,
         pub(crate) failed: bool,
         /// Its overflows make no records, and its counter is silent.
         pub(crate) throttled: bool,
-        /// The task that it was scheduled in with, and where.
+        /// The task at the last schedule-in, and its vCPU.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,
@@ -149,7 +149,7 @@ saved! {
         pub(crate) running_ticks: u64,
     }
 
-    /// A period, and how much of it is over as far as the device itself counts.
+    /// A period, and its elapsed part as far as the device itself counts.
     pub(crate) struct SavedPeriod {
         pub(crate) length: u64,
         pub(crate) counted: u64,
@@ -199,7 +199,7 @@ saved! {
         pub(crate) loss_told: bool,
         pub(crate) records: u64,
         pub(crate) bytes: u64,
-        /// Of the lock of the metadata page.
+        /// The value of the metadata page's sequence lock.
         pub(crate) sequence: u32,
     }
 
@@ -211,15 +211,15 @@ saved! {
         pub(crate) watermark: u64,
         pub(crate) head: u64,
         pub(crate) tail: u64,
-        /// Where the piece began that has not ended.
+        /// Start of the span that has not ended.
         pub(crate) begun: Option<u64>,
         pub(crate) keeper: SavedKeeper,
     }
 
-    /// The side that keeps an AUX area.
+    /// The side that manages an AUX area.
     pub(crate) enum SavedKeeper {
         Device {
-            /// perf's `PERF_AUX_FLAG_*` of the piece.
+            /// perf's `PERF_AUX_FLAG_*` of the span.
             flags: u64,
             full: bool,
         },
@@ -236,7 +236,7 @@ saved! {
         pub(crate) told: bool,
     }
 
-    /// A piece of an area that has ended, and that no record reports yet.
+    /// A span of an area that has ended, and has no record in the ring yet.
     pub(crate) struct SavedPendingAux {
         pub(crate) chunk: Chunk,
         pub(crate) layout: Layout,
@@ -255,7 +255,7 @@ saved! {
         /// `NOTICE_*`.
         pub(crate) kind: u32,
         pub(crate) event: u64,
-        /// Of wakeups and limits, how many; of an error, one of `REFUSED_*`.
+        /// The number of wakeups or limits; for an error, one of `REFUSED_*`.
         pub(crate) value: u64,
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct CommandBuffer {
     left: usize,
     /// Buffers that this notification may still contain.
     buffers: u16,
-    /// Resets of the queue at its notification.
+    /// Number of resets when the notification began.
     resets: u64,
     served: bool,
     /// The work of the session's thread when the turn began.
@@ -44,9 +44,9 @@ pub(crate) struct CommandBuffer {
 pub(crate) enum Answer {
     /// Done; whether the driver needs an interrupt.
     Done(bool),
-    /// Execute this command where its event is, and return its reply.
+    /// Execute this command in its event's shard, then call [`CommandBuffer::reply`].
     Elsewhere(Command),
-    /// The turn is over; work remains.
+    /// The turn is over; commands remain.
     Unfinished,
 }
 
@@ -104,7 +104,7 @@ impl CommandBuffer {
         }
     }
 
-    /// Resets of the device at the notification.
+    /// Number of resets of the device when the notification began.
     pub(crate) fn resets(&self) -> u64 {
         self.resets
     }
@@ -173,8 +173,8 @@ impl CommandBuffer {
     }
 }
 
-/// Executes a command from the vCPU `by` on this shard's queue; `None`: the event may be in another
-/// shard.
+/// Executes a command from the vCPU `by` on this shard's queue; returns `None` if the event may be
+/// in another shard.
 fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     let (op, id) = (command.op.get(), command.event.get());
     if op == COMMAND_VCPU {

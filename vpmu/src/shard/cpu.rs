@@ -114,7 +114,7 @@ impl Cpu {
         self.refusal.take()
     }
 
-    /// A place for a counter with `rate` interrupts per second; `None`: its event waits.
+    /// A place for a counter with `rate` interrupts per second; `None` if its event must wait.
     pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
         self.room.take(self.backend.room_limit(), rate)
     }
@@ -195,7 +195,7 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of the vCPU's threads before the counter's thread: threads reuse keys.
+    /// Number of the vCPU's threads before the counter's thread: each thread's set reuses the keys.
     threads: u64,
 }
 

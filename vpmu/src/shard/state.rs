@@ -51,11 +51,11 @@ use vpmu_perf::field::FORMAT_GROUP;
 /// Milliseconds that a host may take to store a record in its ring: when records are collected
 /// while the vCPU runs, newer ones are held back, in case an older one arrives in another ring.
 const HOLD_BACK: u64 = 1;
-/// Start of the half of the address space that kernels reserve: it determines the mode of a guest
-/// whose vCPU kept running.
+/// Start of the half of the address space that kernels reserve. If the vCPU kept running after an overflow, the
+/// overflow's IP determines the guest's mode.
 const KERNEL_HALF: u64 = 1 << 63;
-/// Maximum number of held overflows, plus those of one host ring: a megabyte. Further ones are
-/// written in order of arrival: a guest cannot make its host hold an unbounded number.
+/// Maximum number of held overflows, plus those of one host ring: a megabyte. Further overflows are written in order of
+/// arrival, so that a guest cannot make its host hold an unbounded number.
 const MOST_HELD: usize = 16_384;
 /// Fields of a sample that hold the guest's position.
 const PLACES: u64 =
@@ -106,7 +106,7 @@ struct ClaimedExit {
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
-    /// A caller further up applies them in order.
+    /// Whether a caller further up the stack applies them in order.
     running: bool,
     /// Groups read by records of this exit, by leader: later records use the same counts, because
     /// the time for a reading is proportional to the size of the group.
@@ -162,7 +162,7 @@ pub(crate) struct State {
     merge: Merge,
     /// The overflows being written; kept to reuse its memory.
     batch: Vec<MergeEntry>,
-    /// Periodic drains were requested from the machine.
+    /// Whether periodic drains were requested from the machine.
     collecting: bool,
     errands: Vec<Errand>,
     /// Events whose counters wait for room, the longest waiting first; some may no longer wait.
@@ -200,12 +200,12 @@ impl State {
         }
     }
 
-    /// The lock was just taken.
+    /// Begins the work on the shard; must be called after locking.
     pub(super) fn begin(&mut self) {
         self.cpu.invalidate();
     }
 
-    /// Must be called before unlocking; returns the work left for other shards.
+    /// Ends the work on the shard; must be called before unlocking. Returns the work left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
         if !self.waiting.is_empty() && self.cpu.take_freed() {
             self.end_waits();
@@ -215,7 +215,7 @@ impl State {
         std::mem::take(&mut self.errands)
     }
 
-    /// The vCPU's queue as it is now.
+    /// The current state of the vCPU's queue.
     pub(crate) fn queue_state(&self) -> QueueState {
         self.queue.state()
     }
@@ -261,7 +261,7 @@ impl State {
         }
     }
 
-    /// Adds its own figures to those of the device.
+    /// Adds the shard's own figures to the device's.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         let tally = &self.writer.tally;
         metrics.commands += self.metrics.commands;
@@ -708,7 +708,7 @@ impl State {
 
     /// Reports an event that the host revoked to the driver, once. Members of its group stop.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
-        // It may be inactive, or gone.
+        // The event may be inactive, or closed.
         let _ = self.deactivate(id);
         self.flush(id);
         let errno = Errno::from_raw(&error);
@@ -1090,7 +1090,7 @@ impl State {
             let cpu = &self.cpu;
             let done = event.count_one(|| clock.nanoseconds(exit.tsc(cpu)));
             completed.extend(done.map(|done| (id, done)));
-            // Its page, and its group on other vCPUs, show the count immediately.
+            // The event's metadata page, and its group on other vCPUs, show the count immediately.
             let seen = event.is_shown() || event.group.is_some();
             grown.extend(seen.then_some(id));
         }
@@ -1243,7 +1243,7 @@ impl State {
         if !outermost {
             return;
         }
-        // Read before all events had counted the exit.
+        // Discard readings from before all events had counted the exit.
         self.overflows.read.clear();
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
@@ -1437,7 +1437,7 @@ impl State {
         Some(origin)
     }
 
-    /// Counts overflows without a possible record or packet.
+    /// Counts overflows for which no record or packet can be made.
     fn lose(&mut self, id: u64, overflows: u64) {
         let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) else {
             return;
@@ -1464,8 +1464,7 @@ impl State {
             return false;
         }
         event.set_enabled(false);
-        // An event that fails here reports that itself. Later overflows on the host are beyond the
-        // limit.
+        // An event that fails here reports its error itself. Later overflows on the host are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
         self.writer.tell(Tell::Limit { event: id, woke });
@@ -1632,7 +1631,7 @@ impl State {
 
     // Throttles.
 
-    /// The throttled events, those of the batched engine or the others.
+    /// The throttled events of the batched engine, or of all other engines.
     fn throttled(&self, batched: bool) -> Vec<u64> {
         let throttled = |id: &u64| {
             let event = self.events.get(id);
@@ -1678,8 +1677,8 @@ impl State {
 
     // Switches.
 
-    /// Schedules a plain event in or out, or reads it: the fast path of a task switch for events
-    /// that only count. `None`: the command needs the general path.
+    /// Schedules a plain event in or out, or reads it: the fast path of a task switch for events that only count.
+    /// Returns `None` if the command needs the general path.
     pub(super) fn switch_plain(&mut self, command: &Command) -> Option<Reply> {
         let op = command.op.get();
         if !matches!(op, COMMAND_IN | COMMAND_OUT | COMMAND_READ) || !has_no_operand(command) {
@@ -1729,14 +1728,14 @@ impl State {
 
     // Flushes.
 
-    /// Flushes an event for the driver, or with zero every persistent one of this vCPU.
+    /// Flushes an event for the driver; with id zero, every persistent event of the vCPU `by`.
     pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
         let ids = match id {
             0 => self.ids(|event| event.persistent.is_some() && event.placed_on() == Some(by)),
             id => {
                 let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
                 if event.active_on().is_some_and(|on| on != by) {
-                    // Its overflows there are found once that vCPU is outside the guest.
+                    // The overflows on that vCPU are found once it is outside the guest.
                     return Err(Errno::EXDEV);
                 }
                 vec![id]
@@ -1876,7 +1875,7 @@ impl State {
             }
             self.merge.add(MergeEntry {
                 event: id,
-                // It is in the past, even if the converted clock differs.
+                // The overflow is in the past, even if the converted clock is ahead.
                 tsc: overflow.tsc.min(now),
                 regs: GuestRegs {
                     ip: overflow.ip,
@@ -1923,8 +1922,8 @@ impl State {
         }
     }
 
-    /// Writes overflows of events that stop no other event: those of each sink in one burst.
-    /// Readers rely only on the order within a ring.
+    /// Writes overflows of events that stop no other event, in one burst per sink. Readers rely only on the order
+    /// within a ring.
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
@@ -1939,7 +1938,7 @@ impl State {
                 sink.burst(|session| self.write_burst(session, &sink, rest, history))
             });
             rest = match written.unwrap_or(0) {
-                // It has further effects, or there is no ring.
+                // The overflow has further effects, or its event has no ring.
                 0 => {
                     self.overflow_recorded(first, history);
                     others
@@ -2080,7 +2079,7 @@ impl State {
                     continue;
                 }
             };
-            // It is in the past, even if the converted clock differs.
+            // The exit is in the past, even if the converted clock is ahead.
             let tsc = vcpu.to_guest(exit.tsc.min(now));
             let task = event.task.unwrap_or_else(|| {
                 let known = history.as_ref().and_then(|history| history.at(tsc));

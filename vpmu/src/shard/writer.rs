@@ -109,7 +109,7 @@ impl Writer {
         self.tasks.user_regs(&self.guest.view())
     }
 
-    /// Writes a sample of an event; returns whether it fit.
+    /// Writes a sample of an event; returns whether it was written.
     pub(crate) fn sample(
         &mut self,
         sink: Option<&Sink>,
@@ -138,7 +138,7 @@ impl Writer {
         }
     }
 
-    /// Counts overflows without a possible record.
+    /// Counts overflows for which no record can be made.
     pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
         self.tally.lost = self.tally.lost.saturating_add(overflows);
         self.write(sink, spec, &Origin::default(), |_, _, sink| {
@@ -186,9 +186,9 @@ impl Writer {
     /// Writes the next packet of a trace, after the sync packet and the padding that must precede
     /// it, or counts it as lost; returns whether it was written.
     ///
-    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time,
-    /// which is the guest's TSC `tsc`. `trace` is the event's own. The reader sees the packet when
-    /// a watermark is crossed, or after [`Writer::flush`].
+    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time;
+    /// `tsc` is the same time as the guest's TSC. `trace` is the event's own. The reader sees the
+    /// packet when a watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,
@@ -267,8 +267,8 @@ impl Writer {
         }
     }
 
-    /// Records in the ring of a trace, once, that it has begun, if the device manages an area for
-    /// it and the record fits.
+    /// Records the start of a trace in its ring, once, if the device manages an area for the trace
+    /// and the record fits.
     pub(crate) fn announce(
         &mut self,
         sink: Option<&Sink>,

@@ -68,7 +68,7 @@ impl Trace {
         }
     }
 
-    /// As it is now.
+    /// The current state, to be saved.
     pub(crate) fn save(&self) -> SavedTrace {
         SavedTrace {
             sequence: self.sequence,
@@ -79,7 +79,7 @@ impl Trace {
         }
     }
 
-    /// As it was saved; `None` where no trace can be so.
+    /// Restores a saved trace; `None` if the saved state is not valid.
     pub(crate) fn restore(saved: &SavedTrace) -> Option<Self> {
         let known = SYNC_START | SYNC_LOSS | SYNC_RESUME;
         (saved.due & !known == 0).then_some(Self {
@@ -91,7 +91,7 @@ impl Trace {
         })
     }
 
-    /// Before its next packet a sync packet stands that says `flags` of `SYNC_*`.
+    /// Makes a sync packet with `flags` of `SYNC_*` due before the next packet.
     pub(crate) fn sync(&mut self, flags: u8) {
         self.due |= flags;
     }
@@ -201,7 +201,7 @@ impl Trace {
 }
 
 impl Packet<'_> {
-    /// Bytes of the packet and everything before it.
+    /// Bytes of the packet, without the sync packet and padding before it.
     pub(crate) fn len(&self) -> u64 {
         let len = match self {
             Self::Exit(_) => size_of::<ExitPacket>(),

@@ -20,7 +20,8 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Their packet, with task and time of `origin`. The trace sets its `sequence`.
+    /// The packet of the overflows, with the task and time of `origin`. The trace sets its
+    /// `sequence`.
     pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let regs = self.place.cpu.as_ref().map(packet_registers);

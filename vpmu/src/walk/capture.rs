@@ -22,16 +22,16 @@ pub(crate) struct CpuContext {
     pub(crate) cpu: Option<CpuState>,
 }
 
-/// The parts of it in an event's samples.
+/// The parts of the vCPU's state in an event's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CaptureSpec {
     /// Call chains.
     pub(crate) chain: bool,
-    /// No callers in the kernel.
+    /// Omit callers in the kernel.
     pub(crate) exclude_kernel: bool,
-    /// No callers in user mode.
+    /// Omit callers in user mode.
     pub(crate) exclude_user: bool,
-    /// Most addresses of the chain.
+    /// Maximum number of addresses in the chain.
     pub(crate) max_stack: u32,
     /// Mask of registers in user mode; zero for none.
     pub(crate) regs_user: u64,
@@ -42,7 +42,7 @@ pub(crate) struct CaptureSpec {
 }
 
 impl CaptureSpec {
-    /// Whether it needs more than [`GuestRegs`].
+    /// Whether the samples need more than [`GuestRegs`].
     pub(crate) fn wants_state(&self) -> bool {
         self.chain || self.regs_user != 0 || self.regs_intr != 0 || self.stack_user != 0
     }
@@ -100,7 +100,7 @@ impl Capture {
         self.chain.entries()
     }
 
-    /// Registers in user mode; `None` for a task without.
+    /// Registers in user mode; `None` for a task without user mode.
     pub(crate) fn regs_user(&self) -> Option<Regs<'_>> {
         self.regs_user.get()
     }
@@ -110,13 +110,13 @@ impl Capture {
         self.regs_intr.get()
     }
 
-    /// The readable part of the user stack; `None` for a task without.
+    /// The readable part of the user stack; `None` for a task without user mode.
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }
 
-    /// Captures the guest's state at `place`; `user_regs` is its kernel's address of the running
-    /// task's registers, zero for none.
+    /// Captures the guest's state at `place`. `user_regs` is the guest kernel's address of the
+    /// running task's user registers, or zero.
     pub(crate) fn take(
         &mut self,
         memory: &View<'_>,
@@ -199,9 +199,9 @@ impl Capture {
 }
 
 /// The registers with which the running task entered the kernel, if they are above the stack
-/// pointer on the current kernel stack. Between two tasks the kernel names the next while it still
-/// runs on the stack, and in the address space, of the last: the registers of one must not be
-/// mistaken for the other's.
+/// pointer on the current kernel stack. During a task switch, the kernel already names the next
+/// task while it still runs on the previous task's stack and in its address space: the registers of
+/// one task must not be mistaken for the other's.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

@@ -29,8 +29,8 @@ pub(crate) struct Page {
     pub(crate) executable: bool,
 }
 
-/// The memory that a vCPU sees. Translations are cached while this value lives: the vCPU must stay
-/// outside the guest for so long.
+/// The memory that a vCPU sees. Translations are cached while this value lives, so the vCPU must
+/// not enter the guest meanwhile.
 #[derive(Debug)]
 pub(super) struct AddressSpace<'a> {
     memory: &'a View<'a>,
@@ -41,7 +41,7 @@ pub(super) struct AddressSpace<'a> {
 }
 
 impl<'a> AddressSpace<'a> {
-    /// As `cpu` sees `memory`; `None` in a mode whose tables are not walked.
+    /// The address space of `cpu` in `memory`; `None` in a mode whose tables are not walked.
     pub(super) fn new(memory: &'a View<'a>, cpu: &CpuState) -> Option<Self> {
         Some(Self {
             memory,

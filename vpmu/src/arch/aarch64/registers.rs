@@ -20,7 +20,7 @@ pub struct CpuState {
     pub code64: bool,
     /// SCTLR_EL1, which enables address translation.
     pub sctlr: u64,
-    /// TCR_EL1, which controls it.
+    /// TCR_EL1, which configures the translation.
     pub tcr: u64,
     /// TTBR0_EL1, the address of the programs' tables.
     pub ttbr0: u64,
@@ -70,8 +70,8 @@ pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], b
     CpuState::is_user(pstate).then_some((general, CpuState::is_code64(pstate)))
 }
 
-/// The registers of a sample trace's packet: those for arguments (X0 to X8), those that functions preserve
-/// (X19 to X29), LR, SP, PC, PSTATE.
+/// The registers of a sample trace's packet: arguments (X0 to X8), callee-saved registers (X19 to X29), LR, SP, PC,
+/// PSTATE.
 pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
     const ARGUMENTS: usize = 9;
     const PRESERVED: usize = 19;

@@ -60,14 +60,14 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracepoints {
     pub(super) layout: Layout,
-    /// Access to their data is unrestricted.
+    /// Whether access to their data is unrestricted.
     open_to_all: bool,
 }
 
 /// Positions of the fields in the raw data of both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// Common types of the two.
+    /// The `common_type` of each.
     exit: u16,
     entry: u16,
     /// The common type field of raw data.
@@ -126,7 +126,7 @@ impl Tracepoints {
         Err(refused)
     }
 
-    /// The same, if the calling thread may read their data.
+    /// Returns the tracepoints if the calling thread may read their data.
     ///
     /// # Errors
     /// [`Refusal::Permission`].

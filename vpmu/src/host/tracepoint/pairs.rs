@@ -7,9 +7,9 @@ use super::Layout;
 use super::told::told;
 use crate::host::records::{Notice, notice};
 
-/// Most raw data to examine.
+/// Maximum number of raw bytes to examine.
 pub(super) const RAW_MOST: usize = 120;
-/// TIME, then the number of raw bytes in the low half of a word, then those.
+/// After TIME, a word whose low half is the number of raw bytes; the raw bytes follow that half.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
@@ -32,7 +32,7 @@ pub(super) struct Exit {
     pub(super) back: Option<u64>,
 }
 
-/// The tracepoint of a record.
+/// The content of a tracepoint's record.
 enum Moment {
     Exit(Exit),
     Entry(u64),

@@ -9,12 +9,12 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// `CAP_SYS_ADMIN` and `CAP_PERFMON`.
 const CAPABLE: u64 = 1 << 21 | 1 << 38;
 
-/// Whether access is unrestricted: the host is not paranoid at all.
+/// Whether access is unrestricted: `perf_event_paranoid` is negative.
 pub(super) fn is_open_to_all() -> bool {
     allows_all(&fs::read_to_string(PARANOID).unwrap_or_default())
 }
 
-/// Whether the calling thread has a capability for it.
+/// Whether the calling thread has a capability that permits access.
 pub(super) fn is_capable() -> bool {
     sys::effective_capabilities().is_ok_and(|set| set & CAPABLE != 0)
 }

@@ -1,5 +1,5 @@
-//! Filters the words about an exit for the guest: its own requests, and nothing that the host
-//! decided. A word that is not known to be the guest's own becomes zero.
+//! Filters the information words of an exit for the guest. Only the parts that describe the guest's
+//! own request remain; the host's parts, and words of unknown meaning, become zero.
 
 /// KVM's numbers of the instruction sets that define an exit's reason and words.
 pub(super) const VMX: u64 = 1;
@@ -49,7 +49,7 @@ fn svm(reason: u64, [first, second]: [u64; 2]) -> [u64; 2] {
         0x7b | 0x7d => [first, second],
         // A nested page fault has the guest-physical address.
         0x400 => [first & NESTED_OWN, second],
-        // Stale, or the host's: interrupts, NMI, SMI, INIT, and what has no words.
+        // Stale words or the host's: interrupts, NMI, SMI, INIT, and reasons without words.
         _ => [0; 2],
     }
 }

@@ -46,7 +46,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
     }
 }
 
-/// A ring with an area, and who reads both.
+/// A ring and an area, with a reader of both.
 struct Rig {
     memory: GuestMemoryMmap,
     sink: Sink,
