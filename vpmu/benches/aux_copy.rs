@@ -1,7 +1,7 @@
-//! Cost of writes to an AUX area: large writes against memcpy of the same bytes into memory with
-//! the area's page layout, contiguous or page by page; and single packets.
+//! Cost of writes to an AUX area: large writes, against memcpy of the same bytes into memory of the
+//! same page layout (contiguous, or with gaps between pages); and single packets.
 //!
-//! The ratios are medians over short slices that alternate in one run: whole runs drift on a
+//! The ratios are medians over short slices that alternate in one run, because whole runs drift on a
 //! machine with other users.
 
 #![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
@@ -16,7 +16,7 @@ use vpmu::internals::{AuxArea, Tracer, aux_memory};
 const PAGES: u64 = 1024;
 const SIZE: usize = 1024 * 4096;
 const LENS: [usize; 4] = [4096, 64 << 10, 256 << 10, 1 << 20];
-/// Bytes that a slice writes: the area once over.
+/// Bytes that a slice writes: the size of the area.
 const SLICE: usize = SIZE;
 const SLICES: usize = 200;
 /// Packets of one slice.
@@ -39,7 +39,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
-/// The median seconds of several functions that run in turns.
+/// Runs the functions in turns, and returns the median seconds of each.
 fn alternate<const N: usize>(mut acts: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for _ in 0..SLICES {
@@ -71,7 +71,7 @@ fn copies() {
             black_box(&plain);
         };
         let mut copy_apart = || {
-            // Every second page, like the area's.
+            // Into every second page, like the area's.
             let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
             for _ in 0..times {
                 let words = black_box(&words);

@@ -1,5 +1,5 @@
-//! Cost of a call chain: the walk through a guest's page tables and frames for one sample, by
-//! depth, against the shortest record in the ring.
+//! Cost of a call chain: the walk through a guest's page tables and frames for one sample, by depth,
+//! against writing the shortest record to the ring.
 
 #![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
 

@@ -1,7 +1,7 @@
 //! Cost of writing a record into a guest's ring, against copying the same bytes.
 //!
-//! Criterion's figures come first. The ratios at the end are medians over short slices that
-//! alternate in one run: whole runs drift on a machine with other users.
+//! Criterion's figures come first. The ratios at the end are medians over short slices that alternate in
+//! one run, because whole runs drift on a machine with other users.
 
 #![expect(
     clippy::expect_used,
@@ -18,7 +18,7 @@ use vpmu::internals::{Producer, SHORTEST};
 /// Data pages: a ring of 512 KiB, the default of `perf record`.
 const PAGES: usize = 128;
 const DATA: usize = PAGES * 4096;
-/// Bytes of a burst: half the ring, for a reader that keeps up.
+/// Bytes of a burst: half the ring, as if a reader keeps up.
 const BURST: usize = DATA / 2;
 const LENS: [usize; 3] = [SHORTEST, 1024, 65_528];
 const SLICES: usize = 400;
@@ -31,7 +31,7 @@ fn producer(len: usize) -> Producer {
     Producer::new(memory(), PAGES, len).expect("a ring")
 }
 
-/// Copies record after record into a buffer as large as the ring.
+/// The baseline: copies record after record into a buffer of the ring's size.
 struct Copier {
     record: Vec<u8>,
     data: Vec<u8>,
@@ -85,7 +85,7 @@ fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The median times of two functions that run in turns.
+/// Runs two functions in turns, and returns the median time of each.
 fn alternate(mut one: impl FnMut(), mut other: impl FnMut()) -> (Duration, Duration) {
     let mut times = (Vec::new(), Vec::new());
     for _ in 0..SLICES {

@@ -1,10 +1,10 @@
-//! A VMM of one vCPU that carries the device, with `vpmu-kvm` alone between it and kvm-ioctls. Its guest loops in
-//! ring 3 and writes to a port now and then: the doorbell. The guest counts its marks, samples its clock and
-//! traces its exits; the operator keeps a flight recorder. Then both read what there is.
+//! A VMM of one vCPU that embeds the device, with only `vpmu-kvm` between it and kvm-ioctls. Its guest loops in
+//! ring 3 and now and then writes to a port, which serves as the doorbell. The guest counts its marks, samples its
+//! clock and traces its exits; the operator runs a flight recorder. At the end both print their results.
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!
-//! `guest` is the micro guest, `driver` its half of the device: a VMM has neither. EMBEDDING.md counts the
+//! `guest` is the guest, and `driver` its driver for the device: a VMM has neither. EMBEDDING.md counts the
 //! lines of the sections below, which begin with `// --`.
 
 #![expect(unsafe_code, reason = "guest memory")]
@@ -38,12 +38,12 @@ const PROGRAM: [u8; 18] = [
     0xb9, 0x00, 0x00, 0x10, 0x00, 0x48, 0xff, 0x07, 0xff, 0xc9, 0x75, 0xf9, 0xb0, 0x07, 0xe6, 0x80,
     0xeb, 0xee,
 ];
-/// Where it lies, and where its hot loop begins and ends.
+/// Addresses of the program's hot loop.
 const HOT: std::ops::Range<u64> = 0x8005..0x800c;
 const DOORBELL: u16 = 0x80;
-/// The guest's TSC, in kHz: of a guest that has the host's. Its times come out wrong if it is another.
+/// The assumed frequency of the guest's TSC in kHz. With any other frequency, times in records are wrong.
 const TSC_KHZ: u32 = 1_000_000;
-/// Samples that each of the two clocks takes before the run ends.
+/// Samples of each of the two clocks before the run ends.
 const ENOUGH: usize = 20;
 const WINDOW: GuestAddress = GuestAddress(1 << 32);
 const WINDOW_BYTES: usize = 64 * abi::PAGE_SIZE;
@@ -61,7 +61,7 @@ fn machine(guest: &Guest) -> io::Result<Arc<KvmMachine>> {
     }))
 }
 
-/// Drains the device until the timer is ended.
+/// Starts a thread that drains the device until the timer is ended.
 fn drain(host: &Arc<KvmMachine>, vpmu: &Arc<Vpmu>) -> JoinHandle<()> {
     let (host, vpmu) = (Arc::clone(host), Arc::clone(vpmu));
     thread::spawn(move || {
@@ -71,7 +71,7 @@ fn drain(host: &Arc<KvmMachine>, vpmu: &Arc<Vpmu>) -> JoinHandle<()> {
     })
 }
 
-// -- device: made before the guest runs.
+// -- device: created before the guest runs.
 
 fn device(host: &Arc<KvmMachine>) -> Result<Arc<Vpmu>, Box<dyn Error>> {
     kick::install(SIGRTMIN())?;
@@ -82,15 +82,15 @@ fn device(host: &Arc<KvmMachine>) -> Result<Arc<Vpmu>, Box<dyn Error>> {
     Ok(Arc::new(vpmu.with_window(window)?))
 }
 
-/// The flight recorder: it needs neither a driver nor a guest that knows of it.
+/// Starts the flight recorder, which needs neither a driver nor the guest's cooperation.
 fn record_flight(vpmu: &Vpmu) -> Result<u64, Box<dyn Error>> {
     let flight: Persist = "cpu-clock,freq=1000,name=flight".parse()?;
     Ok(vpmu.persist(&flight)?)
 }
 
-// -- transport: what the driver has set up reaches the device.
+// -- transport: hands over to the device what the driver has set up.
 
-/// The call of a virtio transport at `DRIVER_OK`. This guest polls, so its interrupt is silent.
+/// Called by a virtio transport at `DRIVER_OK`. This guest polls, so its interrupt does nothing.
 fn activate(
     vpmu: &Vpmu,
     memory: &GuestMemoryMmap,
@@ -102,14 +102,14 @@ fn activate(
 
 // -- vcpu: each entry and exit is reported.
 
-/// The vCPU on this thread.
+/// Binds the vCPU to this thread.
 fn attach(vpmu: &Vpmu, guest: &Guest) -> Result<VcpuThread, Box<dyn Error>> {
     // Before Linux 5.16 KVM reports no offset.
     let offset = clock_offset(&guest.vcpu).unwrap_or(0);
     Ok(VcpuThread::new(&guest.vcpu, vpmu.attach(0, offset)?)?)
 }
 
-/// Runs the guest once; whether it rang the doorbell.
+/// Runs the guest until its next exit. Returns whether it rang the doorbell.
 fn run_once(guest: &mut Guest, vcpu: &mut VcpuThread) -> Result<bool, Box<dyn Error>> {
     match vcpu.run(&mut guest.vcpu) {
         Ok((VcpuExit::IoOut(DOORBELL, data), mut at)) => {
@@ -142,7 +142,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rung += u64::from(rings);
         let history = vpmu.history(flight)?;
         let flown: Vec<u64> = history.iter().filter_map(driver::identified_ip).collect();
-        // An exit is traced when it is over: not after a ring.
+        // The packet of an exit is written at the next entry: don't end right after a ring of the doorbell.
         if !rings && flown.len() >= ENOUGH && driver.samples()?.len() >= ENOUGH {
             break flown;
         }

@@ -1,8 +1,8 @@
-//! The device in a VMM that keeps memory, queues and interrupts in ways of its own: regions of its own type
-//! with a log of dirty pages, plugged and unplugged while the device lives; queues as its transport saves them;
-//! an MSI-X vector for each queue.
+//! The device in a VMM with its own types for memory, queues and interrupts: memory regions with a log of dirty
+//! pages, plugged and unplugged while the device lives; queues as its transport saves them; an MSI-X vector for
+//! each queue.
 //!
-//! `cargo run -p vpmu --example foreign`. The guest is a driver that maps the same files: no KVM.
+//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver that maps the same files.
 //! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
 #![expect(
@@ -43,7 +43,7 @@ const QUEUES: u64 = 0x1000;
 const BUFFERS: u64 = 0x10_0000;
 const RING: u64 = 0x30_0000;
 
-// -- memory: a region of this VMM's, and all of them.
+// -- memory: this VMM's type of a region, and the collection of its regions.
 
 #[derive(Debug)]
 struct Region {
@@ -86,7 +86,7 @@ struct Queue {
     size: u16,
     /// Descriptors, available ring, used ring.
     rings: [u64; 3],
-    /// Of both rings.
+    /// Indices in the available and the used ring.
     indices: [u16; 2],
 }
 
@@ -128,14 +128,14 @@ impl Interrupt for Vectors {
             .iter()
             .filter_map(|&queue| self.0.get(usize::from(queue)))
         {
-            // Here a VMM writes the irqfd of the vector, unless it is masked.
+            // A VMM writes to the vector's irqfd here, unless the vector is masked.
             vector.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
-// -- machine: nothing that this one counts.
+// -- machine: this one has no statistics.
 
 #[derive(Debug)]
 struct Host;
@@ -152,7 +152,7 @@ impl Machine for Host {
 
 // -- end of the VMM.
 
-/// A vCPU that stands still.
+/// Registers of a vCPU that never moves.
 struct Still;
 
 impl Registers for Still {
@@ -164,10 +164,10 @@ impl Registers for Still {
     }
 }
 
-/// Where a mapping lies, and in which file.
+/// A mapping: guest address, length, file.
 type Range = (GuestAddress, usize, Option<FileOffset>);
 
-/// A region at `at`, and the guest's own mapping of the same bytes.
+/// Creates a region at `at`, and describes the guest's own mapping of the same file.
 fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     let file = tempfile::tempfile()?;
     file.set_len(len as u64)?;
@@ -180,7 +180,7 @@ fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     ))
 }
 
-/// The pages that were written since the last call.
+/// Returns the addresses of the pages that were written since the last call.
 fn take_dirty(ram: &Ram) -> Vec<String> {
     let mut dirty = Vec::new();
     for region in ram.iter() {
@@ -195,7 +195,7 @@ fn take_dirty(ram: &Ram) -> Vec<String> {
     dirty
 }
 
-/// The guest's half.
+/// The guest's driver.
 struct Guest {
     vpmu: Arc<Vpmu>,
     queues: Vec<DriverQueue>,
@@ -210,7 +210,7 @@ impl Guest {
         T::read_from_bytes(&answer).map_err(|_| "not a reply".into())
     }
 
-    /// Opens a sampler of mark 7 that wakes at each record, with a ring of two pages at `ring`.
+    /// Opens an event that samples marks of value 7 and wakes at each record, with a ring of two pages at `ring`.
     fn sample(&mut self, ring: u64) -> Result<u64, Box<dyn Error>> {
         let header = |op: u32, event: u64| ControlHeader {
             op: op.into(),
@@ -241,7 +241,7 @@ impl Guest {
         }
     }
 
-    /// Buffers for notices.
+    /// Posts `count` buffers for notices.
     fn post(&mut self, count: u16) {
         let queue = &mut self.queues[usize::from(QUEUE_EVENT)];
         for slot in 0..count {

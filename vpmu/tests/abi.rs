@@ -1,5 +1,5 @@
 //! The ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field. For C
-//! and Linux, a compiler checks one static assertion each.
+//! and Linux, a C compiler checks a static assertion for each field and constant.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -34,7 +34,7 @@ const HEADERS: [&str; 2] = [
 
 const SPECIFICATION: &str = include_str!("../SPEC.md");
 
-/// A Rust struct in the compiler's layout.
+/// The layout of a Rust struct, and the struct's name in C.
 struct Layout {
     rust: &'static str,
     c: &'static str,
@@ -350,13 +350,13 @@ const READ_FIELDS: [&str; 5] = [
     "LOST",
 ];
 
-/// C for all these bits together.
+/// A C expression of all these bits.
 fn any_of(prefix: &str, names: &[&str]) -> String {
     let bits: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
     format!("({})", bits.join(" | "))
 }
 
-/// The C program that compiles only if everything agrees.
+/// A C program that compiles only if everything agrees.
 fn program() -> String {
     let mut program = String::from(
         "#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n",
@@ -571,7 +571,7 @@ fn specification_has_every_sample_field_and_format() {
     assert_eq!(bits("PERF_FORMAT_"), READ_ALLOWED.into());
 }
 
-/// Not only for the ABI; `tests/device/errors.rs` compares them.
+/// Constants of the specification that are not in the ABI crate; `tests/device/errors.rs` compares them.
 const STATUS_CODES: [&str; 16] = [
     "EPERM",
     "ENOENT",

@@ -1,5 +1,5 @@
-//! Runs the examples of an embedding VMM like their reader, and checks the table of EMBEDDING.md that counts
-//! their lines.
+//! Runs the examples of an embedding VMM with `cargo run`, and checks the table of EMBEDDING.md that counts their
+//! lines.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -23,7 +23,7 @@ use common::alone;
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
 
-/// Signals for overflows.
+/// Number of signals for overflows so far.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn count(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -72,7 +72,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// Spins for `time` of this thread's CPU time, however busy the machine is.
+/// Spins until this thread has spent `time` on a CPU, however busy the machine is.
 fn burn(source: &PerfSource, time: Duration) {
     let now = || Duration::from_nanos(source.thread_time().expect("a clock"));
     let start = now();
@@ -95,8 +95,8 @@ fn task_clock_is_the_threads_cpu_time() {
     let spent = source.thread_time().expect("a clock") - before;
     let most = u64::try_from(begun.elapsed().as_nanos()).expect("fits");
     let reading = counter.read().expect("read");
-    // In a virtual machine, CPU time excludes time that the hypervisor took from the thread; the clock
-    // includes it.
+    // In a virtual machine, CPU time excludes the time that the hypervisor took from the thread, but the
+    // task-clock includes it.
     assert!(
         (spent - spent / 20..=most).contains(&reading.value),
         "task-clock {} against a CPU time of {spent} in {most} ns",
@@ -284,8 +284,8 @@ fn page_faults_are_counted_exactly() {
         let range = [(GuestAddress(0), pages * 4096)];
         GuestMemoryMmap::<()>::from_ranges(&range).expect("memory")
     };
-    // The counter's faults lie between those of the inner and of the outer pair of readings: code that
-    // is not in memory yet faults in between, too.
+    // The counter's faults lie between the differences of the inner and of the outer pair of readings,
+    // because code that is not in memory yet can fault between the readings, too.
     let mut touched = |memory: &GuestMemoryMmap| {
         let outer = faults();
         let before = counter.read().expect("read").value;
@@ -311,7 +311,8 @@ fn page_faults_are_counted_exactly() {
 /// The counter, and the clock before and after it was read.
 type Look = (u64, Instant, Instant);
 
-/// The lowest and the highest frequency that fit two looks, whatever happened between their readings.
+/// The lowest and the highest frequency that two looks allow, however long the thread was preempted
+/// between their readings.
 fn frequencies(first: Look, second: Look) -> (f64, f64) {
     let ticks = (second.0 - first.0) as f64;
     let longest = (second.2 - first.1).as_secs_f64();

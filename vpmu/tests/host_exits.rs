@@ -1,5 +1,5 @@
-//! The exits of a real vCPU on the machine that runs the tests, from KVM's tracepoints: a guest of
-//! three instructions in ring 3, each round of which stores to an unbacked address.
+//! Exits of a real vCPU on the machine that runs the tests, from KVM's tracepoints. The guest is a loop of
+//! three instructions in ring 3 that stores to an address without memory.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -30,10 +30,10 @@ const WINDOW: u64 = 0x60_0000;
 const LOOP: [u8; 11] = [
     0xbe, 0x00, 0x00, 0x60, 0x00, 0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa,
 ];
-/// The store.
+/// Address of the store.
 const STORE: u64 = PROGRAM + 5;
 
-/// A vCPU about to loop; `None`: this machine has no KVM.
+/// Creates a vCPU that is about to loop; `None` if this machine has no KVM.
 fn guest() -> Option<Guest> {
     if !Path::new("/dev/kvm").exists() {
         return None;
@@ -48,16 +48,17 @@ fn store(guest: &mut Guest) {
     assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "{exit:?}");
 }
 
-/// Mounts tracefs where this process expects it, for the calling thread only.
-/// Reports that a test checks nothing on this machine: the test runner captures only the output of macros.
+/// Reports that a test checks nothing on this machine. Writes to stderr directly, because the test runner
+/// captures the output of macros.
 fn report_not_run(why: &str) {
-    // A closed stderr is not a reason to fail.
+    // The test must not fail because stderr is closed.
     let _ = writeln!(
         io::stderr(),
         "host_exits: nothing is checked on this machine: {why}"
     );
 }
 
+/// Mounts tracefs at its usual path if it is missing there, in a mount namespace of the calling thread.
 fn mount_tracefs() -> io::Result<()> {
     if Path::new("/sys/kernel/tracing/events").exists() {
         return Ok(());
@@ -66,18 +67,19 @@ fn mount_tracefs() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     };
-    // SAFETY: takes no pointer; the thread's own view of the mounts.
+    // SAFETY: the call takes no pointer, and changes only this thread's mount namespace.
     check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
     let mount = |target: &std::ffi::CStr, kind: &std::ffi::CStr, flags| {
         let data = std::ptr::null();
-        // SAFETY: strings that end in zero and outlive the call.
+        // SAFETY: the strings end in zero and outlive the call.
         check(unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data) })
     };
     mount(c"/", c"none", libc::MS_REC | libc::MS_PRIVATE)?;
     mount(c"/sys/kernel/tracing", c"tracefs", 0)
 }
 
-/// A recorder of this thread's vCPU with the guest; the error says why there is none.
+/// Opens a recorder of the exits of this thread's vCPU, and creates the guest. The error is the reason why
+/// this machine cannot record them.
 fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
     mount_tracefs().map_err(|error| format!("tracefs: {error}"))?;
     let source = PerfSource::new(SIGRTMIN()).expect("a source");
@@ -189,7 +191,7 @@ fn what_finds_no_room_is_counted_to_the_exit() {
     eprintln!("{} exits, {lost} lost of {counted}", exits.len());
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
-    // The records after a loss are returned again, and the loss once.
+    // After a loss, records are returned again, and the loss is reported once.
     for _ in 0..2 {
         recorder.start().expect("starts");
         store(&mut guest);

@@ -1,4 +1,4 @@
-//! Provokes each refusal of this host's perf; checks its reason, and what the source then offers.
+//! Provokes each refusal of this host's perf; checks the reason, and which events the source then offers.
 #![expect(unsafe_code, reason = "gives up limits and capabilities")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
@@ -17,7 +17,7 @@ use vpmu::source::{Engine, Rate, Request, Sampling, Source};
 use common::alone;
 
 const CPU_CLOCK: u64 = 0;
-/// Descriptors that a source leaves free.
+/// Number of file descriptors that a source leaves free.
 const LEFT: u64 = 32;
 
 fn clock() -> Request {
@@ -50,7 +50,7 @@ fn limit_descriptors(soft: Option<u64>) -> u64 {
     before
 }
 
-/// Takes every capability from the calling thread.
+/// Drops every capability of the calling thread.
 fn give_up_capabilities() {
     let header: [u32; 2] = [0x2008_0522, 0];
     let none = [[0_u32; 3]; 2];
@@ -95,7 +95,7 @@ fn thread_without_capabilities_is_refused_as_the_level_says() {
     })
     .join()
     .expect("no panic");
-    // From level 2 on, an event's kernel part needs the capability.
+    // From perf_event_paranoid 2 on, an event that counts the kernel needs a capability.
     let expected = (level > 1).then_some(Refusal::Permission);
     assert_eq!(refusal, expected, "at level {level}");
     assert_eq!(offers == 0, expected.is_some(), "{offers} at level {level}");

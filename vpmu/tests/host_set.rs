@@ -1,4 +1,4 @@
-//! Counters of one thread that are read together, with real software events.
+//! Sets of counters of one thread that are read together, with real software events.
 #![expect(unsafe_code, reason = "limits of a process have no safe form")]
 #![expect(
     clippy::expect_used,
@@ -28,14 +28,14 @@ const PAGE_FAULTS: u64 = 2;
 const CONTEXT_SWITCHES: u64 = 3;
 /// Software events that every Linux kernel counts.
 const EVENTS: [u64; 5] = [0, TASK_CLOCK, PAGE_FAULTS, CONTEXT_SWITCHES, 4];
-/// Most counters in a group.
+/// Maximum number of counters in a group.
 const MOST_IN_GROUP: usize = 64;
 
 fn source() -> PerfSource {
     PerfSource::new(SIGRTMIN()).expect("a source")
 }
 
-/// A set on the calling thread.
+/// An empty set on the calling thread.
 fn set() -> Box<dyn CounterSet> {
     let source = source();
     source.counters(source.thread())
@@ -111,7 +111,7 @@ fn limits() -> libc::rlimit {
     limits
 }
 
-/// A different limit of descriptors, until dropped.
+/// A changed limit of file descriptors; restores the previous limit when dropped.
 struct Limit(libc::rlimit);
 
 impl Limit {
@@ -173,7 +173,7 @@ fn page_faults_of_a_set_are_exact_and_those_of_a_separate_counter() {
         let [faults, _, also] = values(&mut *set, keys);
         [faults, also, separate.read().expect("read").value]
     };
-    // Touch code and stack first.
+    // Fault in code and stack first.
     read();
     let before = read();
     fresh.touch(0..200);
@@ -229,7 +229,7 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    // The kernel may move a page of the process meanwhile; its next use is one more fault.
+    // The kernel may migrate a page of the process meanwhile; the next access to it is one more fault.
     let faults = late.value - since.value;
     assert!(faults >= 20, "{faults} faults of 20 pages");
     assert_eq!(end.value - start.value, faults);
@@ -325,7 +325,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             set.refresh();
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
-            // Besides the counters, the removed leaders of a few groups.
+            // Besides the counters, the removed leaders of a few groups are still open.
             assert!(
                 (keys.len()..=keys.len() + 5).contains(&open),
                 "{open} descriptors of {} counters",
@@ -358,7 +358,7 @@ fn descriptors_near_the_limit_are_left_to_others() {
     };
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     assert!(keys.len() > 50, "{}", keys.len());
-    // The listing itself has a descriptor.
+    // Listing the descriptors itself takes one.
     let top = descriptors().into_iter().max().expect("some");
     assert!(top <= highest + 100 - 32, "{top}");
     set.refresh();
@@ -459,7 +459,7 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert!(running.value >= 50, "{running:?}");
     go.send(()).expect("it waits");
     thread.join().expect("it ends");
-    // The thread was joined, but may not be gone yet.
+    // The thread was joined, but the kernel may not have removed it yet.
     let ended = Instant::now();
     let refused = loop {
         match set.add(&event(PAGE_FAULTS)) {
@@ -474,8 +474,8 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert_eq!(readings(&mut *set, [key]), [last]);
 }
 
-/// For the kernel, each clock is a PMU of its own, so a new counter may be of another PMU than the
-/// leader of its group.
+/// In the kernel each clock is a PMU of its own, so a new counter and the leader of its group may belong to
+/// different PMUs.
 #[test]
 fn counters_count_from_their_add_whatever_leads_their_group() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! Task switches by the device with real software events: system calls, counts and descriptors.
+//! Task switches with real software events: the system calls, counts and file descriptors of the device.
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe form")]
 #![expect(
     clippy::expect_used,
@@ -38,12 +38,12 @@ const SIZES: [usize; 3] = [1, 6, 20];
 const MEMORY_LEN: usize = 0x200_0000;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x10_0000;
-/// Most commands of one notification.
+/// Maximum number of commands of one notification.
 const MOST_COMMANDS: usize = 2048;
 /// Longer than any vCPU takes, however busy the machine is.
 const LONG: Duration = Duration::from_secs(120);
 
-/// The interrupt of a driver that polls.
+/// Discards interrupts: the driver polls.
 #[derive(Debug)]
 struct Silent;
 
@@ -67,7 +67,7 @@ struct Lane {
 }
 
 impl Guest {
-    /// The device, and the driver's side of each vCPU queue.
+    /// Creates a device. Also returns the driver's side of each vCPU queue.
     fn new(vcpus: u32, max_events: u32) -> (Self, Vec<DriverQueue>) {
         let settings = Settings::new(vcpus, 1_000_000)
             .with_limits(Limits::default().with(|limits| limits.max_events = max_events))
@@ -119,7 +119,7 @@ impl Guest {
             .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
-    /// The enabled events of a task, which repeat the host's software events.
+    /// Opens `events` enabled events of a task, which repeat the host's software events.
     fn task(&mut self, events: usize) -> Vec<u64> {
         let configs = (0..CONFIGS).cycle().take(events);
         configs.map(|config| self.open(&counting(config))).collect()
@@ -136,7 +136,7 @@ impl Guest {
 }
 
 impl Lane {
-    /// The number of system calls for a notification with these commands, all of which succeed.
+    /// Returns the number of system calls for a notification with these commands, which must succeed.
     fn system_calls(&mut self, commands: &[Command]) -> usize {
         self.offer(commands);
         let calls = syscalls::count(|| self.kick());
@@ -144,7 +144,7 @@ impl Lane {
         calls
     }
 
-    /// Notifies with these commands; returns their replies, all without errors.
+    /// Notifies with these commands, which must succeed; returns their replies.
     fn run(&mut self, commands: &[Command]) -> Vec<Reply> {
         let mut replies = Vec::new();
         for commands in commands.chunks(MOST_COMMANDS) {
@@ -180,7 +180,7 @@ impl Lane {
     }
 }
 
-/// An enabled task event of the host's software events.
+/// A request for an enabled task event of kind `KIND_SOFTWARE`.
 fn counting(config: u64) -> OpenRequest {
     OpenRequest {
         header: ControlHeader {
@@ -209,9 +209,9 @@ fn switch(from: &[u64], to: &[u64]) -> Vec<Command> {
     [all(COMMAND_OUT, from), all(COMMAND_IN, to)].concat()
 }
 
-/// Makes a fault of this process map one small page, and not a huge one.
+/// Disables transparent huge pages for this process, so that each fault maps one small page.
 fn have_small_pages() {
-    // SAFETY: takes no pointer.
+    // SAFETY: the call takes no pointer.
     let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(set, 0);
 }
@@ -238,7 +238,7 @@ fn switch_of_any_number_of_events_makes_one_system_call() {
         let (mut guest, mut queues) = Guest::new(1, 1024);
         let mut lane = guest.lane(0, queues.remove(0));
         let (one, other) = (guest.task(events), guest.task(events));
-        // Each task has run: the host counts, and all buffers have their final size.
+        // Each task has run before, so that host counters are open and all buffers have their final size.
         for task in [&one, &other] {
             lane.run(&all(COMMAND_IN, task));
             lane.run(&all(COMMAND_OUT, task));
@@ -284,7 +284,7 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
         eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
         assert_eq!(scheduled_in, 1, "{events} events");
-        // Each is read separately.
+        // A sampling counter is read by a call of its own.
         assert_eq!(scheduled_out, 1 + events, "{events} events");
     }
 }
@@ -356,7 +356,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         touch(pages);
         faults(&lane.run(&all(COMMAND_OUT, task)), 0)
     };
-    // Touch code, stack and buffers first.
+    // Fault in code, stack and buffers first.
     for task in [&one, &other, &one, &other] {
         visit(task, 1);
     }
@@ -397,7 +397,7 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
             lane.run(&switch(&tasks[task..=task], &tasks[next..=next]));
         }
     }
-    // One of them was scheduled in at all times, so each fault counted once.
+    // Exactly one task was scheduled in at all times, so each fault counted once.
     let counts = tasks.map(|task| lane.value(task));
     let grown = lane.value(whole) - before;
     let sum: u64 = counts.iter().sum();
@@ -457,7 +457,7 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
         Err(libc::ENOSPC.unsigned_abs())
     );
     for round in 0..4 {
-        // Both vCPUs at once, each task first on one, then on the other.
+        // Both vCPUs at the same time; each round swaps the tasks.
         for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
             for (index, worker) in workers.iter().enumerate() {
                 worker.send(all(op, &tasks[(index + round) % 2]));
@@ -506,7 +506,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     let calls = in_and_out.map(|commands| lane.system_calls(&commands));
     eprintln!("6 events and a pinned kind: {calls:?} system calls in and out");
     assert_eq!(calls, [1, 1]);
-    // A member is scheduled with its leader, and is not pinned itself.
+    // A group member cannot be pinned: it is scheduled with its leader.
     let member = OpenRequest {
         leader: task[0].into(),
         ..pinned

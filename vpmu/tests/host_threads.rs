@@ -1,4 +1,4 @@
-//! Persistent events of a real host across threads: each boot of a machine has new threads.
+//! Persistent events on a real host when a vCPU's thread changes: each boot of a machine has new threads.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -75,7 +75,7 @@ fn a_hosts_clock_goes_on_with_the_next_thread() {
     let mut before = only(&vpmu);
     for _ in 0..3 {
         let counted = boot(&vpmu);
-        // The thread has ended, but not its count.
+        // The count outlives the thread.
         let after = only(&vpmu);
         assert_eq!(after.state, STATE_ACTIVE);
         assert!(counted >= before.count + SPENT, "{counted}, {before:?}");

@@ -1,4 +1,4 @@
-//! Sampling clocks of a thread: the host's timers that pace them start and stop together.
+//! Sampling clocks of a thread: the host timers that pace them are started and stopped together.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -38,7 +38,7 @@ struct Clocks {
 }
 
 impl Clocks {
-    /// Clocks of this thread that sample every millisecond.
+    /// Opens clocks of this thread that sample every millisecond.
     fn open(configs: &[u64]) -> Self {
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let clocks = configs.iter().map(|&config| open(&source, config));
@@ -46,7 +46,7 @@ impl Clocks {
         Self { source, clocks }
     }
 
-    /// Acts on clocks like a notification.
+    /// Acts on the clocks between `hold` and `release` of the source, like a notification.
     fn together(&mut self, act: impl FnOnce(&mut [Box<dyn Counter>])) {
         let thread = self.source.thread();
         self.source.hold(thread);
@@ -129,7 +129,7 @@ fn clocks_started_and_stopped_beside_running_ones_leave_those_running() {
 #[test]
 fn clocks_of_a_paused_thread_stand_still() {
     let mut clocks = Clocks::open(&[CPU_CLOCK, TASK_CLOCK, CPU_CLOCK]);
-    // Its timers are its own.
+    // Another source has timers of its own.
     let mut other = Clocks::open(&[CPU_CLOCK]);
     let thread = clocks.source.thread();
     other.start(&[0]);
@@ -174,7 +174,7 @@ fn clocks_that_go_and_come_in_one_notification_change_places() {
         let running: Vec<_> = (0..3).filter(|&at| at != out).collect();
         clocks.assert_run(&running);
     }
-    // Stopped before it started.
+    // A clock that is stopped before its timer has started.
     clocks.together(|clocks| {
         clocks[1].start().expect("started");
         clocks[1].stop().expect("stopped");

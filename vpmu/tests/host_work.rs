@@ -1,5 +1,5 @@
-//! Threads of a process that embeds the device: the crate adds one, from the start. This program
-//! has one test, so that other tests cannot add threads.
+//! Threads of a process that embeds the device: the crate adds one when the source is created. This program
+//! has a single test, so that other tests cannot add threads.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
@@ -49,7 +49,7 @@ fn persist(event: &str) -> Persist {
     }
 }
 
-/// Runs the vCPU for a while of its thread's time.
+/// Runs the vCPU for some CPU time of its thread.
 fn run(vpmu: &Vpmu) {
     let mut session = vpmu.attach(0, 0).expect("the vCPU");
     for _ in 0..20 {

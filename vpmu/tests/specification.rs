@@ -26,7 +26,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The numbers in a text: `VPMU-D-6.3-1`.
+/// The numbers of requirements in a text, such as `VPMU-D-6.3-1`.
 fn numbers(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.');
     let words = words.map(|word| word.trim_end_matches('.'));
@@ -131,7 +131,7 @@ fn requirements_are_numbered_by_their_sections() {
     assert_eq!(seen, requirements().len());
 }
 
-/// Each condition uses a keyword of the virtio specification.
+/// Each requirement uses a keyword of the virtio specification, such as MUST.
 #[test]
 fn requirement_says_how_binding_it_is() {
     for (number, text) in requirements() {

@@ -6,42 +6,43 @@ use super::ControlHeader;
 
 /// Event kind: generic hardware events; config is perf's `PERF_COUNT_HW_*`.
 pub const KIND_HARDWARE: u32 = 0;
-/// Event kind: the host's software events on the vCPU thread; config is `PERF_COUNT_SW_*`.
+/// Event kind: the host's software events on the vCPU thread; config is perf's `PERF_COUNT_SW_*`.
 pub const KIND_SOFTWARE: u32 = 1;
 /// Event kind: hardware cache events; config as for perf's `PERF_TYPE_HW_CACHE`.
 pub const KIND_HW_CACHE: u32 = 3;
-/// Event kind: raw hardware events, where the operator allows them.
+/// Event kind: raw hardware events, where the operator allows them; config is the host PMU's number.
 pub const KIND_RAW: u32 = 4;
 /// Event kind: guest TSC ticks that pass while the event is active; config is zero.
 pub const KIND_TSC: u32 = 0x100;
 /// Event kind: VM exits; config is one of `EXIT_*`.
 pub const KIND_EXITS: u32 = 0x101;
-/// Event kind: times that the vCPU halted; config is zero.
+/// Event kind: halts of the vCPU; config is zero.
 pub const KIND_HALTS: u32 = 0x102;
-/// Event kind: nanoseconds that the vCPU thread had a CPU inside the run call; config is zero.
+/// Event kind: nanoseconds that the vCPU thread ran on a CPU inside the run call; config is zero.
 pub const KIND_GUEST_TIME: u32 = 0x103;
-/// Event kind: marks placed through the doorbell; config is the value to count, or [`MARK_ANY`].
+/// Event kind: marks written to the doorbell; config is the value to count, or [`MARK_ANY`].
 pub const KIND_MARK: u32 = 0x104;
 
 /// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. Counts the bytes of
 /// the trace, written or lost.
 pub const KIND_EXIT_TRACE: u32 = 0x105;
-/// Event kind: a trace of samples with registers in the AUX area, one per period of the event that
-/// config, one of `PACE_*`, selects. Counts bytes as [`KIND_EXIT_TRACE`] does.
+/// Event kind: a trace of samples with registers in the AUX area, one per period of the event
+/// selected by config, one of `PACE_*`. Counts bytes as [`KIND_EXIT_TRACE`] does.
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
-/// Event kind: the trace of the host's own PMU, where the host can confine it to the guest.
+/// Event kind: a trace of the host's own PMU. Reserved: the device refuses it, because no host can
+/// confine such a trace to one guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
 /// Event kind: a trace written by one of the VMM's producers; config is the producer's number.
 /// Counts bytes. Present only where the catalogue lists it.
 pub const KIND_VMM_TRACE: u32 = 0x108;
 
-/// [`KIND_SAMPLE_TRACE`] config: nanoseconds of the host's clock on the vCPU thread.
+/// [`KIND_SAMPLE_TRACE`] config: paced by nanoseconds of the host's clock on the vCPU thread.
 pub const PACE_CPU_CLOCK: u64 = 0;
-/// [`KIND_SAMPLE_TRACE`] config: exits that reached the VMM.
+/// [`KIND_SAMPLE_TRACE`] config: paced by exits that reached the VMM.
 pub const PACE_EXITS: u64 = 1;
-/// [`KIND_SAMPLE_TRACE`] config: the CPU's cycles.
+/// [`KIND_SAMPLE_TRACE`] config: paced by CPU cycles.
 pub const PACE_CYCLES: u64 = 2;
-/// [`KIND_SAMPLE_TRACE`] config: the CPU's instructions.
+/// [`KIND_SAMPLE_TRACE`] config: paced by instructions.
 pub const PACE_INSTRUCTIONS: u64 = 3;
 
 /// [`KIND_MARK`] config: marks of any value.
@@ -50,27 +51,27 @@ pub const MARK_ANY: u64 = 1 << 32;
 /// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit, including exits that the host kernel
 /// handles itself.
 pub const EXIT_ALL: u64 = 0;
-/// [`KIND_EXITS`] config: every exit that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit that reached the VMM.
 pub const EXIT_USER: u64 = 1;
-/// [`KIND_EXITS`] config: port I/O that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: port I/O that reached the VMM.
 pub const EXIT_IO: u64 = 2;
-/// [`KIND_EXITS`] config: memory-mapped I/O that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: memory-mapped I/O that reached the VMM.
 pub const EXIT_MMIO: u64 = 3;
-/// [`KIND_EXITS`] config: HLT that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: HLT that reached the VMM.
 pub const EXIT_HLT: u64 = 4;
-/// [`KIND_EXITS`] config: a signal to the vCPU thread.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits by a signal to the vCPU thread.
 pub const EXIT_SIGNAL: u64 = 5;
-/// [`KIND_EXITS`] config: any other exit that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: any other exit that reached the VMM.
 pub const EXIT_OTHER: u64 = 6;
 
 wire! {
-    /// [`CONTROL_CATALOGUE`](super::CONTROL_CATALOGUE).
+    /// The request of [`CONTROL_CATALOGUE`](super::CONTROL_CATALOGUE).
     pub struct CatalogueRequest {
         /// `event` is zero.
         pub header: ControlHeader,
         /// First entry to read.
         pub first: U32,
-        /// Maximum number of entries to read; the writable bytes limit them, too.
+        /// Maximum number of entries to read; the size of the writable buffer limits it further.
         pub count: U32,
     }
 }
@@ -84,27 +85,27 @@ wire! {
         pub flags: U32,
         /// The config that opens the event.
         pub config: U64,
-        /// The name for `-e`: lower case, digits and dashes.
+        /// The name for `vperf -e`: lower-case letters, digits and dashes.
         pub name: [u8; 40],
-        /// Unit of the count: empty for plain numbers, else `ns`, `ticks`, `bytes`.
+        /// Unit of the count: empty for plain numbers, else `ns`, `ticks` or `bytes`.
         pub unit: [u8; 16],
-        /// Text that names the backing: `host perf: task-clock`.
+        /// Text that names the backing, such as `host perf: task-clock`.
         pub source: [u8; 56],
         /// Text that describes the counted events.
         pub counts: [u8; 128],
     }
 }
 
-/// [`CatalogueEntry::flags`]: can sample.
+/// [`CatalogueEntry::flags`]: the event can sample.
 pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
-/// [`CatalogueEntry::flags`]: host work for the vCPU is excluded.
+/// [`CatalogueEntry::flags`]: the count excludes host work for the vCPU.
 pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
 /// [`CatalogueEntry::flags`]: any config value is valid (`mark`).
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;
-/// [`CatalogueEntry::flags`]: writes packets to an AUX area; bits [`CATALOGUE_FORMAT_SHIFT`] and up
-/// are its `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; bits
+/// [`CATALOGUE_FORMAT_SHIFT`] and up are their `FORMAT_*`.
 pub const CATALOGUE_AUX: u32 = 1 << 4;
-/// [`CatalogueEntry::flags`]: eight bits from here on are one of `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: the eight bits from this one on are one of `FORMAT_*`.
 pub const CATALOGUE_FORMAT_SHIFT: u32 = 16;

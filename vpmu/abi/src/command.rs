@@ -3,28 +3,29 @@
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
-    /// One command on a vCPU queue. A buffer holds any number of commands, then room for as many
-    /// [`Reply`]; they are written by the time the notifying instruction retires.
+    /// One command on a vCPU queue. A buffer holds any number of commands, then space for as many
+    /// replies ([`Reply`]), which the device writes before the notifying instruction retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event; zero for [`COMMAND_VCPU`], and for [`COMMAND_FLUSH`] of all events.
+        /// The event; zero for [`COMMAND_VCPU`], and to [`COMMAND_FLUSH`] all persistent events of
+        /// the vCPU.
         pub event: U64,
         /// The new period for [`COMMAND_PERIOD`], the number of further overflows for
         /// [`COMMAND_REFRESH`], the head for [`COMMAND_AUX_BEGIN`], else zero.
         pub value: U64,
-        /// Bytes of room for [`COMMAND_AUX_BEGIN`], else zero.
+        /// The bytes that the event may write for [`COMMAND_AUX_BEGIN`], else zero.
         pub room: U64,
     }
 }
 
 /// vCPU command: identify the notifying vCPU; [`Reply::value`] is its index.
 pub const COMMAND_VCPU: u32 = 1;
-/// vCPU command: the event's state leaves *off*; its count continues.
+/// vCPU command: enable the event; its count continues.
 pub const COMMAND_ENABLE: u32 = 2;
-/// vCPU command: the event's state becomes *off*.
+/// vCPU command: disable the event: its state becomes [`STATE_OFF`].
 pub const COMMAND_DISABLE: u32 = 3;
 /// vCPU command: the task of a task event starts to run on this vCPU.
 pub const COMMAND_IN: u32 = 4;
@@ -36,29 +37,29 @@ pub const COMMAND_READ: u32 = 6;
 pub const COMMAND_RESET: u32 = 7;
 /// vCPU command: set the period (with [`OPEN_FREQ`](super::OPEN_FREQ): the frequency), from now on.
 pub const COMMAND_PERIOD: u32 = 8;
-/// vCPU command: the state leaves *off* for the given number of overflows, after the last of which
-/// it is *off* again; like perf's `PERF_EVENT_IOC_REFRESH`.
+/// vCPU command: enable the event for the given number of overflows; the last one disables it.
+/// Like perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
 /// of the area; for areas mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
-/// vCPU command: the event may no longer write; [`Reply::value`] is the head that it reached,
-/// [`Reply::lost`] the bytes lost for lack of room since [`COMMAND_AUX_BEGIN`].
+/// vCPU command: the event may no longer write to its AUX area. [`Reply::value`] is the head that it
+/// reached, [`Reply::lost`] the bytes that found no room since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
 /// vCPU command: write the event's pending samples and traces to the guest's pages and wake its
-/// readers before the reply; event zero: those of every persistent event of this vCPU.
+/// readers before the reply. Event zero flushes every persistent event of this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
-    /// The reply to a [`Command`]: the event's state after it.
+    /// The reply to a [`Command`]: the event's state after the command.
     pub struct Reply {
         /// 0 or a positive Linux errno.
         pub status: U32,
         /// One of `STATE_*`.
         pub state: I32,
-        /// The count.
+        /// The count, except for [`COMMAND_VCPU`] and [`COMMAND_AUX_END`].
         pub value: U64,
-        /// Nanoseconds enabled with its context scheduled in.
+        /// Nanoseconds for which the event was enabled while its context ran.
         pub time_enabled: U64,
         /// Nanoseconds for which the backing counted.
         pub time_running: U64,
@@ -71,7 +72,7 @@ wire! {
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;
-/// [`Reply::state`]: enabled, its context not running.
+/// [`Reply::state`]: enabled, but its context does not run, its leader is off, or its counter waits.
 pub const STATE_INACTIVE: i32 = 0;
-/// [`Reply::state`]: counting.
+/// [`Reply::state`]: counting, or paused.
 pub const STATE_ACTIVE: i32 = 1;

@@ -47,7 +47,7 @@ wire! {
         pub version: U32,
         /// Number of vCPUs, each with a vCPU queue.
         pub vcpus: U32,
-        /// Maximum number of open events in this VM.
+        /// Maximum number of the guest's open events.
         pub max_events: U32,
         /// Maximum number of data pages of one ring, a power of two.
         pub max_ring_pages: U32,
@@ -56,17 +56,16 @@ wire! {
         /// Whether counts include host work, where the backing can separate it: [`COUNT_GUEST`] or
         /// [`COUNT_VCPU`].
         pub count_mode: U32,
-        /// Added to the scaled TSC, in nanoseconds.
+        /// Nanoseconds added to the scaled TSC; see [`Config::time_mult`].
         pub time_zero: U64,
-        /// Record time = `time_zero + ((guest_tsc * time_mult) >> time_shift)` nanoseconds, the
-        /// product taken in 128 bits.
+        /// Record time = `time_zero + ((guest_tsc * time_mult) >> time_shift)` nanoseconds, with a
+        /// 128-bit product.
         pub time_mult: U32,
         /// See [`Config::time_mult`].
         pub time_shift: U16,
-        /// The reason why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`]:
-        /// it has some.
+        /// Why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`] if it has one.
         pub refused_hardware: u8,
-        /// The same for the host's software events.
+        /// Why the catalogue has no software event of the host, like [`Config::refused_hardware`].
         pub refused_software: u8,
         /// Guest TSC frequency in kHz.
         pub tsc_khz: U32,
@@ -77,7 +76,7 @@ wire! {
         pub max_aux_pages: U32,
         /// Maximum number of the guest's persistent events.
         pub max_persistent: U32,
-        /// The offered device-specific feature bits, for transports that hide them.
+        /// The offered device-specific feature bits, repeated here because some transports hide them.
         pub features: U64,
     }
 }
@@ -94,11 +93,12 @@ pub const REFUSED_DESCRIPTORS: u8 = 3;
 pub const REFUSED_ABSENT: u8 = 4;
 /// Reason for a refusal: the operator has disabled or denied such events.
 pub const REFUSED_POLICY: u8 = 5;
-/// Reason for a refusal: any other reason.
+/// Reason for a refusal: any other error of the host.
 pub const REFUSED_OTHER: u8 = 6;
 /// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on CPUs without one.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
-/// Reason for a refusal: the hardware is reserved for VMs with a mediated PMU.
+/// Reason for a refusal: the host's KVM has mediated PMUs; a hardware event would keep VMs with such
+/// a PMU from starting.
 pub const REFUSED_MEDIATED: u8 = 8;
 
 /// [`Config::count_mode`]: only while the guest runs.

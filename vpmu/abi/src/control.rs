@@ -1,15 +1,16 @@
-//! The control queue except for opening events: rings, AUX areas and task pages.
+//! The control queue: operations, rings, AUX areas, task pages, links and wakeups. The requests that
+//! open, list and detach events are in modules of their own.
 
 use zerocopy::little_endian::{U32, U64};
 
 wire! {
-    /// First words of a control request; the operation determines the struct.
+    /// The header of every control request; `op` determines the struct that follows it.
     pub struct ControlHeader {
         /// One of `CONTROL_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event; zero where the operation has none.
+        /// The event; zero for operations without an event.
         pub event: U64,
     }
 }
@@ -70,9 +71,9 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` guest-physical addresses (`U64`) follow in the
-    /// same readable bytes: for a ring the metadata page, then 2^n data pages or none; for an AUX
-    /// area 2^n pages.
+    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. `pages` guest-physical addresses (`U64`)
+    /// follow it in the readable buffer: for a ring the metadata page, then 2^n data pages or none;
+    /// for an AUX area 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
@@ -83,32 +84,32 @@ wire! {
     }
 }
 
-/// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`; without it the oldest data is
-/// overwritten.
+/// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`. Without this flag the device
+/// overwrites the oldest data.
 pub const MAP_WRITABLE: u32 = 1 << 0;
 /// [`MapRequest::flags`] of an AUX area: the device writes no ring for the event; the driver
 /// announces room with [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) and writes the records.
 pub const MAP_DRIVEN: u32 = 1 << 1;
-/// [`MapRequest::flags`] of a persistent event's ring: the device places it in the window, in
-/// consecutive pages, and no addresses follow.
+/// [`MapRequest::flags`] of a persistent event's ring: the device places the ring in consecutive
+/// pages of the window, and no addresses follow.
 pub const MAP_WINDOW: u32 = 1 << 2;
 
 wire! {
-    /// [`CONTROL_REDIRECT`]; like perf's `PERF_EVENT_IOC_SET_OUTPUT`.
+    /// The request of [`CONTROL_REDIRECT`]; like perf's `PERF_EVENT_IOC_SET_OUTPUT`.
     pub struct RedirectRequest {
         /// `event` names the event whose records are redirected.
         pub header: ControlHeader,
-        /// The event with the ring; zero restores the event's own.
+        /// The event whose ring receives the records; zero restores the event's own ring.
         pub target: U64,
     }
 }
 
 wire! {
-    /// [`CONTROL_PAUSE`]; like perf's `PERF_EVENT_IOC_PAUSE_OUTPUT`.
+    /// The request of [`CONTROL_PAUSE`]; like perf's `PERF_EVENT_IOC_PAUSE_OUTPUT`.
     pub struct PauseRequest {
         /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: later overflows are lost; 0: they are written again.
+        /// 1: overflows from now on are lost; 0: their records are written again.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,
@@ -116,7 +117,7 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_WAKEUP`].
+    /// The request of [`CONTROL_WAKEUP`].
     pub struct WakeupRequest {
         /// `event` names the event.
         pub header: ControlHeader,
@@ -135,9 +136,9 @@ pub const WAKEUP_RECORDS: u32 = 1;
 pub const WAKEUP_BYTES: u32 = 2;
 
 wire! {
-    /// [`CONTROL_LINK`].
+    /// The request of [`CONTROL_LINK`].
     pub struct LinkRequest {
-        /// `event` names the event whose overflows start or stop the other.
+        /// `event` names the event whose overflows start or stop the target.
         pub header: ControlHeader,
         /// The event to start or stop.
         pub target: U64,
@@ -148,13 +149,13 @@ wire! {
     }
 }
 
-/// [`LinkRequest::role`]: its overflow starts the target.
+/// [`LinkRequest::role`]: an overflow of the event starts the target.
 pub const LINK_STARTER: u32 = 1;
-/// [`LinkRequest::role`]: its overflow stops the target.
+/// [`LinkRequest::role`]: an overflow of the event stops the target.
 pub const LINK_STOPPER: u32 = 2;
 
 wire! {
-    /// [`CONTROL_FEATURES`].
+    /// The request of [`CONTROL_FEATURES`].
     pub struct FeaturesRequest {
         /// `event` is zero.
         pub header: ControlHeader,
@@ -165,7 +166,7 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_TASK_PAGE`].
+    /// The request of [`CONTROL_TASK_PAGE`].
     pub struct TaskPageRequest {
         /// `event` is zero.
         pub header: ControlHeader,
@@ -173,7 +174,8 @@ wire! {
         pub vcpu: U32,
         /// Zero.
         pub reserved: U32,
-        /// Guest-physical address, page-aligned; zero removes the page.
+        /// Page-aligned guest-physical address of the [`TaskPage`](super::TaskPage); zero removes the
+        /// page.
         pub address: U64,
     }
 }

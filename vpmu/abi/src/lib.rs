@@ -1,11 +1,12 @@
-//! The interface between device and driver, and in [`uapi`] the driver's ioctls for guest programs:
-//! every number and layout, without logic.
+//! Numbers and layouts of the interface between device and driver, and in [`uapi`] of the driver's
+//! ioctls for guest programs. The crate has no logic.
 //!
 //! `vpmu/SPEC.md` gives the meaning; this crate is the source of truth for sizes, offsets and values.
-//! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` are its C twins, compared field by field by
-//! `vpmu/tests/abi.rs`. All integers of the wire are little-endian; reserved fields are zero.
+//! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` are the same in C; `vpmu/tests/abi.rs` compares
+//! them field by field. Integers between device and driver are little-endian; reserved fields are
+//! zero.
 
-/// A struct of the interface: its fields in order, without padding.
+/// Defines a struct of the interface: its fields in order, without padding.
 macro_rules! wire {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*

@@ -12,9 +12,9 @@ wire! {
         pub compat_version: U32,
         /// Sequence lock: odd while the fields up to `time_zero` change.
         pub lock: U32,
-        /// Hardware counter index; zero: no counter to read.
+        /// Hardware counter index; zero if there is no counter to read.
         pub index: U32,
-        /// Added to the hardware counter; with index zero, the count.
+        /// Value to add to the hardware counter; the whole count if `index` is zero.
         pub offset: U64,
         /// See [`Reply::time_enabled`](super::Reply::time_enabled).
         pub time_enabled: U64,
@@ -28,17 +28,17 @@ wire! {
         pub time_shift: U16,
         /// Multiplier of the conversion.
         pub time_mult: U32,
-        /// Offset of the conversion, for `time_enabled`.
+        /// Nanoseconds to add to the converted TSC for the time since this page was written.
         pub time_offset: U64,
-        /// Offset of the conversion, for record times.
+        /// Nanoseconds to add to the converted TSC for record times.
         pub time_zero: U64,
         /// Bytes of this header in use.
         pub size: U32,
         /// Zero.
         pub reserved_1: U32,
-        /// Cycles when the conversion was set up.
+        /// Clock reading when the conversion was set up, for a clock narrower than 64 bits.
         pub time_cycles: U64,
-        /// Mask of the cycles.
+        /// Mask of the clock's bits.
         pub time_mask: U64,
         /// Zero.
         pub reserved: [u8; 928],
@@ -54,7 +54,7 @@ wire! {
         pub aux_head: U64,
         /// Like `data_tail`, for the AUX area.
         pub aux_tail: U64,
-        /// Offset of the AUX area.
+        /// Offset at which programs map the AUX area.
         pub aux_offset: U64,
         /// Bytes of the AUX area.
         pub aux_size: U64,

@@ -7,20 +7,21 @@ wire! {
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of them in this notice, 1 to
-        /// [`NOTICE_COUNT`]. For [`NOTICE_ERROR`], one of `REFUSED_*`: the reason why the host
-        /// refused the event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): the host revoked an
-        /// open one. Otherwise zero.
+        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of wakeups or limits that the
+        /// notice stands for, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`]: one of `REFUSED_*`, the
+        /// reason why the host refused the event's counter, or [`REFUSED_NOT`](super::REFUSED_NOT)
+        /// if it revoked an open counter. Otherwise zero.
         pub value: U32,
         /// The event.
         pub event: U64,
     }
 }
 
-/// Maximum number of wakeups in one notice, which bounds the driver's work for it.
+/// Maximum number of wakeups or limits in one notice, which bounds the driver's work for it.
 pub const NOTICE_COUNT: u32 = 256;
 
-/// [`Notice::kind`]: a record of this event crossed the wakeup mark of its ring.
+/// [`Notice::kind`]: the ring or AUX area that this event writes to reached the event's wakeup
+/// interval.
 pub const NOTICE_WAKEUP: u32 = 1;
 /// [`Notice::kind`]: the event is in [`STATE_ERROR`](super::STATE_ERROR).
 pub const NOTICE_ERROR: u32 = 2;
@@ -31,6 +32,6 @@ pub const NOTICE_LIMIT: u32 = 3;
 /// crossed the wakeup mark, used half of its room, or found no room; the driver answers with
 /// [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
-/// [`Notice::kind`]: the host started or ended persistent events, `event` among them; the driver
-/// answers with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
+/// [`Notice::kind`]: the host started, ended or renamed persistent events, `event` among them; the
+/// driver answers with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
 pub const NOTICE_PERSISTENT: u32 = 5;

@@ -26,11 +26,11 @@ pub const PACKET_SYNC: u8 = 3;
 pub const SYNC_MAGIC: u64 = 0x434e_5953_554d_5056;
 /// [`SyncPacket::flags`]: the trace begins.
 pub const SYNC_START: u8 = 1 << 0;
-/// [`SyncPacket::flags`]: packets right before it were lost.
+/// [`SyncPacket::flags`]: packets right before this one were lost.
 pub const SYNC_LOSS: u8 = 1 << 1;
-/// [`SyncPacket::flags`]: the trace was paused before it.
+/// [`SyncPacket::flags`]: the trace was paused before this packet.
 pub const SYNC_RESUME: u8 = 1 << 2;
-/// [`SyncPacket::flags`]: a page of the area begins.
+/// [`SyncPacket::flags`]: a page of the area begins here.
 pub const SYNC_PAGE: u8 = 1 << 3;
 
 wire! {
@@ -53,7 +53,7 @@ wire! {
         pub time: U64,
         /// The guest's TSC at `time`.
         pub tsc: U64,
-        /// Number of the next packet; see [`ExitPacket::sequence`].
+        /// Number of the packet that follows; see [`ExitPacket::sequence`].
         pub sequence: U64,
         /// Bytes of the trace lost so far.
         pub lost: U64,
@@ -66,12 +66,11 @@ wire! {
 pub const PACKET_USER: u8 = 1 << 0;
 /// [`ExitPacket::flags`], [`SamplePacket::flags`]: `ip` and the mode are known.
 pub const PACKET_IP: u8 = 1 << 1;
-/// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before guest re-entry: `outside` is
+/// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before guest re-entry, so `outside` is
 /// incomplete.
 pub const PACKET_CUT: u8 = 1 << 2;
-/// [`ExitPacket::flags`]: `reason` is the hardware's number of the exit (VMX, SVM), and
-/// `qualification` and `detail` the hardware's information about it; else `reason` is one of
-/// `EXIT_*`.
+/// [`ExitPacket::flags`]: `reason` is the hardware's exit reason (VMX, SVM), and `qualification` and
+/// `detail` are the hardware's exit information. Without this flag `reason` is one of `EXIT_*`.
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
@@ -97,21 +96,21 @@ wire! {
         pub outside: U64,
         /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
         pub qualification: U64,
-        /// For both: bits 0 to 7 the bytes of an access, bit 8 set for a write; for port I/O bits
-        /// 32 to 63 the number of accesses.
+        /// Port or memory-mapped I/O: the bytes of an access in bits 0 to 7, [`DETAIL_WRITE`] for a
+        /// write. Port I/O: the number of accesses in bits 32 to 63.
         pub detail: U64,
         /// The running process.
         pub pid: U32,
         /// The running thread.
         pub tid: U32,
-        /// Number of the packet in its trace, from zero; lost packets are numbered, too.
+        /// Number of the packet in its trace, from zero; lost packets have numbers, too.
         pub sequence: U64,
     }
 }
 
 /// [`ExitPacket::detail`]: the guest wrote.
 pub const DETAIL_WRITE: u64 = 1 << 8;
-/// [`ExitPacket::detail`]: shift of the number of accesses.
+/// [`ExitPacket::detail`] of port I/O: shift of the number of accesses.
 pub const DETAIL_COUNT_SHIFT: u32 = 32;
 
 wire! {
@@ -129,7 +128,7 @@ wire! {
         pub time: U64,
         /// Linear address of the next instruction.
         pub ip: U64,
-        /// Units that the pace counted since the previous sample.
+        /// Units of the pace (`PACE_*`) since the previous sample.
         pub period: U64,
         /// See [`ExitPacket::pid`].
         pub pid: U32,

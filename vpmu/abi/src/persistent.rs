@@ -4,28 +4,28 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::{ControlHeader, OpenRequest};
 
-/// Bytes of the name of a persistent event, the last of them always zero.
+/// Bytes of a persistent event's name; the last one is always zero.
 pub const PERSISTENT_NAME: usize = 40;
 
 wire! {
-    /// [`CONTROL_DETACH`](super::CONTROL_DETACH).
+    /// The request of [`CONTROL_DETACH`](super::CONTROL_DETACH).
     pub struct DetachRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros;
-        /// all zero keeps the current name, or assigns `event` followed by the id.
+        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros.
+        /// All zeros keep the current name, or assign `event` followed by the id.
         pub name: [u8; PERSISTENT_NAME],
     }
 }
 
 wire! {
-    /// [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
+    /// The request of [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
     pub struct PersistentRequest {
         /// `event` is zero.
         pub header: ControlHeader,
         /// List only events with a higher id.
         pub after: U64,
-        /// Maximum number of events to list; the writable bytes limit them, too.
+        /// Maximum number of events to list; the size of the writable buffer limits it further.
         pub count: U32,
         /// Zero.
         pub reserved: U32,
@@ -35,16 +35,16 @@ wire! {
 wire! {
     /// The current state of a persistent event.
     pub struct PersistentEvent {
-        /// Its id.
+        /// The event's id.
         pub id: U64,
         /// The request that would open it, with its current `period` and `engine`; the flag
         /// [`OPEN_ENABLED`](super::OPEN_ENABLED) reflects its current state.
         pub open: OpenRequest,
-        /// Pages of its ring, the metadata page included; zero without a ring.
+        /// Pages of the event's ring, the metadata page included; zero without a ring.
         pub pages: U32,
-        /// `MAP_*` of its ring.
+        /// `MAP_*` flags of the ring.
         pub map: U32,
-        /// With [`MAP_WINDOW`](super::MAP_WINDOW) the number of the ring's first page in the window.
+        /// With [`MAP_WINDOW`](super::MAP_WINDOW): the number of the ring's first page in the window.
         pub window_page: U32,
         /// `PERSISTENT_*`.
         pub flags: U32,

@@ -6,14 +6,15 @@ wire! {
     /// The running and previous tasks of a vCPU; the driver updates the page at each task switch,
     /// and the device reads it.
     pub struct TaskPage {
-        /// Process id; in one aligned 64-bit word with `tid`, written and read as one.
+        /// Process id. `pid` and `tid` are one aligned 64-bit word, written and read as a whole.
         pub pid: U32,
         /// Thread id.
         pub tid: U32,
         /// Guest-virtual address of the user registers that the guest's kernel saved for the task,
         /// the architecture's `struct pt_regs`; zero for a task without user registers.
         pub user_regs: U64,
-        /// Number of switches written to `history`; stored after the entry with release semantics.
+        /// Number of switches written to `history`; incremented with release semantics after the
+        /// entry is written.
         pub switches: U64,
         /// Zero.
         pub reserved: U64,
@@ -26,7 +27,7 @@ wire! {
 pub const TASK_HISTORY: usize = 254;
 
 wire! {
-    /// A task started to run.
+    /// One task switch: the task that started to run, and when.
     pub struct TaskSwitch {
         /// Process id.
         pub pid: U32,

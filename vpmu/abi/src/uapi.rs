@@ -2,7 +2,7 @@
 //! event descriptors, in the guest's byte order. `guest-driver/linux/vpmu_uapi.h` is the C twin and
 //! documents each call; kinds, catalogue flags and packets are those of the device interface.
 
-/// An argument struct of an ioctl: its fields in order, without padding.
+/// Defines an argument struct of an ioctl: its fields in order, without padding.
 macro_rules! call {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*
@@ -28,13 +28,13 @@ macro_rules! call {
 }
 
 call! {
-    /// The answer to [`IOC_INFO`].
+    /// Properties of the device, which [`IOC_INFO`] returns.
     pub struct Info {
         /// Version of the device interface: [`VERSION`](crate::VERSION).
         pub version: u32,
-        /// Number of vCPUs with counters.
+        /// Number of vCPUs that the device counts on.
         pub vcpus: u32,
-        /// Maximum number of open events.
+        /// Maximum number of the guest's open events.
         pub max_events: u32,
         /// Maximum number of data pages of one ring.
         pub max_ring_pages: u32,
@@ -42,7 +42,7 @@ call! {
         pub catalogue_len: u32,
         /// One of `COUNT_*`.
         pub count_mode: u32,
-        /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`.
+        /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)` nanoseconds.
         pub time_zero: u64,
         /// See `time_zero`.
         pub time_mult: u32,
@@ -50,7 +50,7 @@ call! {
         pub time_shift: u32,
         /// `perf_event_attr::type` of the vpmu PMU.
         pub pmu_type: u32,
-        /// Frequency of the guest's TSC.
+        /// Frequency of the guest's TSC in kHz.
         pub tsc_khz: u32,
         /// Maximum samples per second of one event.
         pub max_sample_rate: u32,
@@ -68,15 +68,15 @@ call! {
     pub struct Open {
         /// Address of a `perf_event_attr`.
         pub attr: u64,
-        /// 0 for the caller, a thread, or -1 for every task on `cpu`.
+        /// A thread id, 0 for the calling thread, or -1 for every task on `cpu`.
         pub pid: i32,
-        /// -1 for any, or a CPU number.
+        /// A CPU number, or -1 for any CPU.
         pub cpu: i32,
-        /// -1, or the descriptor of the group's leader.
+        /// The file descriptor of the group's leader, or -1.
         pub group_fd: i32,
         /// One of `ENGINE_*`.
         pub engine: u32,
-        /// perf's `PERF_FLAG_FD_*`, and `FLAG_*`.
+        /// perf's `PERF_FLAG_FD_*`, and `FLAG_*` of this module.
         pub flags: u64,
     }
 }
@@ -92,9 +92,10 @@ pub const ATTR_SIZE: usize = 128;
 call! {
     /// The argument of [`IOC_DETACH`].
     pub struct Detach {
-        /// Output: the `config` that reopens the event.
+        /// Output: the event's id, which is the `config` that reopens it.
         pub id: u64,
-        /// Padded with zeros; empty keeps the current name, or assigns `event` followed by the id.
+        /// The name, padded with zeros. All zeros keep the current name, or assign `event` followed by
+        /// the id.
         pub name: [u8; crate::PERSISTENT_NAME],
     }
 }
@@ -116,13 +117,13 @@ call! {
 call! {
     /// The current state of a persistent event.
     pub struct PersistentEntry {
-        /// The `config` that reopens it.
+        /// The event's id, which is the `config` that reopens it.
         pub id: u64,
-        /// Its name in sysfs, padded with zeros.
+        /// The event's name in sysfs, padded with zeros.
         pub name: [u8; crate::PERSISTENT_NAME],
         /// The CPU to reopen it on.
         pub cpu: u32,
-        /// Pages of its ring, the metadata page included; zero without a ring.
+        /// Pages of the event's ring, the metadata page included; zero without a ring.
         pub pages: u32,
         /// One of `ENGINE_*`.
         pub engine: u32,
@@ -133,15 +134,16 @@ call! {
     }
 }
 
-/// [`PersistentEntry::flags`]: its ring outlives a reset of the guest.
+/// [`PersistentEntry::flags`]: the event's ring outlives a reset of the guest.
 pub const PERSISTENT_WINDOW: u32 = 1 << 1;
-/// [`PersistentEntry::flags`]: its ring is mapped read-only.
+/// [`PersistentEntry::flags`]: the event's ring overwrites its oldest records; programs map it
+/// read-only.
 pub const PERSISTENT_OVERWRITE: u32 = 1 << 2;
 
 call! {
     /// The argument of [`IOC_WAKEUP`].
     pub struct Wakeup {
-        /// The wakeup interval, counted from the call on; 1 to 2³² − 1.
+        /// The wakeup interval, counted from the call on: 1 to 2^32 - 1.
         pub every: u64,
         /// One of `WAKEUP_*`.
         pub unit: u32,
@@ -153,11 +155,11 @@ call! {
 call! {
     /// The argument of [`IOC_PERF`]: a call on a descriptor of perf_event_open(2).
     pub struct Perf {
-        /// The descriptor, of an event of this device's PMUs.
+        /// The file descriptor of an event of this device's PMUs.
         pub fd: i32,
         /// [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or [`IOC_SET_STOPPER`].
         pub call: u32,
-        /// The argument of `call`: zero, an address, or the descriptor of a target.
+        /// The argument of `call`: zero, an address, or the file descriptor of a target.
         pub arg: u64,
     }
 }
@@ -187,15 +189,15 @@ call! {
         pub name: [u8; 40],
         /// Unit of the count.
         pub unit: [u8; 16],
-        /// The backing that counts it.
+        /// The backing that counts the event.
         pub source: [u8; 56],
         /// Description of the counted events.
         pub counts: [u8; 128],
     }
 }
 
-/// `perf_event_attr::config` of the vpmu PMU holds the kind from this bit on, and the event within
-/// the kind below.
+/// First bit of the kind in `perf_event_attr::config` of the vpmu PMU; the bits below it are the event
+/// within the kind.
 pub const CONFIG_KIND_SHIFT: u32 = 48;
 /// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, for its starter.
 pub const CONFIG1_PAUSED: u64 = 1 << 0;
@@ -222,19 +224,20 @@ pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is its value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: writes the number of its sampling engine, a `u32`.
+/// On an event: writes its sampling engine, a `u32`.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
 /// Takes a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
-/// Flushes an event, with `PERF_IOC_FLAG_GROUP` its group; on the device, every persistent event.
+/// On an event: flushes it, or with `PERF_IOC_FLAG_GROUP` its group. On the device: flushes every
+/// persistent event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
 /// On an event: makes it persistent; takes and fills in a [`Detach`].
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
-/// On an event: makes it non-persistent; it ends with its last user.
+/// On an event: makes it non-persistent, so that it ends with its last file descriptor.
 pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
-/// On an event: its overflow starts the event of the descriptor in the argument.
+/// On an event: makes its overflows start the event whose file descriptor is the argument.
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
-/// On an event: its overflow stops the event of the descriptor in the argument.
+/// On an event: makes its overflows stop the event whose file descriptor is the argument.
 pub const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
 /// On the device: takes a [`Perf`].
 pub const IOC_PERF: u32 = ioc(WRITE, 11, size_of::<Perf>());

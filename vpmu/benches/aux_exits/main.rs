@@ -1,9 +1,9 @@
 //! Cost of a traced exit, and the slowdown of a guest that does nothing but exit.
 //!
-//! A minimal VMM carries the device: a vCPU in ring 3 on this machine's `/dev/kvm` that writes to a
-//! port in each round. Slices with the trace off and on alternate in one run, and each is compared
-//! with its neighbours: whole runs drift on a machine with other users. Time is CPU time of the
-//! vCPU's thread, which excludes other programs.
+//! A minimal VMM embeds the device and runs a vCPU in ring 3 on this machine's `/dev/kvm`, which writes to
+//! a port in each round. Slices with the trace off and on alternate in one run, and each is compared with
+//! its neighbours, because whole runs drift on a machine with other users. Times are CPU time of the vCPU's
+//! thread, which excludes other programs.
 
 #![expect(
     clippy::expect_used,
@@ -35,7 +35,7 @@ use trace::Trace;
 const LOOP: [u8; 7] = [0x48, 0xff, 0x07, 0xe6, 0x80, 0xeb, 0xf9];
 /// Exits of a slice.
 const EXITS: u64 = 5_000;
-/// Slices with the trace on, each between two without.
+/// Slices with the trace on, each between two with the trace off.
 const SLICES: usize = 60;
 
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs a slice of the guest, with the calls of a VMM.
+/// Runs the guest for one slice, and reports its entries and exits to the device like a VMM.
 fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
     for _ in 0..EXITS {
         session.enter();
@@ -149,7 +149,7 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
         };
         session.leave(exit, &mut Exited(&guest.vcpu));
     }
-    // Ends the last exit, too.
+    // The last exit ends at the next entry.
     session.enter();
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The guest's side: a trace with its ring and area, enabled and disabled, and read after each
-//! slice.
+//! The guest's driver: a trace with its ring and area, which it enables and disables, and reads after
+//! each slice.
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const AUX_TAIL: u64 = 1064;
 /// Bytes of a traced exit.
 pub(crate) const PACKET: u64 = size_of::<ExitPacket>() as u64;
 
-/// A driver that polls, so that nobody notices its interrupts.
+/// Discards interrupts: the driver polls.
 #[derive(Debug)]
 struct Silent;
 
@@ -39,13 +39,13 @@ pub(crate) struct Trace {
     memory: GuestMemoryMmap,
     queues: Vec<DriverQueue>,
     event: u64,
-    /// Count in the last reply.
+    /// The count in the last reply: bytes of the trace.
     count: u64,
     read: u64,
 }
 
 impl Trace {
-    /// Brings the device up and opens a trace of every exit to the VMM, off.
+    /// Activates the device, and opens a disabled trace of every exit to the VMM.
     pub(crate) fn open(vpmu: &Vpmu, memory: &GuestMemoryMmap) -> Self {
         let (drivers, queues): (Vec<_>, Vec<_>) = (0..3)
             .map(|index| {
@@ -93,7 +93,7 @@ impl Trace {
         self.count = reply.value.get();
     }
 
-    /// Reads everything in the area: `exits` packets, syncs and padding.
+    /// Reads the whole area and checks that it has `exits` exit packets, besides sync packets and padding.
     pub(crate) fn check(&mut self, exits: u64) {
         let head: u64 = self
             .memory

@@ -1,4 +1,5 @@
-//! The parts of a driver that benchmarks share: virtqueues in guest memory, and control requests.
+//! The parts of a driver that benchmarks and examples share: virtqueues in guest memory, and control
+//! requests.
 
 use std::io;
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use vpmu::{Interrupt, QueueState, Vpmu};
 use zerocopy::{FromBytes, IntoBytes};
 
 const QUEUE_SIZE: u16 = 16;
-/// Offsets from the base of a queue. The descriptors come first.
+/// Offsets from the base of a queue, which begins with the descriptors.
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const REQUESTS: u64 = 0x3000;
 const ANSWERS: u64 = 0x5000;
-/// Room for each request and for each answer.
+/// Bytes of each buffer for a request or an answer.
 const BUFFER: u64 = 0x1000;
 /// Descriptor flags.
 const NEXT: u16 = 1;
@@ -23,7 +24,7 @@ const WRITE: u16 = 2;
 /// Flag of the available ring: the device raises no interrupt for this queue.
 const NO_INTERRUPT: u16 = 1;
 
-/// A driver that polls, so that nobody notices its interrupts.
+/// Discards interrupts: the driver polls.
 #[derive(Debug)]
 pub(crate) struct Silent;
 
@@ -33,7 +34,7 @@ impl Interrupt for Silent {
     }
 }
 
-/// The driver's side of a virtqueue. Its chains are laid out once and offered in turn.
+/// The driver's side of a virtqueue. Chains are laid out once and then offered in turn.
 #[derive(Debug)]
 pub(crate) struct DriverQueue {
     memory: GuestMemoryMmap,
@@ -42,10 +43,10 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// Guest memory that a queue takes, with its buffers.
+    /// Bytes of guest memory that a queue takes, its buffers included.
     pub(crate) const BYTES: u64 = 0x8000;
 
-    /// A queue at `base`, and its description for the device.
+    /// Sets up a queue at `base`; returns the driver's side, and the queue's description for the device.
     pub(crate) fn new(memory: &GuestMemoryMmap, base: u64) -> io::Result<(Self, QueueState)> {
         let driver = Self {
             memory: memory.clone(),
@@ -56,8 +57,8 @@ impl DriverQueue {
         Ok((driver, describe(base)))
     }
 
-    /// Lays out at most two chains, each a request and room for its answer. [`DriverQueue::offer`]
-    /// takes them in turn, beginning with the first.
+    /// Lays out at most two chains, each with a request and bytes for its answer. [`DriverQueue::offer`]
+    /// offers them in turn, beginning with the first.
     pub(crate) fn lay(&self, chains: &[(&[u8], usize)]) -> io::Result<()> {
         for ((request, room), chain) in chains.iter().zip(0_u16..) {
             let request_at = self.base + REQUESTS + u64::from(chain) * BUFFER;
@@ -81,7 +82,7 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// Offers the next chain. `notify` notifies the device; the answer must be there when it returns.
+    /// Offers the next chain. `notify` notifies the device, which must have answered when it returns.
     pub(crate) fn offer(&mut self, notify: impl FnOnce()) -> io::Result<()> {
         self.offered = self.offered.wrapping_add(1);
         let available = GuestAddress(self.base + AVAILABLE + 2);
@@ -99,7 +100,7 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// The last answer to chain `chain`.
+    /// Reads the last answer to chain `chain`, of `room` bytes.
     pub(crate) fn answer(&self, chain: u64, room: usize) -> io::Result<Vec<u8>> {
         let mut answer = vec![0; room];
         let at = GuestAddress(self.base + ANSWERS + chain * BUFFER);
@@ -109,7 +110,7 @@ impl DriverQueue {
         Ok(answer)
     }
 
-    /// Lays out one chain in place of all others, and offers it.
+    /// Replaces all chains by one, offers it, and returns the answer.
     pub(crate) fn exchange(
         &mut self,
         request: &[u8],
@@ -136,7 +137,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// `notify` notifies the control queue.
+    /// Takes over the control queue of `vpmu`; `notify` notifies it.
     pub(crate) fn new(vpmu: &Arc<Vpmu>, queue: DriverQueue, notify: fn(&Vpmu)) -> Self {
         Self {
             vpmu: Arc::clone(vpmu),
@@ -145,7 +146,7 @@ impl Control {
         }
     }
 
-    /// Opens an event: its id.
+    /// Opens an event; returns its id.
     pub(crate) fn open(&mut self, request: &OpenRequest) -> io::Result<u64> {
         let request = OpenRequest {
             header: header(CONTROL_OPEN, 0),
@@ -157,7 +158,7 @@ impl Control {
         Ok(reply.id.get())
     }
 
-    /// Maps `pages` pages from `from` on: a ring with [`CONTROL_MAP`], an area with
+    /// Maps `pages` pages from `from` on: a ring if `op` is [`CONTROL_MAP`], an area if it is
     /// [`CONTROL_MAP_AUX`].
     pub(crate) fn map(
         &mut self,
@@ -179,7 +180,7 @@ impl Control {
         self.request("map", &bytes)
     }
 
-    /// A request with a status as its only answer.
+    /// Sends a request whose answer is only a status.
     pub(crate) fn request(&mut self, what: &str, request: &[u8]) -> io::Result<()> {
         let answer = self.exchange(request, size_of::<ControlReply>())?;
         let reply = ControlReply::read_from_bytes(&answer).map_err(|_| failed(what, 0))?;
@@ -204,7 +205,7 @@ pub(crate) fn header(op: u32, event: u64) -> ControlHeader {
     }
 }
 
-/// The same command for each event, as the bytes of one request.
+/// Encodes the same command for each event, as one request.
 pub(crate) fn commands(op: u32, events: &[u64]) -> Vec<u8> {
     let command = |&event: &u64| Command {
         op: op.into(),
@@ -215,7 +216,7 @@ pub(crate) fn commands(op: u32, events: &[u64]) -> Vec<u8> {
     commands.as_bytes().to_vec()
 }
 
-/// An error unless `status` is zero.
+/// Returns an error unless `status` is zero.
 pub(crate) fn check(what: &str, status: u32) -> io::Result<()> {
     match status {
         0 => Ok(()),
@@ -236,7 +237,7 @@ fn descriptor(at: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
     bytes
 }
 
-/// A queue as the device takes it.
+/// Describes the queue at `base` for the device.
 fn describe(base: u64) -> QueueState {
     QueueState {
         ready: true,

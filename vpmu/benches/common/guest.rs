@@ -1,4 +1,4 @@
-//! A guest of a few instructions in ring 3: it counts its rounds in memory.
+//! A guest of a few instructions in ring 3 that counts its rounds in memory.
 
 use std::io;
 
@@ -7,15 +7,15 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::{GuestRegs, Registers};
 
-/// Guest memory. Addresses are mapped one to one and open to ring 3, up to twice as far.
+/// Bytes of guest memory. The first 8 MiB of addresses, twice as much, are identity-mapped for ring 3.
 pub(crate) const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
 pub(crate) const PROGRAM: u64 = 0x8000;
 const COUNT: u64 = 0x9000;
-/// Ring 3 may use ports.
+/// RFLAGS with IOPL 3: ring 3 may access ports.
 const FLAGS: u64 = 3 << 12 | 2;
 
-/// The machine; its fields drop in this order.
+/// The machine. Its fields drop in this order: KVM releases the memory before it is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) vcpu: VcpuFd,
@@ -28,7 +28,7 @@ fn system(error: kvm_ioctls::Error) -> io::Error {
 }
 
 impl Guest {
-    /// A vCPU about to run `program`, the address of its count in `rdi`.
+    /// Creates a vCPU that is about to run `program`, with the address of its count in `rdi`.
     pub(crate) fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
@@ -43,7 +43,7 @@ impl Guest {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the whole of a mapping that the guest owns and drops after the VM.
+        // SAFETY: the region is a whole mapping, which the guest owns and unmaps after the VM is closed.
         unsafe { vm.set_user_memory_region(region) }.map_err(system)?;
         let mut vcpu = vm.create_vcpu(0).map_err(system)?;
         let mut sregs = vcpu.get_sregs().map_err(system)?;
@@ -66,13 +66,13 @@ impl Guest {
         })
     }
 
-    /// Rounds of the loop so far.
+    /// Returns the rounds of the loop so far.
     pub(crate) fn count(&self) -> u64 {
         self.memory.read_obj(GuestAddress(COUNT)).unwrap_or(0)
     }
 }
 
-/// The program, and tables that map the first 8 MiB.
+/// Writes the program, and page tables that map the first 8 MiB.
 fn write(memory: &GuestMemoryMmap, program: &[u8]) -> Result<(), vm_memory::GuestMemoryError> {
     const OPEN: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -86,7 +86,7 @@ fn write(memory: &GuestMemoryMmap, program: &[u8]) -> Result<(), vm_memory::Gues
     Ok(())
 }
 
-/// Flat 64-bit segments of ring 3, paging on.
+/// Sets flat 64-bit segments of ring 3, and paging.
 fn ring_3(sregs: &mut kvm_sregs) {
     let data = kvm_segment {
         limit: u32::MAX,
@@ -113,7 +113,7 @@ fn ring_3(sregs: &mut kvm_sregs) {
     sregs.efer = 0x501;
 }
 
-/// The vCPU's position at the exit, from KVM's run page.
+/// The vCPU's registers at the exit, from KVM's run page.
 #[derive(Debug)]
 pub(crate) struct Exited<'a>(pub(crate) &'a VcpuFd);
 

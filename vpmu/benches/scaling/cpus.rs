@@ -1,4 +1,4 @@
-//! The CPUs that this process may use. A thread stays on one: CPUs of virtual machines differ in speed.
+//! The CPUs that this process may use, and threads pinned to them: CPUs of virtual machines differ in speed.
 #![expect(
     unsafe_code,
     reason = "the affinity of a thread is set by a system call"
@@ -7,10 +7,10 @@
 use std::fs;
 use std::io;
 
-/// CPUs that a mask holds, as many as libc's.
+/// Number of CPUs in a mask, like `cpu_set_t`.
 const MOST: usize = 1024;
 
-/// CPUs that this process may use, by number.
+/// Returns the numbers of the CPUs that this process may use.
 pub(crate) fn allowed() -> io::Result<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let list = status
@@ -27,12 +27,12 @@ pub(crate) fn allowed() -> io::Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// Keeps the calling thread on `cpu`, one of the CPUs that it may use.
+/// Pins the calling thread to `cpu`, one of the CPUs that it may use.
 pub(crate) fn stay_on(cpu: usize) -> io::Result<()> {
     let mut mask = [0_u64; MOST / 64];
     mask[cpu / 64] = 1 << (cpu % 64);
     let mask_ptr = (&raw const mask).cast();
-    // SAFETY: the kernel reads `size_of_val(&mask)` bytes there.
+    // SAFETY: the kernel reads `size_of_val(&mask)` bytes at the address of `mask`.
     let failed = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask_ptr) } != 0;
     match failed {
         true => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! A device with its driver's control queue, and a seat for each of its vCPUs.
+//! A device with its driver's control queue, and a [`Seat`] for each of its vCPUs.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,7 +53,7 @@ impl Machine for BenchMachine {
     }
 }
 
-/// A new device with guest memory of its own. Returns a seat for each of its vCPUs.
+/// Creates a device with guest memory of its own. Returns a seat for each of its vCPUs.
 pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>> {
     let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits::default().with(|limits| {
         limits.max_sample_rate = u32::MAX;
@@ -93,7 +93,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
 }
 
 impl Device {
-    /// Names the task page of `vcpu`. The page holds zeros: task 0 runs and no switch is recorded.
+    /// Registers the task page of `vcpu`. The page is zero: task 0 runs, and no switch is recorded.
     pub(crate) fn name_task(&self, vcpu: u32) -> io::Result<()> {
         let request = TaskPageRequest {
             header: header(CONTROL_TASK_PAGE, 0),
@@ -125,7 +125,7 @@ impl Device {
     }
 }
 
-/// Start of the memory of `vcpu`: task page, rings, area.
+/// Returns the start of the memory of `vcpu`: task page, rings, area.
 fn place(vcpu: u32) -> u64 {
     PLACES + u64::from(vcpu) * PLACE_BYTES
 }

@@ -1,16 +1,15 @@
 //! Throughput of one device that several vCPUs use at once, against as many devices of one vCPU each.
 //!
-//! vCPUs share a device's control queue, its catalogue and its limits, but each has its own events.
-//! Work on those should cost a vCPU the same whatever the others do: independent devices are the
-//! limit. A lock or a cache line that vCPUs share keeps the device below it.
+//! The vCPUs of a device share its control queue, catalogue and limits, but each has its own events. Work on
+//! these events should cost a vCPU the same whatever the other vCPUs do, so the rate of independent devices is
+//! the upper limit. A lock or a cache line that vCPUs share keeps the device below that limit.
 //!
-//! Plain threads stand in for the vCPUs and call the device like a VMM. There is no guest, so the
-//! cost of the exits themselves is excluded. Slices of one shared device and of independent devices
-//! alternate on the same CPUs, and each shared slice is compared with its neighbours: whole runs
-//! drift on a machine with other users. A lock costs little while its users share one CPU, so only
-//! the slices with the least disturbed neighbours count. The addresses of a device and its threads
-//! make a few per cent of difference, for one vCPU too: each round makes its devices and threads
-//! anew, and the median round counts.
+//! Plain threads stand in for the vCPUs and call the device like a VMM. There is no guest, so the cost of the
+//! exits themselves is excluded. Slices of one shared device and of independent devices alternate on the same
+//! CPUs, and each shared slice is compared with its neighbours, because whole runs drift on a machine with other
+//! users. A lock costs little while its users share one CPU, so only the slices with the least disturbed
+//! neighbours count. The addresses of a device and its threads change the rate by a few per cent, even for one
+//! vCPU: so each round creates its devices and threads anew, and the median round counts.
 
 #[path = "../common/driver.rs"]
 mod common;
@@ -37,7 +36,7 @@ use side::Side;
 use work::Load;
 
 const VCPUS: [u32; 3] = [1, 2, 4];
-/// Numbers of counting events of a task.
+/// The measured numbers of counting events of a task.
 const EVENTS: [usize; 3] = [1, 6, 20];
 const LOADS: [(&str, Load); 6] = [
     ("switches, 1 event", Load::Switches(EVENTS[0])),
@@ -49,22 +48,22 @@ const LOADS: [(&str, Load); 6] = [
 ];
 /// Rounds, each with devices and threads of its own.
 const ROUNDS: usize = 15;
-/// Shared slices of a round that count, each between two independent slices, and the most that are
-/// measured.
+/// Shared slices of a round that count, each between two independent slices.
 const SLICES: usize = 9;
+/// Maximum number of shared slices that a round measures.
 const TRIES: usize = 90;
-/// Part of the CPUs that the independent threads have beside an undisturbed slice.
+/// Share of the CPUs that the independent threads get beside an undisturbed slice.
 const UNDISTURBED: f64 = 0.9;
-/// Slices for the time of a switch, for each number of events.
+/// Slices that measure the time of a switch, for each number of events.
 const TIMES: usize = 40;
 
-/// This machine.
+/// The machine that runs the benchmark.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) clock: PerfSource,
     /// Configs of the software events that this machine counts.
     pub(crate) software: Vec<u64>,
-    /// CPUs for the threads, which stay on them in turn.
+    /// CPUs to which the threads are pinned, in turn.
     pub(crate) cpus: Vec<usize>,
 }
 
@@ -204,7 +203,7 @@ fn compare(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Compared> {
     Ok(Compared(rounds.collect::<io::Result<_>>()?))
 }
 
-/// The median of the least disturbed pairs.
+/// Measures one round. Returns the median of the least disturbed pairs.
 fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     let independent = Side::start(load, independent(load, vcpus)?, host);
     let shared = Side::start(load, shared(load, vcpus)?, host);
@@ -235,7 +234,7 @@ fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     Ok(pairs[pairs.len() / 2])
 }
 
-/// The CPU time of a switch in and out on one vCPU, by number of events.
+/// Prints the CPU time of a switch in and out on one vCPU, by number of events.
 fn print_times(host: &Arc<Host>) -> io::Result<()> {
     let mut sides = Vec::new();
     for events in EVENTS {

@@ -1,5 +1,5 @@
-//! A source whose counters report overflows at every drain. The host's own counters overflow too rarely
-//! to measure the cost of a sample.
+//! A source whose counters report overflows at every drain, because the host's own counters overflow too
+//! rarely to measure the cost of a sample.
 
 use std::io;
 use std::sync::Arc;

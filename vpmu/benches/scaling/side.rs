@@ -15,12 +15,12 @@ use crate::{Host, cpus};
 
 const SLICE: Duration = Duration::from_millis(20);
 
-/// All threads of a side in one slice.
+/// Results of one slice, of all threads of a side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slice {
     /// Steps per second; with [`Load::Samples`] samples written per second.
     pub(crate) rate: f64,
-    /// CPU time per second.
+    /// CPU seconds per second.
     pub(crate) cpus: f64,
 }
 
@@ -40,8 +40,8 @@ struct Gate {
     stop: AtomicBool,
     over: AtomicBool,
     steps: AtomicU64,
-    /// Time that the threads spent in slices, by the clock and on a CPU, in nanoseconds. The thread
-    /// that opens a slice cannot measure it: the others may keep it from its CPU for a while.
+    /// Nanoseconds that the threads spent in slices, by the clock and on a CPU. The threads measure them,
+    /// because they may keep the thread that opens a slice from running for a while.
     time: AtomicU64,
     cpu_time: AtomicU64,
     host: Arc<Host>,
@@ -97,7 +97,7 @@ impl Side {
         }
     }
 
-    /// Ends the threads. Returns the first error of a thread.
+    /// Ends the threads. Returns the first error.
     pub(crate) fn finish(self) -> io::Result<()> {
         self.gate.over.store(true, Ordering::Relaxed);
         self.gate.barrier.wait();
@@ -119,7 +119,7 @@ impl Side {
 }
 
 impl Gate {
-    /// Runs a vCPU's thread. A thread that fails still waits at the barrier, for the others.
+    /// Runs a vCPU's thread. After an error the thread keeps waiting at the barrier, for the others.
     fn live(&self, load: Load, seat: Seat, cpu: usize) -> io::Result<()> {
         let device = Arc::clone(&seat.device);
         let attached =

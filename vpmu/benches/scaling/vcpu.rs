@@ -1,4 +1,4 @@
-//! The device's calls on a vCPU's thread, and its doorbells: the only module here that makes them.
+//! All calls of the device on a vCPU's thread, and the notification of its control queue.
 
 use std::io;
 use std::sync::Arc;

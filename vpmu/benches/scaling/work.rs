@@ -1,4 +1,4 @@
-//! The work of one vCPU: its events, and one step.
+//! The work of one vCPU: its events, and one step of work on them.
 
 use std::io;
 
@@ -26,7 +26,7 @@ const EXIT: Exit = Exit {
     }),
 };
 
-/// The step of a vCPU.
+/// The kind of work that a vCPU does in each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Schedules this many counting events of a task in and out, in two notifications.
@@ -51,8 +51,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Opens and enables the events, on the vCPU's thread, and enters the guest. A task counts the
-    /// `software` events in turn.
+    /// Opens and enables the events on the vCPU's thread, and enters the guest. Events of a task count the
+    /// `software` events, cyclically.
     pub(crate) fn begin(
         load: Load,
         mut seat: Seat,
@@ -108,7 +108,7 @@ impl Work {
         }
     }
 
-    /// Makes the exit of a notification, with the next chain of the queue.
+    /// Offers the next chain of the queue, in an exit.
     fn notify(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         vcpu.leave(ExitReason::Mmio);
         self.queue.offer(|| vcpu.kick(self.index))?;
@@ -116,7 +116,7 @@ impl Work {
         Ok(())
     }
 
-    /// Leaves the guest, and checks the counts: every step did its work.
+    /// Leaves the guest, and checks by the counts that every step did its work.
     pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         let room = self.events.len() * size_of::<Reply>();
         if let Load::Switches(_) = self.load {
@@ -192,7 +192,7 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     }
 }
 
-/// Reads replies; an error if one reports an error.
+/// Parses the replies; returns an error if one has an error status.
 fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
     let read = |bytes: &[u8]| {
         let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a short reply"))?;

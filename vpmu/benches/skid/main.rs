@@ -1,9 +1,9 @@
-//! Delay of a host counter that starts and stops another event: marks and exits do so immediately,
-//! a counter at the exit that its overflow causes.
+//! Delay between the overflow of a host counter and the start or stop of a linked event. Marks and exits act
+//! immediately; a counter acts only at the exit that its overflow causes.
 //!
-//! A minimal VMM carries the device: a vCPU that counts in ring 3 on this machine's `/dev/kvm`, and
-//! a host clock whose every overflow starts or stops another event. The host's record of an
-//! overflow has its time and instruction; the exit shows how far the guest ran by then.
+//! A minimal VMM embeds the device and runs a vCPU that counts in ring 3 on this machine's `/dev/kvm`. Each
+//! overflow of a host clock starts or stops another event. The host's record of the overflow has its time and
+//! instruction; the exit shows how far the guest ran since.
 
 #![expect(
     clippy::expect_used,
@@ -36,7 +36,7 @@ use driver::DriverQueue;
 use guest::{Exited, Guest};
 use watched::{Acted, TARGET, Watch, Watched};
 
-/// `inc qword [rdi]`, repeated, then a jump back: the position in it shows how far the guest ran.
+/// `inc qword [rdi]`, repeated, then a jump back: the instruction pointer shows how far the guest ran.
 const INC: [u8; 3] = [0x48, 0xff, 0x07];
 const INCS: usize = 512;
 const FEATURES: u64 = 1 << 32 | 7;
@@ -127,7 +127,7 @@ fn program() -> Vec<u8> {
     program
 }
 
-/// A driver that polls, so that nobody notices its interrupts.
+/// Discards interrupts: the driver polls.
 #[derive(Debug)]
 struct Silent;
 
@@ -137,7 +137,8 @@ impl Interrupt for Silent {
     }
 }
 
-/// A clock that counts, and one whose overflows start it when it rests and stop it when it goes.
+/// Opens a clock that counts, and a second clock whose overflows start the first one while it is stopped and
+/// stop it while it counts.
 fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
         .map(|index| {
@@ -159,7 +160,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     };
     let target = control.open(&OpenRequest {
         config: TARGET.into(),
-        // It never overflows; a period gives it a host counter of its own, which is watched.
+        // It never overflows. The period gives it a host counter of its own, for `Watched` to see.
         period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open
@@ -229,7 +230,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
         inside.len()
     );
     let round = (INC.len() * INCS + 5) as u64;
-    // The distance is far below a round, so the sign separates backward from forward.
+    // The program is a loop: distances are modulo its length.
     let ran = |acted: &Acted| {
         let bytes = (acted.to + round).saturating_sub(acted.from) % round;
         bytes.div_ceil(INC.len() as u64)

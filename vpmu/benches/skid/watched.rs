@@ -1,5 +1,4 @@
-//! The host's counters with timestamps: of an overflow's record on the host, and of the start or
-//! stop of a counter for it.
+//! The host's counters, with a log of each overflow and of the start or stop of the target that it causes.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +7,7 @@ use vpmu::Source;
 use vpmu::host::PerfSource;
 use vpmu::source::{Counter, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Request};
 
-/// perf's task-clock, the event that overflows start and stop.
+/// perf's `PERF_COUNT_SW_TASK_CLOCK`, the event that overflows start and stop.
 pub(crate) const TARGET: u64 = 1;
 
 /// An overflow and its effect.
@@ -16,10 +15,11 @@ pub(crate) const TARGET: u64 = 1;
 pub(crate) struct Acted {
     /// Whether the vCPU was in the guest.
     pub(crate) in_guest: bool,
-    /// The instruction at the overflow, and the one at the exit.
+    /// Instruction pointer at the overflow.
     pub(crate) from: u64,
+    /// Instruction pointer at the exit.
     pub(crate) to: u64,
-    /// Ticks of the host's TSC until the target changed.
+    /// Ticks of the host's TSC from the overflow until the target had started or stopped.
     pub(crate) ticks: u64,
 }
 
@@ -39,7 +39,7 @@ impl Watch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the vCPU left the guest at `ip`.
+    /// Records that the vCPU left the guest at `ip`.
     pub(crate) fn left(&self, ip: u64) {
         self.log().exit_ip = ip;
     }
@@ -108,7 +108,7 @@ impl Counter for WatchedCounter {
     fn drain(&mut self, into: &mut Overflows) {
         let before = into.samples.len();
         self.counter.drain(into);
-        // The acting one of several simultaneous overflows is unknown.
+        // Of several overflows in one drain, it is unknown which one acts on the target.
         self.watch.log().overflow = match into.samples.get(before..) {
             Some([one]) => Some(*one),
             _ => None,

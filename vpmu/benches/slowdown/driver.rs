@@ -30,7 +30,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Brings the device up.
+    /// Activates the device.
     pub(crate) fn new(vpmu: &Arc<Vpmu>, memory: &GuestMemoryMmap) -> io::Result<Self> {
         let at = |index| DriverQueue::new(memory, QUEUES + index * DriverQueue::BYTES);
         let (control, event, vcpu) = (at(0)?, at(1)?, at(2)?);
@@ -78,7 +78,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Enables or disables every event, in one notification, on the vCPU's thread.
+    /// Enables every event if `on`, else disables it, in one notification on the vCPU's thread.
     pub(crate) fn turn(&mut self, session: &mut VcpuSession, on: bool) -> io::Result<()> {
         let op = if on { COMMAND_ENABLE } else { COMMAND_DISABLE };
         let request = commands(op, &self.events);
@@ -87,7 +87,7 @@ impl Driver {
         self.vcpu.exchange(&request, room, notify).map(|_| ())
     }
 
-    /// Reads the rings; returns the bytes.
+    /// Consumes the rings' contents; returns their bytes.
     pub(crate) fn read_rings(&self) -> io::Result<u64> {
         let mut bytes = 0;
         for index in 0..self.events.len() as u64 {

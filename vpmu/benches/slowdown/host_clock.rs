@@ -1,4 +1,4 @@
-//! The host's own clock event, without the device.
+//! The host's own clock event, without the device: the baseline.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,13 +1,12 @@
 //! Slowdown of a guest that samples itself, by number of events and by engine.
 //!
-//! A minimal VMM carries the device: a vCPU that loops in ring 3 on this machine's `/dev/kvm`, its
-//! clock sampled at 1 kHz by 1, 6 and 10 events at once. Slices with and without sampling alternate
-//! in one run, and each is compared with its neighbours: whole runs drift on a machine with other
-//! users. Speed is rounds of the loop per CPU time of the vCPU's thread, which includes the
-//! interrupts of sampling and excludes other programs.
+//! A minimal VMM embeds the device and runs a vCPU that loops in ring 3 on this machine's `/dev/kvm`. 1, 6 and 10
+//! events at once sample its clock at 1 kHz. Slices with and without sampling alternate in one run, and each is
+//! compared with its neighbours, because whole runs drift on a machine with other users. Speed is rounds of the
+//! loop per CPU time of the vCPU's thread, which includes the interrupts of sampling and excludes other programs.
 //!
-//! The baseline is the same events on a thread without a guest, each opened and started like any
-//! program's, with unread records.
+//! The baseline is the same events on a thread without a guest, opened and started like those of any program.
+//! Nobody reads their records.
 
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
@@ -38,25 +37,25 @@ use driver::Driver;
 use guest::{Exited, Guest};
 use host_clock::HostClock;
 
-/// `again: inc qword [rdi]; jmp again`: no exit of its own.
+/// `again: inc qword [rdi]; jmp again`, a loop without exits of its own.
 const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
 const EVENTS: [u64; 3] = [1, 6, 10];
 const SLICE: Duration = Duration::from_millis(50);
-/// Slices with sampling in a run, each between two without.
+/// Slices with sampling in a run, each between two slices without.
 const SLICES: usize = 8;
-/// Runs of each kind, taken in turns: the machine drifts while others use it.
+/// Runs of each kind, in turns, because the machine drifts while others use it.
 const RUNS: usize = 4;
 /// The target cost of the batched engine, relative to the host's own events.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
-/// A record of IP, TID and TIME.
+/// Bytes of a sample with IP, TID and TIME.
 const RECORD: u64 = 32;
 
 /// State shared by the threads of one benchmark.
 #[derive(Debug, Default)]
 struct Shared {
     draining: AtomicBool,
-    /// Number of the last slice whose end was requested.
+    /// Number of slices that the vCPU's thread has begun.
     slices: AtomicU64,
     over: AtomicBool,
 }
@@ -82,7 +81,7 @@ impl Machine for Host {
     }
 }
 
-/// One measured period.
+/// The results of one slice.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slice {
     /// Rounds per nanosecond of CPU time.
@@ -92,7 +91,7 @@ struct Slice {
     samples: u64,
 }
 
-/// Slices without sampling, with a sampled one between each two.
+/// Slices without sampling, and between each two of them a slice with sampling.
 #[derive(Debug)]
 struct Run {
     without: Vec<Slice>,
@@ -100,7 +99,7 @@ struct Run {
 }
 
 impl Run {
-    /// Runs slices with `one`, whose argument enables sampling.
+    /// Measures a run. `one` measures a slice; its argument says whether to sample.
     fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
         let mut run = Self {
             without: vec![one(false)?],
@@ -158,7 +157,7 @@ impl Runs {
 }
 
 fn main() -> ExitCode {
-    // Like other benchmark harnesses, filter by name.
+    // Cargo passes the filter of names, like to other benchmarks.
     let mut names = std::env::args().skip(1).filter(|arg| !arg.starts_with('-'));
     if names.next().is_some_and(|name| !"slowdown".contains(&name)) {
         return ExitCode::SUCCESS;
@@ -209,7 +208,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs a guest; this thread keeps the time and drains, like an event loop.
+/// Measures a guest. This thread ends the slices and drains the device, like a VMM's event loop.
 fn guest(events: u64, engine: u32) -> io::Result<Run> {
     let kvm = Kvm::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
     let shared = Arc::new(Shared::default());
@@ -236,7 +235,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         if begun != slice {
             (slice, until) = (begun, Instant::now() + SLICE);
         } else if Instant::now() >= until {
-            // Again, if the signal was lost before guest entry. A thread that ended ignores it.
+            // The signal has no effect outside the run call, so it is repeated. The thread may have ended.
             let _ = vcpu.kill(SIGRTMIN());
             until = Instant::now() + Duration::from_millis(1);
         }
@@ -245,7 +244,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         .map_err(|_| io::Error::other("the vCPU's thread panicked"))?
 }
 
-/// On the vCPU's thread: the calls of a driver and a VMM.
+/// Measures a run on the vCPU's thread, with the calls of a driver and a VMM.
 fn run_slices(
     kvm: &Kvm,
     vpmu: &Arc<Vpmu>,
@@ -279,7 +278,7 @@ fn run_slices(
     Ok(run)
 }
 
-/// Runs the guest for a slice; returns the number of exits except the last.
+/// Runs the guest for a slice; returns the number of exits before the last one.
 fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
     shared.slices.fetch_add(1, Ordering::Release);
     let end = Instant::now() + SLICE;
@@ -299,7 +298,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
     }
 }
 
-/// The same events on a thread that loops without a guest.
+/// Measures the same events on a thread that loops without a guest.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let clocks = (0..events)

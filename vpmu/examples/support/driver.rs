@@ -1,5 +1,4 @@
-//! The guest's half of the device, as far as the examples need it: a sampled clock, a count of marks, a trace
-//! of exits.
+//! A minimal driver for the examples: a sampled clock, a count of marks, and a trace of exits.
 
 #[path = "../../benches/common/driver.rs"]
 mod common;
@@ -15,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) use self::common::Silent;
 use self::common::{Control, DriverQueue, check, commands};
 
-/// perf's `PERF_SAMPLE_*`.
+/// perf's `PERF_SAMPLE_IP`, `_TID` and `_TIME`.
 const IP_TID_TIME: u64 = 0b111;
 const QUEUES: u64 = 0x1_0000;
 const RING: u64 = 0x10_0000;
@@ -26,20 +25,21 @@ const AREA_PAGES: u64 = 256;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// A sample a millisecond.
 const PERIOD: u64 = 1_000_000;
-/// `PERF_RECORD_SAMPLE`, and a record's bytes before its address.
+/// perf's `PERF_RECORD_SAMPLE`.
 const SAMPLE: u32 = 9;
+/// Bytes of a record's header; the address of a sample follows it.
 const HEADER: usize = 8;
 const DATA_HEAD: u64 = 1024;
 const DATA_TAIL: u64 = 1032;
 const AUX_HEAD: u64 = 1056;
 
-/// Counts and records that the guest has seen of itself.
+/// The guest's counts and records.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) marks: u64,
-    /// To the port that was asked for.
+    /// Traced exits to the port passed to [`Driver::stop`].
     pub(crate) exits: usize,
-    /// Their addresses.
+    /// Addresses of the samples.
     pub(crate) samples: Vec<u64>,
 }
 
@@ -49,13 +49,13 @@ pub(crate) struct Driver {
     memory: GuestMemoryMmap,
     control: Control,
     vcpu: DriverQueue,
-    /// The clock, the marks, the trace.
+    /// Ids of the clock, the marks and the trace.
     events: [u64; 3],
     samples: Vec<u64>,
 }
 
 impl Driver {
-    /// Sets up its queues, which `activate` hands over, and opens its events.
+    /// Sets up the queues, which `activate` hands over to the device, and opens the events.
     pub(crate) fn new(
         vpmu: &Arc<Vpmu>,
         memory: &GuestMemoryMmap,
@@ -95,16 +95,16 @@ impl Driver {
         })
     }
 
-    /// Turns its events on, as the vCPU of `session` would.
+    /// Enables the events on the vCPU of `session`.
     pub(crate) fn start(&mut self, session: &mut VcpuSession) -> io::Result<()> {
         self.tell(session, COMMAND_ENABLE).map(|_| ())
     }
 
-    /// Addresses of the samples so far.
+    /// Reads the ring, and returns the addresses of all samples so far.
     pub(crate) fn samples(&mut self) -> io::Result<&[u64]> {
         let (head, mut tail) = (self.word(RING + DATA_HEAD)?, self.word(RING + DATA_TAIL)?);
         while tail != head {
-            // All records of this ring are multiples of eight bytes: a header and an address lie together.
+            // Records are multiples of 8 bytes, so the end of the ring may separate header and address.
             let mut record = [0; 2 * HEADER];
             for (at, half) in (tail..).step_by(HEADER).zip(record.chunks_mut(HEADER)) {
                 let place = RING + PAGE + at % (RING_PAGES * PAGE);
@@ -121,7 +121,8 @@ impl Driver {
         Ok(&self.samples)
     }
 
-    /// Turns its events off, and reads them to their ends.
+    /// Disables the events, reads everything that they produced, and closes them. Counts the traced exits to
+    /// `port`.
     pub(crate) fn stop(mut self, session: &mut VcpuSession, port: u16) -> io::Result<Seen> {
         let replies = self.tell(session, COMMAND_DISABLE)?;
         let marks = replies[1].value.get();
@@ -150,7 +151,7 @@ impl Driver {
         })
     }
 
-    /// The same command to each event, in one notification on the vCPU's thread.
+    /// Sends the same command to each event, in one notification on the vCPU's thread.
     fn tell(&mut self, session: &mut VcpuSession, op: u32) -> io::Result<Vec<Reply>> {
         let request = commands(op, &self.events);
         let room = self.events.len() * size_of::<Reply>();
@@ -173,14 +174,14 @@ impl Driver {
     }
 }
 
-/// The address in a sample of [`IP_TID_TIME`]; `None` of another record.
+/// Returns the address of a sample with [`IP_TID_TIME`]; `None` for another record.
 pub(crate) fn ip(record: &[u8]) -> Option<u64> {
     let kind = u32::from_le_bytes(record.get(..4)?.try_into().ok()?);
     let ip = u64::from_le_bytes(record.get(HEADER..2 * HEADER)?.try_into().ok()?);
     (kind == SAMPLE).then_some(ip)
 }
 
-/// The address in a sample that begins with the event's id; `None` of another record.
+/// Returns the address of a sample that begins with the event's id; `None` for another record.
 pub(crate) fn identified_ip(record: &[u8]) -> Option<u64> {
     let (kind, body) = record.split_at_checked(HEADER)?;
     ip(&[kind, body.get(HEADER..)?].concat())

@@ -1,5 +1,5 @@
-//! A client of the control socket that sends any bytes in any pieces: each line gets one answer, a
-//! line of JSON that this project's client parses, and the device behind it ends cleanly.
+//! A client of the control socket that sends arbitrary bytes in arbitrary pieces: each line gets at most one
+//! answer, a line of JSON that this project's client parses, and the device ends cleanly.
 #![no_main]
 #![allow(
     dead_code,
@@ -31,12 +31,12 @@ thread_local! {
     static DIRECTORY: TempDir = directory().expect("a directory");
 }
 
-/// In memory, if the host supports that.
+/// Creates a temporary directory, in memory if the host supports that.
 fn directory() -> io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 
-/// Requests, complete or in part.
+/// Whole requests and parts of requests.
 const PIECES: [&str; 24] = [
     r#"{"do":"list"}"#,
     r#"{"do":"dump"}"#,
@@ -64,7 +64,7 @@ const PIECES: [&str; 24] = [
     "\n",
 ];
 
-/// The client's end: sends in pieces, keeps the received bytes.
+/// The client's end of the connection: sends in pieces, and keeps the received bytes.
 struct Client {
     sends: Vec<u8>,
     at: usize,
@@ -75,7 +75,7 @@ struct Client {
 }
 
 impl Client {
-    /// Every other call blocks.
+    /// Returns how many of `most` bytes to transfer; every other call would block.
     fn turn(&self, most: usize) -> io::Result<usize> {
         match self.pause.replace(!self.pause.get()) {
             true => Err(ErrorKind::WouldBlock.into()),
@@ -106,7 +106,7 @@ impl Write for Client {
     }
 }
 
-/// Lines of requests, some invalid.
+/// Makes lines of requests, some of them invalid.
 fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut lines = Vec::new();
     while !input.is_empty() && lines.len() < 1 << 15 {
@@ -139,7 +139,7 @@ fn recording() -> PathBuf {
     DIRECTORY.with(|directory| directory.path().join("perf.data"))
 }
 
-/// Work for the device, to give it something to list.
+/// Makes the device work, so that there are events to list.
 fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     for _ in 0..input.int_in_range(0..=6)? {
@@ -184,10 +184,10 @@ fuzz_target!(|input: &[u8]| {
     let _ = work(&mut stage, &mut input);
     let piece = *input.choose(&[4096, 1, 7, 100]).unwrap_or(&1);
     let sends = lines(&mut input).unwrap_or_default();
-    // The server looks for the end of a line after each piece.
+    // The server searches for the end of a line after each piece: limit their number.
     let piece = piece.max(sends.len() / 16);
     stage.leave_all();
-    // A line that is too long gets an answer and is the last.
+    // A line above the limit gets an answer, and ends the conversation.
     let asked = sends.iter().filter(|byte| **byte == b'\n').count() + 1;
     let answers = converse(&stage, sends, piece);
     assert!(

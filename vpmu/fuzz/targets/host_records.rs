@@ -1,6 +1,6 @@
-//! Host rings of any content against the parsers of host records, samples and tracepoints, and any
-//! text against the parser of tracepoint formats: they read only words of the ring, they terminate,
-//! and they find no more records than the ring can hold.
+//! The parsers of host records, samples and tracepoints with rings of arbitrary content, and the parser of
+//! tracepoint formats with arbitrary text: they read only words of the ring, terminate, and find no more
+//! records than the ring can hold.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,9 +19,10 @@ const FORMATS: [&str; 2] = [
     "ID: 2
     field:unsigned short common_type;\toffset:0;\tsize:2;",
 ];
-/// Words of the input that determine the ring's state.
+/// Words of the input that determine size, tail and head of the ring.
 const SHAPE_WORDS: usize = 3;
-/// Bits of the first of those words: unaligned tail, invalid head, text for the rest.
+/// Bits of the first of these words: an arbitrary tail, an arbitrary head, and the rest of the input as the
+/// text of a format.
 const ANY_TAIL: u64 = 0x100;
 const ANY_HEAD: u64 = 0x200;
 const TEXT: u64 = 0x400;
@@ -34,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
-    // A power of two, like real hosts' rings, or not.
+    // A power of two, like the rings of real hosts, or the length of the input.
     let size = match shape % 8 {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),
@@ -64,7 +65,7 @@ fuzz_target!(|input: &[u8]| {
     for formats in formats {
         let exits = exits_in(formats, word, size, tail, head);
         assert!(exits.is_some() || formats != FORMATS, "its own formats");
-        // Each record of a loss ends an exit, too.
+        // A record of losses can also complete an exit, so a record yields two at most.
         assert!(exits.is_none_or(|exits| exits <= 2 * (size / 8 + 1)));
     }
 });

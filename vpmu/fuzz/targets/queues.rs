@@ -1,6 +1,6 @@
-//! One thread plays the driver, the host and the operator of a whole device: the device does not
-//! panic, answers every request, keeps its rings consistent, touches only pages that the driver
-//! named, and frees everything at the end.
+//! One thread acts as driver, host and operator of a device: the device does not panic, answers every
+//! request, keeps its rings consistent, touches only pages that the driver named, and frees everything
+//! at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -21,7 +21,7 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
         if stage.forged {
-            // Its queues may stand anywhere: no request has to be answered.
+            // The indices of its queues may have any values, so requests may stay unanswered.
             stage.notify_all();
             host_ops::step(stage, input)?;
             continue;

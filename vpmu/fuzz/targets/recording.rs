@@ -1,5 +1,5 @@
-//! Recordings of rings with forged contents: each is a file that an independent reader parses to
-//! its end, with the number of samples in its summary and no record that perf would act on.
+//! Recordings of rings with forged contents: an independent reader parses the file to its end, and finds as
+//! many samples as the summary says and no record that perf would act on.
 #![no_main]
 #![allow(
     dead_code,
@@ -45,11 +45,11 @@ thread_local! {
     static NAMES: Symbols = names();
 }
 
-/// The guest's kernel.
+/// Opens a file with the symbols of a guest's kernel.
 fn names() -> Symbols {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.write_all(SYMBOLS).expect("written");
-    // The open file outlives its name.
+    // `Symbols` keeps the file open after it is unlinked.
     Symbols::open(file.path()).expect("symbols")
 }
 
@@ -78,7 +78,7 @@ fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
         vcpu: input.int_in_range(0..=3)?,
         kind,
         config: match kind {
-            // Only the host's kinds are opened.
+            // One of perf's generic events.
             KIND_HARDWARE => input.int_in_range(0..=9)?,
             _ => number(input)?,
         },
@@ -104,7 +104,7 @@ fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
     })
 }
 
-/// A word for a sample of `event`, mostly valid.
+/// Makes the value of a one-word sample field, mostly valid for `event`.
 fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> Result<u64> {
     if once_in(input, 30)? {
         return number(input);
@@ -120,7 +120,7 @@ fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> R
     }
 }
 
-/// A sample with the event's fields, counts and chain.
+/// Makes the body of a sample with the event's fields, counts and call chain.
 fn sample(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<u64>> {
     let mut words = Vec::new();
     for field in [16, 0, 1, 2, 3, 6, 9, 7, 8] {
@@ -182,7 +182,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Forged histories of events that no device had.
+/// Makes histories with forged records, without a device.
 fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     for id in 1..=input.int_in_range(1..=3)? {
         let event = status(input, id)?;
@@ -200,7 +200,7 @@ fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     Ok(())
 }
 
-/// A device's rings after arbitrary operations, including the guest's writes there.
+/// Fills the rings of a device by arbitrary operations, including the guest's writes to them.
 fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
@@ -215,7 +215,7 @@ fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a recording like a foreign tool.
+/// Reads a recording with an independent reader.
 fn read(file: &[u8], summary: &Summary) {
     let PerfFileReader {
         mut perf_file,

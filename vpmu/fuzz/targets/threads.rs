@@ -1,7 +1,6 @@
-//! Four threads at once on one device: two vCPUs, a driver with its requests and resets, and a host
-//! that drains, flushes, lists and ends events. Their order varies between executions, so only
-//! order-independent properties are checked: nothing panics or waits for ever, and everything is
-//! freed at the end.
+//! Four concurrent threads on one device: two vCPUs, a driver with its requests and resets, and a host that
+//! drains, flushes, lists, starts and ends events. Their order varies between executions, so only properties
+//! that hold in any order are checked: nothing panics or waits for ever, and everything is freed at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -31,18 +30,18 @@ use crate::shared::{driver, driver_ops, host_ops, reader, rig, world};
 struct VcpuThread<'a> {
     vcpu: u32,
     session: Option<VcpuSession>,
-    /// Its own queue. A reset sets the device's side up anew: from then on the device may find
-    /// anything there.
+    /// The vCPU's queue. A reset on another thread sets up the device's side anew, after which the device may
+    /// find anything in this queue.
     queue: DriverQueue,
     vpmu: &'a Vpmu,
     world: &'a World,
-    /// Serializes attaching, which announces the thread first.
+    /// Serializes attaching: the world must know the thread first.
     attaching: &'a Mutex<()>,
     marks: u64,
 }
 
 impl VcpuThread<'_> {
-    /// Runs until the bytes end; returns its session, outside of the guest, and its marks.
+    /// Runs until the bytes run out. Returns the session, which has left the guest, and the number of marks.
     fn run(mut self, input: &[u8]) -> (Option<VcpuSession>, u64) {
         let mut input = Unstructured::new(input);
         // Ends when the bytes run out.
@@ -58,7 +57,7 @@ impl VcpuThread<'_> {
         let (exit, mut regs) = (exit(input)?, cpu(input)?);
         let op = input.int_in_range(0..=9)?;
         if op == 0 {
-            // Another thread takes over; the host sees no difference.
+            // A new session takes over, as on another thread.
             drop(self.session.take());
             let _alone = self.attaching.lock().expect("no panic");
             self.world.be_thread(thread);
@@ -127,7 +126,7 @@ fn host(vpmu: &Vpmu, input: &[u8]) {
 fn host_step(vpmu: &Vpmu, input: &mut Unstructured<'_>) -> Result<()> {
     match input.int_in_range(0..=9)? {
         0..=2 => vpmu.drain(),
-        // An event that ended meanwhile is only an error.
+        // The event may have ended: an error is no failure.
         3 => drop(vpmu.flush(Some(input.int_in_range(0..=12)?))),
         4 => drop(vpmu.flush(None)),
         5 => host_ops::histories_of(vpmu),
@@ -138,7 +137,7 @@ fn host_step(vpmu: &Vpmu, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The driver's requests and resets, and the guest's readers.
+/// Operations of the driver and of the guest's readers.
 fn driver(stage: &mut Stage, input: &[u8]) {
     let mut input = Unstructured::new(input);
     while !input.is_empty() && driver_ops::step(stage, &mut input).is_ok() {}

@@ -1,6 +1,6 @@
-//! A driver at the registers of the virtio-mmio transport, in any order and with any width:
-//! features and queues are negotiated, used and reset while the device works. A device that was not
-//! started does nothing, an orderly driver gets one that answers, and a reset ends everything.
+//! A driver that accesses the registers of the virtio-mmio transport in any order and with any width: it
+//! negotiates features, sets up queues, uses and resets them while the device works. A device that was not
+//! started does not answer, a device started in the right order does, and a reset ends everything.
 #![no_main]
 #![allow(
     dead_code,
@@ -26,7 +26,7 @@ use crate::shared::layout::WINDOW_PAGES;
 use crate::shared::stage::{Stage, features};
 use crate::shared::{driver, driver_ops, host_ops, reader, world};
 
-/// Registers of the transport, by the names of the specification.
+/// Registers of the transport, with the names of the virtio specification.
 const QUEUE_SEL: u64 = 0x30;
 const QUEUE_NUM: u64 = 0x38;
 const QUEUE_READY: u64 = 0x44;
@@ -36,7 +36,7 @@ const DRIVER_FEATURES_SEL: u64 = 0x24;
 const QUEUE_DESC: u64 = 0x80;
 const QUEUE_DRIVER: u64 = 0x90;
 const QUEUE_DEVICE: u64 = 0xa0;
-/// All registers up to configuration space, and the start of it.
+/// Bytes of the registers, and of the first part of the configuration space.
 const REGISTERS: u64 = 0x120;
 
 const ACKNOWLEDGE: u32 = 1;
@@ -49,7 +49,7 @@ const FAILED: u32 = 0x80;
 struct Transport {
     stage: Stage,
     mmio: VirtioMmio,
-    /// Set up in the right order, and not reset since.
+    /// Whether the device was set up in the right order and not reset since.
     orderly: bool,
 }
 
@@ -79,7 +79,7 @@ impl Transport {
         u32::from_le_bytes(data)
     }
 
-    /// A write by vCPU 0, in its session if it has a thread.
+    /// Writes as vCPU 0, in its session if it has one.
     fn write_bytes(&mut self, register: u64, data: &[u8]) {
         let vcpus = &self.stage.rig.vcpus;
         let mut session = self.stage.runs(0).then(|| vcpus.take(0));
@@ -98,9 +98,9 @@ impl Transport {
         self.write_bytes(register, &value.to_le_bytes());
     }
 
-    /// A driver's steps in order; one may be omitted.
+    /// Makes a driver's steps in the right order; may omit one.
     fn set_up(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        // The rings of a running device are zeroed here.
+        // `queues` zeroes the rings of a running device.
         self.orderly = false;
         let (drivers, queues) = self.stage.memory.queues();
         let features = features(input)?;
@@ -166,7 +166,7 @@ impl Transport {
         self.write(QUEUE_READY, 1);
     }
 
-    /// Any access to any register.
+    /// Makes any access to any register.
     fn access(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let register = match input.arbitrary()? {
             true => input.int_in_range(0..=REGISTERS / 4)? * 4,
@@ -188,7 +188,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Invariants for every driver.
+    /// Checks the invariants that hold for every driver.
     fn check(&mut self) {
         assert_eq!(self.read(0), u32::from_le_bytes(*b"virt"));
         let status = self.read(STATUS);
@@ -205,7 +205,7 @@ impl Transport {
             0..=3 => self.access(input)?,
             4..=5 => self.set_up(input)?,
             6 => {
-                // One more status bit, or a reset.
+                // Sets one more status bit, or resets the device.
                 let status = self.read(STATUS);
                 let added = 1 << input.int_in_range(0..=8)? & 0xff;
                 self.write(STATUS, if added == 0 { 0 } else { status | added });
@@ -226,7 +226,8 @@ impl Transport {
         Ok(())
     }
 
-    /// A request on any queue, notified through its register. Only a started device takes it.
+    /// Makes a request on any queue, and notifies the queue through its register. Only a started device may
+    /// answer.
     fn request(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let Some(last) = self.stage.rig.queues.len().checked_sub(1) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! When the device is to be drained, as a descriptor.
+//! A timer descriptor that is readable when the device is due for a drain.
 #![expect(unsafe_code, reason = "timerfd and poll have no safe form")]
 
 use std::fs::File;
@@ -11,25 +11,25 @@ use std::time::Duration;
 /// Time between two drains.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A timer that runs while the device wants draining. Its descriptor is readable when
-/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due: an event loop calls [`DrainTimer::take`] and drains, or a thread
-/// drains for as long as [`DrainTimer::wait`] returns `true`. It must not be a vCPU's.
+/// A timer that runs while the device wants drains. Its descriptor is readable when
+/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. An event loop calls [`DrainTimer::take`] and drains, or a thread
+/// drains for as long as [`DrainTimer::wait`] returns `true`. A vCPU's thread must do neither.
 #[derive(Debug)]
 pub struct DrainTimer {
-    /// Never blocks.
+    /// The timer descriptor, non-blocking.
     timer: File,
-    /// Nothing starts or stops the timer any more.
+    /// Whether [`DrainTimer::end`] was called: [`DrainTimer::run`] then has no effect.
     ended: Mutex<bool>,
 }
 
 impl DrainTimer {
-    /// A timer that stands still.
+    /// Creates a stopped timer.
     ///
     /// # Errors
-    /// The host's.
+    /// The error of timerfd_create(2).
     pub fn new() -> io::Result<Self> {
         let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
-        // SAFETY: takes no pointer.
+        // SAFETY: the call takes no pointer.
         let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -41,7 +41,7 @@ impl DrainTimer {
         })
     }
 
-    /// Starts or stops it: for [`Machine::draining`](vpmu::Machine::draining).
+    /// Starts the timer if `wanted`, else stops it; for [`Machine::draining`](vpmu::Machine::draining).
     pub fn run(&self, wanted: bool) {
         let ended = self.ended();
         if !*ended {
@@ -49,13 +49,13 @@ impl DrainTimer {
         }
     }
 
-    /// Whether a drain is due; clears that.
+    /// Returns whether a drain is due, and resets that.
     #[must_use]
     pub fn take(&self) -> bool {
         (&self.timer).read_exact(&mut [0; 8]).is_ok()
     }
 
-    /// Waits until a drain is due; `false` after [`DrainTimer::end`].
+    /// Waits until a drain is due, and returns `true`. Returns `false` after [`DrainTimer::end`].
     #[must_use]
     pub fn wait(&self) -> bool {
         let mut timer = libc::pollfd {
@@ -64,7 +64,7 @@ impl DrainTimer {
             revents: 0,
         };
         loop {
-            // SAFETY: the kernel writes to one structure, `timer`. A signal makes it return early.
+            // SAFETY: the kernel writes to one `pollfd`, `timer`. If a signal ends the call early, nothing is due.
             unsafe { libc::poll(&raw mut timer, 1, -1) };
             let due = self.take();
             if *self.ended() {
@@ -80,32 +80,32 @@ impl DrainTimer {
     pub fn end(&self) {
         let mut ended = self.ended();
         *ended = true;
-        // Each thread that waits takes an expiration: there are more.
+        // The timer is periodic: each waiting thread consumes an expiration, and more follow.
         self.set(Duration::from_nanos(1));
     }
 
     fn set(&self, period: Duration) {
         let time = libc::timespec {
             tv_sec: 0,
-            // Below a second.
+            // Periods are below a second.
             tv_nsec: period.subsec_nanos().into(),
         };
         let spec = libc::itimerspec {
             it_interval: time,
             it_value: time,
         };
-        // SAFETY: the kernel reads one structure, `spec`, and writes none.
+        // SAFETY: the kernel reads one `itimerspec`, `spec`; the null pointer makes it write none.
         let set = unsafe {
             libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, ptr::null_mut())
         };
         if set < 0 {
-            // It is a timer, and the time is valid.
+            // Not expected: the descriptor is a timer, and the time is valid.
             log::error!("the drain's timer: {}", io::Error::last_os_error());
         }
     }
 
     fn ended(&self) -> MutexGuard<'_, bool> {
-        // One flag: a panic elsewhere does not spoil it.
+        // A panic under the lock leaves the flag valid.
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

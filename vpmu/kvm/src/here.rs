@@ -1,7 +1,7 @@
-//! Accesses of the vCPU that runs on the calling thread, for buses that do not say which vCPU makes an access.
+//! Accesses of the vCPU that runs on the calling thread, for buses that do not pass on which vCPU makes an access.
 //!
-//! They are carried out when the thread's [`VcpuThread`](crate::VcpuThread) runs the vCPU next, before it
-//! enters the guest: the guest sees no difference to [`AtExit::mark`](crate::AtExit::mark) and
+//! The thread's [`VcpuThread`](crate::VcpuThread) carries the accesses out at its next run call, before the vCPU
+//! enters the guest. So the guest sees the same as with [`AtExit::mark`](crate::AtExit::mark) and
 //! [`AtExit::kick`](crate::AtExit::kick).
 
 use std::cell::RefCell;
@@ -16,16 +16,18 @@ enum Access {
 }
 
 thread_local! {
-    /// In their order, not carried out yet: at most those of one exit. `None`: no vCPU runs on this thread.
+    /// Accesses of the last exit that are not carried out yet, in order. `None` if no vCPU runs on this thread.
     static WAITING: RefCell<Option<Vec<Access>>> = const { RefCell::new(None) };
 }
 
-/// The vCPU wrote `value` to the doorbell; whether a vCPU with a session runs on this thread.
+/// Reports that this thread's vCPU wrote `value` to the doorbell. Returns `false` if no vCPU with a session runs on
+/// this thread.
 pub fn mark(value: u32) -> bool {
     wait(Access::Mark(value))
 }
 
-/// The vCPU notified `queue`, one of the vCPUs'; whether a vCPU with a session runs on this thread.
+/// Reports that this thread's vCPU notified `queue`, a vCPU queue. Returns `false` if no vCPU with a session runs on
+/// this thread.
 pub fn kick(queue: u16) -> bool {
     wait(Access::Kick(queue))
 }
@@ -37,7 +39,7 @@ fn wait(access: Access) -> bool {
     })
 }
 
-/// While it lives, a vCPU with a session runs on this thread.
+/// A guard: while it lives, [`mark`] and [`kick`] accept accesses on this thread.
 #[derive(Debug)]
 pub(crate) struct Accesses(PhantomData<*const ()>);
 
@@ -47,7 +49,7 @@ impl Accesses {
         Self(PhantomData)
     }
 
-    /// Carries out the accesses since the last time. The vCPU has not entered the guest since they were made.
+    /// Carries out the pending accesses. The vCPU must not have entered the guest since they were made.
     pub(crate) fn carry_out(&self, session: &mut VcpuSession, registers: &mut dyn Registers) {
         let mut accesses = WAITING.with_borrow_mut(|waiting| match waiting {
             Some(waiting) if !waiting.is_empty() => std::mem::take(waiting),

@@ -1,7 +1,7 @@
-//! The signal that makes a vCPU leave the guest: a kick. Overflows of host counters send it, too.
+//! Kicks: the signal that makes a vCPU leave the guest. Overflows of host counters send it, too.
 //!
-//! A kick that arrives while its thread is outside the guest must not be lost: the handler sets
-//! `immediate_exit` in the vCPU's run page, so the next run call returns at once.
+//! A kick that arrives while the thread is outside the guest must not be lost: the handler sets
+//! `immediate_exit` in the vCPU's run page, so that the next run call returns at once.
 
 #![expect(
     unsafe_code,
@@ -30,12 +30,12 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
     }
 }
 
-/// Installs the handler of `signal`, a real-time signal, for every thread: the one that
-/// [`PerfSource`](vpmu::host::PerfSource) announces overflows with. `SIGIO` has the handler, too: the kernel
-/// sends it when the queue of real-time signals is full, and by default it ends the process.
+/// Installs the handler of `signal` for the process. `signal` is the real-time signal by which
+/// [`PerfSource`](vpmu::host::PerfSource) announces overflows. `SIGIO` gets the same handler: the kernel sends it
+/// instead when the queue of real-time signals is full, and by default it ends the process.
 ///
 /// # Errors
-/// The host's.
+/// The error of sigaction(2).
 pub fn install(signal: c_int) -> io::Result<()> {
     for signal in [signal, libc::SIGIO] {
         register_signal_handler(signal, on_kick)?;
@@ -47,12 +47,12 @@ pub fn install(signal: c_int) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Threads {
     signal: c_int,
-    /// By vCPU: its thread; zero without one.
+    /// The thread id of each vCPU, by index; zero for a vCPU without a thread.
     threads: Vec<AtomicI32>,
 }
 
 impl Threads {
-    /// For `vcpus` vCPUs, none of them running yet; `signal` kicks them.
+    /// Creates the table of `vcpus` vCPUs, all without threads. `signal` is the signal of a kick.
     #[must_use]
     pub fn new(vcpus: u32, signal: c_int) -> Self {
         Self {
@@ -66,17 +66,17 @@ impl Threads {
     pub fn join(&self, vcpu: u32) -> Joined<'_> {
         let slot = self.slot(vcpu);
         if let Some(slot) = slot {
-            // SAFETY: asks for a number and touches no memory.
+            // SAFETY: the call takes no argument and cannot fail.
             let thread = unsafe { libc::gettid() };
             slot.store(thread, Ordering::SeqCst);
         }
         Joined(slot)
     }
 
-    /// Makes `vcpu` leave the guest shortly, if it is there.
+    /// Makes `vcpu` leave the guest soon, or makes its next run call return at once.
     ///
     /// # Errors
-    /// It has no thread, or the host's error.
+    /// `ESRCH` if the vCPU has no thread, or the error of tgkill(2).
     pub fn kick(&self, vcpu: u32) -> io::Result<()> {
         let slot = self.slot(vcpu);
         let thread = slot.map_or(0, |slot| slot.load(Ordering::SeqCst));
@@ -84,8 +84,8 @@ impl Threads {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let process = std::process::id();
-        // SAFETY: touches no memory. If the thread has ended, another one of this process may get
-        // the signal, whose handler then has no effect.
+        // SAFETY: the call takes no pointer. If the thread has ended and its id was reused in this
+        // process, the handler at most makes one run call return early.
         let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, self.signal) };
         match result {
             0 => Ok(()),
@@ -98,7 +98,7 @@ impl Threads {
     }
 }
 
-/// A vCPU's thread registered with [`Threads`].
+/// A guard: while it lives, its thread is registered with [`Threads`].
 #[derive(Debug)]
 pub struct Joined<'a>(Option<&'a AtomicI32>);
 
@@ -110,16 +110,16 @@ impl Drop for Joined<'_> {
     }
 }
 
-/// While it lives, kicks to this thread reach a vCPU.
+/// A guard: while it lives, kicks to its thread set a vCPU's `immediate_exit`.
 #[derive(Debug)]
 pub(crate) struct Kickable(*mut u8);
 
 impl Kickable {
-    /// Directs this thread's kicks to `immediate_exit`.
+    /// Makes kicks to this thread set `immediate_exit`.
     ///
     /// # Safety
-    /// The byte stays mapped and writable until the value is dropped, which happens on this
-    /// thread.
+    /// The byte must stay mapped and writable until the value is dropped, and the value must be
+    /// dropped on this thread.
     pub(crate) unsafe fn new(immediate_exit: *mut u8) -> Self {
         IMMEDIATE_EXIT.set(immediate_exit);
         Self(immediate_exit)
@@ -128,7 +128,7 @@ impl Kickable {
 
 impl Drop for Kickable {
     fn drop(&mut self) {
-        // Unless they have been directed elsewhere since.
+        // A later `Kickable` of this thread may have replaced the pointer.
         if IMMEDIATE_EXIT.get() == self.0 {
             IMMEDIATE_EXIT.set(ptr::null_mut());
         }

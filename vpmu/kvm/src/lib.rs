@@ -1,14 +1,16 @@
-//! The paravirtual PMU under KVM, for VMMs on kvm-ioctls: the part of an embedding that is the same in each.
+//! The paravirtual PMU on KVM, for VMMs based on kvm-ioctls: the code that every such VMM needs to embed the device.
 //!
-//! [`VcpuThread`] runs a vCPU and reports its entries and exits to its [`VcpuSession`](vpmu::VcpuSession), with
-//! the access and the registers of each exit; [`here`] is for buses that do not pass the vCPU on. [`kick`] has
-//! the signal that makes a vCPU leave the guest, [`Statistics`] KVM's numbers of exits and halts, [`DrainTimer`]
-//! the descriptor that is readable when the device is to be drained; [`KvmMachine`] is the
-//! [`Machine`](vpmu::Machine) made of them. [`clock_offset`] is the guest's time counter minus the host's, as
-//! [`Vpmu::attach`](vpmu::Vpmu::attach) takes it. [`probe`] finds out whether this host's samples have guest
-//! addresses, by running a guest of a few instructions, which [`micro`] makes.
+//! - [`VcpuThread`] runs a vCPU and reports its entries and exits to its [`VcpuSession`](vpmu::VcpuSession), with the
+//!   access and the registers of each exit. [`here`] serves buses that do not pass on which vCPU makes an access.
+//! - [`kick`] installs the handler of the signal that makes a vCPU leave the guest; [`Threads`] sends it.
+//! - [`Statistics`] reads KVM's counts of exits and halts.
+//! - [`DrainTimer`] is a descriptor that is readable when the device is due for a drain.
+//! - [`KvmMachine`] implements [`Machine`](vpmu::Machine) with these.
+//! - [`clock_offset`] returns the guest's time counter minus the host's, for [`Vpmu::attach`](vpmu::Vpmu::attach).
+//! - [`probe`] finds out whether this host's samples have guest addresses: it samples a guest of a few instructions,
+//!   which [`micro`] builds.
 //!
-//! `vpmu/EMBEDDING.md` has the order of the calls, `vpmu/examples/embed.rs` a VMM that consists of them.
+//! `vpmu/EMBEDDING.md` has the order of the calls; `vpmu/examples/embed.rs` is a minimal VMM.
 
 pub mod arch;
 mod drain;
@@ -21,7 +23,7 @@ mod run_page;
 mod stats;
 mod vcpu;
 
-// Their types are in this crate's signatures.
+// Re-exported, because their types are in this crate's signatures.
 pub use {kvm_bindings, kvm_ioctls};
 
 pub use arch::{ExitRegisters, HALTS, clock_offset, registers, syncs_registers};

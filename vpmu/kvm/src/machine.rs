@@ -13,11 +13,11 @@ use crate::stats::Statistics;
 /// The [`Machine`] of a VMM on KVM.
 #[derive(Debug)]
 pub struct KvmMachine {
-    /// Each vCPU's statistics, where this kernel has them.
+    /// Each vCPU's statistics, if this kernel has them.
     pub stats: Arc<Statistics>,
-    /// The vCPUs' threads.
+    /// The vCPUs' threads, to kick them.
     pub threads: Arc<Threads>,
-    /// When the device is to be drained.
+    /// The timer of drains.
     pub drain: Arc<DrainTimer>,
     /// Whether the host's samples have guest addresses: [`probe::guest_ips`](crate::probe::guest_ips).
     pub guest_ips: bool,

@@ -1,7 +1,8 @@
-//! The page shared by KVM and a vCPU's thread.
+//! The run page (`struct kvm_run`) that KVM shares with a vCPU's thread.
 //!
-//! Mapped a second time besides kvm-ioctls' own mapping: the exit is classified while kvm-ioctls lends it, and
-//! the kick's signal handler has an address for `immediate_exit`, which outlives the vCPU's descriptor.
+//! This is a second mapping besides that of kvm-ioctls, for two reasons: the exit is classified while a
+//! [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU, and the signal handler of kicks needs an address of
+//! `immediate_exit` that may outlive the vCPU's descriptor.
 
 #![expect(unsafe_code, reason = "a mapping that KVM writes to, and its unions")]
 
@@ -17,16 +18,16 @@ use vpmu::{Access, Exit, ExitReason};
 use crate::arch;
 use crate::kick::Kickable;
 
-/// Pages follow it in which KVM leaves data of exits: kvm-ioctls lends that.
+/// Bytes to map. The pages behind them hold the data of exits, which kvm-ioctls passes on.
 const SIZE: usize = size_of::<kvm_run>();
 
 /// A vCPU's run page.
 #[derive(Debug)]
 pub(crate) struct RunPage(NonNull<kvm_run>);
 
-/// The descriptor of `vcpu`.
+/// Borrows the file descriptor of `vcpu`.
 pub(crate) fn descriptor(vcpu: &VcpuFd) -> BorrowedFd<'_> {
-    // SAFETY: the vCPU has it open, and is borrowed for as long as the result.
+    // SAFETY: `vcpu` owns the descriptor and is borrowed for as long as the result.
     unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
 }
 
@@ -34,9 +35,9 @@ impl RunPage {
     /// Maps the run page of `vcpu`.
     ///
     /// # Errors
-    /// The host's.
+    /// The error of mmap(2).
     pub(crate) fn map(vcpu: &VcpuFd) -> io::Result<Self> {
-        // SAFETY: a fresh shared mapping of a descriptor that allows it; checked below.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -54,7 +55,7 @@ impl RunPage {
         Ok(Self(run.ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
-    /// The page's address; its structure is mapped whole until drop.
+    /// Returns the page's address; the whole structure is mapped until drop.
     pub(crate) fn as_ptr(&self) -> *const kvm_run {
         self.0.as_ptr()
     }
@@ -62,12 +63,12 @@ impl RunPage {
     fn immediate_exit(&self) -> &AtomicU8 {
         // SAFETY: computes an address inside the mapping.
         let flag = unsafe { &raw mut (*self.0.as_ptr()).immediate_exit };
-        // SAFETY: valid while the page is mapped. The signal handler of this thread may write it between any two
-        // instructions, hence atomic; the kernel reads it in run calls of this thread only.
+        // SAFETY: the byte is valid while the page is mapped. The signal handler may write it between any two
+        // instructions of this thread, hence the atomic; the kernel reads it only in run calls of this thread.
         unsafe { AtomicU8::from_ptr(flag) }
     }
 
-    /// Directs this thread's kicks to this vCPU, until the value is dropped.
+    /// Makes kicks to this thread reach this vCPU, until the returned guard is dropped.
     pub(crate) fn kickable(&self) -> Kickable {
         // SAFETY: `VcpuThread` drops the result before its run page, on its own thread.
         unsafe { Kickable::new(self.immediate_exit().as_ptr()) }
@@ -86,11 +87,11 @@ impl RunPage {
     fn reason(&self) -> u32 {
         // SAFETY: computes an address inside the mapping.
         let reason = unsafe { &raw const (*self.as_ptr()).exit_reason };
-        // SAFETY: KVM writes it in run calls, which the thread of this value makes.
+        // SAFETY: KVM writes the field only in run calls, which only this thread makes.
         unsafe { reason.read() }
     }
 
-    /// The exit of the last run call, which has not failed.
+    /// Returns the exit of the last run call, which must have succeeded.
     pub(crate) fn exit(&self) -> Exit {
         let reason = self.reason();
         let access = |access| Exit {
@@ -108,7 +109,7 @@ impl RunPage {
                 let mmio = unsafe { mmio.read() };
                 access(Access {
                     address: mmio.phys_addr,
-                    // At most eight.
+                    // KVM reports at most eight bytes.
                     size: u8::try_from(mmio.len).unwrap_or(u8::MAX),
                     write: mmio.is_write != 0,
                     count: 1,
@@ -120,7 +121,7 @@ impl RunPage {
         }
     }
 
-    /// KVM's number of the error that the last run call returned, if it returned one of KVM's own.
+    /// Returns the suberror of the last run call's exit, if that was `KVM_EXIT_INTERNAL_ERROR`.
     pub(crate) fn internal_error(&self) -> Option<u32> {
         (self.reason() == KVM_EXIT_INTERNAL_ERROR).then(|| {
             // SAFETY: computes an address inside the mapping.
@@ -133,7 +134,7 @@ impl RunPage {
 
 impl Drop for RunPage {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size; no borrow of it remains.
+        // SAFETY: `map` mapped this address with this size, and no borrow of the page remains.
         unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }

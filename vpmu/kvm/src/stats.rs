@@ -1,6 +1,6 @@
 //! KVM's binary statistics of a vCPU: the host kernel's counters, by name.
 //!
-//! The only exact number of exits that never reach this process.
+//! They are the only exact count of exits that do not reach this process.
 
 #![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap")]
 
@@ -18,15 +18,15 @@ mod request {
     vmm_sys_util::ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 }
 
-/// Bytes of the header that precedes everything.
+/// Bytes of the file's header.
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// More than any kernel has, to limit the read.
+/// Limits of the read; no kernel has as many descriptors, or names as long.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 
-/// Flags of a descriptor that give its type; the other types are histograms.
+/// Bits of a descriptor's flags that hold its type. The types not listed here are histograms.
 const TYPE_MASK: u32 = 0xf;
 const TYPE_CUMULATIVE: u32 = 0;
 const TYPE_INSTANT: u32 = 1;
@@ -43,7 +43,7 @@ enum Kind {
     Peak,
 }
 
-/// A single counter.
+/// Offset and type of a counter with a single value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     /// Its offset in the file.
@@ -55,7 +55,7 @@ struct Place {
 #[derive(Debug)]
 pub struct Stats {
     file: File,
-    /// Single counters by name.
+    /// Counters with a single value, by name.
     counters: BTreeMap<String, Place>,
 }
 
@@ -63,9 +63,9 @@ impl Stats {
     /// Opens the statistics of `vcpu`, a KVM vCPU descriptor.
     ///
     /// # Errors
-    /// The kernel's, or `InvalidData` for a layout that is not the documented one.
+    /// The error of `KVM_GET_STATS_FD`, or `InvalidData` if the file does not have the documented layout.
     pub fn open(vcpu: &impl AsRawFd) -> io::Result<Self> {
-        // SAFETY: the request takes no argument and touches no memory of ours.
+        // SAFETY: the request takes no argument and accesses no memory of this process.
         let fd = unsafe { ioctl(vcpu, request::KVM_GET_STATS_FD()) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -83,16 +83,16 @@ impl Stats {
     }
 }
 
-/// One vCPU's statistics over every boot.
+/// One vCPU's statistics over all boots.
 #[derive(Debug, Default)]
 struct Kept {
     now: Option<Stats>,
-    /// Values of earlier boots.
+    /// Combined values of earlier boots.
     past: Option<BTreeMap<String, u64>>,
 }
 
 impl Kept {
-    /// The value at `place`, combined with the earlier boots' value of `name`.
+    /// Reads the value at `place` and combines it with the value of `name` from earlier boots.
     fn total(&self, name: &str, place: Place) -> Option<u64> {
         let now = self.now.as_ref()?.read(place)?;
         let past = self.past.as_ref().and_then(|past| past.get(name));
@@ -127,26 +127,25 @@ fn joined(kind: Kind, past: u64, now: u64) -> u64 {
     }
 }
 
-/// Every vCPU's statistics over every boot: cumulative counters keep growing when the guest boots
-/// again.
+/// Statistics of every vCPU over all boots: cumulative counters keep growing when the guest reboots.
 #[derive(Debug)]
 pub struct Statistics(RwLock<Vec<Kept>>);
 
 impl Statistics {
-    /// For `vcpus` vCPUs that have not run yet.
+    /// Creates empty statistics of `vcpus` vCPUs that have not run yet.
     #[must_use]
     pub fn new(vcpus: u32) -> Self {
         Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
     }
 
-    /// Begins a boot with the statistics of its vCPUs, if this KVM has any.
+    /// Begins a boot with the statistics of its vCPUs, in order; `None` for a vCPU without statistics.
     pub fn begin(&self, stats: Vec<Option<Stats>>) {
         for (kept, stats) in self.write().iter_mut().zip(stats) {
             kept.now = stats;
         }
     }
 
-    /// Ends a boot; call it while its VM exists.
+    /// Ends a boot and keeps its last values; call it while its VM exists.
     pub fn end(&self) {
         for kept in self.write().iter_mut() {
             kept.past = kept.read_all();
@@ -154,14 +153,14 @@ impl Statistics {
         }
     }
 
-    /// The counter `name` of `vcpu`; `None` if this kernel lacks it.
+    /// Returns the counter `name` of `vcpu`; `None` if this kernel lacks it.
     #[must_use]
     pub fn read(&self, vcpu: u32, name: &str) -> Option<u64> {
         let index = usize::try_from(vcpu).ok()?;
         self.lock().get(index)?.read(name)
     }
 
-    /// All single counters of each vCPU; `None` if this KVM has none.
+    /// Returns all counters with a single value of each vCPU; `None` if this KVM has no statistics.
     #[must_use]
     pub fn read_all(&self) -> Vec<Option<BTreeMap<String, u64>>> {
         self.lock().iter().map(Kept::read_all).collect()
@@ -191,7 +190,7 @@ fn u32_at(bytes: &[u8], offset: usize) -> io::Result<u32> {
         .ok_or_else(invalid)
 }
 
-/// The single counters of a statistics file that `read_at(offset, bytes)` reads.
+/// Parses the counters with a single value of a statistics file, which `read_at(offset, bytes)` reads.
 fn directory(
     read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
 ) -> io::Result<BTreeMap<String, Place>> {

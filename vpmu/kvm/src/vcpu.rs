@@ -14,9 +14,9 @@ use crate::run_page::{self, RunPage};
 /// A vCPU on the thread that runs it, with its session. The thread's kicks go to it.
 #[derive(Debug)]
 pub struct VcpuThread {
-    // Fields drop in this order: counters overflow after the session, too, and the page is mapped longest.
+    // Fields drop in this order: counters can overflow after the session's end, so kicks need the page until last.
     session: Option<VcpuSession>,
-    /// Of a bus that does not pass the vCPU on.
+    /// Accepts the accesses that a bus reports by [`here`](crate::here), if there is a session.
     accesses: Option<Accesses>,
     _kickable: Kickable,
     page: RunPage,
@@ -28,19 +28,19 @@ pub struct VcpuThread {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AtExit<'a> {
-    /// The exit as the device knows it: port I/O has the size and number of its accesses.
+    /// The exit as reported to the device; for port I/O with the size and number of accesses.
     pub exit: Exit,
-    /// KVM's number of the error, if the exit is one of KVM's own.
+    /// The suberror, if the exit was `KVM_EXIT_INTERNAL_ERROR`.
     pub internal_error: Option<u32>,
-    /// The registers, read when they are asked for.
+    /// The registers, read on demand.
     pub registers: ExitRegisters<'a>,
     /// The vCPU's session with the device.
     pub session: Option<&'a mut VcpuSession>,
 }
 
 impl VcpuThread {
-    /// The vCPU behind `fd` on the calling thread, which has its `session`; `None`: of a machine without the
-    /// device. [`kick::install`](crate::kick::install) was called before.
+    /// Binds the vCPU behind `fd` to the calling thread, with its `session`, or `None` on a machine without the
+    /// device. Call [`kick::install`](crate::kick::install) first.
     ///
     /// # Errors
     /// The run page cannot be mapped.
@@ -57,19 +57,19 @@ impl VcpuThread {
         })
     }
 
-    /// With registers that KVM leaves in the run page while records need them: if
-    /// [`syncs_registers`](crate::syncs_registers) returns `can`.
+    /// Lets KVM copy the registers to the run page while records need them. `can` is the result of
+    /// [`syncs_registers`](crate::syncs_registers).
     #[must_use]
     pub fn syncing(mut self, can: bool) -> Self {
         self.can_sync = can;
         self
     }
 
-    /// Runs the guest until its next exit: [`VcpuFd::run`], with all that the device needs before and
-    /// after it. `fd` is the descriptor that the value was made of.
+    /// Runs the guest until its next exit: [`VcpuFd::run`], with the device's calls before and after it.
+    /// `fd` must be the vCPU that was passed to [`VcpuThread::new`].
     ///
     /// # Errors
-    /// KVM's. `EINTR` is a signal's: a kick, or an overflow, which the device has handled.
+    /// The error of `KVM_RUN`. `EINTR` stands for a signal: a kick, or an overflow, which the device has handled.
     #[expect(
         unsafe_code,
         reason = "kvm-ioctls borrows the vCPU for the exit, and registers are read meanwhile"
@@ -86,13 +86,13 @@ impl VcpuThread {
             self.synced = wanted;
         }
         let page = &self.page;
-        // SAFETY: the result lives no longer than the borrow of `fd`, which has it open.
+        // SAFETY: `fd` owns the descriptor and is borrowed for as long as the result.
         let vcpu = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
         if let Some(session) = &mut self.session {
             session.enter();
         }
         let ran = fd.run();
-        // Before the exit is reported: an overflow from here on makes the next run call return.
+        // Clear the flag before the exit is reported: an overflow from here on makes the next run call return.
         page.clear_immediate_exit();
         let (exit, internal_error) = match &ran {
             Ok(_) => (page.exit(), page.internal_error()),
@@ -113,25 +113,26 @@ impl VcpuThread {
         ran.map(|exit| (exit, at))
     }
 
-    /// Makes the next run call return before it enters the guest, with KVM's part of the last exit finished.
+    /// Makes the next run call finish KVM's part of the last exit and return before it enters the guest.
     pub fn return_at_once(&self) {
         self.page.set_immediate_exit();
     }
 
-    /// One more turn at the work that a notification left, as [`VcpuSession::resume`]. [`VcpuThread::run`] takes
-    /// all turns that are left; a VMM whose vCPUs may be asked to stop takes them itself, one by one.
+    /// Runs one more turn of the commands that a notification left, like [`VcpuSession::resume`].
+    /// [`VcpuThread::run`] runs all turns that are left. A VMM that may have to stop a vCPU calls this first, turn
+    /// by turn, and checks in between.
     pub fn resume(&mut self) -> Turn {
         self.session
             .as_mut()
             .map_or(Turn::Done, VcpuSession::resume)
     }
 
-    /// The vCPU's session.
+    /// Returns the vCPU's session.
     pub fn session(&mut self) -> Option<&mut VcpuSession> {
         self.session.as_mut()
     }
 
-    /// Carries out what a bus has left to this thread since the last exit.
+    /// Carries out the accesses that a bus reported on this thread since the last exit.
     fn serve_bus(&mut self, fd: &VcpuFd) {
         if let (Some(session), Some(accesses)) = (&mut self.session, &self.accesses) {
             let synced = self.synced.then_some(&self.page);
@@ -142,7 +143,7 @@ impl VcpuThread {
 }
 
 impl Drop for VcpuThread {
-    /// A bus may have left accesses of the last exit. Their records have no registers.
+    /// Carries out accesses of the last exit that a bus reported. Their records have no registers.
     fn drop(&mut self) {
         if let (Some(session), Some(accesses)) = (&mut self.session, &self.accesses) {
             accesses.carry_out(session, &mut Unknown);
@@ -150,7 +151,7 @@ impl Drop for VcpuThread {
     }
 }
 
-/// A vCPU whose registers cannot be read any more.
+/// Registers of a vCPU that can no longer be read.
 struct Unknown;
 
 impl Registers for Unknown {
@@ -160,14 +161,14 @@ impl Registers for Unknown {
 }
 
 impl AtExit<'_> {
-    /// The vCPU wrote `value` to the doorbell.
+    /// Reports that the vCPU wrote `value` to the doorbell.
     pub fn mark(&mut self, value: u32) {
         if let Some(session) = &mut self.session {
             session.mark(value, &mut self.registers);
         }
     }
 
-    /// The vCPU notified `queue`, one of the vCPUs'.
+    /// Reports that the vCPU notified `queue`, a vCPU queue.
     pub fn kick(&mut self, queue: u16) {
         if let Some(session) = &mut self.session {
             session.kick(queue);

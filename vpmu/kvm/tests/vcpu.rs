@@ -1,4 +1,4 @@
-//! A vCPU of a few instructions on this host's KVM, run by [`VcpuThread`].
+//! [`VcpuThread`] with a guest of a few instructions, on this host's KVM.
 #![expect(
     clippy::expect_used,
     reason = "a helper that cannot go on fails its test"
@@ -28,7 +28,7 @@ const STORES: &[code::Unit] = &[0x5280_00e1, 0xb900_0001, 0x17ff_ffff];
 
 const BUDGET: Duration = Duration::from_secs(20);
 
-/// The device of one vCPU, and what it knows of its machine.
+/// A device of one vCPU, and the services of its machine.
 struct Host {
     vpmu: Arc<Vpmu>,
     stats: Arc<Statistics>,
@@ -62,14 +62,14 @@ impl Host {
         }
     }
 
-    /// The machine's vCPU on this thread.
+    /// Binds the machine's vCPU to this thread.
     fn thread(&self, machine: &Machine) -> VcpuThread {
         let offset = clock_offset(&machine.vcpu).unwrap_or(0);
         let session = self.vpmu.attach(0, offset).expect("the thread is free");
         VcpuThread::new(&machine.vcpu, session).expect("a run page")
     }
 
-    /// An event of the operator's that counts.
+    /// Opens a counting event of the operator.
     fn count(&self, event: &str) -> u64 {
         let persist = Persist {
             name: None,
@@ -124,7 +124,7 @@ fn exit_is_reported_with_its_access_and_registers() {
             };
             assert_eq!((address, data), (code::WINDOW, &[7, 0, 0, 0][..]));
             assert_eq!(at.exit, STORE);
-            // While kvm-ioctls lends the exit.
+            // `data` still borrows the vCPU.
             let regs = at.registers.registers().expect("KVM has them");
             let program = code::PROGRAM..code::PROGRAM + size_of_val(STORES) as u64;
             assert!(program.contains(&regs.ip) && regs.user, "{regs:?}");
@@ -159,13 +159,13 @@ fn kicked_vcpu_returns_once() {
     });
 }
 
-/// Makes the operator's clock of `host` overflow every 20 ms of the thread's time.
+/// Opens a clock of the operator on `host` that overflows every 20 ms of the vCPU thread's CPU time.
 fn record(host: &Host) -> u64 {
     let clock: Persist = "cpu-clock,period=20000000".parse().expect("its syntax");
     host.vpmu.persist(&clock).expect("a window and a clock")
 }
 
-/// Works until another clock of this thread has overflowed `times`.
+/// Works for `times` times 20 ms of this thread's CPU time.
 fn work(times: u64) {
     let source = PerfSource::new(SIGRTMIN()).expect("a host");
     let request = vpmu::source::Request {

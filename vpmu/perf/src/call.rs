@@ -1,4 +1,4 @@
-//! The system calls on events, each wrapped once.
+//! The system calls on events, each wrapped once. Each function returns the error of its system call.
 #![expect(
     unsafe_code,
     reason = "perf_event_open and the calls on its descriptors have no safe form"
@@ -16,7 +16,7 @@ const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
-/// `struct f_owner_ex`.
+/// The kernel's `struct f_owner_ex`.
 #[repr(C)]
 struct Owner {
     kind: c_int,
@@ -26,11 +26,11 @@ struct Owner {
 /// Where an event counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// A thread; 0: the calling one; -1: all of the CPU.
+    /// A thread id; 0 for the calling thread, -1 for every task on `cpu`.
     pub pid: i32,
-    /// A CPU; -1: any.
+    /// A CPU number; -1 for any CPU.
     pub cpu: i32,
-    /// The event that leads its group: it counts while the leader is enabled.
+    /// The leader of the event's group; the event counts only while its leader is enabled.
     pub leader: Option<BorrowedFd<'a>>,
 }
 
@@ -74,11 +74,11 @@ fn check(result: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens an event. The attributes' size is that of `perf_event_attr`, whatever the field says: a
-/// kernel with a shorter struct accepts zeros beyond it.
+/// Opens an event. Ignores `attr.size` and passes the size of `perf_event_attr`: a kernel with a
+/// shorter struct accepts zeros beyond it.
 ///
 /// # Errors
-/// That of perf_event_open(2).
+/// The error of perf_event_open(2).
 pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     let mut attr = *attr;
     attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
@@ -91,7 +91,7 @@ pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An ioctl with an argument by value; `request` is one of perf's that take no pointer.
+/// Makes an ioctl with an argument by value; `request` is one of perf's requests without a pointer.
 fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
     // SAFETY: the requests below take their argument by value and access no memory.
@@ -101,7 +101,7 @@ fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
 /// Starts counting.
 ///
 /// # Errors
-/// That of ioctl(2), here and below.
+/// The error of ioctl(2).
 pub fn enable(event: impl AsFd, scope: Scope) -> io::Result<()> {
     by_value(event, perf::bindings::ENABLE, scope.flags().into())
 }
@@ -116,24 +116,24 @@ pub fn reset(event: impl AsFd, scope: Scope) -> io::Result<()> {
     by_value(event, perf::bindings::RESET, scope.flags().into())
 }
 
-/// Starts counting, and stops after `overflows` more.
+/// Starts counting, and stops after `overflows` further overflows.
 pub fn refresh(event: impl AsFd, overflows: u32) -> io::Result<()> {
     by_value(event, perf::bindings::REFRESH, overflows.into())
 }
 
-/// Redirects the event's records to the ring of `target`, or back to its own.
+/// Redirects the event's records to the ring of `target`; `None` restores the event's own ring.
 pub fn set_output(event: impl AsFd, target: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let target = target.map_or(-1, |target| target.as_raw_fd());
     let target = i64::from(target).cast_unsigned();
     by_value(event, perf::bindings::SET_OUTPUT, target)
 }
 
-/// Stops, or resumes, writing to the event's ring.
+/// Stops writing to the event's ring if `paused`, else resumes it.
 pub fn pause_output(event: impl AsFd, paused: bool) -> io::Result<()> {
     by_value(event, perf::bindings::PAUSE_OUTPUT, paused.into())
 }
 
-/// Sets the events between samples, or the frequency.
+/// Sets the number of events between samples, or the frequency of an event opened with one.
 pub fn set_period(event: impl AsFd, period: u64) -> io::Result<()> {
     let argument = (&raw const period).expose_provenance() as u64;
     let fd = event.as_fd().as_raw_fd();
@@ -141,7 +141,7 @@ pub fn set_period(event: impl AsFd, period: u64) -> io::Result<()> {
     check(unsafe { perf::ioctls::PERIOD(fd, argument) })
 }
 
-/// Replaces the event's attributes. Unlike [`open`] it passes the size in `attr`.
+/// Replaces the event's attributes. Unlike [`open`], passes `attr.size` as it is.
 pub fn modify(event: impl AsFd, attr: &perf_event_attr) -> io::Result<()> {
     let mut attr = *attr;
     let fd = event.as_fd().as_raw_fd();
@@ -149,7 +149,7 @@ pub fn modify(event: impl AsFd, attr: &perf_event_attr) -> io::Result<()> {
     check(unsafe { perf::ioctls::MODIFY_ATTRIBUTES(fd, &raw mut attr) })
 }
 
-/// The event's id in records.
+/// Returns the event's id in records.
 pub fn id(event: impl AsFd) -> io::Result<u64> {
     let mut id = 0;
     let fd = event.as_fd().as_raw_fd();
@@ -161,24 +161,24 @@ pub fn id(event: impl AsFd) -> io::Result<u64> {
 /// Makes the event send `signal` to `thread` whenever it wakes its readers.
 ///
 /// # Errors
-/// That of fcntl(2).
+/// The error of fcntl(2).
 pub fn announce(event: impl AsFd, thread: i32, signal: c_int) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
     let owner = Owner {
         kind: F_OWNER_TID,
         pid: thread,
     };
-    // SAFETY: the kernel reads one `f_owner_ex` at the address, which lives until then.
+    // SAFETY: the kernel reads one `f_owner_ex` at the address; `owner` outlives the call.
     check(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
-    // SAFETY: no pointer.
+    // SAFETY: the call takes no pointer.
     check(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
-    // SAFETY: no pointer.
+    // SAFETY: the call takes no pointer.
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
 }
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 #[must_use]
 pub fn thread() -> i32 {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: the call takes no argument and cannot fail.
     unsafe { libc::gettid() }
 }

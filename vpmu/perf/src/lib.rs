@@ -1,7 +1,7 @@
-//! perf_event_open(2) behind safe functions, for the host's half of the PMU and the guest's: calls on
-//! events, their mappings, the records in their rings.
+//! perf_event_open(2) behind safe functions, for the host's and the guest's half of the PMU: calls on
+//! events, mappings of their pages, and the records in their rings.
 //!
-//! It decides nothing: which events to open, and what their records mean, is its users' business.
+//! The crate sets no policy: its users choose the events and interpret the records.
 
 pub mod call;
 pub mod field;

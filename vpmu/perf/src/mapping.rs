@@ -1,5 +1,5 @@
-//! Pages of an event, mapped into this process and written by the kernel or the host at any moment:
-//! accessed by atomic words alone, never by reference. Does not interpret them.
+//! Pages of an event, mapped into this process. The kernel or the host can write them at any moment, so
+//! they are accessed only as atomic words. The module does not interpret them.
 #![expect(unsafe_code, reason = "the edge to shared memory")]
 
 use std::io;
@@ -17,27 +17,27 @@ pub struct Mapping {
     writable: bool,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is only reached through
-// atomics; the pointer is private and dropped once.
+// SAFETY: the mapping belongs to the process, not to a thread, and is accessed only as atomics; the
+// pointer is private, and `drop` unmaps it once.
 unsafe impl Send for Mapping {}
-// SAFETY: see above: several threads may load and store atomics.
+// SAFETY: as above; several threads may load and store atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` (a multiple of the page size, not zero) of `event` from its offset 0.
+    /// Maps the first `bytes` of `event` for reading and writing: a multiple of the page size, not zero.
     ///
     /// # Errors
-    /// That of mmap(2), here and below.
+    /// The error of mmap(2).
     pub fn new(event: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         Self::map(event, 0, bytes, true)
     }
 
-    /// Like [`Mapping::new`], without write access.
+    /// Like [`Mapping::new`], for reading only.
     pub fn new_read_only(event: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         Self::map(event, 0, bytes, false)
     }
 
-    /// Maps from `offset`, a multiple of the page size.
+    /// Maps `bytes` of `event` from `offset` on; both are multiples of the page size.
     pub fn map(
         event: BorrowedFd<'_>,
         offset: u64,
@@ -67,22 +67,22 @@ impl Mapping {
         })
     }
 
-    /// Bytes mapped.
+    /// Returns the number of mapped bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.words * WORD
     }
 
-    /// The word at byte `offset`, rounded down to a word; 0 beyond the mapping.
+    /// Loads the word that contains byte `offset`; 0 beyond the mapping.
     #[inline]
     #[must_use]
     pub fn load(&self, offset: usize, order: Ordering) -> u64 {
         self.word(offset).map_or(0, |word| word.load(order))
     }
 
-    /// Stores `value` at byte `offset`, rounded down to a word; nothing beyond the mapping, or if it
-    /// is read-only.
+    /// Stores `value` in the word that contains byte `offset`. Does nothing beyond the mapping, or if
+    /// the mapping is read-only.
     #[inline]
     pub fn store(&self, offset: usize, value: u64, order: Ordering) {
         if let Some(word) = self.word(offset).filter(|_| self.writable) {
@@ -90,8 +90,8 @@ impl Mapping {
         }
     }
 
-    /// Appends the `bytes` at byte `offset` to `copy`: both are multiples of 8. Concurrent writes
-    /// tear only between words.
+    /// Appends `bytes` bytes from `offset` on to `copy`, with zeros beyond the mapping. `bytes` and
+    /// `offset` are multiples of 8. Concurrent writes tear only between words.
     pub fn copy(&self, offset: usize, bytes: usize, copy: &mut Vec<u8>) {
         let offsets = (0..bytes).step_by(WORD).map(|at| offset.saturating_add(at));
         copy.reserve(bytes);
@@ -104,7 +104,7 @@ impl Mapping {
         if index >= self.words {
             return None;
         }
-        // SAFETY: the index was just found to be inside the mapping.
+        // SAFETY: `index` is inside the mapping, as checked above.
         let word = unsafe { self.base.add(index) };
         // SAFETY: the mapping begins at a page, so the word is aligned; it lives as long as `self`,
         // and all sides access it atomically.
@@ -114,7 +114,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `map` mapped; no reference to it remains.
+        // SAFETY: this is the range that `map` mapped, and no reference into it remains.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }

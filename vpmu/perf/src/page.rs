@@ -1,11 +1,11 @@
 //! Byte offsets in perf's metadata page, `struct perf_event_mmap_page`, and bits of its
-//! capabilities. The words in between are of no use to this project.
+//! capabilities, as far as this project uses them.
 
 use std::mem::offset_of;
 
 use perf_event_open_sys::bindings::perf_event_mmap_page as Page;
 
-/// The sequence lock; the hardware counter's number is the word's upper half.
+/// The sequence lock; the upper half of the word is the hardware counter's index.
 pub const LOCK_INDEX: usize = offset_of!(Page, lock);
 /// The count, without the hardware counter's part.
 pub const OFFSET: usize = offset_of!(Page, offset);
@@ -13,34 +13,34 @@ pub const OFFSET: usize = offset_of!(Page, offset);
 pub const TIME_ENABLED: usize = offset_of!(Page, time_enabled);
 /// Nanoseconds counted.
 pub const TIME_RUNNING: usize = offset_of!(Page, time_running);
-/// `CAP_*`.
+/// The `CAP_*` bits.
 pub const CAPABILITIES: usize = offset_of!(Page, __bindgen_anon_1);
-/// The counter's width, then shift and multiplier of the conversion from ticks to nanoseconds.
+/// The hardware counter's width, then shift and multiplier of the conversion from ticks to nanoseconds.
 pub const WIDTH_SHIFT_MULT: usize = offset_of!(Page, pmc_width);
-/// Added to converted ticks for the time since the page was written.
+/// Nanoseconds to add to converted ticks for the time since the page was written.
 pub const TIME_OFFSET: usize = offset_of!(Page, time_offset);
-/// Added to converted ticks for the time in records.
+/// Nanoseconds to add to converted ticks for the time in records.
 pub const TIME_ZERO: usize = offset_of!(Page, time_zero);
-/// Ticks of a narrow clock at one moment.
+/// Reading of the clock, if narrower than 64 bits, when the page was written.
 pub const TIME_CYCLES: usize = offset_of!(Page, time_cycles);
-/// The width of a narrow clock.
+/// Mask of the bits of such a clock.
 pub const TIME_MASK: usize = offset_of!(Page, time_mask);
-/// Bytes written to the data so far.
+/// Bytes written to the data pages so far.
 pub const DATA_HEAD: usize = offset_of!(Page, data_head);
-/// Bytes of them that the reader has consumed.
+/// Bytes of the data that the reader has consumed so far.
 pub const DATA_TAIL: usize = offset_of!(Page, data_tail);
 /// Bytes written to the AUX area so far.
 pub const AUX_HEAD: usize = offset_of!(Page, aux_head);
-/// Bytes of them that the reader has consumed.
+/// Bytes of the AUX area that the reader has consumed so far.
 pub const AUX_TAIL: usize = offset_of!(Page, aux_tail);
-/// Where the AUX area is to be mapped.
+/// Offset of the event's descriptor at which the AUX area is mapped.
 pub const AUX_OFFSET: usize = offset_of!(Page, aux_offset);
-/// Its bytes.
+/// Bytes of the AUX area.
 pub const AUX_SIZE: usize = offset_of!(Page, aux_size);
 
 /// perf's `cap_user_rdpmc`: programs may read the hardware counter.
 pub const CAP_USER_RDPMC: u64 = 1 << 2;
 /// perf's `cap_user_time`: the times can be extrapolated with the CPU's clock.
 pub const CAP_USER_TIME: u64 = 1 << 3;
-/// perf's `cap_user_time_short`: that clock is narrow.
+/// perf's `cap_user_time_short`: that clock is narrower than 64 bits.
 pub const CAP_USER_TIME_SHORT: u64 = 1 << 5;

@@ -1,45 +1,45 @@
 //! The records in a ring, or in a copy of its bytes, oldest first.
 //!
-//! A ring's contents may be forged. Whatever its head, tail and lengths are, a walk stays inside the
-//! ring and ends. This module reads headers and words; callers interpret the fields.
+//! A ring's contents may be forged. Whatever its head, tail and record lengths are, a walk stays inside
+//! the ring and ends. This module reads headers and words; callers interpret the fields.
 
 use perf_event_open_sys::bindings as perf;
 
-/// perf's `PERF_RECORD_*`.
+/// perf's `PERF_RECORD_MMAP`.
 pub const TYPE_MMAP: u32 = perf::PERF_RECORD_MMAP;
-/// See above.
+/// perf's `PERF_RECORD_LOST`.
 pub const TYPE_LOST: u32 = perf::PERF_RECORD_LOST;
-/// See above.
+/// perf's `PERF_RECORD_COMM`.
 pub const TYPE_COMM: u32 = perf::PERF_RECORD_COMM;
-/// See above.
+/// perf's `PERF_RECORD_THROTTLE`.
 pub const TYPE_THROTTLE: u32 = perf::PERF_RECORD_THROTTLE;
-/// See above.
+/// perf's `PERF_RECORD_UNTHROTTLE`.
 pub const TYPE_UNTHROTTLE: u32 = perf::PERF_RECORD_UNTHROTTLE;
-/// See above.
+/// perf's `PERF_RECORD_FORK`.
 pub const TYPE_FORK: u32 = perf::PERF_RECORD_FORK;
-/// See above.
+/// perf's `PERF_RECORD_READ`.
 pub const TYPE_READ: u32 = perf::PERF_RECORD_READ;
-/// See above.
+/// perf's `PERF_RECORD_SAMPLE`.
 pub const TYPE_SAMPLE: u32 = perf::PERF_RECORD_SAMPLE;
-/// See above.
+/// perf's `PERF_RECORD_AUX`.
 pub const TYPE_AUX: u32 = perf::PERF_RECORD_AUX;
-/// See above.
+/// perf's `PERF_RECORD_ITRACE_START`.
 pub const TYPE_ITRACE_START: u32 = perf::PERF_RECORD_ITRACE_START;
-/// See above.
+/// perf's `PERF_RECORD_KSYMBOL`.
 pub const TYPE_KSYMBOL: u32 = perf::PERF_RECORD_KSYMBOL;
 
-/// [`Header::mode`] without an answer.
+/// [`Header::mode`]: unknown.
 pub const MODE_UNKNOWN: u16 = 0;
-/// [`Header::mode`] of the kernel.
+/// [`Header::mode`]: kernel mode.
 pub const MODE_KERNEL: u16 = 1;
-/// [`Header::mode`] of programs.
+/// [`Header::mode`]: user mode.
 pub const MODE_USER: u16 = 2;
-/// [`Header::mode`] of a guest's kernel.
+/// [`Header::mode`]: a guest's kernel mode.
 pub const MODE_GUEST_KERNEL: u16 = 4;
-/// [`Header::mode`] of a guest's programs.
+/// [`Header::mode`]: a guest's user mode.
 pub const MODE_GUEST_USER: u16 = 5;
 
-/// The mode in perf's `PERF_RECORD_MISC_*`.
+/// Bits of [`Header::misc`] that hold the mode.
 pub const MODE_MASK: u16 = 7;
 
 const WORD: u64 = 8;
@@ -56,7 +56,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Takes the word apart.
+    /// Splits a record's first word into its fields.
     #[inline]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the word's fields")]
@@ -68,10 +68,10 @@ impl Header {
         }
     }
 
-    /// The header of a record at the start of `available` bytes.
+    /// Splits the first word of a record in `available` bytes, and checks the record's size.
     ///
     /// # Errors
-    /// [`Broken::Malformed`]: no record of that length is there.
+    /// [`Broken::Malformed`] if the size is below 8, not a multiple of 8, or above `available`.
     #[inline]
     pub fn within(word: u64, available: u64) -> Result<Self, Broken> {
         let header = Self::from_word(word);
@@ -85,7 +85,7 @@ impl Header {
         }
     }
 
-    /// The mode that the CPU was in: one of `MODE_*`.
+    /// Returns the mode that the CPU was in, one of `MODE_*`.
     #[inline]
     #[must_use]
     pub const fn mode(self) -> u16 {
@@ -93,7 +93,7 @@ impl Header {
     }
 }
 
-/// A word's lower and upper half.
+/// Returns the lower and the upper half of a word.
 #[inline]
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "the word's halves")]
@@ -101,16 +101,16 @@ pub const fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// Bytes that cannot be records. They end a walk: the start of the next record is unknown.
+/// Bytes that cannot be a record. They end a walk, because the start of the next record is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// More bytes between tail and head than the ring has.
+    /// There are more bytes between tail and head than the ring has.
     Overrun,
-    /// A length that no record has here, or a tail or head within a word.
+    /// A record's length is impossible, or the tail or head is not a multiple of 8.
     Malformed {
         /// The length in the header.
         size: u16,
-        /// Bytes up to the head.
+        /// Bytes from the record up to the head.
         available: u64,
     },
 }
@@ -125,8 +125,9 @@ pub struct Records<'a, W> {
 }
 
 impl<'a, W: Fn(u64) -> u64> Records<'a, W> {
-    /// Records of a ring of `size` bytes, a multiple of 8. `word` returns the word at an offset that
-    /// is a multiple of 8 below `size`. Positions grow without wrapping at `size`.
+    /// Walks the records of a ring of `size` bytes, a multiple of 8. `word` loads the word at a byte
+    /// offset, which is a multiple of 8 below `size`. `tail` and `head` are perf's: they do not wrap
+    /// at `size`.
     #[inline]
     pub fn new(word: &'a W, size: u64, tail: u64, head: u64) -> Self {
         Self {
@@ -173,7 +174,7 @@ impl<'a, W: Fn(u64) -> u64> Iterator for Records<'a, W> {
     }
 }
 
-/// The word of a ring of `size` bytes at `position`, rounded down to a word.
+/// Loads the word that contains `position`, in a ring of `size` bytes.
 #[inline]
 fn word_at(word: impl Fn(u64) -> u64, size: u64, position: u64) -> u64 {
     word((position % size) & !(WORD - 1))
@@ -182,23 +183,23 @@ fn word_at(word: impl Fn(u64) -> u64, size: u64, position: u64) -> u64 {
 /// A record in a ring; its words are loaded on demand.
 #[derive(Debug)]
 pub struct Record<'a, W> {
-    /// Its first word.
+    /// The record's first word.
     pub header: Header,
-    /// Its position.
+    /// The record's position in the ring's stream of bytes, like a tail or head.
     pub position: u64,
     size: u64,
     word: &'a W,
 }
 
 impl<W: Fn(u64) -> u64> Record<'_, W> {
-    /// Words behind the header.
+    /// Returns the number of words behind the header.
     #[inline]
     #[must_use]
     pub fn words(&self) -> u64 {
         u64::from(self.header.size) / WORD - 1
     }
 
-    /// Word `index` behind the header; zero beyond the record.
+    /// Loads word `index` behind the header; zero beyond the record.
     #[inline]
     #[must_use]
     pub fn word(&self, index: u64) -> u64 {
@@ -211,14 +212,15 @@ impl<W: Fn(u64) -> u64> Record<'_, W> {
         }
     }
 
-    /// The words behind the header.
+    /// Copies the words behind the header.
     #[must_use]
     pub fn body(&self) -> Vec<u64> {
         (0..self.words()).map(|index| self.word(index)).collect()
     }
 }
 
-/// The bytes of each whole record in `bytes`, header included. What follows them is left out.
+/// Iterates over the records in `bytes`: header and bytes, which include the header's. Ends at the first
+/// incomplete or malformed record.
 pub fn in_bytes(bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -230,8 +232,8 @@ pub fn in_bytes(bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     })
 }
 
-/// The words behind the header of each whole record in `words`, and the record's position if the
-/// first is at `position`. What follows them is left out.
+/// Iterates over the records in `words`, of which the first is at `position`: header, position, and the
+/// words behind the header. Ends at the first incomplete or malformed record.
 pub fn in_words(words: &[u64], position: u64) -> impl Iterator<Item = (Header, u64, &[u64])> {
     let (mut rest, mut position) = (words, position);
     std::iter::from_fn(move || {
@@ -245,18 +247,18 @@ pub fn in_words(words: &[u64], position: u64) -> impl Iterator<Item = (Header, u
     })
 }
 
-/// Iterates over the words of a record's body.
+/// A cursor over the words of a record's body. Its methods return `None` if too few words are left.
 #[derive(Debug, Clone, Copy)]
 pub struct Words<'a>(&'a [u64]);
 
 impl<'a> Words<'a> {
-    /// All of `words`.
+    /// Starts at the first of `words`.
     #[must_use]
     pub fn new(words: &'a [u64]) -> Self {
         Self(words)
     }
 
-    /// The next word.
+    /// Takes the next word.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator's own `take` and `skip` would be called instead"
@@ -267,19 +269,19 @@ impl<'a> Words<'a> {
         Some(first)
     }
 
-    /// The next word if the format has the field, else zero.
+    /// Takes the next word if `there`, that is if the record's format has the field; else zero.
     pub fn next_if(&mut self, there: bool) -> Option<u64> {
         if there { self.next() } else { Some(0) }
     }
 
-    /// The next `count` words; `count` is an untrusted number from the record.
+    /// Takes the next `count` words; `count` may be an untrusted number from the record.
     pub fn take(&mut self, count: u64) -> Option<&'a [u64]> {
         let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
         self.0 = rest;
         Some(taken)
     }
 
-    /// Like [`Words::take`], without the words.
+    /// Skips the next `count` words.
     pub fn skip(&mut self, count: u64) -> Option<()> {
         self.take(count).map(|_| ())
     }
@@ -292,7 +294,7 @@ impl<'a> Words<'a> {
         Some(Self(taken))
     }
 
-    /// Whether all words were taken.
+    /// Returns whether all words were taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -1,8 +1,8 @@
-//! The whole file: header, attributes of the events, records, names.
+//! Layout of the file: header, attributes of the events, records, features.
 //!
-//! perf describes the format in Linux's `tools/perf/Documentation/perf.data-file-format.txt`. Names
-//! of kernel functions are stored as `PERF_RECORD_KSYMBOL`, each with its address range: perf then
-//! needs no other symbols, and never takes the host's kernel for the guest's.
+//! Linux describes the format in `tools/perf/Documentation/perf.data-file-format.txt`. Names of kernel
+//! functions are stored as `PERF_RECORD_KSYMBOL`, each with its address range, so that perf needs no
+//! other symbols and does not mistake the host's kernel for the guest's.
 
 use std::io::{self, Write};
 
@@ -23,7 +23,8 @@ const FEATURE_ARCH: u64 = 6;
 const FEATURE_EVENT_DESC: u64 = 12;
 /// Strings are padded to multiples of this.
 const NAME_ALIGN: usize = 64;
-/// First type of the device's own event kinds, far above perf's types and those of a host's PMUs.
+/// `perf_event_attr::type` of the device's own event kinds: this value plus the kind, far above perf's
+/// types and the types of a host's PMUs.
 const TYPE_BASE: u32 = 0x7670_0000;
 
 const ATTR_EXCLUDE_USER: u64 = 1 << 4;
@@ -50,7 +51,7 @@ struct Header {
     features: [U64; 4],
 }
 
-/// `struct perf_event_attr` up to the fields that any perf of the last ten years supports.
+/// The part of `struct perf_event_attr` that any perf of the last ten years supports.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Attr {
@@ -168,7 +169,7 @@ pub(crate) fn write(
     Ok(at as u64)
 }
 
-/// Calls `put` with each function as a record; they precede all others.
+/// Calls `put` with a record for each function. These records precede all others in the file.
 fn symbols(
     streams: &[Stream<'_>],
     functions: &[Function],
@@ -199,7 +200,7 @@ fn symbols(
     Ok(())
 }
 
-/// The feature with the events' names.
+/// Returns the content of `HEADER_EVENT_DESC`: the events' attributes, names and ids.
 fn descriptions(streams: &[Stream<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(count(streams.len()));
@@ -213,12 +214,13 @@ fn descriptions(streams: &[Stream<'_>]) -> Vec<u8> {
     bytes
 }
 
-/// Every count here fits in 32 bits.
+/// Encodes a count; every count of this file fits in 32 bits.
 fn count(count: usize) -> [u8; 4] {
     u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// A string in a feature's format, with control characters replaced for terminals.
+/// Encodes a string in a feature's format. Any character but visible ASCII becomes `_`, to be safe on
+/// terminals.
 fn string(text: &str) -> Vec<u8> {
     let plain = |c: char| if c.is_ascii_graphic() { c } else { '_' };
     let mut padded: Vec<u8> = text.chars().map(plain).collect::<String>().into_bytes();

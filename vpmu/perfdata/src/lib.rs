@@ -2,8 +2,8 @@
 //! without options.
 //!
 //! [`histories`] reads the records from the device; [`Recording`] checks them and writes the file.
-//! A guest can write to its rings, so records are never copied: each is checked and rebuilt. The
-//! file describes only the guest, not the host, so it may be given away.
+//! A guest can write to its rings, so records are not copied: each is checked and rebuilt. The file
+//! describes the guest alone, not the host, so an operator can share it.
 //!
 //! ```no_run
 //! # fn dump(vpmu: &vpmu::Vpmu) -> std::io::Result<()> {
@@ -30,9 +30,9 @@ use crate::symbols::Function;
 
 pub use crate::symbols::{Symbols, SymbolsError};
 
-/// Most kernel addresses with names: a guest can forge any number of them.
+/// Maximum number of kernel addresses to name: a guest can forge any number of addresses.
 const MOST_NAMED: usize = 16_384;
-/// Bytes of the shortest record, in the file and in memory while it is written.
+/// Bytes of the shortest record of a ring once it is rebuilt.
 const LEAST_OF_RECORD: usize = 64;
 
 /// Totals of a recording.
@@ -44,7 +44,8 @@ pub struct Summary {
     pub samples: u64,
     /// Overflows without a record, by the device's count.
     pub lost: u64,
-    /// Records that the guest damaged, or that belong to events that are not persistent.
+    /// Records left out: damaged by the guest, of another event that writes to the ring, or too long
+    /// for the file.
     pub left_out: u64,
     /// Bytes written.
     pub bytes: u64,
@@ -54,14 +55,14 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct Recording<'a> {
     streams: Vec<Stream<'a>>,
-    /// Kernel addresses in the records.
+    /// Kernel addresses in the records, at most [`MOST_NAMED`].
     addresses: BTreeSet<u64>,
     functions: Vec<Function>,
 }
 
 impl<'a> Recording<'a> {
-    /// Examines the histories of sampling events. perf prints only the fields that all events of a
-    /// file have, so events that only count are omitted.
+    /// Scans the histories of sampling events. Omits events that only count, because perf prints only
+    /// the fields that all events of a file have.
     #[must_use]
     pub fn new(histories: &'a [History]) -> Self {
         let mut addresses = BTreeSet::new();
@@ -86,7 +87,7 @@ impl<'a> Recording<'a> {
     /// Adds the names of the guest's kernel functions at the records' addresses to the file.
     ///
     /// # Errors
-    /// [`SymbolsError`]; the recording is complete without names.
+    /// [`SymbolsError`]; the recording can still be written, without names.
     pub fn name_functions(&mut self, symbols: &Symbols) -> Result<(), SymbolsError> {
         self.functions = symbols.covering(&self.addresses)?;
         Ok(())
@@ -109,10 +110,12 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// The `wanted` persistent events of `vpmu` with the records in their rings; without records if a
-/// ring cannot be read. Rings in guest memory yield `most` bytes together at most: any number of
-/// rings can name the same pages, and a short record becomes a longer one in the file. A ring
-/// larger than that is not read.
+/// Returns the `wanted` persistent events of `vpmu` with the records in their rings. An event whose ring
+/// cannot be read is returned without records.
+///
+/// `most` limits the bytes in the file that rings in guest memory contribute in total, because any number
+/// of rings can name the same pages, and short records become longer in the file. A ring larger than
+/// `most` is not read.
 #[must_use]
 pub fn histories(
     vpmu: &Vpmu,
@@ -129,7 +132,7 @@ pub fn histories(
         }
         match vpmu.history(event.id) {
             Ok(history) => Some(history),
-            // It ended after the list was made.
+            // The event ended after it was listed.
             Err(PersistError::NoSuch(_)) => None,
             Err(PersistError::NoRing(_)) => Some(without_records(event)),
             Err(error) => {
@@ -155,8 +158,8 @@ fn too_much(event: &PersistentStatus) {
     );
 }
 
-/// Bytes of an event's records in the file, except from rings in the window, whose size the
-/// operator chose.
+/// Returns the bytes of an event's records in the file. For a ring in the window, only the bytes beyond
+/// the size of the ring count, because the operator chose that size.
 fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
@@ -167,7 +170,8 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// The histories, with records until those outside the window exceed `most` bytes together.
+/// Drops the records of each history that no longer fits in `most` bytes in total, by
+/// [`beyond_the_window`].
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;
     let kept = histories.map(|history| {

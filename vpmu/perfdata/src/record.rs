@@ -1,8 +1,8 @@
 //! Checks one record of a guest's ring and rebuilds it in the common format of the file.
 //!
-//! The guest can write to its rings, so a record may be anything. Records that perf would act on
-//! (maps of files, names of tasks) or fail on (a sample with missing fields) never pass: a sample
-//! is parsed and rebuilt; of any other record only kind and time remain.
+//! The guest can write to its rings, so a record may hold anything. Records that perf would act on
+//! (maps of files, names of tasks) or fail on (a sample with missing fields) are left out. A sample is
+//! parsed and rebuilt; of any other record only the kind and the time are kept.
 
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
@@ -17,18 +17,19 @@ use vpmu_perf::record::{
     TYPE_THROTTLE, TYPE_UNTHROTTLE, Words,
 };
 
-/// `PERF_RECORD_FINISHED_ROUND`.
+/// perf's `PERF_RECORD_FINISHED_ROUND`.
 pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
 
 /// Fields of one word each, in a sample's order.
 const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
 /// Fields of every sample of a file: perf prints only the fields that all events have.
 const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
-/// Registers and stacks follow all used fields and are dropped: reports do not show them.
+/// Registers and stacks. They follow all fields that are used, and are dropped: reports do not show
+/// them.
 const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
 const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
 
-/// `PERF_CONTEXT_MAX`: values from here on mark a mode, not an address.
+/// perf's `PERF_CONTEXT_MAX`: in a call chain, values from here on mark a mode and are not addresses.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 /// Layout of an event's records.
@@ -39,7 +40,7 @@ pub(crate) struct Form {
     /// The sample type in the ring.
     sample_type: u64,
     read_format: u64,
-    /// The period of samples without that field.
+    /// The period of samples that lack the field.
     period: u64,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct Record {
     pub(crate) kind: u32,
     /// The mode that the guest was in.
     pub(crate) misc: u16,
-    /// Guest nanoseconds.
+    /// Guest time in nanoseconds.
     pub(crate) time: u64,
     /// The body without the trailer of records other than samples.
     pub(crate) body: Vec<u64>,
@@ -70,15 +71,15 @@ impl Record {
 pub(crate) enum Found {
     /// A record for the file.
     Record(Record),
-    /// A record without use there: the device has better totals of losses, and areas are not
+    /// A valid record that the file omits: the device itself counts losses, and AUX areas are not
     /// recorded.
     Other,
-    /// Not a record of this event: forged by the guest, or of another event with the same ring.
+    /// Not a record of this event: forged by the guest, or of another event that writes to the ring.
     Foreign,
 }
 
 impl Form {
-    /// The layout of `event`'s records.
+    /// Returns the layout of `event`'s records.
     pub(crate) fn of(event: &PersistentStatus) -> Self {
         Self {
             id: event.id,
@@ -92,15 +93,14 @@ impl Form {
         }
     }
 
-    /// Sample fields in the file. Each sample begins with its event's id, because perf requires
-    /// that field to be equal in all events of a file. Counts are omitted: perf would use their
-    /// differences as periods.
+    /// Returns the sample fields in the file. Each sample begins with its event's id, because perf
+    /// requires the id at the same position in the samples of all events. Counts are omitted: perf
+    /// would use their differences as periods.
     pub(crate) fn sample_type(&self) -> u64 {
         self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
 
-    /// Classifies one record of the ring, header included; `before` is the time of the previous
-    /// one.
+    /// Classifies one record of the ring, header included. `before` is the time of the previous record.
     pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
         let (words, cut) = record.as_chunks();
         let Some((header, body)) = words.split_first().filter(|_| cut.is_empty()) else {
@@ -119,7 +119,7 @@ impl Form {
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // Neither hypervisor nor guest: the mode is one of the guest's own.
+        // The guest's own modes are unknown, kernel and user; higher ones are hypervisor and guest.
         if misc > MODE_USER {
             return None;
         }
@@ -167,7 +167,7 @@ impl Form {
         })
     }
 
-    /// The substitute for a field that the event's samples lack: a known value, or perf's own
+    /// Returns the substitute for a field that the event's samples lack: a known value, or perf's own
     /// placeholder.
     fn unsaid(&self, field: u64, before: u64) -> u64 {
         match field {
@@ -194,7 +194,7 @@ impl Form {
         from.skip(rest.checked_add(u64::from(times))?)
     }
 
-    /// Parses time and event.
+    /// Rebuilds a throttle record from its time, if its event is this one.
     fn throttle(&self, kind: u32, mut from: Words<'_>) -> Option<Record> {
         let time = from.next()?;
         (from.next()? == self.id).then(|| Record {
@@ -206,7 +206,7 @@ impl Form {
         })
     }
 
-    /// The trailer of records other than samples: task and time.
+    /// Returns the trailer of records other than samples: task, time, id and CPU.
     pub(crate) fn trailer(&self, time: u64) -> Vec<u64> {
         let fields = [
             // No particular task.
@@ -226,7 +226,7 @@ impl Form {
     }
 }
 
-/// Only the upper half of the address space belongs to the kernel.
+/// Returns `address` if it is a kernel address: only the upper half of the address space is the kernel's.
 fn kernel_address(address: u64) -> Option<u64> {
     (1 << 63..FIRST_CONTEXT)
         .contains(&address)

@@ -1,5 +1,5 @@
-//! One event's records for the file, each with its time. They are taken from the copy of the ring
-//! one by one, and again for each pass: a guest's data cannot make the recording hold more memory.
+//! One event's records for the file, each with its time. Each pass rebuilds the records from the copy
+//! of the ring one by one, so that a guest's data cannot make the recording hold more memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,14 +18,14 @@ pub(crate) struct Stream<'a> {
     pub(crate) event: &'a PersistentStatus,
     pub(crate) form: Form,
     history: &'a History,
-    /// Bytes of its records in the file.
+    /// Bytes of the event's records in the file.
     pub(crate) size: u64,
     pub(crate) samples: u64,
     pub(crate) left_out: u64,
 }
 
 impl<'a> Stream<'a> {
-    /// Scans a history once: calls `see` with each address in the guest's kernel in its records.
+    /// Scans a history once. Calls `see` with each kernel address in its records.
     pub(crate) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
         let mut stream = Self {
             event: &history.event,
@@ -59,7 +59,7 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// The converted records, in the order of the ring.
+    /// Rebuilds the records in the order of the ring, followed by a record of losses if there are any.
     fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
         let (form, mut now) = (self.form, 0);
         let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());
@@ -79,7 +79,7 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// The record that reports the event's lost and dropped records.
+    /// Returns the record that reports the event's lost and left-out records, if there are any.
     fn lost(&self, now: u64) -> Option<Record> {
         lost(self.event, self.left_out, now)
     }
@@ -100,7 +100,7 @@ fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
     })
 }
 
-/// Bytes of a record in the file; `None` if it exceeds the limit.
+/// Returns the bytes of a record in the file; `None` above [`RECORD_MAX`].
 fn length(form: &Form, record: &Record) -> Option<u64> {
     let trailer = match record.is_sample() {
         true => 0,
@@ -110,7 +110,7 @@ fn length(form: &Form, record: &Record) -> Option<u64> {
     (size <= RECORD_MAX).then_some(size as u64)
 }
 
-/// Appends a record of these words to `bytes`, unless it exceeds the limit.
+/// Appends a record of these words to `bytes`. Returns `false`, and appends nothing, above [`RECORD_MAX`].
 pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
     let size = 8 + 8 * words.len();
     let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
@@ -122,8 +122,8 @@ pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
     true
 }
 
-/// Calls `put` with the bytes of each record of all streams, earliest first among the next in each
-/// ring; the first stream's if times are equal.
+/// Merges all streams by time: calls `put` with the bytes of each record, always the earliest of the next
+/// records of all streams. At equal times the first stream comes first.
 ///
 /// # Errors
 /// Errors of `put`.

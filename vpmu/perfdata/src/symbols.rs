@@ -1,5 +1,5 @@
-//! Names of the guest kernel's functions, from the operator's `System.map`, copy of
-//! `/proc/kallsyms`, or `vmlinux` with symbols.
+//! Names of the guest kernel's functions, from a file of the operator: a `System.map`, a copy of
+//! `/proc/kallsyms`, or a `vmlinux` with symbols.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub enum SymbolsError {
          unstripped vmlinux"
     )]
     None(PathBuf),
-    /// All addresses are zero, as the kernel shows them to unprivileged users.
+    /// All addresses are zero: the kernel shows zeros to unprivileged users.
     #[error("{0} has no addresses: copy the guest's /proc/kallsyms as root")]
     Hidden(PathBuf),
 }
@@ -44,16 +44,16 @@ pub enum SymbolsError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) start: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u32,
     pub(crate) name: String,
 }
 
-/// Most characters of a name.
+/// Maximum number of characters of a name.
 const NAME_MAX: usize = 255;
 
-/// A file of symbols. It stays open and is read again for each recording: a kernel has a hundred thousand
-/// symbols, a recording needs a few.
+/// A file of symbols. It stays open and is read again for each recording, instead of keeping a kernel's
+/// hundred thousand symbols in memory: a recording needs a few.
 #[derive(Debug)]
 pub struct Symbols {
     path: PathBuf,
@@ -78,7 +78,7 @@ impl Symbols {
         Ok(symbols)
     }
 
-    /// The functions that contain `addresses`, by start address.
+    /// Returns the functions that contain any of `addresses`, by start address.
     ///
     /// # Errors
     /// [`SymbolsError`].

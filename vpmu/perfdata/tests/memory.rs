@@ -72,7 +72,7 @@ fn event(id: u64, sample_type: u64) -> PersistentStatus {
     }
 }
 
-/// A ring full of samples whose bodies have `words`.
+/// A ring full of samples; sample n has the body `words(n)`.
 fn forged(event: PersistentStatus, words: impl Fn(u64) -> Vec<u64>) -> History {
     let mut records = Vec::with_capacity(RING);
     for number in 0.. {
@@ -128,7 +128,7 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
         }
         let summary = recording.write(&mut BufWriter::new(file)).expect("written");
         let more = PEAK.load(Ordering::SeqCst) - before;
-        // The file of names is read, too.
+        // The whole file of symbols is read into memory.
         let read = symbols.as_ref().map_or(0, |_| names.len());
         assert!(more <= MOST + read, "{more} bytes, {symbols:?}");
         let least = histories[0].records.len() as u64 / 24;

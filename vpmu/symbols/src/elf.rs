@@ -7,7 +7,7 @@ use crate::{Functions, Symbol};
 /// Errors of an ELF file.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// The file has another format.
+    /// The file does not begin with the ELF magic.
     #[error("not an ELF file")]
     NotElf,
     /// The file's headers or tables are inconsistent.
@@ -20,7 +20,7 @@ pub enum ElfError {
 pub struct Elf<'a>(File<'a>);
 
 impl<'a> Elf<'a> {
-    /// Whether `bytes` begin like an ELF file.
+    /// Returns whether `bytes` begin with the ELF magic.
     #[must_use]
     pub fn is(bytes: &[u8]) -> bool {
         bytes.starts_with(b"\x7fELF")
@@ -37,7 +37,7 @@ impl<'a> Elf<'a> {
         Ok(Self(File::parse(bytes)?))
     }
 
-    /// The functions in the symbol tables, the one for dynamic linking included.
+    /// Returns the functions in the symbol tables `.symtab` and `.dynsym`.
     #[must_use]
     pub fn functions(&self) -> Functions<&'a str> {
         let symbols = self.0.symbols().chain(self.0.dynamic_symbols());
@@ -60,7 +60,7 @@ impl<'a> Elf<'a> {
             .collect()
     }
 
-    /// The segments that are loaded.
+    /// Returns the loadable segments.
     #[must_use]
     pub fn segments(&self) -> Segments {
         let segments = self.0.segments().map(|segment| {
@@ -82,12 +82,12 @@ struct Segment {
     address: u64,
 }
 
-/// Places of a file's segments in memory.
+/// File offsets and addresses of a file's loadable segments.
 #[derive(Debug, Clone)]
 pub struct Segments(Vec<Segment>);
 
 impl Segments {
-    /// The address, as the file's symbols have it, of the byte at `offset` of the file.
+    /// Converts a file offset to the address that the file's symbols use; `None` outside the segments.
     #[must_use]
     pub fn address(&self, offset: u64) -> Option<u64> {
         self.0.iter().find_map(|segment| {

@@ -7,7 +7,7 @@ const FUNC: u8 = 2;
 const OBJECT: u8 = 1;
 const NOTYPE: u8 = 0;
 const GLOBAL: u8 = 1 << 4;
-/// The section of symbols that are not defined in the file.
+/// Section index of symbols that the file does not define (`SHN_UNDEF`).
 const UNDEFINED: u16 = 0;
 const TEXT: u16 = 1;
 /// Sizes of the headers.

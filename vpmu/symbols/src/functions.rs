@@ -3,35 +3,35 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// The assumed size of a function without a size and without a symbol behind it.
+/// Assumed bytes of a function that has neither a size nor a symbol behind it.
 const LAST_SIZE: u64 = 4096;
 
 /// A symbol of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Symbol<N> {
-    /// The first byte; zero if the file hides it.
+    /// The address of the first byte; zero if the file hides it.
     pub address: u64,
-    /// Bytes; `None` if unknown.
+    /// The size in bytes; `None` if unknown.
     pub size: Option<u64>,
-    /// The function's name; `None` for data, which ends functions without a size.
+    /// The function's name; `None` for data, which ends a preceding function without a size.
     pub name: Option<N>,
 }
 
-/// A function.
+/// A function's name and address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function<N> {
-    /// The first byte.
+    /// The address of the first byte.
     pub start: u64,
-    /// The byte after the last one.
+    /// The address after the last byte.
     pub end: u64,
     /// The name.
     pub name: N,
 }
 
-/// Functions that do not overlap, by address. Collect it from symbols in any order.
+/// Functions that do not overlap, ordered by address. Collect it from symbols in any order.
 ///
-/// A function extends to its size, or without one to the next symbol, and never beyond the start of
-/// the next function. Of several functions at one address the largest counts, of equals the first.
+/// A function ends after its size, or without a size at the next symbol, but never beyond the start of
+/// the next function. Of several functions at one address the largest is kept; of equal sizes, the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Functions<N> {
     list: Vec<Function<N>>,
@@ -39,27 +39,27 @@ pub struct Functions<N> {
 }
 
 impl<N> Functions<N> {
-    /// Whether no function has an address.
+    /// Returns whether there is no function with an address.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Whether there are functions, all with an address of zero: the kernel shows those to users without
-    /// permission (`kptr_restrict`).
+    /// Returns whether there are functions, but all have address zero: the kernel shows zeros to users
+    /// without permission (`kptr_restrict`).
     #[must_use]
     pub fn are_hidden(&self) -> bool {
         self.hidden
     }
 
-    /// The name of the function that contains `address`, and the offset in it.
+    /// Returns the name of the function that contains `address`, and the offset in that function.
     #[must_use]
     pub fn at(&self, address: u64) -> Option<(&N, u64)> {
         let function = self.list.get(self.index(address)?)?;
         Some((&function.name, address - function.start))
     }
 
-    /// The functions that contain `addresses`, each once, by start address.
+    /// Returns the functions that contain any of `addresses`, each once, by start address.
     pub fn covering(&self, addresses: impl IntoIterator<Item = u64>) -> Vec<&Function<N>> {
         let indices = addresses.into_iter().filter_map(|at| self.index(at));
         let indices: BTreeSet<usize> = indices.collect();
@@ -67,7 +67,7 @@ impl<N> Functions<N> {
         functions.collect()
     }
 
-    /// The same functions with other names.
+    /// Replaces the names of all functions.
     #[must_use]
     pub fn rename<M>(self, mut name: impl FnMut(N) -> M) -> Functions<M> {
         let list = self.list.into_iter().map(|function| Function {
@@ -99,7 +99,7 @@ impl<N> FromIterator<Symbol<N>> for Functions<N> {
             has
         };
         let mut symbols: Vec<Symbol<N>> = symbols.into_iter().filter(&mut has_address).collect();
-        // The sort is stable: of equals, the first in the file remains.
+        // The sort is stable: of symbols with equal keys, the first in the file remains.
         symbols.sort_by_key(|symbol| (symbol.address, symbol.name.is_none(), Reverse(symbol.size)));
         symbols.dedup_by_key(|symbol| symbol.address);
         let (mut next, mut next_function) = (None, u64::MAX);
@@ -119,7 +119,7 @@ impl<N> FromIterator<Symbol<N>> for Functions<N> {
             let end = start.saturating_add(symbol.size?);
             Some(Function { start, end, name })
         };
-        // Collected in the memory of the symbols: a kernel has a hundred thousand.
+        // Collecting reuses the symbols' allocation: a kernel has a hundred thousand symbols.
         let list: Vec<Function<N>> = symbols.into_iter().filter_map(function).collect();
         Self {
             hidden: hidden && list.is_empty(),

@@ -4,12 +4,12 @@ use std::fmt;
 
 use crate::{Functions, Symbol};
 
-/// The name of a kernel's function; displays as `name [module]`.
+/// The name of a kernel function; displays as `name [module]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name<'a> {
     /// The function.
     pub function: &'a str,
-    /// The module; `None` for the kernel proper.
+    /// The module; `None` for the kernel image.
     pub module: Option<&'a str>,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// The functions in lines of the form `address type name [module]`. Other lines are skipped.
+/// Parses the functions in lines of the form `address type name [module]`; skips other lines.
 #[must_use]
 pub fn kallsyms(text: &str) -> Functions<Name<'_>> {
     text.lines().filter_map(symbol).collect()
@@ -44,7 +44,7 @@ fn symbol(line: &str) -> Option<Symbol<Name<'_>>> {
 }
 
 fn address(word: &str) -> Option<u64> {
-    // The parser of numbers takes a sign, too.
+    // `from_str_radix` accepts a sign.
     let is_plain = word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let address = u64::from_str_radix(word, 16).ok()?;
     is_plain.then_some(address)

@@ -1,9 +1,9 @@
-//! Functions by address: of kernels from the text of `/proc/kallsyms` and `System.map`, of programs
-//! and kernels from ELF files.
+//! Functions by address: kernel functions from the text of `/proc/kallsyms` and `System.map`, functions
+//! of programs and kernels from ELF files.
 //!
 //! A guest or a user may have forged the input. Malformed lines and symbols are skipped, and memory is
-//! bounded by the size of the input. It opens no files: which file to read, and how much of it, its
-//! users decide.
+//! bounded by the size of the input. The crate opens no files: its users decide which file to read, and
+//! how much of it.
 
 mod elf;
 mod functions;

@@ -1,16 +1,16 @@
-//! Names for terminals and files.
+//! Names that are safe to print.
 
 use std::fmt::{self, Write};
 
-/// The first `most` characters of a name, without control characters: escape sequences of a forged
-/// name do not reach a terminal.
+/// Returns the first `most` characters of a name, without control characters: escape sequences of a
+/// forged name must not reach a terminal.
 #[must_use]
 pub fn printable(name: impl fmt::Display, most: usize) -> String {
     let mut printable = Printable {
         text: String::new(),
         room: most,
     };
-    // Fails when there is no more room: a long name is not even formatted to its end.
+    // The error stops the formatting of a name longer than `most`, and can be ignored.
     let _ = write!(printable, "{name}");
     printable.text
 }
@@ -34,7 +34,7 @@ impl Write for Printable {
 mod tests {
     use super::*;
 
-    /// Never ends by itself.
+    /// Formats without end.
     struct Endless;
 
     impl fmt::Display for Endless {

@@ -1,11 +1,11 @@
-//! Parts of tests on this host's perf events.
+//! Helpers for tests that use this host's perf events.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::{GuestRegs, Machine, Registers};
 
-/// One test of a program at a time.
+/// A lock that lets the tests of a program run one at a time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -25,7 +25,7 @@ impl Machine for Bare {
     }
 }
 
-/// A vCPU that stays at this instruction, in user mode.
+/// Registers of a vCPU that stays at this instruction, in user mode.
 #[derive(Debug)]
 pub(crate) struct Still(pub(crate) u64);
 
@@ -38,7 +38,7 @@ impl Registers for Still {
     }
 }
 
-/// Makes the signal of overflows interrupt a system call, without another effect.
+/// Installs a handler for the signal of overflows, which interrupts a system call and has no other effect.
 #[expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"

@@ -1,4 +1,4 @@
-//! The batched engine: the host records, and the device makes samples of it later.
+//! The batched engine: the host records overflows, and the device makes samples of the records later.
 
 mod bounds;
 mod who;
@@ -22,7 +22,7 @@ const TASK_PAGE: u64 = 0x8000;
 fn rig() -> Rig {
     let rig = Rig::new();
     rig.world.know_ips();
-    // Leaves room for records in the past.
+    // So that records can be in the past.
     rig.world.pass(10 * HOLD_BACK);
     rig
 }
@@ -57,7 +57,7 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(|sample| sample.ip).collect()
 }
 
-/// The host records user-mode overflows at these moments before now, with the moments as IPs.
+/// Makes the host record overflows `ago` ticks before now, with `ago` as IP.
 fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = rig.world.now() - ago;
@@ -261,7 +261,7 @@ fn samples_before_a_command_are_written_when_it_is_answered() {
         let event = rig.open(&request).expect("open");
         let mut ring = rig.map(event, 2);
         rig.command(0, COMMAND_IN, event);
-        // As young as possible.
+        // Younger than HOLD_BACK.
         record(&rig, 0, &[30, 20, 10]);
         let value = if op == COMMAND_PERIOD { 1000 } else { 0 };
         let asked = Command {

@@ -1,6 +1,5 @@
-//! The budget of a guest's work: the cost of one notification, mark or exit for device and host, in
-//! operations on events and calls of the source. Work beyond the budget of a turn waits while other
-//! vCPUs are served.
+//! The budget of a guest's work: operations on events and calls of the source that one notification, mark or
+//! exit can cause. Work beyond the budget of a turn waits while other vCPUs are served.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
@@ -11,7 +10,7 @@ use crate::driver::{Descriptor, QUEUE_SIZE};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 use crate::world::{At, FAULTS};
 
-/// Operations of a turn before it ends, and of the request that exceeds it.
+/// Operations after which a turn ends; its last request can exceed them.
 const TURN: u64 = 4096;
 /// Members of the largest possible group.
 const MEMBERS: u64 = 1023;
@@ -40,8 +39,8 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
-/// A device whose vCPU 0 has notified `count` switches of a large group, after the first turn,
-/// which did not answer them.
+/// A device after the first turn of a notification of vCPU 0 with `count` switches of a large group, which
+/// the turn did not finish.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -65,7 +64,7 @@ fn notification_of_group_switches_is_served_in_turns() {
     let answer = rig.queues[2].answer().expect("answered after all turns");
     assert_eq!(answer.len(), 2048 * size_of::<Reply>());
     let after = rig.vpmu.metrics();
-    // Each command acts on the leader and all members, and visits each.
+    // Each command visits the leader and all members.
     let work = after.work.operations;
     assert!(work > 2048 * MEMBERS, "{work}");
     assert_eq!(after.turns_unfinished, turns);
@@ -91,7 +90,7 @@ fn remaining_work_is_done_before_guest_entry() {
 #[test]
 fn operator_is_served_between_two_turns() {
     let rig = unfinished(64);
-    // On the same thread: it would deadlock if a lock were held.
+    // On the same thread: the calls would deadlock if a lock were held.
     assert!(rig.vpmu.persistent().is_empty());
     rig.vpmu.drain();
     assert_eq!(
@@ -159,7 +158,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     }
     let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
     assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
-    // Half of them in each turn, and a turn that finds the queue empty.
+    // Two turns with half of the requests each, and a third that finds the queue empty.
     assert_eq!(turns, 3);
 }
 
@@ -190,7 +189,7 @@ fn mark_reads_each_group_once() {
     let before = rig.vpmu.metrics().work.operations;
     rig.mark(0, 5, 1);
     let work = rig.vpmu.metrics().work.operations - before;
-    // Each of 512 events counts the mark, shows its count, is read once, and has its record.
+    // For each of 512 events: the count, the metadata page, one reading, and one record.
     assert!((512..=4 * 512).contains(&work), "{work}");
 }
 
@@ -225,7 +224,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
         };
         rig.queues[queue].describe_as(0, indirect, INDIRECT);
         rig.queues[queue].offer(0);
-        // And an indirect descriptor in the middle of a chain.
+        // Also an indirect descriptor in the middle of a chain.
         let first = Descriptor {
             address: from,
             len: 128,
@@ -243,7 +242,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     }
     assert_eq!(rig.vpmu.metrics().events_opened, 0);
     assert_eq!(rig.vpmu.metrics().bad_requests, 4);
-    // The notice does not find a valid buffer.
+    // The event queue returns such buffers empty, too.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)
@@ -260,7 +259,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
 #[test]
 fn notification_looks_at_a_bounded_number_of_descriptors() {
     let mut rig = Rig::new();
-    // One chain of every descriptor, made available as often as the queue has entries.
+    // A chain of all descriptors, made available as often as the queue has entries.
     for index in 0..QUEUE_SIZE {
         let descriptor = Descriptor {
             address: rig.queues[2].buffer(0),
@@ -278,6 +277,6 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Each notification uses twice the queue's number of descriptors.
+    // Each notification looks at twice as many descriptors as the queue has, which are two chains.
     assert_eq!(returned, [2; 8]);
 }

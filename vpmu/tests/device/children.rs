@@ -23,12 +23,12 @@ fn family(rig: &mut Rig, flags: u32, format: u64) -> (u64, u64) {
 fn counts_of_a_child_are_written_at_its_close() {
     let mut rig = Rig::new();
     rig.runs(1, 41, 42);
-    // ENABLED, RUNNING, ID.
+    // PERF_FORMAT_TOTAL_TIME_ENABLED, _TOTAL_TIME_RUNNING, _ID.
     let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 7);
     let mut ring = rig.map(parent, 1);
     rig.command(1, COMMAND_IN, child);
     (0..9).for_each(|_| rig.mark(1, 5, 1));
-    // Its task has left, and another runs.
+    // The child's task has left, and another task runs.
     let out = rig.command(1, COMMAND_OUT, child);
     rig.runs(1, 51, 52);
     rig.close(child).expect("closed");
@@ -72,7 +72,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     let parent = rig.open(&request).expect("open");
     let mut ring = rig.map(parent, 1);
     (0..100).for_each(|_| rig.mark(0, 5, 1));
-    // Sixty are allowed, fifty-six fit; the throttle does not.
+    // Sixty samples are allowed, fifty-six fit into the ring; the THROTTLE record does not.
     let samples = ring.raw();
     assert!(samples.iter().all(|record| record.kind == SAMPLE));
     assert_eq!(samples.len(), 56);
@@ -100,7 +100,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
         .iter()
         .filter(|record| record.kind == THROTTLE)
         .collect();
-    // The parent is still throttled; the child makes sixty samples, as many as fit are written.
+    // The parent is still throttled. The child makes sixty samples, of which those that fit are written.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();
@@ -152,6 +152,6 @@ fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
     rig.command(1, COMMAND_OUT, event);
     let raw = ring.raw();
     assert_eq!((raw.len(), raw[0].kind), (1, LOST));
-    // The number, and the CPU of the trailer.
+    // The number of losses, and the CPU in the trailer.
     assert_eq!((raw[0].words[1], raw[0].words[6]), (4, 1));
 }

@@ -1,5 +1,5 @@
-//! A host whose counters are shared, revoked or refused: the guest sees this in times, states and
-//! answers of its events.
+//! A host that shares, revokes or refuses counters: the guest sees this in times, states and replies of its
+//! events.
 
 use vpmu::abi::*;
 use vpmu::{Hardware, Refusal};
@@ -15,7 +15,7 @@ fn config(rig: &Rig) -> Config {
     rig.config()
 }
 
-/// An answer to an open: its status and the host's reason.
+/// Sends an open request; returns the status and the host's reason.
 fn answer(rig: &mut Rig, request: &OpenRequest) -> (i32, u32) {
     let reply = rig.open_reply(request);
     let status = i32::try_from(reply.status.get()).expect("an errno");
@@ -63,7 +63,7 @@ pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32
     rig.command(0, COMMAND_ENABLE, event);
     rig.world.work(thread(0), 40, 4);
     assert_eq!(rig.value(0, event), 40);
-    // Another user has its counter: perf ends the reads of such an event.
+    // Another user gets the counter: read(2) of such a perf event then returns end of file.
     rig.world.give_up(thread(0));
     let reply = rig.command(0, op, event);
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
@@ -161,7 +161,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         rig.command(0, COMMAND_IN, event);
         rig.world.work(thread(0), 40, 4);
         rig.command(0, COMMAND_OUT, event);
-        // Its task moves, and needs another counter there.
+        // The task moves to another vCPU, where the event needs another counter.
         rig.world.deny(libc::EBUSY);
         let reply = rig.command(1, COMMAND_IN, event);
         assert_eq!(reply.status.get(), libc::EBUSY.unsigned_abs());

@@ -174,7 +174,7 @@ fn map_writes_the_whole_metadata_page() {
     let (mut page, rest) = Metadata::read_from_prefix(&read(pages[0]))
         .map(|(page, rest)| (page, rest.to_vec()))
         .expect("a page");
-    // The figures of an event that was enabled for a moment.
+    // The times of an event that was enabled for a moment.
     for field in [&mut page.time_enabled, &mut page.time_running] {
         assert_ne!(field.get(), u64::from_le_bytes([0xa5; 8]));
         *field = 0.into();
@@ -233,7 +233,7 @@ fn notification_is_answered_before_its_instruction_retires() {
     rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
     rig.vcpus.enter(0);
-    // The guest's next instruction.
+    // The used ring at the guest's next instruction.
     let answer = rig.queues[2].answer().expect("there");
     let reply: Vec<Reply> = structs(&answer);
     assert_eq!(reply[0].state.get(), STATE_ACTIVE);

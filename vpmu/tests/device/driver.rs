@@ -9,7 +9,7 @@ pub(crate) const QUEUE_SIZE: u16 = 16;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// A queue with one page for its rings and some room for buffers.
+/// A queue with one page for its rings, and buffers elsewhere.
 #[derive(Debug)]
 pub(crate) struct DriverQueue {
     memory: GuestMemoryMmap,
@@ -103,17 +103,17 @@ impl DriverQueue {
         self.store(self.available + 2, self.next);
     }
 
-    /// Claims that chains up to `index` are available.
+    /// Stores an available index, valid or not.
     pub(crate) fn claim(&self, index: u16) {
         self.store(self.available + 2, index);
     }
 
-    /// A request and room for its answer, in descriptors 0 and 1.
+    /// Offers a request and `room` bytes for its answer, in descriptors 0 and 1.
     pub(crate) fn request(&mut self, request: &[u8], room: usize) {
         self.request_at(0, request, room);
     }
 
-    /// A request and room for its answer, in descriptors `slot` and the next.
+    /// Offers a request and `room` bytes for its answer, in descriptors `slot` and `slot + 1`.
     pub(crate) fn request_at(&mut self, slot: u16, request: &[u8], room: usize) {
         let (from, to) = (self.buffer(slot), self.buffer(slot + 1));
         self.memory
@@ -140,7 +140,7 @@ impl DriverQueue {
         self.offer(slot);
     }
 
-    /// The next returned chain: its head and its written length.
+    /// Takes the next returned chain; returns its head and its written length.
     pub(crate) fn reclaim(&mut self) -> Option<(u32, u32)> {
         let index: u16 = self.load(self.used + 2);
         if index == self.seen {
@@ -151,7 +151,7 @@ impl DriverQueue {
         Some((self.load(at), self.load(at + 4)))
     }
 
-    /// The answer to [`DriverQueue::request`]; `None` if it has not come yet.
+    /// Takes the answer to [`DriverQueue::request`]; `None` if the device has not answered yet.
     pub(crate) fn answer(&mut self) -> Option<Vec<u8>> {
         let (head, len) = self.reclaim()?;
         let slot = u16::try_from(head).expect("a slot") + 1;

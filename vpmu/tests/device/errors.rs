@@ -1,5 +1,5 @@
-//! The error tables of SPEC.md: each row's request returns the row's status, even if a later row's
-//! condition holds, too.
+//! The error tables of SPEC.md: a request for which a row's condition holds returns the row's status, even if the
+//! condition of a later row holds, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -25,7 +25,7 @@ struct Setup {
     limits: Limits,
 }
 
-/// A request or command for which a row's condition holds, and its device.
+/// A request or command for which a row's condition holds, and the device that receives it.
 struct Scene {
     rig: Rig,
     _window: GuestMemoryMmap,
@@ -37,7 +37,7 @@ struct Scene {
     by: u32,
     /// The event that the request is about.
     event: u64,
-    /// Steps executed right before the request, the lower number first.
+    /// Steps to execute right before the request, ordered by number.
     late: Vec<(u8, Late)>,
 }
 
@@ -249,7 +249,7 @@ impl Scene {
         (persistent, opened, counters)
     }
 
-    /// Sends the request, or the command without one; returns its status.
+    /// Sends the request, or the command if there is no request; returns the status.
     fn send(mut self) -> u32 {
         self.late.sort_by_key(|(phase, _)| *phase);
         for (_, act) in std::mem::take(&mut self.late) {
@@ -269,7 +269,7 @@ impl Scene {
     }
 }
 
-/// The request for a row's table, without faults.
+/// Prepares a valid request for a row's table.
 fn begin(scene: &mut Scene, table: &str) {
     let header = |op: u32| ControlHeader {
         op: op.into(),
@@ -369,7 +369,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// The event for such a request, or the command.
+/// Prepares the event of such a request, or the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {
@@ -772,7 +772,7 @@ fn rings() -> Vec<Case> {
 }
 
 fn set_target(scene: &mut Scene, target: u64) {
-    // The same in both requests.
+    // The target has the same offset in both requests.
     assert_eq!(
         offset_of!(RedirectRequest, target),
         offset_of!(LinkRequest, target)
@@ -1165,7 +1165,8 @@ const COMMANDS: [&str; 9] = [
     "FLUSH",
 ];
 
-/// The status of a request of `table` for which these conditions hold, the last of them for certain.
+/// The status of a request of `table` with these conditions. The last condition holds in any case; it may undo
+/// the others.
 fn status(table: &str, cases: &[&Case]) -> u32 {
     let setups: Vec<_> = cases.iter().map(|case| case.setup).collect();
     let mut scene = Scene::new(&setups);

@@ -1,4 +1,4 @@
-//! Features: the device's offer, and accepting it through a transport that hides the bits.
+//! Features: the offered bits, and how a driver accepts them through a transport that hides them.
 
 use vpmu::abi::*;
 

@@ -1,8 +1,8 @@
-//! Saved states in JSON, with a leaf that no device would write.
+//! Forgeries of saved states in JSON: values that no device would write.
 
 use serde_json::{Value, json};
 
-/// The place of each leaf.
+/// The JSON pointer of each leaf.
 pub(crate) fn leaves(state: &Value) -> Vec<String> {
     let mut places = Vec::new();
     leaves_of(state, String::new(), &mut places);
@@ -32,12 +32,13 @@ pub(crate) enum Forgery {
     Plus(u64),
     Flip,
     Null,
-    /// The parent loses the leaf, or contains it twice.
+    /// Removes the leaf from its parent.
     Remove,
+    /// Repeats the leaf in its parent.
     Repeat,
 }
 
-/// Applies a forgery to the leaf at a place.
+/// Applies a forgery to the leaf at a JSON pointer.
 pub(crate) fn forge(state: &mut Value, at: &str, forgery: &Forgery) {
     let parent = at.rsplit_once('/').map_or("", |(parent, _)| parent);
     let index = at.rsplit('/').next().and_then(|last| last.parse().ok());

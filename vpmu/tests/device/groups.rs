@@ -50,7 +50,7 @@ fn members_count_while_their_leader_is_on() {
     rig.world.work(thread(0), 100, 4);
     let values = |rig: &mut Rig| [leader, on, off, host].map(|id| rig.value(0, id));
     assert_eq!(values(&mut rig), [4, 4, 0, 100]);
-    // A member can be enabled and disabled by itself.
+    // A member has an enabled state of its own.
     rig.command(0, COMMAND_DISABLE, on);
     rig.command(0, COMMAND_ENABLE, off);
     rig.command(0, COMMAND_ENABLE, leader);
@@ -77,7 +77,7 @@ fn task_group_follows_its_task_and_its_leader() {
     let mark = open_of(KIND_MARK, 5, CONTEXT_TASK);
     let leader = rig.open(&mark).expect("open");
     let member = rig.open(&led(leader, mark)).expect("open");
-    // In any order of schedule-ins and enables.
+    // Members and leaders can be scheduled in and enabled in any order.
     let both = |op| [command(op, member), command(op, leader)];
     rig.commands(0, &both(COMMAND_IN));
     marks(&rig, 1);
@@ -138,8 +138,7 @@ fn sample_reads_its_group_at_one_moment() {
     let host = rig
         .open(&led(leader, open_of(kind, config, 0)))
         .expect("open");
-    // Opened later, so it counts the mark after the leader does; it samples without its group's
-    // counts.
+    // Opened later, so this member counts the mark after the leader does; its samples lack GROUP.
     let single = rig.open(&led(leader, with(0x14, 3))).expect("open");
     let mut ring = rig.map(leader, 1);
     let mut own = rig.map(single, 1);
@@ -180,7 +179,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
     }
     let (kind, config) = CYCLES;
     for _ in 0..HOST {
-        // A counter of its own each, because it samples.
+        // A sampling event has a host counter of its own.
         let host = sampling(open_of(kind, config, 0), 1 << 40);
         rig.open(&led(leader, host)).expect("open");
     }

@@ -1,4 +1,4 @@
-//! A malicious guest gets an errno or no answer; it causes neither a panic nor a stray write.
+//! A malicious guest: it gets an errno or no answer, and causes neither a panic nor a stray write.
 
 use proptest::prelude::*;
 use vpmu::abi::*;
@@ -147,7 +147,7 @@ fn invalid_rings_are_refused() {
     assert_eq!(rig.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(rig.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(rig.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
-    // More pages announced than listed.
+    // More pages than addresses.
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP, event),
         pages: 3.into(),
@@ -235,7 +235,7 @@ fn buffers_without_room_are_returned_empty() {
         0,
         "not executed, because there is no room for the reply"
     );
-    // An answer of one byte too few, half a command, more commands than an exit may execute.
+    // Answer buffer too short, half a command, more commands than an exit may execute.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
         rig.vcpus.kick(0, QUEUE_VCPU);

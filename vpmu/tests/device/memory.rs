@@ -1,5 +1,5 @@
-//! Guest memory of a VMM: with a bitmap of pages that the device writes, and with changing regions. Also
-//! the rest of a transport's interface: queues and interrupts.
+//! Guest memory of a VMM: with a bitmap of dirty pages, and with changing regions. Also queues and interrupts of
+//! a transport.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -26,7 +26,7 @@ const WATCHDOG: AuxProducer = AuxProducer {
     format: 130,
 };
 
-/// Memory of a VMM that tracks written pages.
+/// Memory with a bitmap of dirty pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
 
 /// The same memory twice: tracked for the device, and untracked for its driver.
@@ -72,7 +72,7 @@ impl WatchedRig {
         }
     }
 
-    /// The pages marked since the last call.
+    /// Returns the pages marked dirty since the last call.
     fn take_dirty(&self) -> BTreeSet<u64> {
         let mut dirty = BTreeSet::new();
         for region in self.memory.iter().chain(self.window.iter()) {
@@ -90,7 +90,7 @@ impl WatchedRig {
         dirty
     }
 
-    /// The pages with an answer on a queue: the used ring, and the buffer.
+    /// The pages that an answer on a queue writes: the used ring and the buffer.
     fn answered(&self, queue: usize) -> [u64; 2] {
         let ring = QUEUES + queue as u64 * PAGE;
         [ring, self.rig.queues[queue].buffer(1)]
@@ -205,7 +205,7 @@ fn aux_data_of_any_length_marks_its_pages() {
         writer.put(&vec![7; bytes / 8]).expect("room");
         writer.end(bytes as u64).expect("ended");
     };
-    // Its record goes to the ring.
+    // The AUX record goes to the ring.
     let with_ring = |area: &[u64]| exactly(ring.into_iter().chain(area.iter().copied()));
     write(64);
     assert_eq!(watched.take_dirty(), with_ring(&area[..1]));
@@ -227,7 +227,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     watched.take_dirty();
     let first = watched.rig.map_window(event, 1, MAP_WRITABLE);
     assert_eq!(first, Ok(0));
-    // Its pages are zeroed first.
+    // The pages of a new ring in the window are zeroed.
     let laid = watched.answered(0).into_iter();
     let laid = laid.chain([WINDOW, WINDOW + PAGE]);
     assert_eq!(watched.take_dirty(), exactly(laid));

@@ -1,5 +1,5 @@
-//! Guest state in samples: the events that need it, and whether it is the state at the right exit.
-//! The stack walk has tests of its own.
+//! Guest state in samples: which events request it, and that it is the state at the right exit. The stack walk
+//! has tests of its own.
 
 use std::cell::Cell;
 
@@ -24,7 +24,7 @@ const STACK: u64 = 0x60_0000;
 const STACK_PAGES: u64 = 20;
 const RING: u64 = 0x70_0000;
 
-/// A guest at an address with this frame pointer; counts the requests for its state.
+/// A guest at an address with this frame pointer; counts how often its state is read.
 #[derive(Debug)]
 struct Somewhere<'a> {
     user: bool,
@@ -58,7 +58,7 @@ impl Registers for Somewhere<'_> {
     }
 }
 
-/// A rig whose guest has a stack, with the frame of a caller at `bp` 0x100.
+/// A rig whose guest has a stack, with a caller's frame 0x100 bytes into it.
 fn rig() -> Rig {
     let rig = Rig::new();
     let put = |at: u64, word: u64| {
@@ -268,8 +268,8 @@ fn record_size_fits_its_header() {
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
-    // Registers come last; before them how much was really read of the stack: all that the
-    // header, nine fields, a chain of three, twice 21 words of registers and two sizes leave.
+    // REGS_INTR come last, after the size of the stack that was read: the words that are left by the header,
+    // nine fields, a chain of three, twice 21 words of registers and two sizes.
     let record = &records[0];
     let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
     assert_eq!(record[record.len() - 22], room);

@@ -34,7 +34,7 @@ fn count_mode_selects_host_work_in_hardware_counts() {
         let mut rig = counting(mode);
         assert_eq!(rig.config().count_mode.get(), reported);
         assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
-        // A clock cannot exclude it, so the device does not request that.
+        // A clock cannot exclude host work, so the device does not request the exclusion.
         let clock = open_of(CLOCK.0, CLOCK.1, 0);
         assert!(!leaves_host_out(&mut rig, &clock));
     }
@@ -55,7 +55,7 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
         for request in [sampling(cycles(), 100), trace, excluding] {
             assert!(leaves_host_out(&mut rig, &request), "{mode:?}: {request:?}");
         }
-        // The flag is accepted for events that cannot exclude it, too.
+        // The flag is also accepted for events that cannot exclude host work.
         let clock = OpenRequest {
             flags: OPEN_EXCLUDE_HOST.into(),
             ..open_of(CLOCK.0, CLOCK.1, 0)
@@ -188,7 +188,7 @@ fn permitted_raw_event_counts_and_samples_like_hardware() {
         let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
         assert_eq!(rig.world.periods(), [10]);
-        // Its shortest period is the host's.
+        // The shortest period is the host counter's.
         let refused = rig.open(&sampling(raw(RAW.1), 9));
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }

@@ -1,5 +1,4 @@
-//! The operator's list of events: a denied event is absent from every request that could open or show
-//! it.
+//! The operator's list of events: the catalogue does not list a denied event, and no request opens it.
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
@@ -85,7 +84,7 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     open
 }
 
-/// The events that exist with a list that contains `member`: those of these tests by their names.
+/// The events of [`EVENTS`] that the device opens, by their names; checks that the catalogue lists the same.
 fn open_events(rig: &mut Rig) -> Vec<&'static str> {
     let listed = names(rig);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {

@@ -1,5 +1,5 @@
-//! Random operations of a driver in random order: each overflow is written, lost or throttled,
-//! records are whole, and each names an event that existed.
+//! Random operations of a driver in random order: each overflow is written, lost or throttled, and records are
+//! whole and have the id of an event that existed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// The state of each opened event, as far as the test knows it.
 struct Run {
     rig: Rig,
-    /// Ids, and the family of each.
+    /// Id and family of each event.
     opened: Vec<(u64, u64)>,
     rings: BTreeMap<u64, Reader>,
     samples: u64,
@@ -189,7 +189,8 @@ impl Run {
         }
     }
 
-    /// Overflows since the start, computed from the marks that events with a fixed period counted.
+    /// Reads all rings. Checks that all written samples were read, and that no more losses are reported than
+    /// counted.
     fn check(&mut self) {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
         ids.into_iter().for_each(|id| self.take(id));
@@ -224,7 +225,7 @@ proptest! {
     #[test]
     fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
         let mut run = Run::new();
-        // Events that are opened first, one per vCPU and one inherited, and only counted with.
+        // Events with a fixed period, one per vCPU and one inherited: the expected overflows follow from the marks.
         let request = |period: u64, vcpu, parent: u64| OpenRequest {
             parent: parent.into(),
             flags: OPEN_ENABLED.into(),

@@ -45,7 +45,7 @@ fn throttled_event_is_silent_until_a_later_window() {
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [0; 0], "the window is not over");
     rig.world.pass(WINDOW);
-    // The kind of exit does not matter.
+    // An exit of any kind ends the throttle.
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
@@ -175,7 +175,7 @@ fn host_counter_adapts_its_own_period() {
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
     assert_eq!(rig.world.frequencies(), [250]);
-    // The simulated host uses its period instead.
+    // The simulated host uses the event's period instead.
     rig.world.work(thread(0), 500, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();

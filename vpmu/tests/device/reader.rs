@@ -76,7 +76,7 @@ impl Reader {
             .expect("in memory");
     }
 
-    /// Reads at most `most` records, and frees their room.
+    /// Reads and consumes at most `most` records.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Record> {
         let head = self.head();
         let mut records = Vec::new();
@@ -115,7 +115,7 @@ impl Reader {
         records
     }
 
-    /// Reads every record of any kind, and frees their room.
+    /// Reads and consumes all records, of any kind.
     pub(crate) fn raw(&mut self) -> Vec<Raw> {
         let head = self.head();
         let mut records = Vec::new();
@@ -134,7 +134,7 @@ impl Reader {
         records
     }
 
-    /// All samples; nothing may be lost.
+    /// Reads and consumes all samples; there must be no losses.
     pub(crate) fn samples(&mut self) -> Vec<Sample> {
         let records = self.take(usize::MAX);
         records

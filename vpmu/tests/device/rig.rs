@@ -1,4 +1,4 @@
-//! A device with a driver, and functions for the driver's calls.
+//! A device with a driver, and functions for the driver's requests and commands.
 
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +34,7 @@ pub(crate) struct Rig {
     pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
-    /// The transport's interrupt.
+    /// The transport's interrupt, which records the signalled queues.
     pub(crate) interrupt: Arc<FakeMachine>,
     pub(crate) next_ring: u64,
     settings: Settings,
@@ -48,7 +48,7 @@ pub(crate) struct Rig {
 pub(crate) struct Vcpus(Vec<Mutex<Option<VcpuSession>>>);
 
 impl Vcpus {
-    /// All vCPUs without threads.
+    /// vCPUs without threads.
     pub(crate) fn new() -> Self {
         Self((0..VCPUS).map(|_| Mutex::new(None)).collect())
     }
@@ -122,7 +122,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     }
 }
 
-/// The same request, sampling all fields with a period.
+/// Makes a request sample all fields with a period.
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     OpenRequest {
         period: period.into(),
@@ -161,7 +161,7 @@ impl Rig {
         rig
     }
 
-    /// A device without a driver, whose vCPUs have no threads yet.
+    /// A device without a driver and without threads of vCPUs.
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
@@ -171,12 +171,12 @@ impl Rig {
         Self::with_memory(settings, window, memory)
     }
 
-    /// A device with this hardware setting by its operator.
+    /// A device with the operator's setting of hardware events.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
         Self::with_policy(hardware, Policy::default())
     }
 
-    /// The same, for a guest that may open only some events.
+    /// Like [`Rig::with_hardware`], with the operator's list of events.
     pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = Settings::new(VCPUS, 1_000_000)
@@ -196,7 +196,7 @@ impl Rig {
         config
     }
 
-    /// A device with producers of the VMM.
+    /// A device with AUX producers of the VMM.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
         let rig = Self::bare(Engines::Auto, limits(), None);
         let mut rig = rig.with_producers(producers);
@@ -214,7 +214,7 @@ impl Rig {
         self
     }
 
-    /// A device in memory that the caller provides.
+    /// A device with memory that the caller provides.
     pub(crate) fn with_memory(
         settings: Settings,
         window: Option<&GuestMemoryMmap>,
@@ -243,8 +243,8 @@ impl Rig {
         }
     }
 
-    /// A new device on a new host, without threads and driver, to restore this one into; `memory` and
-    /// `window` have the same contents as this device's.
+    /// A new device on a new host, without threads and driver, to restore this device into. `memory` and `window`
+    /// have the same contents as this device's.
     pub(crate) fn successor(
         &self,
         settings: Settings,
@@ -252,7 +252,7 @@ impl Rig {
         window: Option<&GuestMemoryMmap>,
     ) -> Self {
         let next = Self::with_memory(settings, window, memory.clone());
-        // The VMM lets the guest's TSC continue.
+        // The guest's TSC continues, as the VMM sets it.
         next.world.pass(self.world.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
         Self {
@@ -444,7 +444,7 @@ impl Rig {
         self.map_as(CONTROL_MAP, event, flags, pages)
     }
 
-    /// Pages as a ring, or as an area.
+    /// Maps pages as a ring or an area, according to `op`.
     pub(crate) fn map_as(
         &mut self,
         op: u32,
@@ -480,7 +480,7 @@ impl Rig {
         Ok(Reader::new(&self.memory, &pages))
     }
 
-    /// Commands in one buffer on the queue of `vcpu`, notified by it.
+    /// Sends commands in one buffer on the queue of `vcpu`, notified by that vCPU.
     pub(crate) fn commands(&mut self, vcpu: u32, commands: &[Command]) -> Vec<Reply> {
         self.commands_from(vcpu, vcpu, commands)
     }
@@ -528,7 +528,7 @@ impl Rig {
         self.read(vcpu, event).value.get()
     }
 
-    /// A guest program at `ip` writes `value` to the doorbell.
+    /// Writes `value` to the doorbell, as a guest program at `ip`.
     pub(crate) fn mark(&self, vcpu: u32, value: u32, ip: u64) {
         self.vcpus.leave(vcpu, ExitReason::Mmio, &mut At(ip));
         self.vcpus.mark(vcpu, value, &mut At(ip));
@@ -554,19 +554,19 @@ impl Rig {
         let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
-    /// The next notice: its kind and event.
+    /// Takes the next notice: kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
         let notice = self.whole_notice()?;
         Some((notice.kind.get(), notice.event.get()))
     }
 
-    /// Kind, event and count of the next notice.
+    /// Takes the next notice: kind, event and count.
     pub(crate) fn counted_notice(&mut self) -> Option<(u32, u64, u32)> {
         let notice = self.whole_notice()?;
         Some((notice.kind.get(), notice.event.get(), notice.value.get()))
     }
 
-    /// The next notice.
+    /// Takes the next notice.
     pub(crate) fn whole_notice(&mut self) -> Option<Notice> {
         let (slot, len) = self.queues[1].reclaim()?;
         assert_eq!(len as usize, size_of::<Notice>());

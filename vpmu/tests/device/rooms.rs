@@ -1,4 +1,4 @@
-//! Limits of all events of a guest together: host counters, clocks, samples, record bytes.
+//! Limits that all events of a guest share: host counters, clocks, samples, record bytes.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -109,7 +109,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // A region that starts within another waits until the other ends.
+    // A target started within another region waits until that region ends.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
@@ -146,13 +146,13 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
         flags: (OPEN_ENABLED | flags).into(),
         ..sampling(open_of(CLOCK.0, CLOCK.1, 0), period)
     };
-    // 600 a second, 500 a second, 300 a second.
+    // 600, 500 and 300 samples a second.
     let fast = rig.open(&clock(600, OPEN_FREQ)).expect("open");
     let slow = rig.open(&clock(2_000_000, 0)).expect("open");
     let third = rig.open(&clock(300, OPEN_FREQ)).expect("open");
     let states = [fast, slow, third].map(|event| state(&mut rig, event));
     assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
-    // A higher frequency does not fit; a lower one frees room.
+    // A higher frequency exceeds the limit; a lower one makes room for other clocks.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 701), libc::ENOSPC);
     assert_eq!(rig.world.frequencies(), [600, 300]);
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 200), 0);
@@ -203,7 +203,7 @@ fn host_counters_are_limited_over_all_vcpus() {
     let second = rig.open(&task).expect("open");
     assert_eq!(rig.vpmu.metrics().host_counters, 3);
     assert_eq!(rig.open(&task), Err(libc::EMFILE));
-    // At the limit, the counter of the last vCPU is closed for that of the next.
+    // At the limit, the counter on the previous vCPU is closed before one is opened on the next.
     for vcpu in [0, 1, 0, 1] {
         rig.command(vcpu, COMMAND_IN, second);
         rig.world.work(thread(vcpu), 10, 4);

@@ -1,5 +1,5 @@
-//! The time that samples take from a vCPU: they get a share of each window; beyond it, events with
-//! sampling exits are throttled until the next window.
+//! The time that samples take from a vCPU: they may take a share of each window; beyond that share, events whose
+//! samples cause exits are throttled until the next window.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
@@ -10,8 +10,8 @@ use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
 use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
-/// A quarter of a window is 25 of these, and some ticks: each clock read takes one, charged to the
-/// guest.
+/// Ticks that a sample takes. 25 of them are a quarter of a window plus some ticks, because each clock read takes
+/// one, which is charged to the guest.
 const COST: u64 = 100_100;
 /// The period of a host counter that is throttled.
 const NEVER: u64 = u64::MAX >> 1;
@@ -30,7 +30,7 @@ fn rig_of(percent: u32, engines: Engines) -> Rig {
 
 /// Advances the clock to the start of a later window.
 fn begin_window(rig: &Rig) {
-    // Guest time is ahead of the host's.
+    // The windows are of guest time, which is ahead of the host's TSC.
     let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
     rig.world.pass(left);
 }
@@ -44,8 +44,8 @@ fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader
     (event, ring)
 }
 
-/// Each counter of the vCPU overflows after `inside` ticks in the guest; the vCPU returns after
-/// `cost`.
+/// Makes each counter of the vCPU overflow after `inside` ticks in the guest; the vCPU enters again after `cost`
+/// ticks.
 fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     work(rig, inside);
     let overflow = Overflow {
@@ -109,7 +109,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     let (begin, mut inside) = (rig.world.now(), 0);
     while rig.world.now() < begin + 100 * WINDOW {
         match rig.world.periods()[0] {
-            // The next overflow came before the vCPU is back in the guest.
+            // Not throttled: the next overflow comes as soon as the vCPU is back in the guest.
             100 => overflow(&rig, 0, 0, COST),
             _ => {
                 inside += WINDOW / 100;
@@ -145,7 +145,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
 fn time_in_the_guest_before_an_overflow_is_free() {
     let mut rig = rig();
     let (_, mut ring) = started(&mut rig, CYCLES, 0);
-    // A fifth of the time.
+    // The samples take a fifth of the time.
     (0..200).for_each(|_| overflow(&rig, 0, 4 * COST, COST));
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
     let metrics = rig.vpmu.metrics();
@@ -168,7 +168,7 @@ fn time_that_the_host_gives_to_others_is_free() {
             period: 100,
         };
         rig.world.record(thread(0), overflow);
-        // Before the exit, and while it is handled.
+        // The thread is preempted before the exit, and while the exit is handled.
         rig.world.pass(WINDOW);
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         rig.world.pass(WINDOW);
@@ -236,7 +236,7 @@ fn all_clocks_of_a_vcpu_are_throttled_together() {
         "the other vCPU's clock continues"
     );
     assert_eq!(rig.world.frequencies(), [1]);
-    // A rate set in the meantime applies afterwards.
+    // A frequency that is set during the throttle applies afterwards.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, frequent, 125), 0);
     assert_eq!(rig.world.frequencies(), [1]);
     (0..5).for_each(|_| overflow(&rig, 1, 1000, COST));
@@ -275,7 +275,7 @@ fn event_started_in_a_used_up_window_makes_no_sample() {
     let (_, mut newer) = started(&mut rig, CLOCK, 0);
     (0..3).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&newer.raw()), [THROTTLE]);
-    // Nor does an event that was throttled and is scheduled in again.
+    // An event that was throttled and is enabled again does not sample either.
     rig.command(0, COMMAND_ENABLE, event);
     overflow(&rig, 0, 1000, COST);
     assert_eq!(kinds(&ring.raw()), [0; 0]);
@@ -342,7 +342,7 @@ fn late_overflow_of_a_throttled_clock_still_acts() {
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     rig.link(starter, target, LINK_STARTER).expect("linked");
     rig.mark(0, 5, 1);
-    // It was pending when the counter was silenced.
+    // The overflow was pending when the counter was throttled.
     overflow(&rig, 0, 1000, COST);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);

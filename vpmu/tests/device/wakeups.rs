@@ -4,10 +4,10 @@ use vpmu::abi::*;
 
 use crate::rig::{Rig, open_of, sampling};
 
-/// 72 bytes each.
+/// Bytes of a record.
 const RECORD: u64 = 72;
 
-/// An event of marks 5 on vCPU 0 with a wakeup every ten records.
+/// An event that samples marks of value 5 on vCPU 0, with a wakeup every ten records.
 fn event(rig: &mut Rig) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -17,7 +17,7 @@ fn event(rig: &mut Rig) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// The records that wake the reader, out of `records` new ones.
+/// Makes `records` records; returns the numbers of those that wake the reader.
 fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
     let wakes = |record: &u32| {
         let before = rig.vpmu.metrics().wakeups;
@@ -39,7 +39,7 @@ fn changed_interval_restarts_the_count() {
     assert_eq!(wakes_at(&mut rig, 0, 8), [3, 6]);
     rig.set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES)
         .expect("set");
-    // 216, 432 and 504 bytes: the marks are at multiples of 145.
+    // After 216, 432 and 504 bytes: the wakeup marks are at multiples of 145 bytes.
     assert_eq!(wakes_at(&mut rig, 0, 7), [3, 5, 7]);
     rig.set_wakeup(event, 1, WAKEUP_RECORDS).expect("set");
     assert_eq!(wakes_at(&mut rig, 0, 4), [1, 2, 3, 4]);
@@ -69,7 +69,7 @@ fn interval_applies_to_the_family() {
     rig.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(rig.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
     assert_eq!(wakes_at(&mut rig, 1, 4), [2, 4]);
-    // A child that the driver opens with its parent's original interval.
+    // The driver opens this child with its parent's original interval.
     let after = rig.open(&child).expect("open");
     rig.command(0, COMMAND_IN, after);
     assert_eq!(wakes_at(&mut rig, 0, 4), [2, 4]);

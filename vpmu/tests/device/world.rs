@@ -1,4 +1,4 @@
-//! A simulated host and machine whose figures the test sets.
+//! A simulated host and machine: the test sets counts, times and errors.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -11,14 +11,15 @@ use vpmu::source::{
 };
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
-/// Events of the simulated host: `CYCLES` supports everything, `FAULTS` only counts.
+/// An event of the simulated host that supports everything.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
+/// An event of the simulated host that only counts.
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
 /// The only raw event that the host counts.
 pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
-/// Records exits.
+/// An event that records exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
-/// A clock: its count is of nanoseconds.
+/// A clock, which counts nanoseconds.
 pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
 /// The shortest period of `CYCLES`.
 pub(crate) const SHORTEST: u64 = 10;
@@ -30,7 +31,7 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
-    /// The errno of each later open; zero: it succeeds.
+    /// The errno of later opens; zero if they succeed.
     denying: AtomicI32,
     /// Kinds of counters that the device requested.
     asked: Mutex<Vec<u32>>,
@@ -39,17 +40,17 @@ pub(crate) struct World {
     /// Whether counters refuse a change of their rate.
     refusing: AtomicBool,
     interrupts: AtomicU64,
-    /// The queues that they were raised for.
+    /// The queues that interrupts were raised for.
     signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
-    /// Stops a caller of `knows_ips` twice.
+    /// A barrier at which a caller of `knows_ips` stops twice.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
-    /// vCPUs that were made to leave.
+    /// vCPUs that were kicked.
     kicks: Mutex<Vec<u32>>,
     kicked: Condvar,
-    /// Whether vCPUs cannot be made to leave.
+    /// Whether kicks fail.
     stuck: AtomicBool,
 }
 
@@ -67,19 +68,20 @@ struct FakeCounter {
     lost: bool,
     left: u64,
     overflows: Overflows,
-    /// Times that it was drained, and read.
+    /// Number of drains of the counter.
     drains: u64,
+    /// Number of reads of the counter.
     reads: u64,
 }
 
-/// A counter held by the device, and removed from the world when dropped.
+/// The device's handle to a counter, which is removed from the world when dropped.
 #[derive(Debug)]
 struct Handle {
     world: Arc<World>,
     counter: Arc<Mutex<FakeCounter>>,
 }
 
-/// Counters that run from their add on, with their last readings.
+/// A set of counters, which run from when they are added, with their last readings.
 #[derive(Debug)]
 struct FakeSet {
     world: Arc<World>,
@@ -103,7 +105,7 @@ impl World {
         self.tsc.fetch_add(ticks, Ordering::Relaxed);
     }
 
-    /// The host's TSC; this does not advance it.
+    /// Returns the host's TSC without advancing it.
     pub(crate) fn now(&self) -> u64 {
         self.tsc.load(Ordering::Relaxed)
     }
@@ -219,8 +221,7 @@ impl World {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
-    /// The next caller of `knows_ips` meets the test at the barrier, and continues after a second
-    /// meeting.
+    /// Makes the next caller of `knows_ips` wait for the test at the barrier twice.
     pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
@@ -232,7 +233,7 @@ impl World {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until vCPUs were made to leave `times` more often; returns the vCPUs.
+    /// Waits for `times` kicks that the test has not taken yet; takes them, and returns the vCPUs.
     pub(crate) fn await_kicks(&self, times: usize) -> Vec<u32> {
         let kicks = self.kicks.lock().expect("no panic");
         let enough = self.kicked.wait_while(kicks, |kicks| kicks.len() < times);
@@ -249,7 +250,7 @@ impl World {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// The host records an overflow of every counter that runs on `thread`.
+    /// Makes the host record an overflow of every counter that runs on `thread`.
     pub(crate) fn record(&self, thread: i32, overflow: Overflow) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// The host records an exit, or a loss, in every trace of exits that runs on `thread`.
+    /// Makes the host record an exit or a loss in every trace of exits that runs on `thread`.
     pub(crate) fn record_exit(&self, thread: i32, recorded: Recorded) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -286,7 +287,7 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// `events` happen on `thread`; its counters see `seen` quarters of them.
+    /// Makes `events` events happen on `thread`; its counters run for `seen` quarters of them.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -296,7 +297,7 @@ impl World {
         }
     }
 
-    /// The host drops `lost` overflow records of `thread`.
+    /// Makes the host drop `lost` overflow records of `thread`.
     pub(crate) fn drop_overflows(&self, thread: i32, lost: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -583,7 +584,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// Registers at a place chosen by the test.
+/// Registers of a vCPU at an address chosen by the test.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At(pub(crate) u64);
 

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 
-/// The call that starts and ends the counted part; other code does not make it.
+/// The system call that marks start and end of the counted part; other code does not make it.
 const MARKER: c_long = libc::SYS_getppid;
 /// A syscall stop, with `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
@@ -14,14 +14,14 @@ const PTRACE_GET_SYSCALL_INFO: c_uint = 0x420e;
 /// `op` of `struct ptrace_syscall_info` at a call's entry.
 const ENTRY: u8 = 1;
 
-/// The number of system calls of the calling thread in `act`, without other threads and without
-/// clock reads in the vDSO.
+/// Counts the system calls of the calling thread in `act`, without other threads and without clock reads
+/// in the vDSO.
 pub(crate) fn count(act: impl FnOnce()) -> usize {
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let thread = this_thread();
     allow_tracers(c_ulong::MAX);
-    // SAFETY: of the copy of this process only `trace` runs: it makes system calls, and takes no
-    // lock and no memory that another thread may have held.
+    // SAFETY: the child runs only `trace`, which makes system calls and takes neither locks nor memory
+    // from the allocator, which another thread may hold.
     let tracer = match unsafe { libc::fork() } {
         0 => trace(thread, writer),
         tracer => Tracer(tracer),
@@ -45,9 +45,9 @@ struct Tracer(pid_t);
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        // SAFETY: takes no pointer; the child is not waited for yet, so the id is still its own.
+        // SAFETY: the call takes no pointer; the child was not waited for yet, so the id is still its own.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // SAFETY: the kernel writes no status to a null pointer.
+        // SAFETY: the status pointer is null, so the kernel writes nothing.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
 }
@@ -62,13 +62,13 @@ fn mark() {
     unsafe { libc::getppid() };
 }
 
-/// Lets process `who` trace this one under Yama; without Yama this fails, and is not needed.
+/// Lets process `who` trace this one under Yama. Without Yama the call fails and is not needed.
 fn allow_tracers(who: c_ulong) {
     // SAFETY: takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
 }
 
-/// The tracing process: writes a byte when it has attached, and the count when that is complete.
+/// Runs in the tracing process: writes a byte when it has attached, and the count when it is complete.
 fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
     close_others(&to);
     let done = attach(thread).and_then(|()| {
@@ -148,8 +148,8 @@ fn wait(thread: pid_t) -> io::Result<c_int> {
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: of the requests here one writes memory: as many bytes as `address` allows to `data`,
-    // which `entered` owns.
+    // SAFETY: the only request here that writes memory writes at most `address` bytes to `data`, a buffer
+    // of that size in `entered`.
     match unsafe { libc::ptrace(request, thread, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -1,5 +1,5 @@
-//! A driver's operations from the fuzzer's bytes: requests, commands and writes to its own memory,
-//! mostly plausible, sometimes not.
+//! A driver's operations, made from the fuzzer's bytes: requests, commands and writes to its own memory,
+//! mostly plausible.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use super::world::{CYCLES, FAULTS};
 
 const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const AUX_TAIL: u64 = offset_of!(Metadata, aux_tail) as u64;
-/// Kinds that the tests' source offers, and kinds that the device counts itself.
+/// Events that the tests' source offers, and events that the device counts itself.
 const KINDS: [(u32, u64); 16] = [
     (KIND_MARK, 5),
     (KIND_MARK, MARK_ANY),
@@ -39,7 +39,7 @@ const KINDS: [(u32, u64); 16] = [
     (KIND_HOST_TRACE, 0),
     (KIND_HALTS, 0),
 ];
-/// Room for the largest answer.
+/// Bytes for the largest answer.
 const ROOM: usize = 4096;
 
 /// One step of the driver.
@@ -81,7 +81,7 @@ fn header(input: &mut Unstructured<'_>, op: u32, event: u64) -> Result<ControlHe
     })
 }
 
-/// An open request, mostly plausible.
+/// Makes an open request, mostly plausible.
 fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenRequest> {
     let mut request = OpenRequest::default();
     if once_in(input, 20)? {
@@ -259,7 +259,7 @@ fn link(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two tasks run, and an overflow of one starts or stops the other's event.
+/// Opens two task events, mostly schedules them in, and links the first to start or stop the second.
 fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut pair = [0; 2];
     for event in &mut pair {
@@ -329,7 +329,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Requests of only a header: closes, unmaps, attaches.
+/// Sends a request that consists of the header: close, unmap or attach.
 fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     let ops = [
@@ -399,7 +399,7 @@ fn task_page(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The guest's kernel writes task switches, or arbitrary data.
+/// Writes task switches to a task page, as the guest's kernel does, or arbitrary data.
 fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     let page = task_page_address(vcpu);
@@ -446,7 +446,7 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A reader stores an arbitrary tail. The contents of that ring are not checked afterwards.
+/// Stores an arbitrary tail in a ring, whose contents are not checked afterwards.
 fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let rings = stage.rings.len();
     let metadata = match (rings, input.arbitrary()?) {
@@ -469,7 +469,7 @@ fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Page tables that point to page tables: the first entries of some pages.
+/// Writes page tables that point to page tables: the first entries of some pages.
 fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for table in 0..input.int_in_range(1..=6)? {
         let flags = input.int_in_range(0..=0xff_u64)?;
@@ -495,7 +495,7 @@ fn post_notices(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A request of arbitrary bytes, or a common one cut short.
+/// Sends a request of arbitrary bytes, or a truncated common request.
 fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let bytes = if input.arbitrary()? {
         let event = stage.event(input)?;
@@ -542,7 +542,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
     })
 }
 
-/// Commands in one buffer on a vCPU's queue, usually notified by that vCPU.
+/// Sends commands in one buffer on a vCPU's queue, usually notified by that vCPU.
 fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
@@ -565,7 +565,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A chain of arbitrary descriptors: the driver's buffers, or addresses outside memory.
+/// Offers a chain of arbitrary descriptors, of the driver's buffers or of addresses outside memory.
 fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let index = input.int_in_range(0..=stage.rig.queues.len() - 1)?;
     let queue = stage.queue(index);
@@ -594,7 +594,7 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A queue is notified by any vCPU, and then by its own.
+/// Notifies a queue from any vCPU or thread, and then from its own vCPU.
 fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Result<()> {
     let queue = u16::try_from(index).expect("few");
     match (input.arbitrary()?, stage.vcpu(input)?) {
@@ -609,7 +609,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
     Ok(())
 }
 
-/// The guest writes to its window, mostly bytes that could begin a record.
+/// Writes a word to the window, as the guest can; often one that could begin a record.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
     let word = match input.arbitrary()? {
@@ -624,7 +624,7 @@ pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> R
     Ok(())
 }
 
-/// A new driver starts, sometimes after one that fails to.
+/// Starts a new driver, sometimes after a driver that cannot start.
 fn restart(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     if input.arbitrary()? {
         let features = u64::from(input.arbitrary::<u16>()?);

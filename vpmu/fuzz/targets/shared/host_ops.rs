@@ -1,4 +1,4 @@
-//! Operations of the host, the vCPUs and the operator, from the fuzzer's bytes.
+//! Operations of the host, the vCPUs and the operator, made from the fuzzer's bytes.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::abi::PAGE_SIZE;
@@ -35,7 +35,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
     }
 }
 
-/// One of the VMM's producers writes to an active trace, or to any event.
+/// Writes to an active trace, or to any event, like one of the VMM's producers.
 fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vpmu = &stage.rig.vpmu;
     let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);
@@ -74,7 +74,7 @@ fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A guest program writes to the doorbell.
+/// Writes to the doorbell, like a guest program.
 pub(crate) fn marks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let Some(vcpu) = stage.vcpu(input)? else {
         return Ok(());
@@ -91,7 +91,7 @@ pub(crate) fn marks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<(
     Ok(())
 }
 
-/// A vCPU leaves the guest and usually enters it again.
+/// Makes a vCPU leave the guest and usually enter it again.
 fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let Some(vcpu) = stage.vcpu(input)? else {
         return Ok(());
@@ -108,7 +108,7 @@ fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The host's counters grow.
+/// Makes the host's counters grow.
 fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
     let events = *input.choose(&[1, 9, 10, 100, 500])?;
@@ -117,7 +117,7 @@ fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The host records events while a vCPU keeps running.
+/// Makes the host record overflows, exits and losses while a vCPU keeps running.
 fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
@@ -129,7 +129,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         match input.int_in_range(0..=7)? {
             0 => world.drop_overflows(of, input.int_in_range(0..=2)?),
             1 => {
-                // No host's count exceeds this.
+                // A host does not lose more.
                 let lost = number(input)? & u64::from(u32::MAX);
                 world.record_exit(of, Recorded::Lost(lost));
             }
@@ -161,7 +161,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The host refuses counters from now on.
+/// Makes the host refuse counters from now on.
 fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     match input.int_in_range(0..=3)? {
@@ -169,7 +169,7 @@ fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         1 => world.refuse_rates(),
         2 if once_in(input, 4)? => world.break_host(),
         3 => {
-            // Busy, not permitted, no descriptor, no such event, or invalid; zero permits again.
+            // EBUSY, EACCES, EMFILE, ENOENT or EINVAL; zero permits counters again.
             world.deny(*input.choose(&[0, 16, 13, 24, 2, 22])?);
         }
         _ => {}
@@ -177,7 +177,7 @@ fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A vCPU's thread ends, or another one takes over.
+/// Ends a vCPU's thread, or moves the vCPU to another thread.
 fn threads(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     match once_in(input, 3)? {
@@ -191,7 +191,7 @@ fn threads(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The operator starts an event.
+/// Starts an event of the operator.
 pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     if let Ok(id) = stage.rig.vpmu.persist(&persist_request(input)?) {
         stage.events.push(id);
@@ -199,7 +199,7 @@ pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result
     Ok(())
 }
 
-/// An operator's event, valid or not.
+/// Makes a request for an event of the operator, valid or not.
 pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     let events = [
         "mark=5",
@@ -235,7 +235,7 @@ pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     })
 }
 
-/// The operator flushes.
+/// Flushes an event or all events, like the operator.
 fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = match input.arbitrary()? {
         true => None,
@@ -246,7 +246,7 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         stage.stuck = true;
     }
     if !stage.stuck {
-        // Other threads that could make vCPUs leave do not exist.
+        // Without other threads, nobody else can make the vCPUs leave.
         stage.leave_all();
     }
     let result = stage.rig.vpmu.flush(event);
@@ -257,7 +257,8 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The operator lists persistent events and reads their histories.
+/// Lists persistent events and reads their histories, like the operator. Sometimes reads the configuration space
+/// or moves the device, too.
 fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     histories_of(&stage.rig.vpmu);
     if input.arbitrary()? {
@@ -273,12 +274,12 @@ fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The device is saved, and another goes on, maybe from what somebody has made of the state.
+/// Saves the device and restores another one, sometimes from a forged state.
 fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.leave_all();
     let mut state = stage.save();
     let forgeries = input.int_in_range(0..=5)?;
-    // Mostly the state as it is.
+    // Mostly unchanged.
     for _ in 3..forgeries {
         let places = leaves(&state);
         let place = input.choose(&places)?;

@@ -1,4 +1,4 @@
-//! Numbers and choices from the fuzzer's bytes. The execution ends when the bytes run out.
+//! Numbers and choices made from the fuzzer's bytes. The execution ends when the bytes run out.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::{CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Registers};
@@ -15,7 +15,7 @@ pub(crate) fn number(input: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// The same in 32 bits.
+/// Like [`number`], in 32 bits.
 pub(crate) fn half(input: &mut Unstructured<'_>) -> Result<u32> {
     let number = number(input)?;
     Ok(u32::try_from(number & 0xffff_ffff).unwrap_or(0))
@@ -48,14 +48,14 @@ pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
     Ok(Exit { reason, access })
 }
 
-/// A vCPU with registers chosen by the guest, including its page tables.
+/// A vCPU whose registers, including the address of its page tables, are chosen by the guest.
 #[derive(Debug)]
 pub(crate) enum Cpu {
-    /// The hypervisor reports nothing.
+    /// The hypervisor reports no registers.
     Hidden,
-    /// It reports where the vCPU is.
+    /// The hypervisor reports address and mode.
     Place(GuestRegs),
-    /// It reports everything.
+    /// The hypervisor reports all registers.
     Whole(Box<CpuState>),
 }
 
@@ -100,7 +100,7 @@ fn state(input: &mut Unstructured<'_>) -> Result<CpuState> {
         general,
         user: input.arbitrary()?,
         code64: input.ratio(3, 4)?,
-        // Long mode mostly, with tables where the driver writes some.
+        // Mostly long mode, with page tables at a page that `driver_ops::tables` writes.
         cr0: u64::from(input.ratio(9, 10)?) << 31,
         cr3: layout::table(input.int_in_range(0..=3)?),
         cr4: u64::from(input.ratio(9, 10)?) << 5 | u64::from(input.ratio(1, 4)?) << 12,

@@ -12,26 +12,26 @@ use super::rig::VCPUS;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Control, event, one for each vCPU.
 const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
-/// The task page of vCPU 0; the others' follow.
+/// The task page of vCPU 0; those of other vCPUs follow.
 pub(crate) const TASK_PAGES: u64 = 0x8000;
-/// The rings of queue 0; the others' follow, a page each.
+/// The rings of queue 0; those of other queues follow, a page each.
 const QUEUES: u64 = 0x1_0000;
 /// Pages for rings and areas: every second page from here on, so that each has a neighbour that
 /// must stay untouched.
 const ARENA: u64 = 0x1_4000;
-/// Arena pages that the driver maps freely, also repeatedly, and writes tables to.
+/// Arena pages that the driver maps freely, also several times, and writes page tables to.
 pub(crate) const SHARED_PAGES: u64 = 8;
-/// Arena pages that each belong to one ring permanently: only the device writes there.
+/// Arena pages that each belong to one ring permanently: only the device writes their contents.
 const OWN_PAGES: u64 = 16;
 const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
-/// The first buffer of queue 0; the others' follow, a page each. The next buffer of a queue is at
-/// the stride of the device tests.
+/// The first buffer of queue 0; those of other queues follow, a page each. The next buffer of a queue is
+/// [`DriverQueue::BUFFER`] bytes further, as in the tests of the device.
 const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
 /// Buffers of each queue.
 pub(crate) const SLOTS: u16 = 3;
-/// The window.
+/// Address of the window.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
-/// Its pages.
+/// Pages of the window.
 pub(crate) const WINDOW_PAGES: u64 = 16;
 
 /// Guest memory and a window, reused by all executions.
@@ -65,7 +65,7 @@ impl Memory {
         }
     }
 
-    /// Every queue, set up afresh: the driver's sides and the device's.
+    /// Sets up all queues afresh. Returns the driver's sides and the device's.
     pub(crate) fn queues(&self) -> (Vec<DriverQueue>, Vec<QueueState>) {
         let both = (0..QUEUE_COUNT).map(|index| {
             let (rings, buffers) = (QUEUES + index * PAGE, BUFFERS + index * PAGE);
@@ -78,7 +78,7 @@ impl Memory {
         (drivers, queues)
     }
 
-    /// Makes all of it zero.
+    /// Zeroes guest memory and the window.
     pub(crate) fn clear(&self) {
         let clear = |memory: &GuestMemoryMmap, &(start, len): &(GuestAddress, usize)| {
             let mut at = start.0;
@@ -124,12 +124,12 @@ pub(crate) fn shared(number: u64) -> u64 {
     arena(number % SHARED_PAGES)
 }
 
-/// A page for page tables; samples read it, and rings may use it, too.
+/// A page for page tables, which samples read. Rings may use it, too.
 pub(crate) fn table(number: u64) -> u64 {
     shared(number)
 }
 
-/// Page `number` of those that belong to one ring; `None` if it is out of range.
+/// Page `number` of the [`OWN_PAGES`]; `None` if there is no such page.
 pub(crate) fn own(number: u64) -> Option<u64> {
     (number < OWN_PAGES).then(|| arena(SHARED_PAGES + number))
 }

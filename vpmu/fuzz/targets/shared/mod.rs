@@ -1,8 +1,8 @@
 //! The shared part of the targets that drive a device: a device in memory that executions reuse,
 //! and operations made from the fuzzer's bytes.
 //!
-//! [`stage`] holds the device and checks how it ends, [`driver_ops`] plays its driver, [`host_ops`]
-//! its host and its operator, [`rings`] a program that reads its rings.
+//! [`stage`] holds the device and checks it at the end, [`driver_ops`] acts as its driver, [`host_ops`] as its
+//! host and its operator, and [`rings`] as a program that reads its rings.
 
 #[path = "../../../tests/device/driver.rs"]
 pub(crate) mod driver;

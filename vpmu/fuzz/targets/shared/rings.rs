@@ -1,5 +1,5 @@
-//! A guest program that reads rings without other writers: it must find whole records and monotonic
-//! heads, whatever its driver does.
+//! A guest program that reads rings whose pages only the device writes: it must find whole records and
+//! monotonic heads, whatever its driver does.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ pub(crate) struct OwnRing {
     tail: u64,
     /// The last head seen.
     head: u64,
-    /// Sum of the losses in its records.
+    /// Sum of the losses that the ring's records report.
     pub(crate) lost: u64,
 }
 
@@ -43,7 +43,7 @@ impl OwnRing {
         }
     }
 
-    /// Address of its metadata page.
+    /// Address of the metadata page.
     pub(crate) fn metadata(&self) -> u64 {
         self.pages[0]
     }
@@ -58,7 +58,7 @@ impl OwnRing {
         memory.load(head, Ordering::Acquire).expect("in memory")
     }
 
-    /// Checks the ring and frees all of its room. `written`: other threads write to it meanwhile.
+    /// Checks the ring and consumes its records. `written`: other threads make the device write meanwhile.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
         let grown = match self.backward {
@@ -94,7 +94,7 @@ impl OwnRing {
         }
     }
 
-    /// The records of `len` bytes from `at` on; `whole`: the last one ends there.
+    /// Checks the records in `len` bytes from `at` on. `whole`: the last record must end exactly there.
     fn records(&mut self, memory: &GuestMemoryMmap, at: u64, len: u64, whole: bool) {
         let mut done = 0;
         while done < len {

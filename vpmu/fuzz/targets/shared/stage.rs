@@ -22,7 +22,7 @@ use super::rings::OwnRing;
 use super::world::At;
 
 thread_local! {
-    /// Mapping memory anew for each execution would take longer than most executions.
+    /// Reused, because mapping memory would take longer than most executions.
     static MEMORY: RefCell<Option<Rc<Memory>>> = const { RefCell::new(None) };
 }
 
@@ -36,7 +36,7 @@ const PRODUCER: AuxProducer = AuxProducer {
 /// The event that the operator denies the guest.
 const DENIED: EventMatch = EventMatch::one(KIND_MARK, u32::MAX as u64);
 
-/// The lowest limit of guest pages.
+/// The lower limit of guest pages in rings and areas.
 const FEW_PAGES: u32 = 8;
 
 /// A device in use.
@@ -46,18 +46,18 @@ pub(crate) struct Stage {
     /// Open events of the driver, in order of their ids.
     pub(crate) events: Vec<u64>,
     pub(crate) rings: Vec<OwnRing>,
-    /// vCPUs whose sessions are here.
+    /// vCPUs whose sessions are on this thread.
     attached: [bool; VCPUS as usize],
-    /// The other sessions have threads of their own.
+    /// Whether the other sessions have threads of their own.
     threaded: bool,
     windowed: bool,
-    /// Regions of guest memory may come and go.
+    /// Whether regions of guest memory may come and go.
     changing: bool,
-    /// Nobody else holds the device, so that another can take its place.
+    /// Whether nobody else holds the device, so that a restored one can replace it.
     pub(crate) movable: bool,
-    /// It goes on from a forged state, which may name any memory and any figures.
+    /// Whether the device was restored from a forged state, which may name any memory and any numbers.
     pub(crate) forged: bool,
-    /// Pages that lie in rings of their own.
+    /// Number of pages given to rings of their own so far.
     own_pages: u64,
     /// vCPUs can no longer be made to leave the guest.
     pub(crate) stuck: bool,
@@ -98,11 +98,11 @@ fn limits(input: &mut Unstructured<'_>) -> Result<Limits> {
 }
 
 impl Stage {
-    /// A device configured by the first bytes of `input`, its vCPUs attached, without a driver.
+    /// Creates a device configured by the first bytes of `input`, with attached vCPUs and without a driver.
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
         let limits = limits(input)?;
-        // Both kinds of memory, chosen without input of its own: seeds keep their meaning.
+        // The kind of memory depends on a limit instead of input of its own, so that old seeds keep their meaning.
         let changing = limits.max_pages == FEW_PAGES;
         let settings = Settings::new(VCPUS, 1_000_000)
             .with_limits(limits)
@@ -164,7 +164,8 @@ impl Stage {
             .expect("features that were offered, and queues in memory");
     }
 
-    /// Starts a driver that the device cannot serve.
+    /// Tries to start a driver with any features and number of queues; checks that the device refuses it unless
+    /// both are right.
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);
@@ -184,13 +185,13 @@ impl Stage {
         &mut self.rig.queues[index]
     }
 
-    /// Gives a vCPU another thread.
+    /// Attaches a vCPU to `thread`.
     pub(crate) fn attach(&mut self, vcpu: u32, thread: Errno) {
         self.rig.attach_as(vcpu, thread);
         self.attached[vcpu as usize] = true;
     }
 
-    /// Ends the thread of a vCPU, which was paused before.
+    /// Pauses a vCPU and ends its thread.
     pub(crate) fn detach(&mut self, vcpu: u32) {
         if self.attached[vcpu as usize] {
             self.rig.vcpus.with(vcpu, |session| drop(session.pause()));
@@ -199,7 +200,7 @@ impl Stage {
         self.attached[vcpu as usize] = false;
     }
 
-    /// The sessions of all vCPUs with a thread, each with its queue, for threads of their own.
+    /// Takes the sessions of all attached vCPUs, each with its queue, for threads of their own.
     pub(crate) fn take_vcpus(&mut self) -> Vec<(u32, VcpuSession, DriverQueue)> {
         self.threaded = true;
         let queues = self.rig.queues.split_off(usize::from(QUEUE_VCPU));
@@ -217,7 +218,7 @@ impl Stage {
         self.threaded = false;
     }
 
-    /// Whether a vCPU can act here, after giving it a thread if needed.
+    /// Attaches a vCPU if necessary and possible. Returns whether it can act on this thread.
     pub(crate) fn can_run(&mut self, vcpu: u32) -> bool {
         if !self.runs(vcpu) && !self.threaded {
             self.attach(vcpu, thread(vcpu));
@@ -225,18 +226,18 @@ impl Stage {
         self.runs(vcpu)
     }
 
-    /// Whether a vCPU can act here.
+    /// Returns whether a vCPU can act on this thread.
     pub(crate) fn runs(&self, vcpu: u32) -> bool {
         self.attached[vcpu as usize]
     }
 
-    /// A vCPU, with a thread if any has one.
+    /// Chooses a vCPU; `None` if it cannot act on this thread.
     pub(crate) fn vcpu(&self, input: &mut Unstructured<'_>) -> Result<Option<u32>> {
         let vcpu = input.int_in_range(0..=VCPUS - 1)?;
         Ok(self.runs(vcpu).then_some(vcpu))
     }
 
-    /// Usually an existing event, and usually a recent one.
+    /// Chooses an event, usually an existing one.
     pub(crate) fn event(&self, input: &mut Unstructured<'_>) -> Result<u64> {
         let back = input.int_in_range(0..=15)?;
         match (back, self.events.len()) {
@@ -245,14 +246,14 @@ impl Stage {
         }
     }
 
-    /// This many pages that no other ring uses.
+    /// Takes `count` pages that no other ring uses; `None` if there are too few left.
     pub(crate) fn own_pages(&mut self, count: u64) -> Option<Vec<u64>> {
         let first = self.own_pages;
         let pages: Option<Vec<u64>> = (first..first + count).map(layout::own).collect();
         pages.inspect(|_| self.own_pages += count)
     }
 
-    /// The guest's program reads all of its rings.
+    /// Reads and checks all rings, like a guest program.
     pub(crate) fn read_rings(&mut self) {
         for ring in &mut self.rings {
             ring.read(&self.rig.memory, self.threaded);
@@ -267,13 +268,14 @@ impl Stage {
         }
     }
 
-    /// The device as it would be stored; its vCPUs are outside of the guest.
+    /// Saves the device; its vCPUs must be outside of the guest.
     pub(crate) fn save(&self) -> Value {
         let state = self.rig.vpmu.save().expect("nobody is in the guest");
         serde_json::to_value(state).expect("plain data")
     }
 
-    /// A new device of the same settings on a new host; what came of a restore of it.
+    /// Restores `state` into a new device with the same settings on a new host. Returns both, or `None` if `state`
+    /// has another structure.
     pub(crate) fn successor(
         &self,
         state: &Value,
@@ -295,13 +297,13 @@ impl Stage {
         Some((next, restored))
     }
 
-    /// The device is `next` from now on, on threads of the new host.
+    /// Replaces the device by `next`, and attaches its vCPUs.
     pub(crate) fn go_on_as(&mut self, next: Rig) {
-        // It writes no more to the memory that the other goes on with.
+        // The old device must no longer write to the memory, which `next` uses.
         self.rig.vpmu.reset();
         self.rig = next;
         if self.stuck {
-            // The new host can make them leave as little.
+            // The new host cannot make the vCPUs leave either.
             self.rig.world.be_stuck();
         }
         for vcpu in (0..VCPUS).filter(|vcpu| self.attached[*vcpu as usize]) {
@@ -314,7 +316,7 @@ impl Stage {
         let _ = self.rig.vpmu.notify(QUEUE_CONTROL);
     }
 
-    /// Every queue is notified, whatever lies there.
+    /// Notifies every queue, whatever its contents.
     pub(crate) fn notify_all(&self) {
         let vpmu = &self.rig.vpmu;
         let _ = vpmu.notify(QUEUE_CONTROL);
@@ -328,14 +330,14 @@ impl Stage {
         }
     }
 
-    /// The vCPUs run the guest.
+    /// Makes the vCPUs enter the guest.
     pub(crate) fn enter_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             self.rig.vcpus.enter(vcpu);
         }
     }
 
-    /// Ends everything and checks the remaining state.
+    /// Checks the device, resets it, and checks that it writes nothing more and frees everything.
     pub(crate) fn finish(mut self) {
         if self.forged {
             self.end();
@@ -368,7 +370,7 @@ impl Stage {
         self.end();
     }
 
-    /// Nothing is left behind.
+    /// Ends all events and checks that nothing is left behind.
     fn end(&self) {
         let vpmu = &self.rig.vpmu;
         vpmu.reset();

@@ -1,7 +1,7 @@
-//! The one place that chooses an architecture; everything else speaks of "the" architecture.
+//! Selects the module of the host's architecture; no other module depends on the architecture.
 //!
-//! Each module has the same items: a vCPU's registers at an exit, the offset of its time counter, the accesses
-//! that only its exits have, and the machine code of micro guests.
+//! Each module has the same items: a vCPU's registers at an exit, the offset of its time counter, the exits that
+//! are specific to the architecture, and the machine code of micro guests.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

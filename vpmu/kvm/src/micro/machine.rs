@@ -1,8 +1,7 @@
 //! A machine of one vCPU that runs a few instructions.
 //!
-//! It has neither firmware nor devices nor an interrupt controller. Runs the instructions and
-//! reports the exit, without knowing the purpose of a probe. Memory, code and registers are the
-//! architecture's.
+//! It has neither firmware nor devices nor an interrupt controller. It runs the instructions and reports
+//! the exit; the probe interprets it. Memory layout, machine code and registers are in [`crate::arch`].
 
 #![expect(unsafe_code, reason = "registers memory with KVM")]
 
@@ -16,44 +15,44 @@ use crate::arch::{code, create_vcpu, create_vm};
 /// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// KVM refused a step of building it.
+    /// KVM refused a step of building the machine.
     #[error("{0} failed")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// Its memory could not be mapped.
+    /// The machine's memory could not be mapped.
     #[error("cannot map {} KiB of guest memory", code::RAM / 1024)]
     Map(#[source] vm_memory::mmap::FromRangesError),
-    /// Its memory could not be filled.
+    /// The machine's memory could not be filled.
     #[error("cannot fill guest memory")]
     Fill(#[source] vm_memory::GuestMemoryError),
-    /// Its time limit could not be set.
+    /// The machine's time limit could not be set.
     #[error("KVM_SET_SIGNAL_MASK failed")]
     Guard(#[source] std::io::Error),
 }
 
 impl MachineError {
-    /// For `map_err`: KVM refused `step`.
+    /// Returns a function for `map_err` that reports that KVM refused `step`.
     pub fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Kvm(step, source)
     }
 }
 
-/// The end of a run.
+/// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
-    /// A write of these bytes to a port.
+    /// A write to a port: port and bytes.
     Port(u16, Vec<u8>),
     /// A store into the device window: offset and value.
     Store(u64, u64),
     /// The vCPU halted.
     Halt,
-    /// The probe's time was up.
+    /// The time limit was reached, or the caller stopped the run.
     Stopped,
     /// Any other exit, as text.
     Other(String),
 }
 
 impl Exit {
-    /// Text for a finding.
+    /// Describes the exit, to complete a sentence that begins with "the guest".
     pub fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
@@ -66,10 +65,10 @@ impl Exit {
     }
 }
 
-/// One vCPU with its VM. The fields drop in this order: KVM releases the memory first.
+/// One vCPU with its VM. The fields drop in this order, so that KVM releases the memory before it is unmapped.
 #[derive(Debug)]
 pub struct Machine {
-    /// Its vCPU.
+    /// The machine's only vCPU.
     pub vcpu: VcpuFd,
     _vm: VmFd,
     _memory: GuestMemoryMmap,
@@ -77,7 +76,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine about to execute `program` in `ring`, bounded by `watch`.
+    /// Builds a machine that is about to execute `program` in `ring`, within the time limit of `watch`.
     pub fn new(
         kvm: &Kvm,
         watch: &Watch,
@@ -101,8 +100,8 @@ impl Machine {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the region is the whole of a mapping that the machine owns and unmaps only after
-        // the VM is gone.
+        // SAFETY: the region is a whole mapping, which the machine owns and unmaps only after the VM
+        // is closed.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
 
@@ -118,12 +117,13 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Runs the guest to its next exit, or until its time is up.
+    /// Runs the guest until its next exit or the time limit.
     pub fn run(&mut self) -> Exit {
         self.run_until(|| false)
     }
 
-    /// The same, but at most until `done`, which is called at the start and after each signal.
+    /// Like [`Machine::run`], but also stops once `done` returns `true`. Calls `done` at the start and after
+    /// each signal.
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
         loop {
             if self.watch.over() || done() {
@@ -141,7 +141,7 @@ impl Machine {
                 Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
-                // Another source's signal, unless the watch reports the time-out.
+                // The signal of the time limit, which the watch then reports, or one from another source.
                 Err(e) if e.errno() == libc::EINTR => {
                     self.watch.take_signals();
                     continue;

@@ -1,7 +1,7 @@
-//! Machines of one vCPU that run a few instructions, to find out what this host's KVM does.
+//! Machines of one vCPU that run a few instructions, to find out how this host's KVM behaves.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever: each machine runs on a thread of its own, for
-//! a limited time, which the signal `SIGRTMIN + 9` ends.
+//! A broken hypervisor can spin in one guest instruction for ever. So each machine runs on a thread of its own, and
+//! the signal `SIGRTMIN + 9` ends its run call at a time limit.
 
 mod machine;
 mod watch;
@@ -18,25 +18,25 @@ pub use crate::arch::code;
 /// The mode that a machine starts in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ring {
-    /// The guest kernel's.
+    /// Guest kernel mode: ring 0, or EL1.
     Kernel,
-    /// The guest user's.
+    /// Guest user mode: ring 3, or EL0.
     User,
 }
 
-/// Why a machine gives no answer.
+/// Errors of running a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MicroError {
-    /// Its thread.
+    /// The machine's thread did not start or did not respond.
     #[error(transparent)]
     Watch(#[from] WatchError),
-    /// The machine.
+    /// The machine could not be built or run.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// Its observer.
+    /// The observer of [`spin`] failed.
     #[error(transparent)]
     Observer(#[from] io::Error),
-    /// It has left its loop.
+    /// The guest left its loop.
     #[error("the guest {0}")]
     Left(String),
 }
@@ -44,7 +44,7 @@ pub enum MicroError {
 /// Builds a machine on a watched thread and lets `judge` run it.
 ///
 /// # Errors
-/// [`MicroError`]: the step that KVM refused, or that the probe never returned.
+/// [`MicroError`]: KVM refused a step, or the probe did not return.
 pub fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -58,10 +58,11 @@ pub fn on_machine<T: Send + 'static>(
     Ok(watched(budget, probe)??)
 }
 
-/// Observes a machine from outside while it loops in kernel or user mode.
+/// Observes a machine while it loops in kernel or user mode.
 ///
-/// The observer starts before the guest, on the guest's thread, and returns its result once
-/// `budget` has ended the run, or earlier if `done`, which is called after each signal.
+/// `start` creates the observer before the guest runs, on the guest's thread. The run ends after `budget`,
+/// or earlier once `done` returns `true`; it is called at the start and after each signal. `finish` then
+/// returns the observer's result.
 ///
 /// # Errors
 /// [`MicroError`].
@@ -85,7 +86,7 @@ pub fn spin<O: 'static, T: Send + 'static>(
     })?
 }
 
-/// Whether `ip` is in the loop that [`spin`] runs.
+/// Returns whether `ip` is in the loop that [`spin`] runs.
 #[must_use]
 pub fn in_loop(ip: u64) -> bool {
     let length = size_of_val(code::LOOP) as u64;

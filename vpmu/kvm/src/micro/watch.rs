@@ -1,7 +1,7 @@
-//! Runs a probe on its own thread and returns within a time limit.
+//! Runs a probe on its own thread, within a time limit.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever, so every probe runs watched: at
-//! its time limit a signal ends the run call. Knows nothing of the probes.
+//! A broken hypervisor can spin in one guest instruction for ever, so a signal ends the probe's run call
+//! at the time limit.
 
 #![expect(
     unsafe_code,
@@ -39,24 +39,24 @@ pub enum WatchError {
     /// The signal for the time limit could not be prepared.
     #[error("cannot prepare the signal that bounds a probe")]
     Signal(#[source] io::Error),
-    /// It did not react to the signal.
+    /// The probe did not react to the signal, or it panicked.
     #[error("no response, not even to a signal")]
     Stuck,
 }
 
-/// A probe's view of its time limit, which also applies it to KVM.
+/// A probe's time limit.
 #[derive(Debug, Clone)]
 pub struct Watch {
     over: Arc<AtomicBool>,
 }
 
 impl Watch {
-    /// True once the probe must end.
+    /// Returns `true` once the probe must end.
     pub fn over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Consumes signals that ended a run call: a pending one would end the next call immediately.
+    /// Consumes the signals that ended a run call: a pending signal would end the next call immediately.
     /// Callers check [`Watch::over`] afterwards.
     pub fn take_signals(&self) {
         let Ok(set) = create_sigset(&[signal()]) else {
@@ -66,14 +66,14 @@ impl Watch {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: the set and the time are whole; the kernel writes nothing to a null pointer.
+        // SAFETY: the kernel reads `set` and `now`, and writes nothing, because the info pointer is null.
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Makes the signal end only this vCPU's run calls.
+    /// Unblocks the signal within this vCPU's run calls.
     ///
-    /// The thread keeps the signal blocked and KVM unblocks it only within the run call: one that
-    /// arrives just before the call stays pending and ends it immediately.
+    /// The thread keeps the signal blocked everywhere else: a signal that arrives just before a run call
+    /// stays pending and ends the call immediately.
     pub fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
@@ -84,8 +84,8 @@ impl Watch {
             length: 8,
             blocked: [0; 8],
         };
-        // SAFETY: `mask` is a kvm_signal_mask with the 8 bytes of set that its length announces;
-        // KVM only reads it.
+        // SAFETY: `mask` is a `kvm_signal_mask` with a set of 8 bytes, as its length says; KVM only reads
+        // it.
         let answer = unsafe { ioctl_with_ref(vcpu, KVM_SET_SIGNAL_MASK(), &mask) };
         if answer < 0 {
             return Err(io::Error::last_os_error());
@@ -94,15 +94,15 @@ impl Watch {
     }
 }
 
-/// The signal that ends a probe's run call.
+/// Returns the signal that ends a probe's run call.
 pub fn signal() -> c_int {
     SIGRTMIN() + 9
 }
 
-/// Runs `probe` for at most `budget`, then signals it; returns its result.
+/// Runs `probe`, signals it after `budget`, and returns its result.
 ///
-/// A probe must check [`Watch::over`] before each run call and after each interruption; the time
-/// limit may be its normal end. One that ignores the signal for a second is abandoned.
+/// A probe must check [`Watch::over`] before each run call and after each interruption; the time limit
+/// may be its normal end. A probe that ignores the signal for a second is abandoned.
 pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
@@ -130,7 +130,7 @@ pub fn watched<T: Send + 'static>(
 
     match receiver.recv_timeout(budget) {
         Ok(answer) => {
-            // Join it: later steps may rely on its end. It has not panicked, since it answered.
+            // Later steps may rely on the thread's end. It did not panic, because it sent an answer.
             let _ = thread.join();
             return answer;
         }
@@ -147,11 +147,11 @@ pub fn watched<T: Send + 'static>(
 
 /// Sends `signal` to a thread that has not been joined.
 fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
-    // SAFETY: the handle was not joined, so the thread's identity is still its own, even if it
-    // has ended.
+    // SAFETY: the handle was not joined, so the thread's id is still valid, even if the thread has
+    // ended.
     let answer = unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
     match answer {
-        // It ended between the time-out and here: its result is in the channel.
+        // The thread may have ended since the time-out: its result is then in the channel.
         0 | libc::ESRCH => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }

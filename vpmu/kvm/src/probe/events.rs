@@ -1,4 +1,4 @@
-//! Events on the calling thread and their rings, without interpretation of either.
+//! Events on the calling thread, and their rings. The module does not interpret counts or records.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,7 +38,7 @@ impl Event {
         call::enable(&self.file, Scope::Event)
     }
 
-    /// Makes it send `signal` to the calling thread whenever it wakes its readers.
+    /// Makes the event send `signal` to the calling thread whenever it wakes its readers.
     pub fn announce(&self, signal: c_int) -> io::Result<()> {
         call::announce(&self.file, call::thread(), signal)
     }
@@ -48,14 +48,14 @@ impl Event {
         call::disable(&self.file, Scope::Event)
     }
 
-    /// Reads its count.
+    /// Reads the event's count.
     pub fn count(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.file).read_exact(&mut count)?;
         Ok(u64::from_ne_bytes(count))
     }
 
-    /// Maps a ring for its samples.
+    /// Maps a ring for the event's samples.
     pub fn ring(&self) -> io::Result<Ring> {
         let mapping = Mapping::new(self.file.as_fd(), (1 + DATA_PAGES) * PAGE)?;
         Ok(Ring { mapping })
@@ -69,8 +69,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The records written since the ring was mapped, each with the words behind its header; they
-    /// are never consumed, so the kernel stops when the ring is full. The event must be disabled.
+    /// Returns the records written since the ring was mapped: header, and words behind it. Does not consume
+    /// them, so the kernel stops writing when the ring is full. The event must be disabled.
     #[must_use]
     pub fn records(&self) -> Vec<(Header, Vec<u64>)> {
         // Pairs with the kernel's release: the records are stored before the head moves.

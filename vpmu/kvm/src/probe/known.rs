@@ -1,17 +1,17 @@
-//! An earlier answer of [`guest_ips`](super::guest_ips), kept in a file for as long as the host's kernel and its KVM
-//! modules stay loaded: a probe takes longer than all other preparations of a guest.
+//! A cache of the answer of [`guest_ips`](super::guest_ips) in a file, because a probe takes longer than all other
+//! preparations of a guest. The answer is valid until the host reboots or a KVM module is loaded again.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Longer files are not ours.
+/// Bytes read of the file; an answer is shorter.
 const MOST: u64 = 4096;
-/// Of KVM, in sysfs.
+/// KVM's device in sysfs.
 const DEVICE: &str = "devices/virtual/misc/kvm";
 
-/// The file of an answer.
+/// The file of the answer for this host.
 #[derive(Debug)]
 pub(super) struct Known {
     directory: PathBuf,
@@ -19,8 +19,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The answer in `directory` for this boot of the host and its KVM modules; `None` where they cannot
-    /// be told from others.
+    /// The file in `directory`, for this boot of the host and this load of KVM; `None` if they cannot be
+    /// identified.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
         Some(Self {
@@ -33,7 +33,7 @@ impl Known {
         self.directory.join("guest-ips")
     }
 
-    /// Whether host samples have guest addresses, if a probe of this host has found out.
+    /// Returns whether host samples have guest addresses; `None` without a trusted answer for this host.
     pub(super) fn answer(&self) -> Option<bool> {
         let text = self.read().ok()?;
         [false, true]
@@ -53,7 +53,7 @@ impl Known {
         let file = file.open(self.path())?;
         let about = file.metadata()?;
         let own = rustix::process::geteuid().as_raw();
-        // Other users may not vouch for the host.
+        // Trust only a file that nobody but root and this user can write.
         if !about.is_file() || ![0, own].contains(&about.uid()) || about.mode() & 0o022 != 0 {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
@@ -62,17 +62,17 @@ impl Known {
         Ok(text)
     }
 
-    /// Keeps the answer.
+    /// Stores the answer.
     ///
     /// # Errors
-    /// The file cannot be written; the next guest's probe takes its time again.
+    /// The file cannot be written; the next guest is then probed again.
     pub(super) fn keep(&self, answer: bool) -> io::Result<()> {
         let mut builder = DirBuilder::new();
         match builder.mode(0o755).create(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        // Another VMM may be writing its own.
+        // A file per process, because another VMM may store its answer at the same time.
         let unfinished = self
             .directory
             .join(format!("guest-ips.{}", std::process::id()));
@@ -93,8 +93,8 @@ impl Known {
     }
 }
 
-/// This boot of the host, and of its KVM: each load of a KVM module makes the device anew, and sysfs gives no inode
-/// number twice.
+/// Identifies this boot of the host and this load of KVM: each load of a KVM module creates the device anew, and
+/// sysfs does not reuse inode numbers.
 fn host(proc: &Path, sys: &Path) -> io::Result<String> {
     let boot = fs::read_to_string(proc.join("sys/kernel/random/boot_id"))?;
     let kvm = fs::metadata(sys.join(DEVICE))?.ino();
@@ -165,7 +165,7 @@ mod tests {
         fs::create_dir_all(&device).expect("made");
         let first = of().expect("a host");
         assert_eq!(of().expect("a host"), first);
-        // Made while the other still exists: with an inode of its own.
+        // Created while the other directory still exists, so that the inode numbers differ.
         let again = sys.join("again");
         fs::create_dir(&again).expect("made");
         fs::remove_dir(&device).expect("removed");

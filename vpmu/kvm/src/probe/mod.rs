@@ -1,5 +1,5 @@
-//! Whether the host's samples of a vCPU's thread have guest addresses: a guest of a few instructions is sampled
-//! to find out.
+//! Finds out whether the host's samples of a vCPU's thread have guest addresses, by sampling a guest of a few
+//! instructions.
 
 pub mod events;
 mod known;
@@ -18,13 +18,13 @@ use vpmu_perf::bindings::{
 use self::known::Known;
 use crate::micro::{self, MicroError, Ring};
 
-/// How long a guest's loop is sampled, and how often.
+/// How long and how often a guest's loop is sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling {
-    /// The first duration, doubled after each attempt with too few samples: on a loaded machine the
-    /// thread gets little of that time.
+    /// Duration of the first attempt, doubled after each attempt with too few samples: on a loaded machine
+    /// the thread gets little CPU time.
     time: Duration,
-    /// Most attempts.
+    /// Maximum number of attempts.
     attempts: u32,
     /// Nanoseconds of the clock between samples.
     period: u64,
@@ -33,7 +33,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// For a survey: at 1 kHz.
+    /// For a survey: up to four guests, sampled at 1 kHz.
     pub const THOROUGH: Self = Self {
         time: Duration::from_millis(200),
         attempts: 4,
@@ -50,10 +50,10 @@ impl Sampling {
     };
 }
 
-/// Samples between checks whether there are enough.
+/// Samples between two checks whether there are enough.
 const BATCH: u32 = 10;
 
-/// Places of the samples of a guest loop.
+/// Counts of samples of a guest's loop, by mode and address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Samples {
@@ -80,26 +80,26 @@ impl Samples {
     /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Whether more samples would not change the result: enough are of the guest, or so many are of
-    /// the host that guest samples are not to be expected.
+    /// Whether sampling can end: there are enough samples of the guest, or so many samples in total that none
+    /// of the guest are to be expected.
     fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Whether another guest would be sampled likewise: a host that labels samples as the guest's does
-    /// so for few of them while it is busy.
+    /// Whether the result holds for other guests, too. A few samples of the guest are inconclusive: a host that
+    /// labels them as the guest's takes few of them while it is busy.
     fn are_conclusive(&self) -> bool {
         self.are_enough() && (self.guest == 0 || self.guest >= Self::ENOUGH)
     }
 
-    /// Whether host samples have guest instruction pointers; `None` if samples are too few.
+    /// Returns whether host samples have guest instruction pointers; `None` if there are too few samples.
     #[must_use]
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
-    /// Whether the samples are usable for a guest: nearly all samples of the guest have an address
-    /// in its loop. Samples of the host do not count against it: an emulated KVM does much host
+    /// Returns whether host samples can serve a guest: nearly all samples labelled as the guest's have an address in
+    /// its loop. Up to three quarters of all samples may be the host's, because an emulated KVM does much host
     /// work.
     #[must_use]
     pub fn name_places(&self) -> bool {
@@ -109,21 +109,21 @@ impl Samples {
     }
 }
 
-/// Whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and
-/// user mode: [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once, which
-/// takes tens of milliseconds, four threads and the signal `SIGRTMIN + 9`.
+/// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and user mode;
+/// for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once, which takes tens of
+/// milliseconds, three threads besides the caller's, and the signal `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
     conclusive_guest_ips().unwrap_or(false)
 }
 
-/// The same; `None` without a guest, or with too few samples for a conclusion.
+/// Like [`guest_ips`], but `None` if no guest could run or there were too few samples.
 fn conclusive_guest_ips() -> Option<bool> {
     let knows = |ring| {
         let samples = sample_guest(ring, Sampling::QUICK).ok()?;
         samples.are_conclusive().then(|| samples.name_places())
     };
-    // Most of the time goes to waits of the host's kernel, as it makes and unmakes the guests.
+    // Concurrently: the host's kernel mostly waits while it creates and destroys a guest.
     let rings = thread::scope(|scope| {
         let user = thread::Builder::new().spawn_scoped(scope, || knows(Ring::User));
         let kernel = knows(Ring::Kernel);
@@ -131,7 +131,7 @@ fn conclusive_guest_ips() -> Option<bool> {
     });
     let knows = match rings {
         [Some(true), Some(true)] => Some(true),
-        // One is enough for a no.
+        // Both modes are needed, so one negative result decides.
         rings if rings.contains(&Some(false)) => Some(false),
         _ => None,
     };
@@ -142,8 +142,8 @@ fn conclusive_guest_ips() -> Option<bool> {
     knows
 }
 
-/// [`guest_ips`] on its own thread, concurrent with other preparations of a guest; or the answer of an earlier
-/// probe on this host.
+/// The answer of an earlier probe on this host, or [`guest_ips`] on its own thread, concurrent with other
+/// preparations of a guest.
 #[derive(Debug)]
 pub struct GuestIps(Answer);
 
@@ -154,9 +154,9 @@ enum Answer {
 }
 
 impl GuestIps {
-    /// Starts the probe, unless a file in `directory` has the answer of an earlier one, made since the host
-    /// booted and loaded KVM. The file must be root's or the caller's, and writable by its owner alone. A
-    /// missing directory is made.
+    /// Starts the probe, unless a file in `directory` has the answer of a probe since the host booted and loaded
+    /// KVM. The file is trusted only if root or the caller owns it and only its owner can write it. A missing
+    /// directory is created when the answer is stored.
     ///
     /// # Errors
     /// The host cannot start another thread.
@@ -171,7 +171,7 @@ impl GuestIps {
         Ok(Self(Answer::Asked(thread, known)))
     }
 
-    /// Waits for the result and joins the thread. Keeps a conclusive one for the next guests of this host.
+    /// Waits for the result. Stores a conclusive result in the directory, for the next guests of this host.
     #[must_use]
     pub fn answer(self) -> bool {
         let (thread, known) = match self.0 {
@@ -191,10 +191,10 @@ impl GuestIps {
     }
 }
 
-/// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
+/// Samples the CPU clock of a thread whose vCPU loops in `ring`, until there are enough samples.
 ///
 /// # Errors
-/// [`MicroError`]: no guest runs here, or no clock can be sampled.
+/// [`MicroError`]: the host cannot run a guest, or cannot sample the clock.
 pub fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, MicroError> {
     let mut samples = Samples::default();
     for attempt in 0..how.attempts {
@@ -233,7 +233,7 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Mic
             let enough = stopped(observer)?.are_enough();
             observer.0.enable().map(|()| enough)
         };
-        // An error here recurs at the end, which reports it.
+        // An error ends the run; it recurs in the final `stopped`, which reports it.
         how.ends_early && enough(observer).unwrap_or(true)
     };
     micro::spin(time, ring, start, done, move |observer| stopped(&observer))

@@ -1,12 +1,12 @@
-//! Counts the samples in a host ring, by the place that the host reports.
+//! Counts the samples in a host ring, by the mode and address that the host reports.
 //!
-//! Reads only `PERF_SAMPLE_IP`, and skips records other than samples.
+//! The samples have only `PERF_SAMPLE_IP`. Other records are skipped.
 
 use vpmu_perf::record::{Header, MODE_GUEST_KERNEL, MODE_GUEST_USER, TYPE_SAMPLE};
 
 use super::Samples;
 
-/// Counts the samples among `records`, each a header with the words behind it.
+/// Counts the samples among `records`: header, and words behind it.
 pub(super) fn count(records: &[(Header, Vec<u64>)], in_loop: impl Fn(u64) -> bool) -> Samples {
     let mut samples = Samples::default();
     for (header, body) in records {

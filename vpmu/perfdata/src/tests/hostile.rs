@@ -18,7 +18,7 @@ fn foreign_record_is_left_out_and_counted() {
     let elsewhere = event(5, "marks", 1, USUAL);
     let words = |count: usize| record(9, USER, &vec![5; count]);
     let bad = [
-        // Of another event, of another vCPU, too short, too long, of no mode of a guest.
+        // Of another event, of another vCPU, too short, too long, with a mode that no guest has.
         usual(&other, USER, 1, 15, 9),
         usual(&elsewhere, USER, 1, 15, 9),
         words(0),
@@ -167,7 +167,7 @@ fn short_records_count_by_their_size_in_the_file() {
         };
         history(event, &vec![record(9, USER, &[]); 512])
     };
-    // A page of them, and 64 bytes for each of the eight records.
+    // A page holds 512 records of 8 bytes; each takes 64 bytes in the file.
     let page = 512 * 8;
     let kept = |window, most| {
         let kept = bounded([bare(1, window)].into_iter(), most);
@@ -177,7 +177,7 @@ fn short_records_count_by_their_size_in_the_file() {
         (kept(false, 8 * page), kept(false, 8 * page - 1)),
         (page, 0)
     );
-    // In the window, the operator chose that page.
+    // In the window, the ring's own page does not count.
     assert_eq!((kept(true, 7 * page), kept(true, 7 * page - 1)), (page, 0));
 }
 

@@ -1,4 +1,4 @@
-//! The device's records are in the file, in order of time.
+//! The records of the device are in the file, ordered by time.
 
 use std::fs;
 

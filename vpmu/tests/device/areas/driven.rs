@@ -1,4 +1,4 @@
-//! Areas that the driver manages: it grants room, and fetches the written data.
+//! Areas that the driver manages: it grants bytes to a trace, and fetches the written data.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -49,7 +49,7 @@ fn task_is_traced_from_switch_to_switch() {
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
-        // The switch that ends the turn is an exit of the trace.
+        // The switch that ends the turn is itself an exit in the trace.
         let seen: Vec<(u64, u8)> = packets
             .iter()
             .filter_map(|packet| match packet {
@@ -272,7 +272,7 @@ fn turn_reports_only_losses_for_lack_of_room() {
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area).expect("an area");
     rig.commands(0, &[begin(event, 0, 4096)]);
-    // A loss that is not reported: more room would not prevent it.
+    // `COMMAND_AUX_END` does not report this loss, which more room would not have prevented.
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1 << 63));
     rig.post_notice(0, 64);

@@ -1,4 +1,4 @@
-//! A removed area is no longer written, even if traces are still active.
+//! The end of areas: the device no longer writes to a removed area, even if traces are still active.
 
 use vpmu::abi::*;
 
@@ -6,7 +6,7 @@ use super::{ITRACE_START, Traced, exits, pages, trace};
 use crate::rig::Rig;
 use crate::traces::area::map_aux;
 
-/// Whether memory is unchanged during exits, except for the answers to `rig`'s own requests.
+/// Whether 300 traced exits leave memory unchanged.
 fn stays(rig: &Rig) -> bool {
     let before = rig.snapshot();
     exits(rig, 0, 300);
@@ -22,7 +22,7 @@ fn unmapped_area_is_not_written_again() {
     assert!(!stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap).expect("unmapped");
-    // 305 packets, and sync packets at the start of each of 4 pages and of the span.
+    // 305 exits fill the area, which has space for 256 packets, sync packets included.
     assert_eq!(traced.area.take().len(), 256);
     let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
     assert_eq!(told, traced.area.head(), "published and reported before");
@@ -87,7 +87,7 @@ fn area_is_not_written_after_a_close_or_a_reset() {
     assert!(stays(&rig));
     Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
-    // During an exit whose end would be written.
+    // Reset during an exit, whose packet would be written at its end.
     rig.vcpus
         .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
     rig.vpmu.reset();
@@ -111,8 +111,7 @@ fn redirected_trace_publishes_its_earlier_data() {
     exits(&rig, 0, 2);
     rig.redirect(other, second.event).expect("redirected");
     let told: u64 = first.pieces().iter().map(|[_, size, _]| size).sum();
-    // Of both traces: two exits and a sync packet; of the other, one exit fewer before the
-    // redirection.
+    // Two exits of each trace.
     assert_eq!(told, first.area.head());
     assert_eq!(first.area.exits().len(), 4);
     exits(&rig, 0, 2);

@@ -1,4 +1,4 @@
-//! Valid pages of an area, and events that can have an area.
+//! Which pages are valid for an area, and which events can have one.
 
 use vpmu::abi::*;
 
@@ -126,7 +126,7 @@ fn limits_hold() {
     let area = pages(&mut rig, 16);
     assert_eq!(map_aux(&mut rig, event, 0, &area), Err(libc::EINVAL));
     assert_eq!(map_aux(&mut rig, event, 0, &area[..8]), Ok(()));
-    // Five pages of rings and eight of the area leave three.
+    // Five pages of rings and eight of the area leave three pages.
     assert_eq!(map_aux(&mut rig, other, 0, &area[8..12]), Err(libc::ENOSPC));
     assert_eq!(map_aux(&mut rig, other, 0, &area[8..10]), Ok(()));
     unmap_aux(&mut rig, event).expect("unmapped");

@@ -1,4 +1,4 @@
-//! AUX areas: valid pages, the reader's records and wakeups, and the writers and their end.
+//! AUX areas: valid pages, the reader's records and wakeups, the writers, and the end of areas.
 
 mod driven;
 mod life;
@@ -59,7 +59,7 @@ impl Traced {
         traced
     }
 
-    /// Offset, size and flags of each AUX record since the last call.
+    /// Reads the ring; returns offset, size and flags of each new AUX record.
     fn pieces(&mut self) -> Vec<[u64; 3]> {
         pieces(&self.ring.raw())
     }

@@ -1,4 +1,4 @@
-//! Producers of the VMM: how a guest opens their traces and reads their data.
+//! Traces of the VMM's producers: how a guest opens them and reads their data.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn request(vcpu: u32) -> OpenRequest {
 fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
     let traced = Traced::new(rig, &request(0), 2, flags);
     rig.command(0, COMMAND_ENABLE, traced.event);
-    // The last allocated pages, followed by one page.
+    // `pages` allocated the area last, followed by one unused page.
     let area = rig.next_ring - 3 * PAGE;
     (traced, area)
 }
@@ -150,7 +150,7 @@ fn span_has_the_size_that_its_writer_ended_with() {
     assert_eq!(writer.written(), 320);
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
     assert_eq!(traced.area.head(), 0, "nothing is published before the end");
-    // A command that publishes the data of traces does not publish it either.
+    // A command that publishes other traces' data does not publish this data either.
     assert_eq!(rig.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
     writer.end(256).expect("ended");
@@ -224,7 +224,7 @@ fn second_writer_is_refused_until_the_first_ends() {
     let mut rig = rig();
     let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
     let event = traced.event;
-    // A trace by the device in the same area.
+    // The device's own trace writes to the same area.
     let exit_trace = rig.open(&trace()).expect("open");
     rig.redirect(exit_trace, event).expect("redirected");
     rig.command(0, COMMAND_ENABLE, exit_trace);
@@ -321,7 +321,7 @@ fn unmapped_area_is_not_written_by_a_producer() {
         assert!(gone, "{ended:?}");
         assert_eq!(traced.area.head(), 0);
         assert_eq!(words(&rig, area, 64, 8), filled(0, 64));
-        // Nor is an area that is mapped later.
+        // A new area can be written.
         rig.activate(ALL_FEATURES);
         let next = Traced::new(&mut rig, &request(0), 2, MAP_WRITABLE);
         rig.command(0, COMMAND_ENABLE, next.event);

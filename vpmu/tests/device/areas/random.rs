@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A ring, with its area if there is one.
+/// A ring, and the area beside it if there is one.
 struct Mapped {
     metadata: u64,
     ring: Reader,
@@ -75,7 +75,7 @@ struct Read {
     writable: bool,
     /// The end of the last AUX record.
     told: u64,
-    /// Whether the tail is invalid: then only memory can be checked.
+    /// Whether the reader has stored an invalid tail: then the contents cannot be checked.
     lies: bool,
     /// The next packet number of each event, if known.
     next: BTreeMap<u64, u64>,
@@ -295,8 +295,7 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // The commands are exits too: the last traced exit is that of the command that ends the
-        // traces.
+        // Commands are exits, too: the last traced exit is that of the commands which end the traces.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

@@ -26,7 +26,7 @@ fn written_and_lost_bytes_are_the_count() {
     let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
     assert_eq!(traced.pieces(), told);
     assert_eq!(traced.area.exits().len(), 63);
-    // The reader has made room: the trace continues by itself and reports the loss.
+    // After the reader has made room, the trace continues and reports the loss.
     exits(&rig, 0, 10);
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + 37 * 64);
@@ -79,7 +79,7 @@ fn every_command_to_a_trace_publishes_its_data() {
             _ => assert_eq!(rig.command(0, op, traced.event).status.get(), 0),
         }
         let grown = traced.area.head() - shown;
-        // Disabled before it was enabled again.
+        // The trace is disabled before `COMMAND_ENABLE`, so there is no new data.
         assert_eq!(grown >= 512, op != COMMAND_ENABLE, "{op}");
         let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
         assert_eq!(told, grown, "{op}");
@@ -114,7 +114,7 @@ fn watermark_wakes_at_every_crossing() {
             rig.post_notice(0, 64);
         }
     }
-    // 100 packets and the sync packets of two pages.
+    // 100 exit packets and the sync packets of two pages take 6528 bytes.
     assert_eq!(heads, [1024, 2048, 3072, 4096, 5120, 6144]);
     assert_eq!((woken, rig.vpmu.metrics().wakeups), (6, 6));
     assert_eq!(traced.pieces().len(), 6);

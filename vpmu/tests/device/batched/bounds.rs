@@ -36,7 +36,7 @@ fn limit_is_exact_to_the_record() {
     rig.post_notice(0, 16);
     record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
     rig.vpmu.drain();
-    // More than the limit, some of them too young to be written yet.
+    // More overflows than the limit, one of them too young to be written yet.
     record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
     rig.vpmu.drain();
     assert_eq!(ring.samples().len(), 5);
@@ -53,7 +53,7 @@ fn rate_limit_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
-    // To the start of a window of ten milliseconds, in which ten samples are allowed.
+    // Pass to the start of a window of ten milliseconds, in which ten samples are allowed.
     rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
     let (event, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(5_000_000);
@@ -84,7 +84,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // Just into the next window, with one of the last samples too young to be written.
+    // Just after the start of the next window; the overflow is of the last window and too young to be written.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();

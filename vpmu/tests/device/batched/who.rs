@@ -1,4 +1,4 @@
-//! The task of samples that the host recorded, from the task page.
+//! The task in samples of the batched engine, from the history in the task page.
 
 use super::*;
 
@@ -83,7 +83,7 @@ fn task_event_names_the_task_of_its_schedule_in() {
     switch(&rig, 0, 41, 0);
     rig.command(0, COMMAND_IN, event);
     record(&rig, 0, &[10]);
-    // The driver names the next task before it schedules the event out.
+    // The task page already has the next task when the event is scheduled out.
     switch(&rig, 1, 51, 0);
     rig.command(0, COMMAND_OUT, event);
     let samples = ring.samples();

@@ -10,7 +10,7 @@ use crate::rig::{Errno, Rig, command, open_of, sampling, thread};
 use crate::traces::area::map;
 use crate::world::{At, CYCLES};
 
-/// Every mark with value 5 on vCPU 0.
+/// Opens an event that samples every mark of value 5 on vCPU 0.
 fn marks(rig: &mut Rig, flags: u32) -> u64 {
     let request = OpenRequest {
         flags: flags.into(),
@@ -45,7 +45,7 @@ fn flush_wakes_the_reader_once_for_new_records() {
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(rig.notice(), None, "nothing more was written");
     assert_eq!(ring.samples().len(), 1);
-    // A wakeup at the ring's watermark counts, too.
+    // A flush after a regular wakeup does not wake the reader again.
     let frequent = OpenRequest {
         wakeup: 1.into(),
         flags: OPEN_ENABLED.into(),
@@ -78,8 +78,7 @@ fn overflows_of_the_exit_engine_are_written() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    // Overflows found at one command's exit, and overflows after that exit, before the next
-    // command.
+    // Overflows before the exit of the flush, then overflows within an exit, before its command.
     rig.world.work(thread(0), 250, 4);
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(ring.samples().len(), 2);
@@ -136,7 +135,7 @@ fn event_in_any_state_is_flushed() {
     rig.map(paused, 1);
     let events = [off, paused, ringless, task, counting];
     assert_eq!(statuses(&mut rig, 0, &events), [0; 5]);
-    // Events that are not on a vCPU can be flushed from any vCPU.
+    // Events that are not active can be flushed from any vCPU.
     assert_eq!(statuses(&mut rig, 1, &[off, task, counting]), [0; 3]);
     let elsewhere = [libc::EXDEV, libc::EXDEV];
     assert_eq!(statuses(&mut rig, 1, &[paused, ringless]), elsewhere);
@@ -184,7 +183,7 @@ fn flush_of_an_event_in_error_publishes_its_records() {
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.world.break_host();
-    // The flush itself detects it.
+    // The flush detects the lost counter.
     assert_eq!(rig.flush(0, event), libc::EIO);
     assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
@@ -199,13 +198,13 @@ fn pending_loss_is_written_if_it_fits() {
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
     let mut ring = rig.map(event, 1);
-    // 56 samples of 72 bytes fill the page, except for 64 bytes.
+    // 56 samples of 72 bytes leave 64 bytes of the page.
     (0..60).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "the first lost");
     let head = ring.head();
     assert_eq!(head, 56 * 72);
     assert_eq!(rig.flush(0, event), 0);
-    // A LOST record of 24 bytes has room there.
+    // The LOST record fits into them.
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds.len(), 57);
     assert_eq!(kinds.last(), Some(&LOST));

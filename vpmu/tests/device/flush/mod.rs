@@ -1,4 +1,4 @@
-//! A flush makes all earlier data readable, and wakes the reader.
+//! Flushes: all earlier data becomes readable, and the reader is woken.
 
 mod command;
 mod host;
@@ -9,8 +9,7 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
-/// Opens an enabled event on vCPU `vcpu` that samples every hundredth event of a host counter by an
-/// engine, or marks.
+/// Opens an enabled event on `vcpu` that samples every hundredth event of a host counter, by `engine`.
 fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),

@@ -31,7 +31,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
-                    // A normal exit, like one that a flush forces.
+                    // The vCPU leaves regularly, as after the kick of a flush.
                     rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits

@@ -48,7 +48,7 @@ fn host_counter_counts_only_between_start_and_stop() {
     for _ in 0..100 {
         rig.world.work(thread(0), 3, 4);
         rig.mark(0, START, 1);
-        // A shared counter shows in the event's times, inside and outside.
+        // The host shares the counter during the region, which shows in the event's times.
         rig.world.work(thread(0), 40, 2);
         rig.mark(0, STOP, 1);
         rig.world.work(thread(0), 3, 4);
@@ -74,7 +74,7 @@ fn sampling_host_counter_writes_overflows_before_the_stop() {
         rig.mark(0, START, 1);
         rig.world.work(thread(0), 50, 4);
         rig.exit(0, ExitReason::Signal, &mut At(1000 + region));
-        // Events between the counter's exit and the mark's.
+        // Events after the exit of the overflow and before that of the mark.
         rig.world.work(thread(0), 50, 4);
         rig.mark(0, STOP, 2000 + region);
     }
@@ -200,7 +200,7 @@ fn trigger_acts_up_to_its_limit() {
         rig.link(toggle, target, role).expect("linked");
     }
     assert_eq!(rig.valued(0, COMMAND_REFRESH, toggle, 3), 0);
-    // Four are found together, one of them beyond the limit: an odd number remains.
+    // Four overflows are found together, but the limit is three: an odd number acts.
     rig.world.work(thread(0), 400, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);

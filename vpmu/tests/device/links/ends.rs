@@ -1,4 +1,4 @@
-//! The end of links: with either event, in any state.
+//! The end of links: a link ends with either event, whatever the event's state.
 
 use vpmu::abi::*;
 
@@ -84,7 +84,7 @@ fn target_without_its_stopper_counts_on() {
     rig.mark(0, STOP, 1);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);
-    // It can get another link of that role, but not of the other role.
+    // The target can get another link of the role that ended, but not of the other role.
     let other = trigger(&mut rig, STOP, 1);
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
     assert_eq!(rig.link(other, target, LINK_STOPPER), Ok(()));

@@ -11,7 +11,7 @@ use crate::world::{At, CYCLES};
 /// Backings that count events one by one: the device, and a host counter.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
 
-/// Causes `times` of the counted events, and an exit that finds the overflows.
+/// Causes `times` counted events, and an exit that finds the overflows.
 fn happen(rig: &Rig, times: u64, ip: u64) {
     rig.world.work(thread(0), times, 4);
     (0..times).for_each(|_| rig.mark(0, 5, ip));
@@ -22,7 +22,7 @@ fn ips(ring: &mut Reader) -> Vec<u64> {
     ring.samples().iter().map(|sample| sample.ip).collect()
 }
 
-/// An event that samples each twentieth, paused after fifteen.
+/// A device with an event that samples every twentieth counted event and is paused after fifteen.
 fn paused_after_fifteen(kind: u32, config: u64) -> (Rig, u64, Reader) {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));

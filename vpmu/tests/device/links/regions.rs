@@ -52,7 +52,7 @@ fn exits_are_exact_in_ten_thousand_regions() {
     });
     let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(rig.value(0, io), inside);
-    // The exit of the stopping mark belongs to the region; that of the starting mark does not.
+    // The exit of the stopping mark counts in the region; the exit of the starting mark does not.
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 
@@ -103,7 +103,7 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
         .expect("open");
     let start = trigger(&mut rig, START, 1);
     rig.link(start, target, LINK_STARTER).expect("linked");
-    // Opened later, so its overflow acts after the target's; and once before it.
+    // Opened after the target, so its overflow acts after the target's overflow.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -188,7 +188,7 @@ fn starter_that_is_also_the_stopper_toggles() {
         }
         counts.push(rig.value(0, target));
     }
-    // Every other interval of ten.
+    // The target counts in every other interval of ten exits.
     assert_eq!(counts, [0, 10, 10, 20, 20, 30]);
 }
 

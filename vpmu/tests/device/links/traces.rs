@@ -88,7 +88,7 @@ fn overflows_of_a_pace_before_a_stop_are_published() {
 #[test]
 fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut rig = Rig::new();
-    // Opened first, the stop acts before the trace's own overflow at the same exit.
+    // Opened before the trace, so its overflow acts before the trace's at the same exit.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -103,7 +103,7 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let trace = rig.open(&request).expect("open");
     let mut area = map(&mut rig, trace, 4);
     rig.link(stop, trace, LINK_STOPPER).expect("linked");
-    // Mapping and linking caused no exits of its vCPU.
+    // Mapping and linking have caused no exits of the vCPU.
     rig.exit(0, ExitReason::Io, &mut At(1));
     rig.exit(0, ExitReason::Hlt, &mut At(2));
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -168,8 +168,7 @@ fn link_and_group_members_both_pause_a_trace() {
         rig.command(0, COMMAND_READ, trace);
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
-    // A member that resumes the trace is already its starter: it can neither be added as another
-    // starter nor replace one.
+    // Members that resume and pause the trace already are its starter and its stopper.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {

@@ -22,9 +22,9 @@ const NAMES: [&str; 3] = ["one", "two", "event1"];
 /// A step; it names events by their position among the open events.
 #[derive(Debug, Clone)]
 enum Step {
-    /// With the event that leads it, if any.
+    /// The event, and its leader.
     Open(Event, Option<usize>),
-    /// By the operator: the vCPU, the mark and the period.
+    /// An event of the operator: vCPU, value of the mark, period.
     Start(u32, u64, u64),
     End(usize),
     Close(usize),
@@ -33,7 +33,7 @@ enum Step {
     Link(usize, usize, u32),
     Map(usize, bool),
     Unmap(usize),
-    /// A command by one vCPU about an event on any vCPU.
+    /// A command: the vCPU that notifies, the operation, the event.
     Command(u32, u32, usize),
     Refresh(u32, usize, u64),
     In(u32, usize),
@@ -53,7 +53,7 @@ fn vcpu() -> impl Strategy<Value = u32> {
     prop_oneof![9 => Just(0_u32), 1 => Just(1)]
 }
 
-/// Every other event is of a task, which comes and goes.
+/// Every other event is a task event, which opens scheduled out.
 fn context() -> impl Strategy<Value = Context> {
     prop_oneof![vcpu().prop_map(Context::Vcpu), Just(Context::Task(None))]
 }
@@ -146,7 +146,7 @@ impl Run {
         }
     }
 
-    /// An open event; beyond the number of open events, a closed one or one that never existed.
+    /// The id of an open event; beyond the number of open events, of a closed event or one that never existed.
     fn id(&self, place: usize) -> u64 {
         let known = self.model.events.keys().nth(place);
         known

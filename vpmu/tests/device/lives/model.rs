@@ -13,7 +13,7 @@ pub(super) const MOST: usize = 3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) context: Context,
-    /// The event that leads it, while it is open.
+    /// The event's leader, while the leader is open.
     pub(super) leader: Option<u64>,
     /// The mark that it counts, or `MARK_ANY`.
     pub(super) config: u64,
@@ -36,7 +36,7 @@ pub(super) struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Context {
     Vcpu(u32),
-    /// Of a task, which is scheduled in there.
+    /// A task event, and the vCPU on which it is scheduled in.
     Task(Option<u32>),
 }
 
@@ -72,12 +72,12 @@ type Role = u32;
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) events: BTreeMap<u64, Event>,
-    /// Trigger, target.
+    /// Trigger, target, role.
     links: BTreeSet<(u64, u64, Role)>,
 }
 
 impl Model {
-    /// The vCPU that it is active on.
+    /// The vCPU on which an event is active.
     pub(super) fn active_on(&self, id: u64) -> Option<u32> {
         let event = self.events.get(&id)?;
         let leader = event.leader.and_then(|leader| self.events.get(&leader));
@@ -250,7 +250,7 @@ impl Model {
         }
     }
 
-    /// First all events count the mark, then overflows act, then records are written.
+    /// A mark: first all events count it, then overflows act, then records are written.
     pub(super) fn mark(&mut self, vcpu: u32, value: u64, place: u64) {
         let mut overflowed = Vec::new();
         let ids: Vec<u64> = self.events.keys().copied().collect();
@@ -300,7 +300,7 @@ impl Model {
         }
     }
 
-    /// An event that the guest may change.
+    /// Returns an event that the guest may change.
     fn guests(&mut self, id: u64) -> Result<&mut Event, Errno> {
         match self.events.get_mut(&id) {
             None => Err(libc::ENOENT),

@@ -1,4 +1,4 @@
-//! Events before their vCPU has a thread, and when it gets another one.
+//! Persistent events before their vCPU has a thread, and when the vCPU gets another thread.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -67,7 +67,7 @@ fn event_counts_nothing_between_two_threads() {
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
     rig.vcpus.set(0, None);
-    // The number may have been reused for another thread.
+    // The old thread's id may have been reused for another thread.
     let event = rig.vpmu.persist(&Persist {
         name: Some("late".to_owned()),
         rate: Some(Rate::Period(100)),

@@ -1,4 +1,4 @@
-//! The host reads the rings of persistent events, with any contents that the guest wrote.
+//! Histories: the host reads the rings of persistent events, whatever the guest wrote to them.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
@@ -32,7 +32,7 @@ fn history_has_the_newest_records_oldest_first() {
     rig.mark(0, 5, 1);
     assert_eq!(ips(&rig, event), [1]);
     (2..=1000).for_each(|ip| rig.mark(0, 5, ip));
-    // 56 of 72 bytes.
+    // The ring's page holds 56 records of 72 bytes.
     assert_eq!(ips(&rig, event), (945..=1000).collect::<Vec<u64>>());
     let history = rig.vpmu.history(event).expect("a history");
     assert_eq!(history.event.count, 1000);
@@ -49,7 +49,7 @@ fn forged_records_are_omitted_or_end_the_history() {
     let at = |newest: u64| GuestAddress(DATA + 4096 - 72 * (6 - newest));
     let header = 9_u64 | 2 << 32 | 72 << 48;
     let write = |newest, word: u64| memory.write_obj(word, at(newest)).expect("in memory");
-    // A record of another kind or event does not belong to it.
+    // A record of another kind or event is omitted.
     write(3, 1 | 72 << 48);
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     write(3, header);
@@ -103,7 +103,7 @@ fn guest_ring_is_read_from_its_tail() {
     rig.detach(event, "").expect("detached");
     (1..=10).for_each(|ip| rig.mark(0, 5, ip));
     ring.take(3);
-    // The device reads the tail when it needs room.
+    // The device reads the tail only when it needs room.
     assert_eq!(ips(&rig, event), (1..=10).collect::<Vec<u64>>());
     (11..=57).for_each(|ip| rig.mark(0, 5, ip));
     assert_eq!(ips(&rig, event), (4..=57).collect::<Vec<u64>>());

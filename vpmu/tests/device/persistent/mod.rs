@@ -64,7 +64,7 @@ impl Rig {
         self.list(0, u32::MAX, 0x1_0000).expect("a list")
     }
 
-    /// Those after an id, as many as wanted that fit into `room` bytes.
+    /// Lists at most `count` persistent events with ids above `after`, with `room` bytes for the answer.
     pub(crate) fn list(
         &mut self,
         after: u64,

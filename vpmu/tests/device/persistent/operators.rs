@@ -1,4 +1,4 @@
-//! The operator's events: their start and end; the guest cannot change them.
+//! The operator's events: their start and end, and what the guest may do with them.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -375,7 +375,7 @@ fn operator_takes_a_name_from_the_guests_event() {
         Some(NOTICE_PERSISTENT),
         "the driver lists the events again"
     );
-    // It keeps the event under its new name.
+    // The event keeps its new name.
     rig.detach(event, "").expect("it is persistent");
     assert_eq!(rig.listed().len(), 2);
     let second = rig.vpmu.persist(&asked("mark=5", 0));

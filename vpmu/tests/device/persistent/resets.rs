@@ -162,7 +162,7 @@ fn driver_without_rings_does_not_stop_persistent_events() {
     assert_eq!(ids(&mut rig), [event]);
 }
 
-/// A host counter that is started by marks with value 7 and stopped by those with value 8.
+/// A host counter that marks of value 7 start and marks of value 8 stop.
 fn region(rig: &mut Rig) -> [u64; 3] {
     let (kind, config) = CYCLES;
     let target = rig.open(&paused(kind, config)).expect("open");
@@ -235,7 +235,7 @@ fn host_records_are_still_collected_after_a_reset() {
             period: 100,
         },
     );
-    // Older than the time in which a host may record an overflow.
+    // Longer than the batched engine holds records back.
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
     assert_eq!(samples(&rig, event).len(), 1);

@@ -204,7 +204,7 @@ fn totals_and_exits_only_grow() {
     let (before, exits) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
     rig.move_on();
     let (after, now) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
-    // The exit of the move itself.
+    // Plus the exit by which the vCPU left for the move.
     assert_eq!(now.total(), exits.total() + 1);
     assert_eq!((now.mmio, exits.mmio), (exits.mmio, 10));
     assert_eq!(

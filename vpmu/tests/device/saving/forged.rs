@@ -12,7 +12,7 @@ use crate::persistent::{WINDOW_FEATURES, asked, window};
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::traces::area::map_aux;
 
-/// A device with one of everything, and its window.
+/// A device with events of every sort, and its window.
 struct Rich {
     rig: Rig,
     window: GuestMemoryMmap,
@@ -36,10 +36,10 @@ impl Rich {
             ..marks(0, 3)
         };
         rig.open(&child).expect("open");
-        // 5: writes there, too, and starts the next.
+        // 5: writes to the parent's ring, and starts the next event.
         let starter = rig.open(&marks(0, 2)).expect("open");
         rig.redirect(starter, parent).expect("redirected");
-        // 6 and 7: a leader and its member, of a frequency.
+        // 6 and 7: a leader, and a member with a frequency.
         let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
         let member = OpenRequest {
             leader: leader.into(),
@@ -81,7 +81,7 @@ impl Rich {
         serde_json::to_value(self.rig.save()).expect("a file")
     }
 
-    /// A device that is restored from a file.
+    /// Restores a state into a new device.
     fn restore(&self, state: Value) -> Result<Rig, Option<RestoreError>> {
         let state: SavedState = serde_json::from_value(state).map_err(|_| None)?;
         let next = self.rig.successor(
@@ -97,7 +97,7 @@ impl Rich {
         {
             Ok(()) => Ok(next),
             Err(error) => {
-                // The device is new: it accepts a driver and a valid state.
+                // The refusal left the device as new: it has no events, and accepts a driver and a valid state.
                 assert_eq!(next.vpmu.persistent(), []);
                 let (features, queues) = next.transport();
                 let memory = next.memory.clone();
@@ -119,7 +119,7 @@ fn restored_device_saves_the_same_state() {
     let state = rich.state();
     let next = rich.restore(state.clone());
     let next = next.unwrap_or_else(|error| panic!("{error:?}"));
-    // Metadata page locks differ, because the clock conversion was written again.
+    // The locks of metadata pages differ, because the restore wrote the clock conversion again.
     let but_locks = |mut state: Value| {
         for sink in state["sinks"].as_array_mut().expect("sinks") {
             if let Some(ring) = sink["ring"].as_object_mut() {

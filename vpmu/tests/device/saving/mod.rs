@@ -1,4 +1,4 @@
-//! A device that is saved and restored into another device, on another host, and continues.
+//! Save and restore: another device on another host continues from the saved state.
 
 mod areas;
 mod counting;

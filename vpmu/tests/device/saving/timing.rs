@@ -47,7 +47,7 @@ fn restored_pages_have_the_new_tsc_frequency() {
     rig.vpmu.reset();
     next.resume(&state);
     let config = next.config();
-    // Width and shift, then the multiplier.
+    // The word with the counter's width, the shift and the multiplier.
     let shown = page.field(48);
     assert_eq!(shown >> 32, u64::from(config.time_mult.get()));
     assert_eq!(shown >> 16 & 0xffff, u64::from(config.time_shift.get()));

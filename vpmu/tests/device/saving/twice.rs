@@ -6,7 +6,7 @@ use super::{mark, marks};
 use crate::reader::Reader;
 use crate::rig::Rig;
 
-/// Another memory with the same bytes.
+/// Copies guest memory.
 fn copy(rig: &Rig) -> GuestMemoryMmap {
     let bytes = rig.snapshot();
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]);

@@ -56,7 +56,7 @@ impl AreaReader {
         }
     }
 
-    /// Maps the same pages for `event`; returns a reader of later data.
+    /// Maps the same pages for `event`; returns a reader of the new area.
     pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
         map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
         Self::new(rig, self.metadata, self.pages.clone())
@@ -108,7 +108,7 @@ impl AreaReader {
             .expect("in memory");
     }
 
-    /// Reads all packets, and frees their room.
+    /// Reads and consumes all packets.
     pub(crate) fn take(&mut self) -> Vec<Packet> {
         let head = self.head();
         let mut packets = Vec::new();
@@ -145,7 +145,7 @@ impl AreaReader {
         packets
     }
 
-    /// The exits of [`AreaReader::take`].
+    /// Like [`AreaReader::take`], for exit packets only.
     pub(crate) fn exits(&mut self) -> Vec<ExitPacket> {
         let exit = |packet| match packet {
             Packet::Exit(exit) => Some(exit),
@@ -154,7 +154,7 @@ impl AreaReader {
         self.take().into_iter().filter_map(exit).collect()
     }
 
-    /// The samples of [`AreaReader::take`].
+    /// Like [`AreaReader::take`], for sample packets only.
     pub(crate) fn samples(&mut self) -> Vec<SamplePacket> {
         let sample = |packet| match packet {
             Packet::Sample(sample) => Some(sample),
@@ -169,7 +169,7 @@ impl AreaReader {
         packet
     }
 
-    /// Packets are aligned and do not cross a page.
+    /// Copies bytes at the tail. Packets are aligned and do not cross a page.
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;

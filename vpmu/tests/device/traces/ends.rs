@@ -1,4 +1,4 @@
-//! The exits that a trace records, how it ends, and its counts then.
+//! Which exits a trace records, how it ends, and its counts at the end.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -21,7 +21,7 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
         .collect()
 }
 
-/// The guest's address after [`Rig::commands`].
+/// The guest's address at the exits of [`Rig::commands`].
 const KICK: u64 = u64::MAX;
 
 #[test]
@@ -74,7 +74,7 @@ fn vcpus_and_children_share_an_area() {
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
-    // Both vCPUs are in an exit at once; the order is that of their entries.
+    // Both vCPUs are in an exit at the same time; packets are in the order of their entries.
     rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
     rig.vcpus.enter(1);
@@ -131,7 +131,7 @@ fn trace_identifies_itself_in_each_area() {
     };
     assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
     assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
-    // A newly mapped area is announced, too.
+    // In a newly mapped area, a trace starts with a sync packet, too.
     let unmap = Rig::header(CONTROL_UNMAP_AUX, second);
     rig.control(&unmap).expect("unmapped");
     let mut anew = other.again(&mut rig, second);
@@ -166,7 +166,7 @@ fn bytes_written_and_lost_add_up_to_produced() {
     for packet in exits {
         match packet {
             Packet::Sync(sync) if sync.flags & SYNC_LOSS != 0 => {
-                // Lost packets are numbered, too.
+                // Lost packets have numbers, too.
                 let missing = sync.sequence.get() - next;
                 assert_eq!(sync.lost.get() - lost, missing * 64);
                 (next, lost) = (sync.sequence.get(), sync.lost.get());
@@ -265,7 +265,7 @@ fn exit_trace_has_no_period_and_sample_trace_needs_one() {
     for (kind, config, errno) in [
         (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),
         (KIND_EXIT_TRACE, EXIT_OTHER + 1, libc::ENOENT),
-        // This host does not have a sampling counter for this.
+        // The simulated host does not count instructions.
         (KIND_SAMPLE_TRACE, PACE_INSTRUCTIONS, libc::ENOENT),
     ] {
         assert_eq!(rig.open(&open_of(kind, config, 0)), Err(errno));

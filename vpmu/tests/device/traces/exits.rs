@@ -61,7 +61,7 @@ fn packet_describes_the_whole_exit() {
     assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
     assert_eq!(exit.time.get(), left + TSC_OFFSET);
     assert_eq!(exit.ip.get(), 0x1234);
-    // Clock reads advance the clock: one at the exit, and none in between.
+    // 500 ticks, and one by a clock read, each of which advances the clock.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
     assert_eq!(
@@ -139,7 +139,7 @@ fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
         .collect();
     assert_eq!(told, [(1, false), (u64::MAX, true)]);
     assert_eq!(reply.value.get(), area.head(), "both are counted");
-    // Enabled again: the next sync packet shows it, and numbering continues.
+    // When the trace is enabled again, it begins with a sync packet, and numbering continues.
     rig.command(0, COMMAND_ENABLE, event);
     rig.exit(0, ExitReason::Io, &mut At(3));
     rig.command(0, COMMAND_READ, event);
@@ -181,7 +181,7 @@ fn exits_in_excluded_modes_are_not_traced() {
         rig.command(0, COMMAND_READ, event);
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
-        // If the mode is unknown, the position must not be recorded.
+        // An exit in an unknown mode may be one that the trace excludes.
         rig.exit(0, ExitReason::Io, &mut Nowhere);
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);

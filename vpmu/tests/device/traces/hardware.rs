@@ -30,7 +30,7 @@ fn traced(rig: &mut Rig) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// An exit `ago` before now, which took `outside`.
+/// A host's record of an exit `ago` ticks before now, with the entry after `outside` ticks.
 fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
     let tsc = rig.world.now() - ago;
     HostExit {
@@ -51,7 +51,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
     area.exits().iter().map(|exit| exit.ip.get()).collect()
 }
 
-/// Task `who` runs on vCPU 0 from guest TSC `since` on; the `n`th switch.
+/// Writes switch number `n` of vCPU 0 to the history: to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
         let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
@@ -116,7 +116,7 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
         let mut rig = Rig::new();
         let (event, mut area) = traced(&mut rig);
         rig.world.pass(10_000);
-        // An exit whose entry was lost, and the exit in which the trace ends.
+        // An exit whose entry was lost, and the exit during which the trace ends.
         record(&rig, 0, exit(&rig, 1, 1000, None));
         record(&rig, 0, exit(&rig, 2, 400, None));
         rig.command(0, op, event);
@@ -145,7 +145,7 @@ fn recorded_exits_are_collected_while_the_vcpu_runs() {
     record(&rig, 0, exit(&rig, 3, 100, Some(1)));
     rig.read(0, event);
     assert_eq!(ips(&mut area), [0, 1, 2, 3]);
-    // Exits recorded while the host is stopping are not part of the trace.
+    // An exit that the host records after the trace was disabled is not part of the trace.
     rig.command(0, COMMAND_DISABLE, event);
     record(&rig, 0, exit(&rig, 4, 100, Some(1)));
     rig.command(0, COMMAND_ENABLE, event);
@@ -223,7 +223,7 @@ fn host_records_nothing_while_the_trace_is_paused() {
         record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
         rig.mark(0, RESUME, 2);
         record(&rig, 0, exit(&rig, region, 10, Some(1)));
-        // The exit of the mark itself, which the host has recorded and which has not ended.
+        // The exit of the mark, which the host has recorded and which has not ended yet.
         record(&rig, 0, exit(&rig, 100 + region, 5, None));
         rig.mark(0, PAUSE, 3);
         let exits = area.exits();

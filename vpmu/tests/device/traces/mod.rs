@@ -1,4 +1,4 @@
-//! Traces as read by a guest program: their exits and samples, in order, with start and end.
+//! Traces as a guest program reads them: exits and samples in order, starts and ends.
 
 pub(crate) mod area;
 mod ends;

@@ -9,7 +9,7 @@ use crate::world::At;
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A vCPU that provides its whole state; each register is the address plus its number.
+/// A vCPU that provides its whole state; the value of each register is the address plus the register's number.
 #[derive(Debug)]
 struct Everything(u64);
 
@@ -163,7 +163,7 @@ fn overflows_dropped_by_the_host_are_lost_by_the_packet() {
 #[test]
 fn sample_trace_has_the_rate_and_limit_of_samples() {
     let limits = limits().with(|limits| {
-        // Two samples in each hundredth of a second.
+        // Two samples per 10 ms.
         limits.max_sample_rate = 200;
     });
     let mut rig = Rig::with(limits, ALL_FEATURES);

@@ -136,7 +136,7 @@ fn exit_members_pause_and_resume_at_their_exit() {
     for ip in 0..9 {
         rig.exit(0, ExitReason::Io, &mut At(ip));
     }
-    // The third has paused it.
+    // The third exit has paused the trace.
     assert_eq!(ips(&mut area), [0, 1, 2]);
     rig.exit(0, ExitReason::Hlt, &mut At(50));
     for ip in 10..16 {
@@ -213,7 +213,7 @@ fn pausing_and_resuming_need_a_leading_trace() {
 fn mark_is_the_last_overflow_of_its_exit() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, 0);
-    // Opened after the marks: the doorbell's exit comes before its mark.
+    // The doorbell's exit overflows before its mark, although this member was opened after the marks.
     let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
     rig.open(&member).expect("open");
     rig.mark(0, PAUSE, 1);

@@ -95,7 +95,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
     rig.world.work(crate::rig::thread(0), 100, 4);
-    // From now on, vCPU 0 does not return.
+    // vCPU 0 stays in its exit from here on.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
         let vpmu = Arc::clone(&rig.vpmu);
@@ -135,8 +135,8 @@ fn vcpu_without_a_thread_delays_no_other() {
     own.check(&second);
 }
 
-/// Its own part of the device is locked then, and a request about one of its events waits for it with
-/// the control plane locked.
+/// While the hypervisor reads a vCPU's registers, the vCPU's shard is locked. A request about an event of that
+/// vCPU waits for the shard, and meanwhile holds the lock of the control plane.
 #[test]
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! The work of one vCPU visits only its own host counters.
+//! A vCPU's work visits only the host counters of that vCPU.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

@@ -1,5 +1,5 @@
-//! Leaders and triggers on one vCPU, members and targets on another: an effect is complete before
-//! the vCPU that caused it enters the guest.
+//! Leaders and triggers on one vCPU, members and targets on another: the effect is complete before the vCPU that
+//! caused it enters the guest.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,7 @@ use crate::rig::{Rig, command, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 fn state(rig: &mut Rig, event: u64) -> i32 {
-    // By the other vCPU, so that no command of its own vCPU has an effect.
+    // Read by the other vCPU, so that a command of the event's own vCPU does not complete the effect.
     rig.read(0, event).state.get()
 }
 
@@ -44,7 +44,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 1000, 4);
         assert_eq!(rig.value(0, member), expected);
     }
-    // Also with a leader that is scheduled in nowhere.
+    // Also with a leader that is scheduled out.
     done(&mut rig, 0, COMMAND_OUT, leader);
     done(&mut rig, 0, COMMAND_ENABLE, leader);
     rig.world.work(thread(1), 5, 4);
@@ -88,7 +88,7 @@ fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 10, 4);
         rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
         rig.vcpus.mark(0, 5, &mut At(1));
-        // Its vCPU is still in its exit.
+        // The leader's vCPU is still in the exit.
     }
     rig.world.work(thread(1), 1000, 4);
     assert_eq!(rig.value(1, member), 30);
@@ -115,7 +115,7 @@ fn leader_in_error_stops_its_member_on_another_vcpu() {
     assert_eq!(rig.value(1, member), 2);
 }
 
-/// Two vCPUs turn one leader on and off at once; which of them is the last is not known.
+/// Two vCPUs enable and disable a leader concurrently; it is unknown which of them is last.
 #[test]
 fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
     const ROUNDS: usize = 5_000;
@@ -138,7 +138,7 @@ fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
     }
 }
 
-/// Events that overflow on vCPU 0, and how they are made to.
+/// An event that overflows on vCPU 0, and a function that makes it overflow.
 type Overflow = (OpenRequest, fn(&Rig));
 
 fn triggers(config: u32) -> [Overflow; 3] {
@@ -240,8 +240,8 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
     assert_eq!(rig.value(0, target), 10, "every other interval of two");
 }
 
-/// A mark of vCPU 0 stops a sampling event of vCPU 1; the overflow that is found then starts one of
-/// vCPU 0.
+/// A mark of vCPU 0 stops a sampling event of vCPU 1. The stop finds an overflow of that event, which starts an
+/// event of vCPU 0.
 #[test]
 fn chain_of_triggers_goes_from_vcpu_to_vcpu_and_back() {
     let mut rig = Rig::new();

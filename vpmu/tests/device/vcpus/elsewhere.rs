@@ -1,4 +1,4 @@
-//! Commands on the queue of one vCPU about events of another.
+//! Commands on the queue of one vCPU about events of another vCPU.
 
 use vpmu::abi::*;
 
@@ -92,7 +92,7 @@ fn event_scheduled_in_elsewhere_is_scheduled_there_only() {
     place(&rig, 1, 2);
     assert_eq!(rig.value(0, of_task), 2);
     done(&mut rig, 1, COMMAND_OUT, of_task);
-    // Parked: any vCPU may take it.
+    // Scheduled out: any vCPU can schedule the event in.
     assert_eq!(status(&mut rig, 0, COMMAND_OUT, of_task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_OUT, of_task), libc::EINVAL);
     done(&mut rig, 0, COMMAND_IN, of_task);
@@ -140,7 +140,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
             let reply = done(&mut rig, vcpu, COMMAND_DISABLE, event);
             assert_eq!(reply.state.get(), STATE_OFF);
         }
-        // Two limits of one each.
+        // `COMMAND_REFRESH` twice, with a limit of one each.
         done(&mut rig, 1 - last, COMMAND_ENABLE, event);
         done(&mut rig, 1 - last, COMMAND_IN, event);
         place(&rig, 1 - last, 9);

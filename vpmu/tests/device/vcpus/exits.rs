@@ -156,7 +156,7 @@ fn trace_paused_by_another_vcpu_during_an_exit_contains_it() {
         "the exit has not ended"
     );
     rig.vcpus.enter(0);
-    // Published immediately, because later packets may never come.
+    // The packet is published immediately, because a later one may never come.
     let exits = area.exits();
     let cuts = exits
         .iter()
@@ -208,7 +208,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
     let mut area = map(&mut rig, event, 4);
-    // The second vCPU is in an exit all the time, and another trace records it.
+    // The second vCPU is in an exit all the time, which another trace records.
     let other = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)
@@ -234,7 +234,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     assert_eq!(exits.collect::<Vec<_>>(), expected);
 }
 
-/// A hypervisor whose registers are read between an exit and its handling by the device.
+/// A hypervisor that stops a vCPU in the read of its registers, until the test lets it go on.
 struct Asked {
     asked: Sender<()>,
     go_on: Receiver<()>,

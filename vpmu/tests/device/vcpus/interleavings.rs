@@ -31,7 +31,7 @@ fn cycles(context: u32, period: u64) -> OpenRequest {
     }
 }
 
-/// A command of a vCPU that stays in its exit.
+/// Sends a command from a vCPU that stays in its exit.
 fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
     let index = 2 + vcpu as usize;
     rig.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
@@ -149,7 +149,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     rig.world.pass(1_000_000_000);
     let event = rig.open(&cycles(CONTEXT_TASK, 10)).expect("open");
     let mut ring = rig.map(event, 2);
-    // It has a counter on both vCPUs.
+    // The event gets a counter on both vCPUs.
     for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
         rig.command(vcpu, op, event);
     }
@@ -169,7 +169,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
-/// Registers whose read lets a waiting request be served at that moment.
+/// Registers whose read serves a waiting request.
 struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {
@@ -212,7 +212,7 @@ fn woken_reader_finds_the_head() {
     for round in 0..300 {
         rig.post_notice(0, 64);
         let now = rig.world.now();
-        // Over one page or two.
+        // The records cross one or two page boundaries.
         for tick in 0..70 {
             rig.world.record(thread(0), overflow(now + tick));
         }
@@ -228,7 +228,7 @@ fn woken_reader_finds_the_head() {
             let mut heads = Vec::new();
             loop {
                 let last = over.load(Ordering::Acquire);
-                // Each vCPU that leaves the guest delivers.
+                // A vCPU that leaves the guest delivers waiting notices.
                 rig_.exit(1, ExitReason::Hlt, &mut At(1));
                 while events.reclaim().is_some() {
                     heads.push(ring_.head());
@@ -269,7 +269,7 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
                 }
             });
             while area.head() == 0 {
-                // The reader sees nothing before the first watermark: a few exits are enough.
+                // The reader sees no data before the first watermark: a few exits are enough.
                 if vpmu.exits(0).hlt % 50 == 49 {
                     break;
                 }

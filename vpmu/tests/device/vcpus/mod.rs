@@ -1,4 +1,4 @@
-//! Several vCPUs: placement of events, and locks between vCPUs.
+//! Several vCPUs: events that move between them or affect each other, and locks.
 
 mod delays;
 mod drains;
@@ -36,9 +36,9 @@ struct Lane {
 }
 
 impl Lane {
-    /// Takes the vCPU from the rig.
+    /// Takes the vCPU's session and queue from the rig.
     fn new(rig: &mut Rig, vcpu: u32) -> Self {
-        // A placeholder queue that is not served.
+        // The rig keeps a placeholder that is not served.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (idle, _) = DriverQueue::new(&memory, 0, 0);
         Self {
@@ -48,7 +48,7 @@ impl Lane {
         }
     }
 
-    /// As [`Rig::commands`].
+    /// Like [`Rig::commands`].
     fn commands(&mut self, commands: &[Command]) -> Vec<Reply> {
         self.session.leave(ExitReason::Mmio, &mut At(u64::MAX));
         let replies = self.kick(commands);
@@ -56,7 +56,7 @@ impl Lane {
         replies
     }
 
-    /// Notifies with the commands, without the exit around it.
+    /// Notifies with the commands; the caller makes the exit and the entry.
     fn kick(&mut self, commands: &[Command]) -> Vec<Reply> {
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queue.request(commands.as_bytes(), room);
@@ -141,17 +141,17 @@ fn led(leader: u64, request: OpenRequest) -> OpenRequest {
     }
 }
 
-/// A command to each of these events.
+/// The same command for each of these events.
 fn each(op: u32, events: &[u64]) -> Vec<Command> {
     events.iter().map(|&event| command(op, event)).collect()
 }
 
-/// A command's status.
+/// Sends a command; returns the status.
 fn status(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Errno {
     rig.valued(vcpu, op, event, 0)
 }
 
-/// A command that succeeds.
+/// Sends a command, which must succeed; returns the reply.
 fn done(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Reply {
     let reply = rig.command(vcpu, op, event);
     assert_eq!(reply.status.get(), 0, "command {op}: {reply:?}");

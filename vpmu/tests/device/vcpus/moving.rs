@@ -22,8 +22,8 @@ fn values(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<u64> {
     replies.iter().map(|reply| reply.value.get()).collect()
 }
 
-/// Work that a task's events count on the vCPU where they are scheduled in, and must not count
-/// elsewhere.
+/// Makes work that a task's events count on the vCPU where they are scheduled in, and work on the other vCPU that
+/// they must not count.
 fn work(rig: &Rig, vcpu: u32, times: u64) {
     rig.world.work(thread(vcpu), 10 * times, 4);
     rig.world.work(thread(1 - vcpu), 7000, 4);
@@ -102,7 +102,7 @@ fn group_moves_in_any_order_of_commands() {
         let group = [leader, members[0], members[1]];
         for round in 0..6_u64 {
             let vcpu = u32::from(round % 2 == 1);
-            // In one notification, and in several.
+            // In one, three or two notifications.
             let (into, out) = (into.map(|at| group[at]), out.map(|at| group[at]));
             let sizes = [3, 1, 2];
             let size = sizes[usize::try_from(round).expect("few") % 3];
@@ -124,7 +124,7 @@ fn group_moves_in_any_order_of_commands() {
     }
 }
 
-/// A task with threads: each has events of its own, some of which lead others.
+/// The events of a group can be scheduled in on different vCPUs, like inherited events of a task's threads.
 #[test]
 fn group_on_two_vcpus_is_reunited() {
     let mut rig = Rig::new();
@@ -178,11 +178,11 @@ fn samples_of_a_family_add_up_across_vcpus() {
             rig.world.work(thread(vcpu), cycles, 4);
             let at = usize::try_from(vcpu).expect("few");
             let event = usize::from(on[0] != at);
-            // The rest of a period stays on its vCPU.
+            // An incomplete period continues on the same vCPU only.
             let grown = left[event][at] + cycles;
             expected[event][at] += grown / 100;
             left[event][at] = grown % 100;
-            // Some of them are found at an exit, others as the task leaves.
+            // Some overflows are found at an exit, others when the task is scheduled out.
             if round % 3 == 0 {
                 rig.exit(vcpu, ExitReason::Signal, &mut At(1));
             }
@@ -261,7 +261,7 @@ fn links_act_across_vcpus() {
         rig.mark(of[0], 7, 1);
         rig.world.work(thread(of[2]), 3, 4);
         expected += 3;
-        // The mark that the stopper's vCPU does not place stops nothing.
+        // A mark on another vCPU than the stopper's has no effect.
         rig.mark(1 - of[1], 8, 1);
         rig.world.work(thread(of[2]), 20, 4);
         expected += 20;
@@ -288,7 +288,7 @@ fn events_stay_on_their_vcpus_over_thread_changes() {
         let vcpu = round % 2;
         rig.commands(vcpu, &each(COMMAND_IN, &events));
         rig.world.work(thread(vcpu), 10, 4);
-        // The counters of the ended thread are closed, those of the other vCPU remain.
+        // The counters of the ended thread are closed; those on the other vCPU stay open.
         let ends = round / 2 % 2;
         rig.attach(ends);
         rig.world.work(thread(vcpu), 5, 4);

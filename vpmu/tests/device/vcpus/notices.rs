@@ -11,7 +11,7 @@ use super::{done, task_event};
 use crate::rig::{Rig, Vcpus, open_of, sampling};
 use crate::world::At;
 
-/// An event of vCPU `vcpu` that wakes its reader at every mark 5.
+/// An event of vCPU `vcpu` that wakes its reader at every mark of value 5.
 fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -19,7 +19,7 @@ fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
         ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
     };
     let event = rig.open(&request).expect("open");
-    // Never full.
+    // Without `MAP_WRITABLE` the ring never gets full.
     let pages = [rig.next_ring, rig.next_ring + 0x1000];
     rig.next_ring += 0x3000;
     rig.map_pages(event, 0, &pages).expect("mapped");
@@ -128,8 +128,8 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
     }
 }
 
-/// One thread makes a notice due while another posts the buffer for it. The later of the two
-/// delivers it.
+/// One thread makes a notice due while another thread posts the buffer for it. The later one of the two delivers the
+/// notice.
 #[test]
 fn notice_posted_concurrently_with_its_buffer_is_delivered() {
     const ROUNDS: u32 = 5_000;
@@ -158,7 +158,7 @@ fn notice_posted_concurrently_with_its_buffer_is_delivered() {
             go.store(false, Ordering::SeqCst);
             start.wait();
             go.store(true, Ordering::SeqCst);
-            // Sooner and later than the mark.
+            // Sometimes before the mark, sometimes after it.
             for _ in 0..(round.wrapping_mul(2654435761) >> 16) % 60 {
                 std::hint::spin_loop();
             }

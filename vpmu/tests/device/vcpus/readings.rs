@@ -1,4 +1,4 @@
-//! Readings of groups with members scheduled in on another vCPU.
+//! Readings of groups whose members are scheduled in on another vCPU.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -13,7 +13,7 @@ const SAMPLE_READ: u64 = 1 << 4;
 /// GROUP, ID and LOST.
 const FORMAT: u64 = 0x1c;
 
-/// A leader that samples the counts of its group at each mark 5, and its ring.
+/// A leader that samples the counts of its group at each mark of value 5, and its ring.
 fn leader(rig: &mut Rig) -> (u64, Reader) {
     let request = OpenRequest {
         period: 1.into(),
@@ -26,7 +26,7 @@ fn leader(rig: &mut Rig) -> (u64, Reader) {
     (leader, ring)
 }
 
-/// Count, id and losses of each event of the group, by each sample.
+/// Count, id and losses of each event of the group, for each sample.
 fn groups(ring: &mut Reader) -> Vec<Vec<[u64; 3]>> {
     let records = ring.raw();
     let groups = records.iter().map(|record| {
@@ -90,7 +90,7 @@ fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
 fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let mut rig = Rig::new();
     let (leader, mut ring) = leader(&mut rig);
-    // Without a ring: each of its overflows is lost, and found as it goes out.
+    // Without a ring each overflow is lost. The overflows are found when the event is scheduled out.
     let member = OpenRequest {
         period: 100.into(),
         engine: ENGINE_EXIT.into(),
@@ -100,7 +100,7 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     done(&mut rig, 0, COMMAND_IN, leader);
     done(&mut rig, 1, COMMAND_IN, member);
     rig.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
-    // The exit has found nothing, so the command does.
+    // The counter overflows after the exit, so the command finds the overflows.
     rig.world.work(thread(1), 250, 4);
     rig.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(1, QUEUE_VCPU + 1);
@@ -119,7 +119,7 @@ fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
         ..led(leader, task_event(KIND_MARK, 6))
     };
     let member = rig.open(&member).expect("open");
-    // Its own metadata page would show the count at each mark.
+    // With a ring of its own, the member's metadata page would be updated at each mark.
     let other = rig.open(&task_event(KIND_TSC, 0)).expect("open");
     let mut records = rig.map(other, 1);
     rig.redirect(member, other).expect("redirected");

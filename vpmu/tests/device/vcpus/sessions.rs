@@ -1,4 +1,4 @@
-//! Sessions: which thread has a vCPU, and the vCPU's state without one.
+//! Sessions: which thread has a vCPU, and the vCPU's state without a thread.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -95,7 +95,7 @@ fn open_exit_is_cut_at_the_end_of_its_session() {
         .iter()
         .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
-    // A new session inherits nothing from it.
+    // A new session inherits nothing from the dropped one.
     rig.attach(0);
     rig.vcpus.enter(0);
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -127,7 +127,7 @@ fn session_continues_in_another_thread() {
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
     assert_eq!(values, [10, 1]);
     drop(moved);
-    // Its thread ends, and then it is free.
+    // The vCPU is free once its thread has ended.
     for _ in 0..1000 {
         rig.world.be_thread(rig::thread(0));
         if let Ok(session) = rig.vpmu.attach(0, 0) {
@@ -156,7 +156,7 @@ fn flush_ends_when_its_session_is_dropped() {
     assert_eq!(rig.world.await_kicks(1), [0]);
     rig.vcpus.set(0, None);
     flush.wait().expect("flushed");
-    // And one that comes later does not wait.
+    // A later flush does not wait.
     let vpmu = Arc::clone(&rig.vpmu);
     aside(move || vpmu.flush(Some(event)))
         .wait()
@@ -164,8 +164,7 @@ fn flush_ends_when_its_session_is_dropped() {
     assert_eq!(rig.world.kicks(), 0);
 }
 
-/// An event that fails on one vCPU closes its counter on the other, whose thread changes in the
-/// meantime.
+/// An event that fails on one vCPU closes its counter on the other vCPU, whose thread changes at the same time.
 #[test]
 fn counters_of_a_new_thread_survive_a_failed_event() {
     const ROUNDS: u32 = 2_000;

@@ -1,6 +1,5 @@
-//! Everything at once: vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
-//! flushes, metrics and resets. Threads do not deadlock, locks are taken in order, and no state is
-//! left over.
+//! All operations concurrently: vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
+//! flushes, metrics and resets. Threads do not deadlock, locks are taken in order, and no state is left over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,7 +17,7 @@ use crate::driver::{Descriptor, DriverQueue};
 use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
 use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
 
-/// Number of resets; other threads run for a while between two of them.
+/// Number of resets; the other threads run for [`BETWEEN`] between two resets.
 const RESETS: u32 = 150;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// Number of addresses for rings and areas; several can share one.
@@ -41,7 +40,7 @@ impl Dice {
         of[usize::try_from(self.below(most)).expect("few")]
     }
 
-    /// Each of these flags with a probability of a quarter.
+    /// Chooses each of these flags with a probability of a quarter.
     fn flags(&mut self, of: &[u32]) -> u32 {
         let mut flags = 0;
         for flag in of {
@@ -63,7 +62,7 @@ struct Storm {
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
-    /// Serializes attaches, because a thread announces its id first.
+    /// Serializes attaches, because the world must know the thread's id first.
     attaching: Mutex<()>,
     /// Set when resets, requests and the host's calls must end.
     over: AtomicBool,
@@ -76,7 +75,7 @@ impl Storm {
         self.queues[index].lock().expect("no panic")
     }
 
-    /// The id of an event, or of one that never existed.
+    /// The id of an opened event, or of an event that never existed.
     fn event(&self, dice: &mut Dice) -> u64 {
         let events = self.events.lock().expect("no panic");
         match events.len() {
@@ -178,7 +177,7 @@ impl Storm {
         while queue.reclaim().is_some() {}
     }
 
-    /// The answer's status, and its value or id; `None` after a reset.
+    /// Sends a request; returns the status, and the value or id. `None` if a reset came before the answer.
     fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
         let mut queue = self.queue(0);
         queue.request(request, size_of::<OpenReply>());
@@ -424,7 +423,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     }
     assert_eq!(storm.vpmu.persistent().len(), 0);
     assert_eq!(storm.world.open_counters(), 0);
-    // Throttling and collection have ended, and the device is as at the start.
+    // Throttles and drains have ended, and the device is in its initial state.
     storm.vpmu.drain();
     assert!(!storm.world.draining());
     let mut session = storm.attach(0);

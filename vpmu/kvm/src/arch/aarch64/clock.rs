@@ -5,24 +5,24 @@ use kvm_ioctls::VcpuFd;
 
 use super::reg;
 
-/// Readings of the counter to measure its offset from the host's.
+/// Readings of the guest's counter to measure its offset from the host's.
 const READINGS: usize = 16;
 
-/// The host's counter.
+/// Returns the host's virtual counter.
 #[must_use]
 pub fn host_ticks() -> u64 {
     let ticks: u64;
-    // SAFETY: reads the virtual counter, which Linux leaves open to programs.
+    // SAFETY: the instructions only read the virtual counter, which Linux lets user space read.
     unsafe {
         core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));
     }
     ticks
 }
 
-/// The guest's time counter minus the host's: of the virtual counter, by the reading that took the least time.
+/// Returns the guest's virtual counter minus the host's, measured by the fastest of several readings.
 ///
 /// # Errors
-/// KVM's.
+/// The error of `KVM_GET_ONE_REG`.
 pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
     let mut best = (u64::MAX, 0);
     for _ in 0..READINGS {

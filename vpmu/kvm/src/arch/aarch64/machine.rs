@@ -1,4 +1,4 @@
-//! Registers of a probe's machine: EL1 or EL0 from its first instruction, addresses not translated.
+//! The vCPU of a micro machine: starts at EL1 or EL0, with the MMU off.
 
 use kvm_bindings::{KVM_ARM_VCPU_PSCI_0_2, kvm_vcpu_init};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -9,12 +9,12 @@ use crate::micro::{Machine, MachineError, Ring};
 /// Bits of a guest-physical address that KVM gives a VM by default.
 const ADDRESS_BITS: u32 = 40;
 
-/// A VM without a vCPU; it has interrupt controllers once it has vCPUs.
+/// Creates a VM without vCPUs and without an interrupt controller.
 ///
 /// # Errors
-/// KVM's.
+/// The error of `KVM_CREATE_VM`.
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
-    // Zero where KVM offers no choice.
+    // Zero if KVM supports only the default size.
     let most = u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(0);
     match most {
         1..ADDRESS_BITS => kvm.create_vm_with_ipa_size(most),
@@ -22,10 +22,10 @@ pub fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     }
 }
 
-/// The processor that KVM emulates best on this host, with PSCI.
+/// Returns the vCPU type that KVM prefers on this host, with PSCI 0.2.
 ///
 /// # Errors
-/// KVM's.
+/// The error of `KVM_ARM_PREFERRED_TARGET`.
 pub fn preferred(vm: &VmFd) -> Result<kvm_vcpu_init, kvm_ioctls::Error> {
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)?;
@@ -33,7 +33,7 @@ pub fn preferred(vm: &VmFd) -> Result<kvm_vcpu_init, kvm_ioctls::Error> {
     Ok(target)
 }
 
-/// Its vCPU.
+/// Creates the VM's vCPU.
 pub(crate) fn create_vcpu(_kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, MachineError> {
     let vcpu = vm
         .create_vcpu(0)
@@ -62,18 +62,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Sets a register.
+    /// Sets a register, by a number of [`reg`](super::reg).
     ///
     /// # Errors
-    /// KVM refuses it.
+    /// KVM refuses the register or the value.
     pub fn set(&self, number: u64, value: u64) -> Result<(), MachineError> {
         reg::set(&self.vcpu, number, value).map_err(MachineError::kvm("KVM_SET_ONE_REG"))
     }
 
-    /// A register's value.
+    /// Reads a register.
     ///
     /// # Errors
-    /// KVM refuses it.
+    /// KVM refuses the register.
     pub fn get(&self, number: u64) -> Result<u64, MachineError> {
         reg::get(&self.vcpu, number).map_err(MachineError::kvm("KVM_GET_ONE_REG"))
     }

@@ -16,10 +16,10 @@ use vpmu::Exit;
 
 use crate::run_page::RunPage;
 
-/// KVM's statistic of halts: of WFI. A WFE waits for another vCPU, and is not one.
+/// Name of KVM's statistic of halts: exits by WFI. A WFE waits for another vCPU and is not a halt.
 pub const HALTS: &str = "wfi_exit_stat";
 
-/// The exit in `page`, if it is one that only this architecture has: none is.
+/// Returns `None`: no exit is specific to this architecture.
 pub(crate) fn exit(_page: &RunPage, _reason: u32) -> Option<Exit> {
     None
 }

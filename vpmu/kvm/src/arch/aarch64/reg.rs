@@ -29,7 +29,7 @@ mod request {
     );
 }
 
-/// A core register at this byte of `struct kvm_regs`.
+/// Returns KVM's number of the core register at byte `offset` of `struct kvm_regs`.
 const fn core(offset: usize) -> u64 {
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
 }
@@ -54,19 +54,20 @@ pub const TTBR0_EL1: u64 = system(3, 0, 2, 0, 0);
 pub const TTBR1_EL1: u64 = system(3, 0, 2, 0, 1);
 pub const TCR_EL1: u64 = system(3, 0, 2, 0, 2);
 pub const VBAR_EL1: u64 = system(3, 0, 12, 0, 0);
-/// The virtual counter, under the number that KVM's interface has given it by mistake.
+/// The virtual counter. KVM's interface swapped its number with the timer's compare value by mistake.
 pub const TIMER_COUNT: u64 = system(3, 3, 14, 3, 2);
 /// The physical counter.
 pub const PHYSICAL_COUNT: u64 = system(3, 3, 14, 0, 1);
 
-/// PSTATE at EL1 and EL0, every interrupt masked.
+/// PSTATE at EL1 with its own stack pointer, all interrupts masked.
 pub const PSTATE_EL1: u64 = 0x3c5;
+/// PSTATE at EL0, all interrupts masked.
 pub const PSTATE_EL0: u64 = 0x3c0;
 
-/// The value of register `number`, of 64 bits, of the vCPU behind a descriptor of KVM's.
+/// Reads the 64-bit register `number` through a vCPU's file descriptor.
 ///
 /// # Errors
-/// KVM's.
+/// The error of `KVM_GET_ONE_REG`; `EINVAL` for a register of another size.
 pub fn get(vcpu: &impl AsRawFd, number: u64) -> Result<u64, kvm_ioctls::Error> {
     if number & KVM_REG_SIZE_MASK != KVM_REG_SIZE_U64 {
         return Err(kvm_ioctls::Error::new(libc::EINVAL));
@@ -76,17 +77,17 @@ pub fn get(vcpu: &impl AsRawFd, number: u64) -> Result<u64, kvm_ioctls::Error> {
         id: number,
         addr: &raw mut value as u64,
     };
-    // SAFETY: the kernel reads the structure and writes the 64 bits of the register at its address, `value`.
+    // SAFETY: the kernel reads `register` and writes 64 bits to its `addr`, which is `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
     Ok(value)
 }
 
-/// Sets register `number`, of 64 bits.
+/// Sets the 64-bit register `number` through a vCPU's file descriptor.
 ///
 /// # Errors
-/// KVM's.
+/// The error of `KVM_SET_ONE_REG`; `EINVAL` for a register of another size.
 pub fn set(vcpu: &impl AsRawFd, number: u64, value: u64) -> Result<(), kvm_ioctls::Error> {
     if number & KVM_REG_SIZE_MASK != KVM_REG_SIZE_U64 {
         return Err(kvm_ioctls::Error::new(libc::EINVAL));
@@ -95,7 +96,7 @@ pub fn set(vcpu: &impl AsRawFd, number: u64, value: u64) -> Result<(), kvm_ioctl
         id: number,
         addr: &raw const value as u64,
     };
-    // SAFETY: the kernel reads the structure and the 64 bits of the register at its address, `value`.
+    // SAFETY: the kernel reads `register` and 64 bits at its `addr`, which is `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

@@ -1,4 +1,4 @@
-//! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
+//! A vCPU's instruction pointer, mode and other registers at an exit, read on demand.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,22 +8,22 @@ use vpmu::{CpuState, GENERAL_REGS, GuestRegs, Registers};
 use super::reg;
 use crate::run_page::{self, RunPage};
 
-/// PSTATE: the stack pointer is that of the exception level, not of EL0.
+/// PSTATE.SP: the vCPU uses the stack pointer of its exception level, not `SP_EL0`.
 const OWN_STACK: u64 = 1;
-/// perf's numbers of SP and PC; LR is X30.
+/// perf's register numbers of SP and PC; LR is X30.
 const SP: usize = 31;
 const PC: usize = 32;
 
-/// Whether KVM can leave registers in the run page: it cannot here.
+/// Returns `false`: KVM cannot copy registers to the run page on this architecture.
 #[must_use]
 pub fn syncs_registers(_kvm: &Kvm) -> bool {
     false
 }
 
-/// KVM leaves no registers in the run page here.
+/// Does nothing: KVM cannot copy registers to the run page on this architecture.
 pub(crate) fn sync(_vcpu: &mut VcpuFd, _wanted: bool) {}
 
-/// The registers of `vcpu`, which is not in its run call.
+/// Returns the registers of `vcpu`, which must be outside its run call.
 #[must_use]
 pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
     ExitRegisters::new(run_page::descriptor(vcpu), None)

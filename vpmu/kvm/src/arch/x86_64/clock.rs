@@ -23,7 +23,7 @@ mod request {
     );
 }
 
-/// The attribute of a vCPU that is guest TSC minus host TSC, its value at `offset`.
+/// The vCPU attribute of guest TSC minus host TSC; KVM reads or writes the value at `offset`.
 fn attribute(offset: *mut u64) -> kvm_device_attr {
     kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
@@ -33,27 +33,27 @@ fn attribute(offset: *mut u64) -> kvm_device_attr {
     }
 }
 
-/// The guest's time counter minus the host's: of the TSC.
+/// Returns guest TSC minus host TSC.
 ///
 /// # Errors
-/// KVM's: before Linux 5.16 it does not report it.
+/// The error of `KVM_GET_DEVICE_ATTR`. Before Linux 5.16, KVM does not report the offset.
 pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
     let mut offset = 0u64;
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
+    // SAFETY: the kernel reads `attribute` and writes 64 bits to its `addr`, which is `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
     Ok(offset)
 }
 
-/// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
+/// Sets guest TSC minus host TSC to `offset`, for a vCPU that has not run yet.
 ///
 /// # Errors
-/// KVM's, as of [`clock_offset`].
+/// The error of `KVM_SET_DEVICE_ATTR`, as for [`clock_offset`].
 pub fn set_clock_offset(vcpu: &VcpuFd, mut offset: u64) -> Result<(), kvm_ioctls::Error> {
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
+    // SAFETY: the kernel reads `attribute` and 64 bits at its `addr`, which is `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

@@ -1,14 +1,15 @@
-//! The memory of a micro guest, and the tables that carry its program: bytes only.
+//! The memory layout of a micro guest, its page and descriptor tables, and the machine code of its
+//! handlers.
 //!
-//! Every program finds the base of the device window in `rdi` and reports by storing there, since
-//! a store reaches the VMM from any ring, where a port write needs ring 0.
+//! `rdi` holds the base of the device window for every program. A program reports by a store to the
+//! window, because a store reaches the VMM from any ring, but a port write needs ring 0.
 
-/// Programs are written in bytes.
+/// The unit of machine code: one byte.
 pub type Unit = u8;
 
-/// Guest RAM, from address zero; mapped one to one, open to ring 3.
+/// Bytes of guest RAM, from address zero on. RAM is identity-mapped, and ring 3 can access all of it.
 pub(crate) const RAM: usize = 0x20_0000;
-/// The device window: mapped right behind RAM and without memory, so every store exits.
+/// Address of the device window: mapped right behind RAM but without memory, so that every store exits.
 pub const WINDOW: u64 = 0x20_0000;
 
 pub(crate) const GDT: u64 = 0x1000;
@@ -20,41 +21,42 @@ const PML4_PD: u64 = 0x6000;
 pub(crate) const PML4: u64 = 0x4000;
 /// Address of the program.
 pub const PROGRAM: u64 = 0x8000;
-/// The handler of `syscall`.
+/// Address of the handler of `syscall`.
 pub(crate) const SYSCALL: u64 = 0x9000;
-/// The handlers of exceptions.
+/// Address of the handlers of exceptions.
 const EXCEPTIONS: u64 = 0xa000;
-/// Sixteen aligned zero bytes, free for the program.
+/// Address of sixteen aligned zero bytes, free for the program.
 pub const SCRATCH: u64 = 0xb000;
-/// Tops of the stacks of ring 0 and ring 3.
+/// Top of the stack of ring 0.
 pub(crate) const STACK_KERNEL: u64 = 0x1_0000;
+/// Top of the stack of ring 3.
 pub(crate) const STACK_USER: u64 = 0x1_8000;
 
 /// Code segment of ring 0; its data segment is the next one.
 pub const KERNEL_CS: u16 = 0x08;
 pub(crate) const KERNEL_SS: u16 = 0x10;
-/// `sysret` wants stack, then code.
+/// Data segment of ring 3. `sysret` requires it to be the entry before the code segment.
 pub(crate) const USER_SS: u16 = 0x1b;
 /// Code segment of ring 3.
 pub const USER_CS: u16 = 0x23;
 pub(crate) const TASK: u16 = 0x28;
-/// The value of STAR, from which `syscall` and `sysret` take their segments.
+/// The value of the MSR STAR, from which `syscall` and `sysret` derive their segments.
 pub(crate) const STAR: u64 = (KERNEL_CS as u64) << 32 | ((KERNEL_SS as u64) | 3) << 48;
 
-/// Window offset that handlers store to: of the answer to a system call.
+/// Window offset at which the handler of a system call stores its result.
 pub const RESULT: u64 = 0x00;
-/// Window offset for programs: after the system call.
+/// Window offset at which a program stores after its system call has returned.
 pub const RETURNED: u64 = 0x08;
-/// Window offset of an exception.
+/// Window offset at which the handler of an exception stores its vector.
 pub const EXCEPTION: u64 = 0x70;
 
-/// At [`SYSCALL`]: `mov eax, cs; mov [rdi + RESULT], eax; sysretq`
+/// The handler at [`SYSCALL`]: `mov eax, cs; mov [rdi + RESULT], eax; sysretq`
 pub(crate) const ANSWER: &[u8] = &[0x8c, 0xc8, 0x89, 0x07, 0x48, 0x0f, 0x07];
 
-/// `inc rax; jmp` back to it, for ever.
+/// Loops for ever: `again: inc rax; jmp again`
 pub const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
-/// Everything but the program: address and bytes of each table.
+/// Everything that is loaded besides the program: address and bytes.
 pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -75,30 +77,30 @@ pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
         .into_iter()
         .map(|(at, words)| (at, words.iter().flat_map(|w| w.to_le_bytes()).collect()))
         .collect();
-    // Of the task segment only RSP0 matters: the stack that an exception in ring 3 switches to.
+    // The only field of the TSS that is used is RSP0, the stack for exceptions in ring 3.
     tables.push((TSS + 4, STACK_KERNEL.to_le_bytes().to_vec()));
     tables.push((EXCEPTIONS, handlers()));
     tables.push((SYSCALL, ANSWER.to_vec()));
     tables
 }
 
-/// Bytes of `program`.
+/// Returns the bytes of `program`.
 pub(crate) fn bytes(program: &[Unit]) -> Vec<u8> {
     program.to_vec()
 }
 
-/// In words, an exception that a program reported.
+/// Describes an exception that a program reported, for [`Exit::describe`](crate::micro::Exit::describe).
 pub(crate) fn describe_exception(vector: u64) -> String {
     format!("raised exception {vector}")
 }
 
-/// Bytes of the global descriptor table.
+/// Offset of the last byte of the global descriptor table.
 pub(crate) const GDT_LIMIT: u16 = 7 * 8 - 1;
-/// Bytes of the task segment.
+/// Offset of the last byte of the task state segment.
 pub(crate) const TSS_LIMIT: u32 = 0x67;
-/// Exceptions of the architecture.
+/// Number of exception vectors of the architecture.
 const VECTORS: u8 = 32;
-/// Bytes of the interrupt descriptor table.
+/// Offset of the last byte of the interrupt descriptor table.
 pub(crate) const IDT_LIMIT: u16 = 32 * 16 - 1;
 
 fn descriptors() -> Vec<u64> {
@@ -116,7 +118,7 @@ fn descriptors() -> Vec<u64> {
 /// Bytes of one stub in [`handlers`].
 const STUB: u8 = 8;
 
-/// One interrupt gate per exception, open to ring 3, each to its stub.
+/// One interrupt gate per exception, open to ring 3, which enters the exception's stub.
 fn gates() -> Vec<u64> {
     (0..VECTORS)
         .flat_map(|vector| {
@@ -126,8 +128,8 @@ fn gates() -> Vec<u64> {
         .collect()
 }
 
-/// A stub per vector, `push vector; jmp common`, and behind them the common end:
-/// `pop rax; mov [rdi + EXCEPTION], eax; hlt`
+/// A stub per vector, `push vector; jmp common`, and behind the stubs the common code:
+/// `common: pop rax; mov [rdi + EXCEPTION], eax; hlt`
 fn handlers() -> Vec<u8> {
     let mut code = Vec::new();
     let end = i32::from(VECTORS) * i32::from(STUB);

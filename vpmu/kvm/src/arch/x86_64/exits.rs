@@ -1,4 +1,4 @@
-//! Exits that only this architecture has: accesses to ports.
+//! Exits that are specific to this architecture: port I/O.
 #![expect(
     unsafe_code,
     reason = "the exit reason says which member of a union KVM filled"
@@ -9,7 +9,7 @@ use vpmu::{Access, Exit, ExitReason};
 
 use crate::run_page::RunPage;
 
-/// The exit in `page`, if it is one that only this architecture has.
+/// Returns the exit in `page`, if it is specific to this architecture.
 pub(crate) fn exit(page: &RunPage, reason: u32) -> Option<Exit> {
     if reason != KVM_EXIT_IO {
         return None;

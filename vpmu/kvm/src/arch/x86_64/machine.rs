@@ -1,4 +1,4 @@
-//! Registers of a probe's machine: long mode from its first instruction.
+//! The vCPU of a micro machine: starts in long mode, in ring 0 or 3.
 
 use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
@@ -12,19 +12,19 @@ const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
-/// Behind the guest's memory.
+/// Address of the pages that KVM uses for its TSS, above the guest's memory.
 const KVM_TSS: usize = 0xfeff_d000;
-/// Long mode, enabled and active, with `syscall`.
+/// EFER: SCE, LME, LMA.
 const EFER: u64 = 1 | 1 << 8 | 1 << 10;
 
-/// A VM without a vCPU and without an interrupt controller: a halt is an exit.
+/// Creates a VM without vCPUs and without an interrupt controller, so that HLT exits to the VMM.
 pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     let vm = kvm.create_vm()?;
     vm.set_tss_address(KVM_TSS)?;
     Ok(vm)
 }
 
-/// Its vCPU, with all that KVM offers.
+/// Creates the VM's vCPU, with all CPUID features that KVM supports.
 pub(crate) fn create_vcpu(kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, MachineError> {
     let vcpu = vm
         .create_vcpu(0)
@@ -60,7 +60,7 @@ impl Machine {
     /// Changes general registers before the next run.
     ///
     /// # Errors
-    /// KVM refuses it.
+    /// KVM refuses the registers.
     pub fn set_regs(&mut self, change: impl FnOnce(&mut kvm_regs)) -> Result<(), MachineError> {
         let mut regs = self.regs()?;
         change(&mut regs);
@@ -69,20 +69,20 @@ impl Machine {
             .map_err(MachineError::kvm("KVM_SET_REGS"))
     }
 
-    /// General registers, by system call.
+    /// Reads the general registers by `KVM_GET_REGS`.
     ///
     /// # Errors
-    /// KVM refuses it.
+    /// The error of `KVM_GET_REGS`.
     pub fn regs(&self) -> Result<kvm_regs, MachineError> {
         self.vcpu
             .get_regs()
             .map_err(MachineError::kvm("KVM_GET_REGS"))
     }
 
-    /// The ring that the vCPU is in.
+    /// Returns the ring that the vCPU is in.
     ///
     /// # Errors
-    /// KVM refuses it.
+    /// The error of `KVM_GET_SREGS`.
     pub fn cpl(&self) -> Result<u8, MachineError> {
         Ok(self.sregs()?.ss.dpl)
     }
@@ -93,26 +93,25 @@ impl Machine {
             .map_err(MachineError::kvm("KVM_GET_SREGS"))
     }
 
-    /// Asks for the registers to come with every exit, for [`Machine::synced_rip`].
+    /// Makes KVM copy the general registers to the run page at every exit, for [`Machine::synced_rip`].
     pub fn sync_regs(&mut self) {
         self.vcpu.set_sync_valid_reg(SyncReg::Register);
     }
 
-    /// The instruction pointer as it came with the last exit.
+    /// Returns the instruction pointer that KVM copied to the run page at the last exit.
     #[must_use]
     pub fn synced_rip(&self) -> u64 {
         self.vcpu.sync_regs().regs.rip
     }
 
-    /// The guest's offset from the host's time-stamp counter, as KVM reports it; `None` on kernels before
-    /// 5.16.
+    /// Returns guest TSC minus host TSC, as KVM reports it; `None` on kernels before 5.16.
     #[must_use]
     pub fn tsc_offset(&self) -> Option<u64> {
         clock::clock_offset(&self.vcpu).ok()
     }
 }
 
-/// Flat 64-bit segments of `ring`, paging on, tables where [`code`] puts them.
+/// Sets flat 64-bit segments of `ring`, paging, and the tables of [`code`].
 fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
     let (code_selector, data_selector, dpl) = match ring {
         Ring::Kernel => (code::KERNEL_CS, code::KERNEL_SS, 0),
@@ -155,10 +154,10 @@ fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
         limit: code::IDT_LIMIT,
         ..Default::default()
     };
-    // Protection, paging, native FPU errors, write protection.
+    // PG, AM, WP, NE, ET, MP, PE.
     sregs.cr0 = 0x8005_0033;
     sregs.cr3 = code::PML4;
-    // Physical address extension, SSE.
+    // OSXMMEXCPT, OSFXSR, PAE.
     sregs.cr4 = 0x620;
     sregs.efer = EFER;
 }
@@ -178,7 +177,7 @@ fn set_syscall_msrs(vcpu: &VcpuFd) -> Result<(), MachineError> {
     let failed = |e| MachineError::Kvm("KVM_SET_MSRS", e);
     let refused = || failed(kvm_ioctls::Error::new(libc::EINVAL));
     let msrs = Msrs::from_entries(&entries).map_err(|_| refused())?;
-    // KVM stops at the first register that it does not take and returns how many it took.
+    // KVM stops at the first MSR that it refuses, and returns the number of those it has set.
     if vcpu.set_msrs(&msrs).map_err(failed)? < entries.len() {
         return Err(refused());
     }

@@ -12,5 +12,5 @@ pub(crate) use machine::{create_vcpu, create_vm};
 pub(crate) use registers::sync;
 pub use registers::{ExitRegisters, registers, syncs_registers};
 
-/// KVM's statistic of halts.
+/// Name of KVM's statistic of halts.
 pub const HALTS: &str = "halt_exits";

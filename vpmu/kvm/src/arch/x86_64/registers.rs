@@ -1,4 +1,4 @@
-//! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
+//! A vCPU's instruction pointer, mode and other registers at an exit, read on demand.
 #![expect(
     unsafe_code,
     reason = "registers are read while kvm-ioctls lends the exit: by its descriptor, or in the run page"
@@ -31,7 +31,7 @@ mod request {
 /// The privilege level of guest user mode.
 const USER_LEVEL: u8 = 3;
 
-/// Whether KVM can leave registers in the run page.
+/// Returns whether KVM can copy registers to the run page.
 #[must_use]
 pub fn syncs_registers(kvm: &Kvm) -> bool {
     let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
@@ -39,7 +39,7 @@ pub fn syncs_registers(kvm: &Kvm) -> bool {
     u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
 }
 
-/// Makes KVM copy the registers to the run page at every exit, or stops that.
+/// Makes KVM copy the registers to the run page at every exit if `wanted`, else stops that.
 pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
     for set in [SyncReg::Register, SyncReg::SystemRegister] {
         if wanted {
@@ -50,7 +50,7 @@ pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
     }
 }
 
-/// The registers of `vcpu`, which is not in its run call.
+/// Returns the registers of `vcpu`, which must be outside its run call.
 #[must_use]
 pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
     ExitRegisters::new(run_page::descriptor(vcpu), None)
@@ -60,7 +60,7 @@ pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
 #[derive(Debug)]
 pub struct ExitRegisters<'a> {
     vcpu: BorrowedFd<'a>,
-    /// Where KVM has copied them to, if it has.
+    /// The run page, if KVM copied the registers to it at the exit.
     synced: Option<&'a RunPage>,
     known: Option<GuestRegs>,
 }
@@ -79,14 +79,14 @@ impl<'a> ExitRegisters<'a> {
             let run = page.as_ptr();
             // SAFETY: computes an address inside the mapping.
             let both = unsafe { &raw const (*run).s.regs };
-            // SAFETY: KVM has copied the registers there.
+            // SAFETY: KVM copied the registers to this member at the exit.
             let both = unsafe { both.read() };
             return Some((both.regs, both.sregs));
         }
         let (mut regs, mut sregs) = (kvm_regs::default(), kvm_sregs::default());
-        // SAFETY: the kernel writes the structure of the request, `regs`.
+        // SAFETY: the kernel writes one `kvm_regs` to `regs`.
         let got = unsafe { ioctl_with_mut_ref(&self.vcpu, request::KVM_GET_REGS(), &mut regs) };
-        // SAFETY: as above, `sregs`.
+        // SAFETY: the kernel writes one `kvm_sregs` to `sregs`.
         let more = unsafe { ioctl_with_mut_ref(&self.vcpu, request::KVM_GET_SREGS(), &mut sregs) };
         (got == 0 && more == 0).then_some((regs, sregs))
     }
