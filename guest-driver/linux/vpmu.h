@@ -199,7 +199,7 @@ struct vpmu_persistent_set {
  * @wakeups: how many wakeups of rings there were
  */
 struct vpmu_lookup {
-	spinlock_t lock; /* wakeups that are due */
+	spinlock_t lock; /* events that notices find */
 	struct xarray files;
 	struct xarray traces;
 	struct xarray sampled;

@@ -432,7 +432,8 @@ struct vpmu_task_page {
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
- * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of all events
+ * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of
+ *         this vCPU's persistent events
  * @value: the new period for VPMU_COMMAND_PERIOD, the number of further overflows for
  *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero

@@ -125,8 +125,8 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* Work of nested guests counts as this guest's. */
 	rest.exclude_hv = 0;
+	/* Work of nested guests counts as this guest's. */
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;
 	rest.exclude_callchain_user = 0;
@@ -417,7 +417,7 @@ void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 }
 
-/* Whether the catalogue has an event that can exclude kernel or user mode. */
+/* Whether the catalogue says that an event can exclude kernel or user mode. */
 static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 {
 	const struct vpmu_catalogue_entry *entry;

@@ -122,7 +122,10 @@ static void event_destroy(struct perf_event *event)
 
 	vpmu_life_remove(own);
 	event_withdraw(own);
-	/* The caller frees the pages of an area next. */
+	/*
+	 * perf core may free the area's pages after this call: the device must
+	 * not write to them any more.
+	 */
 	if (own->trace)
 		vpmu_area_close(own);
 	if (own->view)
@@ -324,7 +327,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 	int err;
 
-	/* Pairs with the barrier in device_drain(). */
+	/* Pairs with the barrier in device_leave(). */
 	smp_mb__after_atomic();
 	if (READ_ONCE(dev->life.lost))
 		return READ_ONCE(dev->life.lost);
@@ -383,9 +386,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
-	/* A trace of perf core never pauses: it gets room in turns. */
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
+	/* A trace of perf core never pauses: it gets room in turns. */
 	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))

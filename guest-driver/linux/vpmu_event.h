@@ -25,7 +25,8 @@ struct vpmu_view;
  * struct vpmu_event - the driver's part of a perf event (perf_event::pmu_private)
  * @dev: the device
  * @event: perf core's part
- * @id: the device's id; zero for an inherited event that the device had no room for
+ * @id: the device's id; zero if the device does not have the event: it could
+ *      not be opened for a new task, was lost, or became persistent
  * @task: the event is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
  * @started: the device has the command to count it
  * @coming: it was started early, for a task that is being switched in; see vpmu_switch.c
@@ -41,7 +42,7 @@ struct vpmu_view;
  * @file: the event of /dev/vpmu; NULL for an event through perf core
  * @family: in vpmu_file::family
  * @call_seq: the last call that has reached it, see vpmu_call_group()
- * @incomplete: a task has inherited it, and the device had no room for that
+ * @incomplete: an event that inherits it could not be opened on the device
  * @pinned: it keeps perf core from swapping its context
  * @flushed: the result of its last VPMU_COMMAND_FLUSH
  * @trace: a trace through perf core: the area that it writes to
@@ -58,7 +59,7 @@ struct vpmu_view;
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an event
  * @charged: vpmu_permission_charge() has charged it
  * @entry: in vpmu_life::events
- * @close: the last request about it
+ * @close: the request that closes it on the device
  *
  * The lock of the event's context protects what is scheduled and counted.
  */

@@ -3,9 +3,11 @@
  * Groups: events of /dev/vpmu that act as one.
  *
  * perf core cannot group in-kernel events, so for perf core each event of /dev/vpmu is alone.
- * Here, a group consists of the files of a leader and its siblings. On the device, an event has
- * a leader if samples read the group. A sibling counts only while its leader is enabled: it is
- * started and stopped with the leader. A single event is a group of one.
+ * Here, a group consists of the files of a leader and its siblings. On the
+ * device, a sibling names its leader, for samples that read the group and for
+ * overflows that pause the leader's trace. A sibling counts only while its
+ * leader is enabled: it is started and stopped with the leader. A single event
+ * is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>

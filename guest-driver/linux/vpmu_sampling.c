@@ -118,8 +118,9 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_free() - free an event's sampler, unless it is its parent's
- * @own: the event; the device does not write to the ring any more
+ * vpmu_sampling_free() - free an event's sampler
+ * @own: the event, whose sampler is NULL if it belongs to the parent; the
+ *       device does not write to the ring any more
  *
  * Called with interrupts off or on.
  */

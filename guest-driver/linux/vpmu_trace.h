@@ -39,7 +39,7 @@ struct vpmu_area {
  * @handle: perf core's handle, within a turn
  * @active: in vpmu_vcpu::traces, within a turn
  * @cpu: the CPU of the turn, -1 between two turns
- * @noticed: the device wants this turn to end
+ * @noticed: this turn is to end, for a notice of the device or for a flush
  * @head: where the turn began
  * @room: bytes of room at its beginning
  * @lost: bytes that the last turn lost

@@ -62,7 +62,7 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
 
-/* The records of a ring that is read by a single event */
+/* Whether a reader empties the ring, and a single event writes to it. */
 static bool view_ring_fits(const struct vpmu_ring *ring)
 {
 	return ring && ring->count > 1 && !ring->overwrites && !ring->ended &&
@@ -265,7 +265,7 @@ void vpmu_view_take(struct vpmu_view *view)
 		view_take(view);
 		local_irq_enable();
 	}
-	/* The event outlives a reset. */
+	/* From now on, vpmu_life.c finds the event by its file. */
 	list_del_init(&own->entry);
 	mutex_unlock(&dev->life.lock);
 }

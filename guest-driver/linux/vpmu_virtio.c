@@ -82,9 +82,10 @@ static void device_drain(struct vpmu_device *dev)
 	device_leave(dev);
 	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
-	 * The last user may still be in its wakeup of this task, and perf core accesses the PMU
-	 * once more after pmu->destroy(). Both can be preempted there but do not sleep. An
-	 * interrupt that was a user cannot be preempted.
+	 * The last user may still be in its wakeup of this task, and perf core
+	 * accesses the PMU once more after perf_event::destroy. Both can be
+	 * preempted there but do not sleep. An interrupt that was a user cannot
+	 * be preempted.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
