@@ -426,7 +426,7 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_REFRESH	9	/* enable for @value overflows, then enter "off" */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
 #define VPMU_COMMAND_AUX_END	11	/* withdraw the room; replies the head and lost bytes */
-#define VPMU_COMMAND_FLUSH	12	/* write pending data of the event, or see vpmu_command */
+#define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: of persistent events here */
 
 /**
  * struct vpmu_command - one command on a vCPU queue

@@ -86,7 +86,10 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	}
 }
 
-/* A leader that is scheduled out alone may take its group along or not. */
+/*
+ * If a leader is scheduled out alone, its siblings may follow or not: read them
+ * with the same kick, in case they do.
+ */
 static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *sibling;
