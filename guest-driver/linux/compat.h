@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Where kernels differ: the only place that asks for a kernel version.
+ * Differences between kernels: the only file that checks the kernel's version.
  */
 #ifndef _VPMU_COMPAT_H
 #define _VPMU_COMPAT_H
@@ -30,10 +30,10 @@ static inline void vpmu_vm_flags_clear(struct vm_area_struct *vma, vm_flags_t fl
 #endif
 
 /**
- * vpmu_user_locked() - what of a user's pages is charged to perf's rings
+ * vpmu_user_locked() - a user's counter of pages locked for perf's rings
  * @user: the user
  *
- * Return: the count, the one that perf core uses.
+ * Return: the counter, shared with perf core.
  */
 static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 {
@@ -46,10 +46,10 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 
 /**
  * vpmu_paranoid_refuses_all() - whether perf_event_paranoid refuses every event
- * @level: the level
+ * @level: the level; INT_MAX if it is unknown
  *
- * perf_paranoid_any() of Debian's kernels, which is inline and compares a variable that is
- * not exported. Upstream has no such level.
+ * Replaces perf_paranoid_any() of Debian's kernels, which is inline and reads a
+ * variable that is not exported. Upstream's kernels have no such level.
  *
  * Return: true if CAP_PERFMON is needed for any event.
  */
@@ -76,7 +76,7 @@ static inline int vpmu_perf_allow_kernel(void)
 #endif
 }
 
-/* struct perf_event_attr: aux_start_paused, aux_pause and aux_resume. */
+/* Bits of aux_action in struct perf_event_attr */
 #define VPMU_AUX_START_PAUSED	BIT(0)
 #define VPMU_AUX_PAUSE		BIT(1)
 #define VPMU_AUX_RESUME		BIT(2)
@@ -91,7 +91,7 @@ static inline int vpmu_perf_allow_kernel(void)
  * @vdev: the device
  * @count: how many
  * @vqs: filled in
- * @callbacks: one per queue, NULL for a queue that is never waited for
+ * @callbacks: one per queue, NULL for a queue without interrupts
  * @names: one per queue
  *
  * Return: 0 or a negative errno.
@@ -162,7 +162,7 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
 #define VPMU_PERF_ONE_CONTEXT		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
 #define VPMU_CONTEXT_IS_BRACKETED	VPMU_PERF_ONE_CONTEXT
 
-/* From 6.10 on the BPF program of an event is not its overflow handler any more. */
+/* Before 6.10 the BPF program of an event is its overflow handler. */
 #define VPMU_PERF_BPF_IS_APART		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0))
 
 #endif /* _VPMU_COMPAT_H */

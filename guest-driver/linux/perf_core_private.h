@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * perf core's own fields: the only place that touches them.
+ * perf core's own fields: the only file that accesses them.
  *
  * perf core gives a PMU the fields attr, hw, pmu, cpu, parent, group_leader, state, count,
  * pmu_private and destroy of an event. This driver needs more: it reaches events from outside
@@ -47,10 +47,11 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
 
 /**
  * perf_core_task_context() - the context of a task's software events
- * @task: the current one, or one that comes here with interrupts off: its context stays
+ * @task: the current task, or the task that this CPU is switching to;
+ *        interrupts are off
  *
- * Safe for such a task: its context goes when it exits, and is swapped with that of another
- * task when either is scheduled out, with interrupts off.
+ * Safe for such a task: its context is released only when it exits, and swapped
+ * with another task's context only when one of the two is scheduled out.
  *
  * Return: the context, or NULL if it has none.
  */
@@ -64,12 +65,14 @@ static inline struct perf_event_context *perf_core_task_context(struct task_stru
 }
 
 /**
- * perf_core_anchor_task() - make a task's software context with an event of another PMU
+ * perf_core_anchor_task() - create a task's software context with an event of
+ *                           another PMU
  * @task: the task
  *
- * Before 6.2 a task's perf context keeps a pointer to the PMU of the event that made it, and
- * would outlive this module. So a software event, which is released at once, makes it first.
- * Safe: the look at the task is a hint, for a context that is there already stays.
+ * Before 6.2 a task's perf context keeps a pointer to the PMU of the event that
+ * created it, and can outlive this module. So a software event, which is
+ * released at once, creates the context first. Safe: the check needs no lock,
+ * because a context that exists stays.
  *
  * Return: 0 or a negative errno.
  */
@@ -99,8 +102,8 @@ static inline int perf_core_anchor_task(struct task_struct *task)
  * perf_core_lock() - keep the events of a context from being scheduled
  * @ctx: the context; interrupts are off
  *
- * perf core holds the lock, on the CPU of the context, whenever it adds or removes events,
- * changes their state or their times, and calls a PMU.
+ * perf core holds the lock, on the CPU of the context, whenever it adds or
+ * removes events, changes their state or their times, or calls a PMU.
  */
 static inline void perf_core_lock(struct perf_event_context *ctx)
 	__acquires(&ctx->lock)
@@ -165,11 +168,12 @@ static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
 	list_for_each_entry(event, &(ctx)->event_list, event_entry)
 
 /**
- * perf_core_pin() - keep a context from being swapped with that of another task
+ * perf_core_pin() - keep perf core from swapping a context with another task's
  * @event: an event of the context, which is locked
  *
- * Safe: perf core counts the pins of its own in the same field, with the lock, and never sets
- * it; perf_event_context_sched_out() does not swap a context that has any.
+ * Safe: perf core counts its own pins in the same field, with the lock, and
+ * only increments and decrements it. perf_event_context_sched_out() does not
+ * swap a context that has a pin.
  */
 static inline void perf_core_pin(struct perf_event *event)
 {
@@ -189,7 +193,8 @@ static inline void perf_core_unpin(struct perf_event *event)
 
 /**
  * perf_core_is_scheduled() - whether the context of an event is on a CPU
- * @event: the event, whose context is locked, as where perf core writes the field
+ * @event: the event; its context is locked, as it is when perf core writes the
+ *         field
  *
  * Return: true if it is.
  */
@@ -199,15 +204,16 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
 }
 
 /**
- * perf_core_class_leaves() - whether all pinned, or all flexible, events go out with one
- * @event: the event that goes; its context is locked
- * @other: it, or an active event of its context
+ * perf_core_class_leaves() - whether all pinned, or all flexible, events are
+ *                            scheduled out together
+ * @event: the event that is scheduled out; its context is locked
+ * @other: @event, or another active event of its context
  *
  * Safe: enum event_type_t of core.c has the same values in all versions. ctx_sched_out()
  * clears the bits of the events that leave before the first of them does. From 6.2 on it may
  * take out the events of one PMU alone.
  *
- * Return: true if @other goes while the context stays locked.
+ * Return: true if @other is scheduled out before the context is unlocked.
  */
 static inline bool perf_core_class_leaves(const struct perf_event *event,
 					  const struct perf_event *other)
@@ -244,10 +250,10 @@ static inline u64 perf_core_clock(const struct perf_event *event)
  * perf_core_add_up() - add the time since the last change of state to the time enabled
  * @event: an active event, whose context is locked
  *
- * As perf_event_update_time() does, but for the time running, which is the caller's to add.
- * Safe: it moves the start of what perf core adds up next.
+ * As perf_event_update_time() does, except for the time running, which the
+ * caller adds. Safe: perf core adds up the time from the new tstamp on.
  *
- * Return: the time.
+ * Return: the time that was added.
  */
 static inline u64 perf_core_add_up(struct perf_event *event)
 {
@@ -310,7 +316,8 @@ static inline void perf_core_lock_family(struct perf_event *event)
 /**
  * perf_core_lock_family_of() - perf_core_lock_family() for several events at once
  * @event: the event that was opened
- * @outer: a held mutex that everyone holds who takes more than one of these
+ * @outer: a held mutex; everyone who takes several of these locks at once holds
+ *         it
  */
 #define perf_core_lock_family_of(event, outer) \
 	mutex_lock_nest_lock(&(event)->child_mutex, outer)
@@ -419,7 +426,8 @@ static inline bool perf_core_is_of_task(const struct perf_event *event)
  * perf_core_is_alone() - whether an event is in no group
  * @event: the event
  *
- * Safe: a program that joins an event to it holds a descriptor; it can join later as well.
+ * Safe: the answer is a hint, because a program that holds a descriptor can
+ * join another event at any later time.
  *
  * Return: true if it has neither siblings nor another leader.
  */
@@ -451,7 +459,8 @@ static inline void *perf_core_handler_context(const struct perf_event *event,
  * perf_core_buffer() - the ring that perf core writes the records of an event to
  * @event: the event
  *
- * Safe: it is compared and never followed; ring_buffer_attach() stores it as a whole.
+ * Safe: the pointer is only compared, and ring_buffer_attach() stores it at
+ * once.
  *
  * Return: an address that identifies the ring, or NULL without a ring.
  */
@@ -465,8 +474,8 @@ static inline const void *perf_core_buffer(const struct perf_event *event)
  * @event: the event, whose context is locked
  *
  * perf core writes PERF_RECORD_ITRACE_START for each event that it adds, until
- * perf_event_itrace_started() has set this bit; modules cannot call that.
- * Safe: PMUs call that with the lock of the context held, and so is this.
+ * perf_event_itrace_started() has set this bit; modules cannot call that
+ * function. Safe: PMUs call it with the context's lock held, as here.
  */
 static inline void perf_core_trace_started(struct perf_event *event)
 {
@@ -512,12 +521,14 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
 }
 
 /**
- * perf_core_disable() - have perf core disable an event soon
+ * perf_core_disable() - let perf core disable an event in its next irq_work
  * @event: the event, active on this CPU; interrupts are off
  *
- * As perf_event_disable_inatomic() does, which modules cannot call. perf core itself does so
- * where an AUX area is truncated, but until 6.16 it marked the event with the CPU's number, so
- * not at all on the first CPU, and later queued the wrong work.
+ * As perf_event_disable_inatomic() does, which modules cannot call; but without
+ * pending_disable_irq the caller queues pending_irq. perf core itself does the
+ * same where an AUX area is truncated, but until 6.16 it stored the CPU's
+ * number as the mark, so an event on CPU 0 was not marked, and with
+ * pending_disable_irq it queued the wrong work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -528,7 +539,8 @@ static inline void perf_core_disable(struct perf_event *event)
 }
 
 /**
- * perf_core_disable_again() - perf_core_disable() for an event that has left its CPU meanwhile
+ * perf_core_disable_again() - repeat perf_core_disable() for an event that left
+ *                             its CPU before the irq_work ran
  * @event: the event, which becomes active on this CPU; interrupts are off
  *
  * Return: true if it is about to be disabled.
@@ -548,8 +560,8 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * @data: its sample
  * @regs: the registers of the sample
  *
- * Before 6.10 such a program is the event's overflow handler. Safe since: perf core calls
- * it likewise, under RCU, from __perf_event_overflow().
+ * Before 6.10 such a program is the event's overflow handler. Safe from 6.10
+ * on: __perf_event_overflow() calls the program in the same way, under RCU.
  *
  * Return: false if the program suppresses the record.
  */
@@ -582,8 +594,9 @@ static inline bool perf_core_bpf_passes(struct perf_event *event, struct perf_sa
  * @data: its sample
  * @regs: the registers of the sample
  *
- * The last call of perf_event_overflow(), which modules cannot call. Safe: perf core reads
- * the handler once as well, for a BPF program may replace it at any time before 6.10.
+ * Makes the last call of perf_event_overflow(), which modules cannot call.
+ * Safe: like perf core, this reads the handler once, because before 6.10 a BPF
+ * program may replace it at any time.
  *
  * Return: false if the event's BPF program suppresses the record.
  */
@@ -602,8 +615,8 @@ static inline bool perf_core_overflow(struct perf_event *event, struct perf_samp
  * perf_core_signal() - signal an event's owner, and count down its limit, after an overflow
  * @event: the event, active on this CPU; interrupts are off
  *
- * As __perf_event_overflow() does. Safe: the pending fields belong to the CPU that the event is
- * active on; perf_pending_irq() reads them there.
+ * As __perf_event_overflow() does. Safe: only the CPU that the event is active
+ * on uses the pending fields; perf_pending_irq() reads them there.
  *
  * Return: true if the limit of PERF_EVENT_IOC_REFRESH is used up.
  */

@@ -2,9 +2,9 @@
 /*
  * The device, its parts with their locks, and the order of all locks.
  *
- * vpmu_event.h has events of either door, vpmu_file.h those of /dev/vpmu, vpmu_ring.h the memory
- * that these write to, vpmu_persistent.h those that outlive this driver. The README has a map of
- * the files.
+ * vpmu_event.h has events of both interfaces, vpmu_file.h events of /dev/vpmu,
+ * vpmu_ring.h the memory that events of /dev/vpmu write to, vpmu_persistent.h
+ * persistent events. The README has a map of the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -54,22 +54,28 @@ struct vpmu_replay;
  * @closed: the queue does not exist: not created yet, deleted, or the machine sleeps
  * @pmu_disabled: perf core has disabled the PMU: commands are gathered
  * @reading: perf core reads a group: commands are gathered
- * @group_read: the leader of a group that was read on its way out, while the PMU is disabled
- * @pending: how many commands are gathered
- * @events: the events of these
- * @commands: VPMU_BATCH gathered commands, then VPMU_DIRECT slots for direct ones
- * @replies: as many answers
- * @error_work: logs a broken queue and gives the device up, where that is possible
+ * @group_read: while the PMU is disabled: the last leader that was scheduled
+ *              out, whose group was read then; see vpmu_context.c
+ * @pending: number of gathered commands
+ * @events: the events of the gathered commands
+ * @commands: VPMU_BATCH slots for gathered commands, then VPMU_DIRECT slots for
+ *            direct ones
+ * @replies: the answers, in the same slots
+ * @error_work: logs a broken queue and gives the device up, outside of the
+ *              scheduler's locks
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU
- * @stopped: sampling events that were just stopped; their last samples have to be replayed
+ * @stopped: sampling events that were just stopped; their last samples are to
+ *           be replayed
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
  * @replay_call: replays on this CPU
- * @replay_timer: replays now and then while there are events in @sampling or @views
+ * @replay_timer: replays periodically while there are events in @sampling or
+ *                @views
  *
- * The members that are not protected by @lock belong to the CPU, with interrupts off.
+ * Only the CPU itself, with interrupts off, uses the members that @lock does
+ * not protect.
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -107,9 +113,9 @@ struct vpmu_sysfs {
 };
 
 /**
- * struct vpmu_pmu - a PMU of perf core's with the events of the catalogue
- * @pmu: perf core's part; its type is 0 while it is not registered
- * @sysfs: its attributes
+ * struct vpmu_pmu - a PMU for perf core, with events of the catalogue
+ * @pmu: perf core's part; its type is 0 while the PMU is not registered
+ * @sysfs: the PMU's attributes
  */
 struct vpmu_pmu {
 	struct pmu pmu;
@@ -119,7 +125,7 @@ struct vpmu_pmu {
 /**
  * struct vpmu_control_queue - the control queue
  * @vq: the queue, NULL while there are no queues
- * @lock: protects all of this; taken with interrupts off
+ * @lock: protects the queue; taken with interrupts off
  * @closed: the negative errno of requests; 0 while the queue exists
  * @sent: requests in the queue
  * @waiting: requests that found no room in the queue, the oldest first
@@ -137,7 +143,7 @@ struct vpmu_control_queue {
  * @vq: the queue
  * @lock: held by the CPU that takes notices; taken with interrupts off
  * @closed: the queue does not exist
- * @buffers: VPMU_NOTICES of them, posted on @vq
+ * @buffers: VPMU_NOTICES buffers, posted on @vq
  */
 struct vpmu_event_queue {
 	struct virtqueue *vq;
@@ -147,8 +153,8 @@ struct vpmu_event_queue {
 };
 
 /**
- * struct vpmu_doorbell - where a 32-bit write is a mark
- * @address: the kernel's map of it; NULL without the feature
+ * struct vpmu_doorbell - a register at which each 32-bit write places a mark
+ * @address: the kernel's map of the register; NULL without the feature
  * @page: the page that programs map; zero if the doorbell has no page to itself
  */
 struct vpmu_doorbell {
@@ -157,10 +163,10 @@ struct vpmu_doorbell {
 };
 
 /**
- * struct vpmu_window - memory of the host in which rings lie that outlive this driver
- * @base: the kernel's map of it; NULL without the feature
- * @pfn: its first page
- * @pages: how many pages it has; 0 without the feature
+ * struct vpmu_window - memory of the host, for rings that outlive this driver
+ * @base: the kernel's map of the window; NULL without the feature
+ * @pfn: the first page frame
+ * @pages: number of pages; 0 without the feature
  */
 struct vpmu_window {
 	void *base;
@@ -171,12 +177,13 @@ struct vpmu_window {
 /**
  * struct vpmu_persistent_set - persistent events
  * @pmu: the PMU that lists them in sysfs and has perf core's views of them
- * @lock: protects the rest, and vpmu_file::persist; sleeps
+ * @lock: protects the members below, and vpmu_file::persist; sleeps
  * @files: the files of persistent events, one reference each
- * @generation: how often the list was compared with the device's
+ * @generation: number of comparisons with the device's list
  * @has_new: the device's list has an event that is not in @files
- * @closed: the list does not exist
- * @work: compares the lists again
+ * @closed: @files is empty, because the list was not read yet or the device is
+ *          being removed
+ * @work: compares @files with the device's list again
  */
 struct vpmu_persistent_set {
 	struct pmu pmu;
@@ -190,16 +197,17 @@ struct vpmu_persistent_set {
 
 /**
  * struct vpmu_lookup - events by the device's id, for notices
- * @lock: protects the events that are found here and are looked at: vpmu_file::family,
- *        vpmu_file::output.ring, vpmu_ring::writers, vpmu_event::trace and ::sampler; taken with
- *        interrupts off
+ * @lock: keeps the events that were found here, and protects vpmu_file::family,
+ *        vpmu_file::output.ring, vpmu_ring::writers, vpmu_event::trace and
+ *        ::sampler for notices; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
  * @traces: struct vpmu_event of perf core's traces
- * @sampled: struct vpmu_event of perf core's sampling events that have a ring of their own
- * @wakeups: how many wakeups of rings there were
+ * @sampled: struct vpmu_event of perf core's sampling events with a ring of
+ *           their own
+ * @wakeups: number of wakeups of all rings
  */
 struct vpmu_lookup {
-	spinlock_t lock; /* wakeups that are due */
+	spinlock_t lock; /* events that notices find */
 	struct xarray files;
 	struct xarray traces;
 	struct xarray sampled;
@@ -207,16 +215,19 @@ struct vpmu_lookup {
 };
 
 /**
- * struct vpmu_life - the use of the device, and the end of that
- * @lost: the negative errno of all requests: -EIO for a device that was given up, -ENODEV for
- *        one that went; 0 for a device in use
+ * struct vpmu_life - whether the device is in use, and by whom
+ * @lost: the negative errno of all requests: -EIO for a device that was given
+ *        up, -ENODEV for a removed device; 0 for a device in use
  * @asleep: the machine sleeps: no event is started or read
- * @lock: protects @events, and keeps those in it; sleeps
- * @events: all vpmu_events of perf events, in the order in which they were made
+ * @lock: protects @events, and keeps the events in it; sleeps
+ * @events: the vpmu_events of perf events, in the order of creation: an event
+ *          follows its parent and its leader
  * @give_up: ends the use of a device that does not answer
  * @reboot: resets the device before another kernel starts
- * @transports: the virtio devices that it was bound to, while users of that time may be left
- * @users: open events, open files of /dev/vpmu, and calls to other CPUs
+ * @transports: virtio devices that the device was bound to before, kept for
+ *              users from then
+ * @users: number of users: open events, open files of /dev/vpmu, AUX areas of
+ *         perf core, and calls to other CPUs
  * @idle: woken when @users falls to zero
  */
 struct vpmu_life {
@@ -234,7 +245,8 @@ struct vpmu_life {
 /**
  * struct vpmu_permission - what programs may open
  * @paranoid: the open file of the sysctl kernel.perf_event_paranoid, or NULL
- * @unprivileged: open events that vpmu_permission_charge() has charged
+ * @unprivileged: number of open events that vpmu_permission_charge() has
+ *                charged
  */
 struct vpmu_permission {
 	struct file *paranoid;
@@ -248,7 +260,7 @@ struct vpmu_permission {
  * @info: the configuration space and the types of the PMUs, as programs see them
  * @info_lock: protects @info after the probe; a reader of one field needs no lock
  * @catalogue: the events that can be counted, @info.catalogue_len entries
- * @refused: bits of VPMU_REFUSED_* that are in the kernel's log
+ * @refused: bits of the VPMU_REFUSED_* that were logged
  * @vcpus: @info.vcpus queues
  * @cpu_vcpu: the queue of each CPU, NULL while unknown
  * @hotplug: in the CPU hotplug state
@@ -275,16 +287,17 @@ struct vpmu_permission {
  *   vpmu_group::lock, or persistent.lock or {ctx->mutex} and life.lock, or {mmap_lock};
  *     output_lock, lookup.lock
  *   {ctx->mutex}, link_lock, lookup.lock
- *   notices.lock, lookup.lock, {ctx->lock} of the task that goes, {ctx->lock} of the task that
- *     comes (only tried), vpmu_vcpu::lock
+ *   notices.lock, lookup.lock, {ctx->lock} of the old task, {ctx->lock} of the
+ *     new task (only tried), vpmu_vcpu::lock
  *   life.lock, {ctx->lock}
  *   control.lock; info_lock: with no other lock inside
  *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
  *
  * The two locks of vpmu_task.c are explained there.
  *
- * A request to the device sleeps with any of the sleeping locks held. So the device is closed
- * without a lock, which ends all requests, before a lock is taken to end its events.
+ * A request to the device may sleep with any of the sleeping locks held. So the
+ * device is first closed, without a lock, which ends all requests; then locks
+ * are taken to end its events.
  */
 struct vpmu_device {
 	struct virtio_device *vdev;
@@ -312,7 +325,7 @@ struct vpmu_device {
 	struct vpmu_life life;
 };
 
-/* A consistent copy of the configuration */
+/* Returns a consistent copy of the configuration. */
 static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
 {
 	struct vpmu_info info;
@@ -325,7 +338,7 @@ static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
 	return info;
 }
 
-/* Whether perf_event_attr::config of our PMU means an event that writes to an AUX area. */
+/* Whether @config of the vpmu PMU is an event that writes to an AUX area. */
 static inline bool vpmu_config_is_trace(u64 config)
 {
 	u64 kind = config >> VPMU_CONFIG_KIND_SHIFT;
@@ -366,7 +379,8 @@ void vpmu_life_resume(struct vpmu_device *dev);
  * @in: room for the reply, from kmalloc
  * @in_len: bytes of @in
  * @ret: on completion: bytes of the reply, or a negative errno
- * @answered: called on completion, with interrupts off; may free all of this
+ * @answered: called on completion, with interrupts on or off; may free the
+ *            request and its buffers
  */
 struct vpmu_control_request {
 	struct list_head entry;
@@ -382,7 +396,7 @@ struct vpmu_control_request {
  * struct vpmu_control_close - a request to close an event, in memory from kmalloc
  * @request: the request
  * @header: its content
- * @reply: the reply, which is not looked at
+ * @reply: the reply, which is ignored
  */
 struct vpmu_control_close {
 	struct vpmu_control_request request;

@@ -51,7 +51,7 @@
  *             the product taken in 128 bits
  * @time_shift: see @time_mult
  * @refused_hardware: the reason why the catalogue has no hardware event,
- *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT: it has some
+ *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT if it has some
  * @refused_software: the same for the host's software events
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: maximum samples per second of one event
@@ -149,10 +149,10 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)
 #define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that opens paused */
 #define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* an overflow pauses the leader's trace */
-#define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes it */
+#define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes the leader's trace */
 #define VPMU_OPEN_PAUSED		(1U << 14)	/* opens paused, for its starter */
 #define VPMU_OPEN_PERSISTENT		(1U << 15)	/* opens persistent */
-#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* independent of the count mode */
+#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* whatever the count mode is */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
@@ -211,8 +211,8 @@ struct vpmu_open_request {
  * struct vpmu_open_reply - the reply to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
  * @engine: the chosen engine; VPMU_ENGINE_ANY for an event without a period, except for a
- *          trace of every exit. With an error @status, the reason why the host refused,
- *          VPMU_REFUSED_*; VPMU_REFUSED_NOT: the device refused
+ *          trace of every exit. With an error @status, the reason why the host
+ *          refused, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the device refused
  * @id: the event's id: never zero, and not reused while the VM lives
  */
 struct vpmu_open_reply {
@@ -419,20 +419,21 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_ENABLE	2	/* leave "off"; the count continues */
 #define VPMU_COMMAND_DISABLE	3	/* enter "off" */
 #define VPMU_COMMAND_IN		4	/* a task event's task starts to run on this vCPU */
-#define VPMU_COMMAND_OUT	5	/* it stops running on this vCPU */
-#define VPMU_COMMAND_READ	6	/* only return the reply */
+#define VPMU_COMMAND_OUT	5	/* the task stops running on this vCPU */
+#define VPMU_COMMAND_READ	6	/* return the reply; write a pending loss to the ring */
 #define VPMU_COMMAND_RESET	7	/* set the count to zero; keep the times */
 #define VPMU_COMMAND_PERIOD	8	/* set the period or frequency, from now on */
 #define VPMU_COMMAND_REFRESH	9	/* enable for @value overflows, then enter "off" */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
 #define VPMU_COMMAND_AUX_END	11	/* withdraw the room; replies the head and lost bytes */
-#define VPMU_COMMAND_FLUSH	12	/* write pending data; 0: persistent events of this vCPU */
+#define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: of persistent events here */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
- * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of all events
+ * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of
+ *         this vCPU's persistent events
  * @value: the new period for VPMU_COMMAND_PERIOD, the number of further overflows for
  *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
@@ -482,10 +483,10 @@ struct vpmu_reply {
 /**
  * struct vpmu_notice - a notice of the device on the event queue
  * @kind: VPMU_NOTICE_*
- * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: the number of them in this notice, 1
- *         to VPMU_NOTICE_COUNT; for VPMU_NOTICE_ERROR: the reason why the host refused the
- *         event's counter, VPMU_REFUSED_*; VPMU_REFUSED_NOT: the host revoked an open one;
- *         else zero
+ * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them this
+ *         notice stands for, 1 to VPMU_NOTICE_COUNT; for VPMU_NOTICE_ERROR: the
+ *         reason why the host refused the event's counter, VPMU_REFUSED_*, or
+ *         VPMU_REFUSED_NOT if the host revoked an open counter; else zero
  * @event: the event
  */
 struct vpmu_notice {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Where architectures differ: the only place that asks for one.
+ * Differences between architectures: the only file that checks for one.
  */
 #ifndef _VPMU_ARCH_H
 #define _VPMU_ARCH_H
@@ -21,14 +21,14 @@
 	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
 	 GENMASK_ULL(PERF_REG_X86_R15, PERF_REG_X86_R8))
 
-/* How many those are. */
+/* Number of registers in VPMU_ARCH_REGS */
 #define VPMU_ARCH_REGS_COUNT	20
 
 /**
- * vpmu_arch_regs() - a sample's registers as the kernel has them
+ * vpmu_arch_regs() - convert a sample's registers to struct pt_regs
  * @regs: filled in
- * @values: of VPMU_ARCH_REGS, lowest number first
- * @user: the sample is of user mode, as @values say, too
+ * @values: the registers of VPMU_ARCH_REGS, lowest number first
+ * @user: the sample is in user mode; unused here, because @values include CS
  */
 static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool user)
 {
@@ -58,10 +58,10 @@ static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool 
 }
 
 /**
- * vpmu_arch_no_regs() - registers of a sample that has its address and mode alone
+ * vpmu_arch_no_regs() - make struct pt_regs for a sample without registers
  * @regs: filled in
- * @ip: the address
- * @user: the mode
+ * @ip: the sample's address
+ * @user: the sample is in user mode
  */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 {
@@ -75,11 +75,11 @@ static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 
 #elif defined(CONFIG_ARM64)
 
-/* X0 to X29, LR, SP and PC: perf's numbers up to the first that is of vectors. */
+/* X0 to X29, LR, SP and PC. Higher numbers of perf are vector registers. */
 #define VPMU_ARCH_REGS		GENMASK_ULL(PERF_REG_ARM64_PC, PERF_REG_ARM64_X0)
 #define VPMU_ARCH_REGS_COUNT	33
 
-/* PSTATE has no number: of it, the mode is known. */
+/* perf has no number for PSTATE: only its mode is known. */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 {
 	*regs = (struct pt_regs) {

@@ -6,9 +6,9 @@
  * checked here. An attr of perf_event_open(2) was checked by perf core; only fields that a
  * replay of samples cannot support are checked here.
  *
- * perf_event_open(2) refuses invalid attributes with EINVAL, and larger ones than it knows
- * with E2BIG; so does this driver. An attribute that is valid but not supported by this
- * driver or by the device is EOPNOTSUPP.
+ * Errors are as in perf_event_open(2): EINVAL for an invalid attr, E2BIG for an
+ * attr with fields that this kernel does not know. EOPNOTSUPP is for a valid
+ * attr that this driver or the device does not support.
  */
 #include <linux/minmax.h>
 #include <linux/perf_event.h>
@@ -125,8 +125,8 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* Work of nested guests counts as this guest's. */
 	rest.exclude_hv = 0;
+	/* Work of nested guests counts as this guest's. */
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;
 	rest.exclude_callchain_user = 0;
@@ -320,7 +320,10 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 	u64 sample_type = attr->sample_type;
 	u32 flags = 0;
 
-	/* An event without samples has other records, with the sample_id_all fields. */
+	/*
+	 * An event without samples has only records of other types, which end
+	 * with the sample_id_all fields.
+	 */
 	if (!attr->sample_period || trace)
 		sample_type &= SAMPLE_ID;
 	request->period = cpu_to_le64(attr->sample_period);
@@ -417,7 +420,7 @@ void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 }
 
-/* Whether the catalogue has an event that can exclude kernel or user mode. */
+/* Whether the catalogue says that an event can exclude kernel or user mode. */
 static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 {
 	const struct vpmu_catalogue_entry *entry;
@@ -465,7 +468,7 @@ int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_req
 	u64 config = own->event->hw.config;
 	u32 flags = 0;
 
-	/* A device that counts only the guest may predate the flag. */
+	/* A device that counts only the guest may be older than the flag. */
 	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
 		flags |= VPMU_OPEN_EXCLUDE_HOST;
 	if ((attr->exclude_user || attr->exclude_kernel) && !own->file &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Attributes of events by either door, as requests to the device.
+ * Translation of attributes, from both interfaces, to requests to the device.
  */
 #ifndef _VPMU_ATTR_H
 #define _VPMU_ATTR_H

@@ -134,7 +134,7 @@ static struct vpmu_aux *aux_alloc(struct vpmu_file *file, struct vm_area_struct 
 	struct vpmu_aux *aux;
 	int err;
 
-	/* In the order of perf's errors. */
+	/* The order of these checks is the order of perf's errors. */
 	err = vpmu_charge(&charge, count);
 	if (err)
 		return ERR_PTR(err);

@@ -64,7 +64,10 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		call_switch(vcpu, event);
 		break;
 	case VPMU_COMMAND_READ:
-		/* A read reports records that did not fit in the ring, unless reported before. */
+		/*
+		 * READ also has the device write a pending PERF_RECORD_LOST:
+		 * send it to inactive events with output, too.
+		 */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
 		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
@@ -86,7 +89,10 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	if (perf_core_is_scheduled(event) &&
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
-	/* The tally is of the whole family; added with its last event, it fits the counts best. */
+	/*
+	 * The tally is of the whole family. It is read again for each event:
+	 * the last reading matches the sum of the counts best.
+	 */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
 	totals->lost = atomic64_read(&file->tally.lost);
@@ -105,7 +111,7 @@ static bool call_reaches(const struct event_call *call, const struct perf_event 
 	return !call->only || call->only == own->file;
 }
 
-/* The result of a flush of an event. */
+/* Keeps the first error among the flushed events. */
 static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 			 struct perf_event *event)
 {
@@ -311,8 +317,8 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 
 	call.call_seq = atomic64_inc_return(&call_count);
 	/*
-	 * With these mutexes held, inherited events are neither added nor removed. Only this
-	 * takes several of them for one group.
+	 * With these mutexes held, inherited events are neither added nor
+	 * removed. No other code takes several of them at once.
 	 */
 	vpmu_group_for_each(file, leader) {
 		perf_core_lock_family_of(file->event, &leader->group.lock);
@@ -336,7 +342,7 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
  * @event: the event
  * @op: VPMU_COMMAND_PERIOD; or VPMU_COMMAND_REFRESH or VPMU_COMMAND_ENABLE, to continue an
  *      event that has used up its refreshes
- * @value: of the command
+ * @value: the command's value
  *
  * Return: 0 or a negative errno, the device's own included.
  */

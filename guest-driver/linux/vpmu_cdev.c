@@ -22,7 +22,7 @@ static struct vpmu_device *to_vpmu(struct file *filp)
 
 static int cdev_open(struct inode *inode, struct file *filp)
 {
-	/* The misc core keeps the device registered meanwhile. */
+	/* The misc core calls this with the device registered. */
 	vpmu_device_get(to_vpmu(filp));
 	return nonseekable_open(inode, filp);
 }

@@ -38,9 +38,9 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 }
 
 /**
- * vpmu_context_enter() - schedule an event in, and start events that are expected to follow
+ * vpmu_context_enter() - start the events that are expected to follow an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event; its context's lock is held
+ * @event: the event, which is started; its context's lock is held
  */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -59,9 +59,11 @@ static bool context_loses(const struct perf_event *event, const struct perf_even
 }
 
 /**
- * vpmu_context_leave() - schedule an event out, and stop events that follow and unexpected ones
+ * vpmu_context_leave() - stop the events that leave with an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event; its context's lock is held
+ * @event: the event, which is stopped; its context's lock is held
+ *
+ * Stops unexpected events, too.
  */
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -84,7 +86,10 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	}
 }
 
-/* A leader that is scheduled out alone may take its group along or not. */
+/*
+ * If a leader is scheduled out alone, its siblings may follow or not: read them
+ * with the same kick, in case they do.
+ */
 static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *sibling;

@@ -35,10 +35,11 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * struct control_open - a request to open an event, whose sender may be killed
  * @request: the request
  * @dev: the device
- * @answered: for the sender
- * @state: enum open_state; the side that moves it from OPEN_WAITS leaves the rest to the other
- * @asked: the request's bytes
- * @reply: the answer
+ * @answered: completed for the sender
+ * @state: enum open_state; if the sender leaves OPEN_WAITS first, the
+ *         completion frees the request, else the sender does
+ * @asked: the buffer of the request
+ * @reply: the buffer of the reply
  * @close: closes the event if the sender no longer waits
  */
 struct control_open {
@@ -78,7 +79,7 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 	virtqueue_kick(dev->control.vq);
 }
 
-/* Moves all requests that will not be answered to @refused. */
+/* Moves all requests to @refused: the device will not answer them. */
 static void control_fail(struct vpmu_device *dev, struct list_head *refused, int err)
 {
 	struct vpmu_control_request *request;
@@ -186,9 +187,10 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
- * Waits for an answer, at the latest until the device is given up because it has not answered
- * in time. The time is by a clock that skips one second, and not all of it, if the machine was
- * stopped meanwhile. Returns 0, or -EINTR if the sender was killed.
+ * Waits for an answer, or until the device is given up because it has not
+ * answered in time. Waits in steps of one second, so that at most one second
+ * counts of a time in which the whole machine was stopped. Returns 0, or -EINTR
+ * if the sender was killed.
  */
 static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
 {
@@ -273,7 +275,8 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  * @op: VPMU_CONTROL_*
  * @id: the event's id
  *
- * A reset device has already closed and unmapped everything.
+ * Closing and unmapping succeed without a device: its reset has closed and
+ * unmapped everything.
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -396,8 +399,9 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  * @close: the request, with @request.answered set; see vpmu_control_post()
  * @id: the event's id
  *
- * If a task slept for each of its events, its other events would be scheduled out and in each
- * time. Later requests find the event closed.
+ * A task that closes its events would sleep for each one, and at each sleep its
+ * remaining events would be scheduled out and in. Later requests find the event
+ * closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The control queue's requests about persistent events and the window that their rings
- * lie in.
+ * The control queue's requests about persistent events, and about rings in the
+ * window.
  */
 #include <linux/minmax.h>
 #include <linux/slab.h>
@@ -13,7 +13,8 @@
  * vpmu_control_detach() - make an event persistent
  * @dev: the device
  * @id: the event's id
- * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero: the device names it
+ * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero: the device
+ *        chooses the name
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -72,7 +73,7 @@ int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flag
 	return ret;
 }
 
-/* Whether the ids of a list of the device's ascend. */
+/* Whether the device's list is in ascending order of ids, all above @after. */
 static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 count, u64 after)
 {
 	u32 i;
@@ -86,13 +87,14 @@ static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 co
 }
 
 /**
- * vpmu_control_persistent() - ask which persistent events there are
+ * vpmu_control_persistent() - read entries of the list of persistent events
  * @dev: the device
- * @after: only those with a higher id
+ * @after: read only events with a higher id
  * @events: filled in, in the order of their ids
- * @count: room there
+ * @count: maximum number of events to read
  *
- * Return: how many; 0 if there are no more; or a negative errno.
+ * Return: the number of events in @events; 0 at the end of the list; or a
+ * negative errno, the device's own included.
  */
 int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
 			    struct vpmu_persistent_event *events, u32 count)

@@ -103,7 +103,7 @@ static void event_free(struct vpmu_event *own, bool close)
 	if (own->switches)
 		vpmu_switch_put();
 	kfree(own->trace);
-	/* The sampler belongs to the parent, which outlives it. */
+	/* The sampler belongs to the parent, which outlives this event. */
 	if (own->event->parent)
 		own->sampler = NULL;
 	if (close) {
@@ -122,7 +122,10 @@ static void event_destroy(struct perf_event *event)
 
 	vpmu_life_remove(own);
 	event_withdraw(own);
-	/* The caller frees the pages of an area next. */
+	/*
+	 * perf core may free the area's pages after this call: the device must
+	 * not write to them any more.
+	 */
 	if (own->trace)
 		vpmu_area_close(own);
 	if (own->view)
@@ -239,8 +242,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		own->file->spec.engine = engine;
 	own->engine = engine;
 	/*
-	 * Before the map: the device writes there immediately, and its notices must find the
-	 * event.
+	 * Publish the event before its ring is mapped: the device writes there
+	 * immediately, and its notices must find the event.
 	 */
 	err = event_publish(own);
 	if (!err && own->sampler)
@@ -248,6 +251,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (!err)
 		return 0;
 	vpmu_event_unpublish(own);
+	/* An event that stays open may write to the ring: leak it. */
 	if (vpmu_control_close(dev, own->id))
 		own->sampler = NULL;
 	own->id = 0;
@@ -324,7 +328,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 	int err;
 
-	/* Pairs with the barrier in device_drain(). */
+	/* Pairs with the barrier in device_leave(). */
 	smp_mb__after_atomic();
 	if (READ_ONCE(dev->life.lost))
 		return READ_ONCE(dev->life.lost);
@@ -340,7 +344,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 			return err;
 		own->switches = true;
 	}
-	/* Packets and samples name tasks if the device can find out the current task. */
+	/* Packets and samples name tasks if the device has task pages. */
 	if (own->trace || own->sampler) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;
@@ -350,8 +354,9 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * A new task does not get an event that it should inherit. perf core considers its context
- * equal to the others, and would swap them at a switch.
+ * Pins the contexts of a family, one of whose events could not be opened for a
+ * new task: perf core considers the task's context equal to the others, and
+ * would swap them at a switch.
  */
 static void event_miss(struct perf_event *parent)
 {
@@ -383,9 +388,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
-	/* A trace of perf core never pauses: it gets room in turns. */
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
+	/* A trace of perf core never pauses: it gets room in turns. */
 	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
@@ -401,8 +406,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (err && !event->parent)
 		goto free;
 	/*
-	 * An error here would make the fork fail that inherits the event. Instead, the event is
-	 * created but never runs, as its times show.
+	 * An error would make the fork fail that inherits the event. Instead,
+	 * the event is created but never runs, as its times show.
 	 */
 	if (err) {
 		event_miss(event->parent);

@@ -19,7 +19,7 @@
  * struct direct_call - a command on its way to the CPU of its event
  * @file: the event's file
  * @op: VPMU_COMMAND_*
- * @value: of the command
+ * @value: the command's value
  * @reply: the answer, on success
  * @err: 0 or a negative errno
  */
@@ -95,11 +95,11 @@ static void direct_close(struct vpmu_file *file)
 		if (!file->ended)
 			vpmu_control_close(dev, file->id);
 	}
-	/* Once it has ended, another file may have its id. */
+	/* After a reset, another file may be registered for the event's id. */
 	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* Any CPU's queue can read an event whose CPU is offline. */
+/* For an event whose CPU is offline: every queue can read it. */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();

@@ -15,10 +15,10 @@
 #include "vpmu_replay.h"
 #include "vpmu_view.h"
 
-/* Value of vpmu_event::unpaid_ns: all of the running time, past and future */
+/* Value of vpmu_event::unpaid_ns: all running time, past and future */
 #define OWED_ALL	U64_MAX
 
-/* PERF_EVENT_IOC_PERIOD stops and starts an event that is active. */
+/* PERF_EVENT_IOC_PERIOD restarts an active event: send the new period here. */
 static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *event,
 				 struct vpmu_event *own)
 {
@@ -40,7 +40,10 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	/* Stopped while the PMU is disabled: only the answer shows whether it may start again. */
+	/*
+	 * Stopped while the PMU was disabled: only the answer shows whether the
+	 * event may start again.
+	 */
 	if (own->stopping)
 		vpmu_vcpu_flush(vcpu);
 	if (own->started || own->limit_hit || !own->id || READ_ONCE(own->dev->life.asleep) ||
@@ -67,7 +70,10 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!own->started)
 		return false;
 	own->started = false;
-	/* The answer to OUT shows whether the limit was hit; to DISABLE, it is always OFF. */
+	/*
+	 * The state in the answer to OUT shows whether the limit was hit; after
+	 * DISABLE it is always OFF, so read it before.
+	 */
 	if (!own->task && own->file && own->file->control.limited) {
 		own->stopping = true;
 		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
@@ -210,7 +216,8 @@ static bool event_is_anchored(const struct vpmu_event *own)
 
 /**
  * vpmu_event_pin() - pin the context of an event that is scheduled in
- * @event: the event; perf core holds the context's lock, which protects the count
+ * @event: the event; the context's lock, which protects the number of pins, is
+ *         held
  */
 void vpmu_event_pin(struct perf_event *event)
 {
@@ -230,7 +237,10 @@ void vpmu_event_anchor(struct vpmu_event *own)
 {
 	struct perf_event_context *ctx = perf_core_context(own->event);
 
-	/* An event without a context, or scheduled in later, finds its file anchored. */
+	/*
+	 * An event without a context, or an inactive one, is pinned when it is
+	 * scheduled in.
+	 */
 	if (!ctx)
 		return;
 	perf_core_lock(ctx);
@@ -334,7 +344,7 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
-	/* It may have been started again while the PMU is disabled. */
+	/* The event may have been started again while the PMU was disabled. */
 	if (own->sampler && is_stop(op) && !own->started)
 		vpmu_sampling_stop(own);
 	if (err) {

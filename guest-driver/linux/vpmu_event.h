@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events by either door, as perf core schedules them.
+ * Events of both interfaces, as perf core schedules them.
  */
 #ifndef _VPMU_EVENT_H
 #define _VPMU_EVENT_H
@@ -25,42 +25,50 @@ struct vpmu_view;
  * struct vpmu_event - the driver's part of a perf event (perf_event::pmu_private)
  * @dev: the device
  * @event: perf core's part
- * @id: the device's id; zero for an inherited event that the device had no room for
- * @task: the event is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
- * @started: the device has the command to count it
- * @coming: it was started early, for a task that is being switched in; see vpmu_switch.c
- * @unexpected: it should not have been started; what it counts meanwhile is not perf core's
+ * @id: the device's id; zero if the device does not have the event: it could
+ *      not be opened for a new task, was lost, or became persistent
+ * @task: the event is of a task: started and stopped by IN and OUT, not by
+ *        ENABLE and DISABLE
+ * @started: the command to count it was given
+ * @coming: it was started early, for a task that is being switched in; see
+ *          vpmu_switch.c
+ * @unexpected: it was started, but perf core did not add it: what it counted is
+ *              dropped; see vpmu_context.c
  * @limit_hit: its refreshes are used up, and the device has it off
- * @stopping: it is being stopped, and a READ goes first to learn whether its refreshes are used up
+ * @stopping: it is being stopped, after a READ that shows whether its refreshes
+ *            are used up
  * @count: the device's last count
  * @enabled_ns: the device's last time enabled
  * @running_ns: the device's last time running
  * @lost: the device's last number of overflows without a record
- * @unpaid_ns: time not counted that is still to be taken off perf core's running time; U64_MAX
- *             once the device has lost the event: all time
+ * @unpaid_ns: time not counted, still to be subtracted from perf core's running
+ *             time; U64_MAX, for all of it, once the device has lost the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core
  * @family: in vpmu_file::family
- * @call_seq: the last call that has reached it, see vpmu_call_group()
- * @incomplete: a task has inherited it, and the device had no room for that
- * @pinned: it keeps perf core from swapping its context
+ * @call_seq: number of the last call that reached it, see vpmu_call_group()
+ * @incomplete: an event that inherits it could not be opened on the device
+ * @pinned: it has pinned its context, so that perf core does not swap it
  * @flushed: the result of its last VPMU_COMMAND_FLUSH
- * @trace: a trace through perf core: the area that it writes to
- * @sampler: a sampling event through perf core: the ring that is replayed, its parent's if it
- *           has one
- * @sampling: in the list of events that are active on a vCPU, or were just stopped there
- * @period: the device's period
+ * @trace: for a trace through perf core: the area that it writes to
+ * @sampler: for a sampling event through perf core: the ring to replay, which
+ *           belongs to the parent if there is one
+ * @sampling: in vpmu_vcpu::sampling or ::stopped
+ * @period: the period that the device uses
  * @freq: @period is a frequency
- * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and it was not started since
+ * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event was not
+ *         started since
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
- * @view: it is persistent: perf core's part only reads it, and @id is zero
- * @tracks: it holds a reference on vpmu_task
- * @switches: it holds a reference on vpmu_switch
- * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an event
+ * @view: the view that @event is since the event became persistent
+ * @tracks: it holds a reference of vpmu_task_get()
+ * @switches: it holds a reference of vpmu_switch_get()
+ * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an
+ *                event
  * @charged: vpmu_permission_charge() has charged it
  * @entry: in vpmu_life::events
- * @close: the last request about it
+ * @close: the request that closes it on the device
  *
- * The lock of the event's context protects what is scheduled and counted.
+ * The lock of the event's context protects the members that change when the
+ * event is scheduled or counted.
  */
 struct vpmu_event {
 	struct vpmu_device *dev;

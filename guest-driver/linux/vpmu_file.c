@@ -158,7 +158,10 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 		return filp;
 	/* read() has no position, so f_pos holds the last wakeup that poll() has reported. */
 	stream_open(file_inode(filp), filp);
-	/* The file's maps are found by this mapping, whichever descriptor made them. */
+	/*
+	 * One mapping for all descriptors of the event: vpmu_window_revoke()
+	 * finds all maps by it.
+	 */
 	file->output.mapping.host = file_inode(filp);
 	filp->f_mapping = &file->output.mapping;
 	return filp;
@@ -314,7 +317,10 @@ static long file_set_filter(const char __user *arg)
 	return -EINVAL;
 }
 
-/* Programs run when perf core handles an overflow, and it does not handle the host's. */
+/*
+ * BPF programs run when perf core handles an overflow, but it does not handle
+ * overflows that the device writes to a ring.
+ */
 static long file_set_bpf(u32 fd)
 {
 	struct bpf_prog *prog = bpf_prog_get_type_dev(fd, BPF_PROG_TYPE_PERF_EVENT, false);

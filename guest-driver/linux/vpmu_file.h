@@ -32,13 +32,15 @@ enum vpmu_role {
 };
 
 /**
- * struct vpmu_links - the events that start and stop an event, and those that it starts and stops
- * @actor: the event that starts, or stops, this one; by role, NULL for none
- * @entry: in the @targets of that event
- * @targets: the events that this one starts, or stops; by role
- * @anchored: the event has been linked; the contexts of its tasks are not swapped
+ * struct vpmu_links - links of an event with events that start or stop it, and
+ *                     with events that it starts or stops
+ * @actor: by role: the event that starts, or stops, this one; or NULL
+ * @entry: by role: in @targets of the actor
+ * @targets: by role: the events that this one starts, or stops
+ * @anchored: the event has been linked; the contexts of its tasks are not
+ *            swapped
  *
- * vpmu_device::link_lock protects all but a look at @anchored.
+ * vpmu_device::link_lock protects all; @anchored is also read without it.
  */
 struct vpmu_links {
 	struct vpmu_file *actor[VPMU_ROLES];
@@ -63,10 +65,11 @@ struct vpmu_place {
 /**
  * struct vpmu_spec - what an event was opened as
  * @type: perf_event_attr::type
- * @config: the same in the config of the vpmu PMU
+ * @config: type and config, translated to the config of the vpmu PMU
  * @request: the device's request: samples, packets and their output
  * @engine: the engine that makes the samples, VPMU_ENGINE_*
- * @period: a sample for every so many, or so many per second with @freq; zero for none
+ * @period: counts between samples, or samples per second with @freq; zero: the
+ *          event does not sample
  * @freq: @period is a frequency
  * @read_format: perf_event_attr::read_format
  * @trace: the event writes packets to an AUX area, and has no samples
@@ -87,11 +90,12 @@ struct vpmu_spec {
 };
 
 /**
- * struct vpmu_switch - whether a program has an event on
- * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on, because it
- *           exports none that reaches inherited events
- * @on_exec: the exception: until the task's exec, perf core's switch counts; see
- *           vpmu_group_switch()
+ * struct vpmu_switch - the state in which a program has set an event
+ * @enabled: set by PERF_EVENT_IOC_ENABLE and cleared by _DISABLE. perf core's
+ *           event stays enabled, because perf core exports no function that
+ *           disables inherited events, too
+ * @on_exec: the event was opened with enable_on_exec: until the task's exec,
+ *           the state of perf core's event decides; see group_switch_file()
  * @limited: PERF_EVENT_IOC_REFRESH has been used
  *
  * The group's lock protects changes.
@@ -108,8 +112,9 @@ struct vpmu_switch {
  * @enabled: time enabled, as the device counts it
  * @running: time running, likewise
  * @lost: overflows without a record
- * @missed: time in which perf core wanted to count and could not
- * @behind: @missed grows while this is read
+ * @missed: time in which the event was enabled and perf core did not count it
+ * @behind: @missed lacks the time since perf core last changed the event's
+ *          state
  */
 struct vpmu_totals {
 	u64 value;
@@ -121,11 +126,11 @@ struct vpmu_totals {
 };
 
 /**
- * struct vpmu_tally - what an event and those that inherit it have counted
+ * struct vpmu_tally - counts and times of an event and those that inherit it
  * @enabled_ns: time enabled, as the device counts it
  * @running_ns: time running, likewise
  * @lost: overflows without a record
- * @totals: of the group's last reading; the group's lock protects it
+ * @totals: the last reading; the group's lock protects it
  */
 struct vpmu_tally {
 	atomic64_t enabled_ns;
@@ -135,13 +140,13 @@ struct vpmu_tally {
 };
 
 /**
- * struct vpmu_group - a file's part in a group
- * @leader: NULL for a leader, for an event alone, and once the leader was closed; see
- *          vpmu_group_leader()
- * @lock: of a leader: protects @siblings, @members and @entry of its group, and the events
- *        of the group's files
- * @siblings: how many files it leads
- * @members: these files, in the order opened
+ * struct vpmu_group - a file's membership in a group
+ * @leader: NULL for a leader, for an event alone, and once the leader was
+ *          closed; see vpmu_group_leader()
+ * @lock: a leader's lock protects @siblings, @members and @entry of its group,
+ *        and the events of the group's files
+ * @siblings: number of files that a leader has in @members
+ * @members: the siblings, in the order in which they were opened
  * @entry: in the leader's @members
  */
 struct vpmu_group {
@@ -154,13 +159,13 @@ struct vpmu_group {
 
 /**
  * struct vpmu_output - where the records of an event go
- * @ring: the ring, its own or that of another event; NULL for none
- * @maps: how many maps of @ring there are through this file
+ * @ring: the event's own ring, or the ring of another event; or NULL
+ * @maps: number of maps of @ring through this file
  * @entry: in vpmu_ring::writers
  * @mapping: all maps through this file, of the ring and of its AUX area
  *
- * vpmu_device::output_lock protects all. What notices look at, @ring and @entry, is changed with
- * vpmu_device::lookup.lock held as well.
+ * vpmu_device::output_lock protects all. Notices read @ring and @entry, which
+ * are changed with vpmu_device::lookup.lock held as well.
  */
 struct vpmu_output {
 	struct vpmu_ring *ring;
@@ -175,7 +180,7 @@ struct vpmu_output {
  * @fasync: owners that get a signal
  * @gone: wakes @queue when a task of the event has ended
  *
- * vpmu_device::lookup.lock is held where they are woken.
+ * Programs are woken with vpmu_device::lookup.lock held.
  */
 struct vpmu_waiters {
 	wait_queue_head_t queue;
@@ -185,15 +190,16 @@ struct vpmu_waiters {
 
 /**
  * struct vpmu_persistence - an event's life beyond its descriptors
- * @handles: descriptors and perf core's views
- * @views: how many of these are views; vpmu_device::lookup.lock protects it
- * @active: the event outlives its handles; written with vpmu_device::output_lock held, too
+ * @handles: number of descriptors and of perf core's views
+ * @views: number of views among @handles; vpmu_device::lookup.lock protects it
+ * @active: the event outlives its handles; written with
+ *          vpmu_device::output_lock held, too
  * @operator: the host's operator owns the event
  * @entry: in vpmu_device::persistent.files
  * @generation: the last refresh of the list in which the device had the event
  * @name: the event's name in sysfs
- * @attr: its file there
- * @shown: the file is there
+ * @attr: the event's file in sysfs
+ * @shown: @attr is in sysfs
  *
  * vpmu_device::persistent.lock protects all but @views.
  */
@@ -212,9 +218,11 @@ struct vpmu_persistence {
 /**
  * struct vpmu_backend - the scheduler of a file's event: perf core, or the device itself
  * @group: see vpmu_call_group()
- * @refresh: as PERF_EVENT_IOC_REFRESH, for so many overflows; the group is locked
+ * @refresh: as PERF_EVENT_IOC_REFRESH, for a number of overflows; the group is
+ *           locked
  * @period: as PERF_EVENT_IOC_PERIOD; the group is locked
- * @has_error: whether the event is in error, besides vpmu_file::error; the group is locked
+ * @has_error: whether the event is in error, in addition to vpmu_file::error;
+ *             the group is locked
  * @close: end the event of a file without open descriptors
  */
 struct vpmu_backend {
@@ -228,30 +236,35 @@ struct vpmu_backend {
 /**
  * struct vpmu_file - an event of /dev/vpmu
  * @dev: the device
- * @ref: held by each descriptor, by each event, inherited ones included, by each sibling and by
- *       the list of persistent events
- * @rcu: frees the file after a grace period: notices look it up without a lock
- * @backend: scheduler of the event: vpmu_perf_backend, or vpmu_direct_backend for an event that
- *           is or was persistent; changed with the group locked
- * @event: the perf event that was opened, which its children point to; NULL without one. The
- *         group's lock protects it for events of a CPU
- * @family: its vpmu_events, inherited ones included; vpmu_device::lookup.lock protects it
- * @id: the device's id of @event
- * @label: the id that programs know: the first that the event had
- * @failure: the negative errno of all requests about it; 0 while the device has the event
- * @error: the event is in VPMU_STATE_ERROR
- * @ended: the host has ended the event, or a reset has
- * @closed: the last descriptor is closed; nothing is done to the event for others any more
- * @tracks: the file holds a reference on vpmu_task
- * @place: where it counts
- * @spec: what it was opened as
- * @control: whether it is on
- * @tally: what it has counted
- * @group: its part in a group
- * @links: which events start and stop it
- * @output: where its records go
- * @waiters: wait queue of its readers
- * @persist: how it outlives its descriptors
+ * @ref: held by each handle, by each event, inherited ones included, by each
+ *       sibling and by the list of persistent events
+ * @rcu: frees the file after a grace period: notices and siblings find it
+ *       without a reference
+ * @backend: scheduler of the event: vpmu_perf_backend, or vpmu_direct_backend
+ *           for an event that is or was persistent; changed with the group
+ *           locked
+ * @event: the perf event that was opened, which its children point to; NULL
+ *         with vpmu_direct_backend. The group's lock protects it for events of
+ *         a CPU
+ * @family: the file's vpmu_events, inherited ones included;
+ *          vpmu_device::lookup.lock protects it
+ * @id: the device's id of the event
+ * @label: the id that programs know: the first @id
+ * @failure: the negative errno of all requests about the event; 0 while the
+ *           device has it
+ * @error: the event is in VPMU_STATE_ERROR, or lost
+ * @ended: the host or a reset has ended the event
+ * @closed: the last handle is closed: notices ignore the file
+ * @tracks: the file holds a reference of vpmu_task_get()
+ * @place: where the event counts
+ * @spec: what the event was opened as
+ * @control: whether the event is enabled
+ * @tally: what the event has counted
+ * @group: the file's membership in a group
+ * @links: the events that start and stop this one, and its targets
+ * @output: where the event's records go
+ * @waiters: programs that wait for the event
+ * @persist: how the event outlives its descriptors
  */
 struct vpmu_file {
 	struct vpmu_device *dev;
@@ -302,7 +315,7 @@ static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct v
 	return next == head ? NULL : list_entry(next, struct vpmu_file, group.entry);
 }
 
-/* The leader first; its group's lock is held. */
+/* Visits the leader first. The group's lock is held. */
 #define vpmu_group_for_each(file, leader) \
 	for ((file) = (leader); (file); (file) = vpmu_group_next(file, leader))
 
@@ -329,10 +342,11 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
  * vpmu_call_group() - send a command for all events of a group
  * @leader: the leader, whose group is locked, so its files stay open
  * @only: the file of the one event to act on, with its inherited events; NULL for all
- * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets vpmu_tally::totals
- *      of the files meant; or zero to start and stop all that runs as the files have it
+ * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets
+ *      vpmu_tally::totals of these files; or zero, to start or stop active
+ *      events according to their files
  *
- * The events of one task are read and written at one moment.
+ * For each task, the events of the group get the command at one moment.
  *
  * Return: 0 or the first negative errno; the command is sent for the others, too.
  */

@@ -18,8 +18,9 @@ static void flush_wake(struct vpmu_device *dev)
 	u32 turns = dev->info.max_events;
 
 	/*
-	 * With more room, the device sends more notices. Notices for this flush are few per
-	 * event and come within fewer rounds than this; later ones may never end.
+	 * Taking notices makes room for more. This flush causes few notices per
+	 * event, which come within this number of rounds; without the limit,
+	 * later notices could keep this loop running.
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();
@@ -30,7 +31,8 @@ static void flush_wake(struct vpmu_device *dev)
  * @file: the event's file
  * @whole: flush the whole group
  *
- * Return: 0; -EIO if an event is in error, after showing its data; or another negative errno.
+ * Return: 0; -EIO if an event is in error, after publishing its data; or
+ * another negative errno.
  * An error of one event does not keep the others from being flushed.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)

@@ -3,9 +3,11 @@
  * Groups: events of /dev/vpmu that act as one.
  *
  * perf core cannot group in-kernel events, so for perf core each event of /dev/vpmu is alone.
- * Here, a group consists of the files of a leader and its siblings. On the device, an event has
- * a leader if samples read the group. A sibling counts only while its leader is enabled: it is
- * started and stopped with the leader. A single event is a group of one.
+ * Here, a group consists of the files of a leader and its siblings. On the
+ * device, a sibling names its leader, for samples that read the group and for
+ * overflows that pause the leader's trace. A sibling counts only while its
+ * leader is enabled: it is started and stopped with the leader. A single event
+ * is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
@@ -34,7 +36,7 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 {
 	struct vpmu_file *leader;
 
-	/* A file without references is not the leader any more. */
+	/* A leader without references is being freed: look again. */
 	rcu_read_lock();
 	do {
 		leader = vpmu_group_leader(file);
@@ -114,8 +116,8 @@ int vpmu_group_join(struct vpmu_file *file)
 
 	lockdep_assert_held(&leader->group.lock);
 	/*
-	 * perf core would separate them when it swaps contexts of tasks that inherited the
-	 * leader.
+	 * The contexts differ if perf core has swapped the context of a task
+	 * that inherited the leader. The two would not be scheduled together.
 	 */
 	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
@@ -248,8 +250,8 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	int err = 0;
 
 	/*
-	 * Before the exec, perf core's own enabling counts, because the exec changes it. It
-	 * does not apply to inherited events.
+	 * The exec enables perf core's event, so disable that event until then.
+	 * perf_event_disable() does not reach inherited events.
 	 */
 	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
@@ -258,7 +260,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	WRITE_ONCE(file->control.enabled, enable);
 	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
-	/* The device may have disabled it after its last refresh. */
+	/* The device disables the event when its refreshes are used up. */
 	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
 	return err;

@@ -46,7 +46,7 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	vpmu_task_forgotten(dev);
 }
 
-/* Ends the event of a file; everything that it has written stays. */
+/* Ends the event of a file. The records and packets in its pages stay. */
 static void file_lose(struct vpmu_file *file, int err)
 {
 	struct vpmu_device *dev = file->dev;
@@ -72,7 +72,10 @@ static void file_lose(struct vpmu_file *file, int err)
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* The next file with an id from *@id, for vpmu_file_put(); or NULL */
+/*
+ * Returns the file with the lowest id from *@id on, with a reference, and sets
+ * *@id; or NULL.
+ */
 static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 {
 	struct vpmu_file *file;
@@ -177,7 +180,7 @@ static bool event_can_go_on(const struct vpmu_event *own)
 	       !file->links.actor[VPMU_STOPPER];
 }
 
-/* Ends events without a perf event after VPMU_IOC_ATTACH: a reset has ended them. */
+/* Ends direct events that are no longer persistent: a reset has closed them. */
 static void files_end(struct vpmu_device *dev)
 {
 	struct vpmu_file *file;

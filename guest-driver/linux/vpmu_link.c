@@ -2,10 +2,11 @@
 /*
  * Links: events that start and stop others when they overflow.
  *
- * The device carries out links. A program links files; the driver links each pair of events,
- * one of each file, that are scheduled together: the opened events, and the events of each task
- * that inherited both. A file's links do not change, and end with either end, in the driver as
- * in the device.
+ * The device carries out links. A program links files; the driver links each
+ * pair of events, one of each file, that are scheduled together: the opened
+ * events, and the events of each task that inherited both. A link never
+ * changes. It ends when either of its events is closed, in the driver and on
+ * the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -86,10 +87,11 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
 }
 
 /*
- * Whether two events are scheduled together. perf core swaps the contexts of tasks that
- * inherited the same events, so two events of a task may have been created in different
- * contexts. A fork creates its events in one context, which they point to last: for two
- * inherited events, the tasks are compared instead.
+ * Whether two events are scheduled together. perf core swaps the contexts of
+ * tasks that inherited the same events, so two events of a task may have been
+ * created in different contexts. A fork creates all its events for one context,
+ * but they do not point to it yet: for two inherited events, the tasks are
+ * compared instead.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {
@@ -108,7 +110,10 @@ static struct link_end link_look(const struct vpmu_event *own)
 	};
 }
 
-/* The caller frees the ends with kvfree(). Events created later find the links themselves. */
+/*
+ * Collects the events of a file; the caller frees @all->ends with kvfree().
+ * vpmu_link_inherit() links events that are created later.
+ */
 static int link_collect(struct vpmu_file *file, struct link_ends *all)
 {
 	struct vpmu_device *dev = file->dev;
@@ -136,8 +141,8 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 }
 
 /*
- * Keeps perf core from swapping an event's contexts from now on: its started or stopped state
- * belongs to one task.
+ * Keeps perf core from swapping the contexts of an event and its heirs: the
+ * started or stopped state belongs to one task.
  */
 static void link_anchor(struct vpmu_file *file)
 {
@@ -151,7 +156,10 @@ static void link_anchor(struct vpmu_file *file)
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* A pair with an inherited event may be linked already, or one of the two have been closed. */
+/*
+ * A pair with an inherited event may be linked already, or one of the events
+ * may be closed.
+ */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
 	int err = vpmu_link_ids(dev, id, target, role);
@@ -209,7 +217,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	err = link_collect(file, &from);
 	if (!err)
 		err = link_collect(target, &to);
-	/* If the device refuses a link of these, it refuses it for inherited events, too. */
+	/* The device would refuse the same link for inherited events, too. */
 	if (!err)
 		err = link_pairs_of(file->dev, &from, &to, role, false);
 	if (err)
@@ -253,7 +261,10 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 	return err;
 }
 
-/* The id of the event of @file that the same fork creates with @own; zero if not yet created */
+/*
+ * Returns the id of the event of @file that the fork of @own also creates; zero
+ * if it has not yet created it.
+ */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
 	const struct link_end end = link_look(own);
@@ -305,7 +316,7 @@ void vpmu_link_inherit(struct vpmu_event *own)
 	unsigned int role;
 	int err = 0, ret;
 
-	/* A file that is linked after this read finds the event itself. */
+	/* For a file that is linked later, link_collect() finds the event. */
 	if (!own->id || !READ_ONCE(own->file->links.anchored))
 		return;
 	mutex_lock(&dev->link_lock);

@@ -77,7 +77,10 @@ put:
 	return ERR_PTR(err);
 }
 
-/* Creates the perf event of @file; the task's credentials stay as checked. */
+/*
+ * Creates the perf event of @file. exec_update_lock keeps the task's
+ * credentials as they were checked.
+ */
 static int open_event(struct vpmu_file *file, const struct perf_event_attr *wanted, int cpu,
 		      struct task_struct *task)
 {
@@ -139,7 +142,7 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 	return err;
 }
 
-/* Makes a file descriptor of @file, and takes over the caller's reference. */
+/* Opens the event of @file and its descriptor; takes over the reference. */
 static int open_fd(struct vpmu_file *file, const struct vpmu_open *args,
 		   const struct perf_event_attr *attr, struct task_struct *task,
 		   struct vpmu_file *other)

@@ -2,9 +2,10 @@
 /*
  * Output: the ring that an event writes to, and the programs that are woken.
  *
- * An event writes to its own ring or, if redirected, to that of another event. The device's
- * notice names the event whose record crossed the ring's watermark. The driver wakes the
- * pollers of all events that write to this ring, and signals only the owner of that event.
+ * An event writes to its own ring or, if redirected, to the ring of another
+ * event. The device's notice names the event whose record crossed the ring's
+ * watermark. The driver wakes the pollers of all events that write to the ring,
+ * and signals only the owner of the named event.
  */
 #include <linux/fs.h>
 #include <linux/minmax.h>
@@ -55,8 +56,9 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
  * vpmu_output_unmapped() - detach a ring from an event without maps
  * @file: the event's file; the device's output_lock is held
  *
- * perf detaches the event from the ring then. So does this, except for the event's own ring: on
- * the device, a ring always belongs to the event that it was mapped with.
+ * Like perf, this detaches the event from the ring; but not from the event's
+ * own ring, because on the device a ring always belongs to the event that it
+ * was mapped with.
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
@@ -175,7 +177,7 @@ void vpmu_output_ended(struct vpmu_file *file)
 /**
  * vpmu_output_poll() - whether a ring has crossed its watermark since the last poll
  * @file: the polled file
- * @told: the last wakeup that this descriptor has reported
+ * @told: number of the last wakeup that this descriptor has reported; updated
  *
  * Return: EPOLLIN, 0, or EPOLLHUP without a ring.
  */
@@ -196,7 +198,7 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
  * vpmu_output_gone() - wake pollers when one of an event's tasks has ended
  * @file: the event's file
  *
- * perf core wakes only pollers of events with a ring of its own.
+ * perf core itself wakes only pollers of events that have one of its rings.
  */
 void vpmu_output_gone(struct vpmu_file *file)
 {
@@ -251,7 +253,10 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_WAKEUP &&
 	    vpmu_sampling_notice(dev, le64_to_cpu(notice->event)))
 		return;
-	/* The look-up finds a file until its last event is destroyed; it is freed later. */
+	/*
+	 * A file is found until its last event is destroyed, and is freed after
+	 * a grace period.
+	 */
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->lookup.lock, flags);
 	file = xa_load(&dev->lookup.files, le64_to_cpu(notice->event));

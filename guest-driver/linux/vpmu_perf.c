@@ -72,7 +72,7 @@ static void perf_flush_trace(struct perf_event *event)
 	perf_core_unlock_family(event);
 }
 
-/* A read replays the earlier samples, on the CPU of each event of the family. */
+/* A read replays earlier samples, on the CPU of each event of the family. */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -141,8 +141,8 @@ static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
 	    event->hw.target != target->hw.target)
 		goto put;
 	/*
-	 * Its started or stopped state belongs to one task: do not swap contexts with such
-	 * events.
+	 * The started or stopped state of a linked event belongs to one task,
+	 * but perf core swaps the contexts of inherited events.
 	 */
 	err = event->attr.inherit || target->attr.inherit ?
 		-EOPNOTSUPP : vpmu_link_ids(dev, perf_id(dev, event), perf_id(dev, target), role);

@@ -33,7 +33,7 @@
 #include "vpmu.h"
 #include "vpmu_file.h"
 
-/* Value of the parameter for the sysctl's level */
+/* Value of the parameter that selects the sysctl's level */
 #define PARANOID_FOLLOWS	-2
 /* The level if the sysctl cannot be read: the strictest */
 #define PARANOID_UNKNOWN	INT_MAX

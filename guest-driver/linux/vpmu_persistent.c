@@ -2,7 +2,8 @@
 /*
  * Persistent events: making an event persistent, opening it again, and ending it.
  *
- * Each has a file without a perf event, however it became persistent; see vpmu_direct.c.
+ * Each persistent event has a file without a perf event, whichever interface it
+ * was opened with; see vpmu_direct.c.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -38,7 +39,7 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	if (dev->persistent.closed)
 		goto unlock;
 	file = vpmu_persistent_find(dev, id);
-	/* Its notice may not have been handled yet. */
+	/* The notice of a new event may not have been handled yet. */
 	if (!file) {
 		err = vpmu_persistent_refresh(dev);
 		if (err)
@@ -132,7 +133,7 @@ static int persistent_detach(struct vpmu_file *file, const char *name)
 	if (!persistent_fits(file, leader))
 		goto unlock;
 	mutex_lock(&dev->output_lock);
-	/* The event may not outlive another event that has its ring. */
+	/* The ring of another event may end before this event does. */
 	if (!file->output.ring || file->output.ring->id == file->id)
 		err = vpmu_control_detach(dev, file->id, name);
 	if (!err)
@@ -153,7 +154,7 @@ unlock:
 	return err;
 }
 
-/* The device has chosen the name. If the entry cannot be read now, it is read later. */
+/* Reads the name that the device has chosen, now or, after an error, later. */
 static void persistent_name(struct vpmu_device *dev)
 {
 	if (vpmu_persistent_refresh(dev))
@@ -218,7 +219,10 @@ static int persistent_take(struct perf_event *event, const char *name)
 	if (ring)
 		vpmu_ring_attach(file, ring);
 	vpmu_persistent_add(file);
-	/* The view holds the reference. It opens for any event with a ring of perf core. */
+	/*
+	 * The view takes over the reference. Opening it cannot fail: records of
+	 * a sampler's ring have all fields that a view needs.
+	 */
 	file->persist.handles = 1;
 	vpmu_view_open(view, file);
 	vpmu_view_take(view);

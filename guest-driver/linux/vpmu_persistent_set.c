@@ -2,9 +2,10 @@
 /*
  * The list of persistent events.
  *
- * The device keeps the list, because the host starts and ends some of the events and all of
- * them outlive this driver. The driver has a file for each, open or not: it holds the ring, the
- * name in sysfs, and the waiters for wakeups.
+ * The device keeps the list, because the host starts and ends some of the
+ * events, and events can outlive this driver. The driver has a file for each
+ * event, open or not, with the ring, the name in sysfs, and the programs to
+ * wake.
  */
 #include <linux/ctype.h>
 #include <linux/slab.h>
@@ -101,7 +102,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file->spec.freq = flags & VPMU_OPEN_FREQ;
 	file->control.enabled = flags & VPMU_OPEN_ENABLED;
 
-	/* Records name tasks while vpmu_task reports them to the device. */
+	/* Records name tasks while task pages are in use. */
 	if (vpmu_attr_needs_task(&event->open, file->spec.trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
@@ -121,7 +122,7 @@ put:
 	return ERR_PTR(err);
 }
 
-/* The host has ended the event, or the device did not report that it was kept. */
+/* Ends an event that the device does not list: the host or a reset ended it. */
 static void persistent_gone(struct vpmu_file *file)
 {
 	vpmu_persistent_remove(file);
@@ -191,10 +192,10 @@ static int persistent_see(struct vpmu_device *dev,
 }
 
 /**
- * vpmu_persistent_refresh() - compare the list with the device's
+ * vpmu_persistent_refresh() - compare the list with the device's list
  * @dev: the device; its persistent.lock is held
  *
- * Events that have ended are removed first: a new one may have the same name.
+ * Ended events are removed first: a new event may have the name of one.
  *
  * Return: 0 or a negative errno.
  */
@@ -245,7 +246,7 @@ void vpmu_persistent_notice(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_resume() - compare the list with the device's after a reset
+ * vpmu_persistent_resume() - open the list, and read the device's list
  * @dev: the device
  *
  * Return: 0 or a negative errno.

@@ -81,12 +81,15 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	}
 	if (own->coming) {
 		own->coming = false;
-		/* Its file may have been disabled since. */
+		/* The file may have been disabled since the early start. */
 		if (!vpmu_group_allows(event))
 			vpmu_event_stop(vcpu, event);
 		return;
 	}
-	/* An expected event is already started, and has started the others. */
+	/*
+	 * An event that is started already was expected to follow: the first
+	 * event of the context has started all expected ones.
+	 */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
 }
@@ -141,7 +144,10 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	if (vcpu && pmu_stop(vcpu, event))
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
-	/* The last call for a task event; the work runs after the context is unlocked. */
+	/*
+	 * The last call for a task's event. The irq_work runs after the context
+	 * is unlocked.
+	 */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->waiters.gone);
 }
@@ -181,7 +187,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	/* Traces of perf core use another PMU, which can have AUX areas. */
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
-	/* Refused as by perf core's other PMUs; perf then asks for less. */
+	/* Refused by perf core's other PMUs, too; perf retries with less. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {

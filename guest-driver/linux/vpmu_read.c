@@ -26,8 +26,9 @@ static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *
 }
 
 /*
- * Times are the device's, because perf core's also run while the file is disabled. But the
- * device does not know the time in which perf core could not schedule the event.
+ * Reports the device's times, because perf core's times also run while the file
+ * is disabled. But the device does not know the time in which perf core could
+ * not schedule the event: that time is added.
  */
 static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
 {

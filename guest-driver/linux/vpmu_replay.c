@@ -207,7 +207,10 @@ static void replay_chain(struct vpmu_replay *replay)
 	vpmu_sample_chain(&replay->data, (struct perf_callchain_entry *)&replay->chain);
 }
 
-/* Reads the fields of the sample of @len words in replay->record; returns false for a bad one. */
+/*
+ * Parses the sample of @len words in replay->record. Returns false if it is
+ * shorter than its fields.
+ */
 static bool replay_parse(struct vpmu_replay *replay, size_t len)
 {
 	const struct perf_event_header *header = (const void *)replay->record;
@@ -278,7 +281,7 @@ static void replay_turn(const struct vpmu_replay *replay, struct perf_event *eve
 	local64_add(back ? -since : since, &event->count);
 }
 
-/* Does so for the event's group, because perf core reads the group for its record. */
+/* Calls replay_turn() for the event's group, which perf core's record reads. */
 static void replay_turn_group(const struct vpmu_replay *replay, bool back)
 {
 	struct perf_event *event = replay->event, *leader = event->group_leader, *sibling;
@@ -377,7 +380,8 @@ static bool replay_records(struct vpmu_replay *replay)
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, which is active here
  * @records: the ring; skipped while another CPU replays it or this CPU replays any ring
- * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later samples are dropped
+ * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later
+ *         samples are dropped
  *
  * Return: true if records are left for another call.
  */
@@ -405,7 +409,7 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 /**
  * vpmu_replay_counts() - whether perf core is reading an event for a replayed record
  * @vcpu: this CPU's queue; interrupts are off
- * @event: the event, of the PMU vpmu_device::pmu
+ * @event: the event, of the PMU vpmu_device::counting
  *
  * Return: true if its count is currently set back to the value at the sample.
  */

@@ -13,11 +13,13 @@
 struct vpmu_vcpu;
 
 /**
- * struct vpmu_records - a ring of the device's, as a replay reads it
- * @lock: held by the CPU that replays; replays only try it, vpmu_records_end() waits for it
+ * struct vpmu_records - a ring that the device writes, as a replay reads it
+ * @lock: held by the CPU that replays; replays only try it, vpmu_records_end()
+ *        waits for it
  * @type: PERF_SAMPLE_* of the samples, out of VPMU_REPLAYED
  * @period: the period of samples without PERF_SAMPLE_PERIOD
- * @shared: programs and other perf events read the ring, too, and only the ring counts losses
+ * @shared: programs and other perf events read the ring, too, and losses are
+ *          known only from its records
  * @size: bytes of data; zero once the device may reuse the pages
  * @pages: the metadata page, then the data; NULL with @window
  * @window: the address of the metadata page, which the data follow
@@ -32,17 +34,23 @@ struct vpmu_records {
 	void *window;
 };
 
-/* Fields of samples that can be replayed; those of PERF_SAMPLE_REGS_INTR are VPMU_ARCH_REGS. */
+/*
+ * Fields of samples that can be replayed; PERF_SAMPLE_REGS_INTR with
+ * VPMU_ARCH_REGS only.
+ */
 #define VPMU_REPLAYED \
 	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
 	 PERF_SAMPLE_ADDR | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_CPU | \
 	 PERF_SAMPLE_PERIOD | PERF_SAMPLE_READ | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
-/* Fields that are read at the replay, which must follow the sample at once, and counts. */
+/*
+ * Fields for which each sample is replayed at once: perf core reads the user's
+ * registers and stack, and counts of other PMUs, at the replay.
+ */
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
 
-/* Limit on pages that are replayed at a time, with interrupts off. */
+/* Limit on pages per replay, which has interrupts off */
 #define VPMU_REPLAY_PAGES	16
 
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,

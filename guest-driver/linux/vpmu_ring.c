@@ -101,7 +101,7 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 /**
  * vpmu_ring_attach() - attach a ring that is already mapped on the device to a file
  * @file: the file of its event, which is persistent and has no ring
- * @ring: the ring, owned by the file from then on
+ * @ring: the ring; the file takes it over
  */
 void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 {
@@ -187,8 +187,8 @@ static const struct vm_operations_struct ring_vm_ops = {
 };
 
 /*
- * Pages of the window are inserted on a fault, because they could not be removed again while a
- * map is being set up.
+ * Pages of the window are inserted on a fault and not by mmap(2), because
+ * vpmu_window_revoke() does not find a map that is still being set up.
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {
@@ -239,8 +239,9 @@ static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 }
 
 /*
- * Whether a new ring lies in the window, where it outlives this driver. A ring that can have an
- * area does not, because the area is in the guest's memory and ends the event with it.
+ * Whether a new ring is placed in the window, where it outlives this driver. A
+ * trace's ring is not, because a trace ends with its AUX area, which is in the
+ * guest's memory.
  */
 static bool ring_outlives(const struct vpmu_file *file)
 {
@@ -260,8 +261,8 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
 	/*
-	 * Before the map: the device writes there immediately, and its notices must find the
-	 * ring.
+	 * Attach the ring before the device maps it: the device writes there
+	 * immediately, and its notices must find the ring.
 	 */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
@@ -277,7 +278,7 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 }
 
 /**
- * vpmu_ring_adopt() - attach the ring that the device has for an event to its file
+ * vpmu_ring_adopt() - attach an event's ring in the window to a new file
  * @file: the event's new file
  * @event: its entry in the device's list
  *
@@ -289,7 +290,7 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 	u32 count = le32_to_cpu(event->pages);
 	struct vpmu_ring *ring;
 
-	/* A ring in the guest's memory is not this driver's; it ends with a reset. */
+	/* Only a ring in the window outlives a reset, and can be attached. */
 	if (!count || !(le32_to_cpu(event->map) & VPMU_MAP_WINDOW))
 		return 0;
 	ring = ring_alloc_window(count);
@@ -370,7 +371,7 @@ void vpmu_ring_close(struct vpmu_file *file)
 	struct vpmu_device *dev = file->dev;
 	struct vpmu_ring *ring;
 
-	/* Its last descriptor is closed, so it cannot get a new ring: do not wait for others. */
+	/* A closed event cannot get a new ring: do not wait for the lock. */
 	if (!READ_ONCE(file->output.ring))
 		return;
 	mutex_lock(&dev->output_lock);
@@ -401,9 +402,10 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
 /**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
  * @filp: from VPMU_IOC_OPEN
- * @vma: shared; from offset zero, of 1 or 1 + 2^n pages, as many as the ring has if
- *       there is one; if the first is writable, the reader moves data_tail, else the
- *       ring overwrites. From any other offset: see vpmu_aux_mmap()
+ * @vma: shared; from offset zero, of 1 or 1 + 2^n pages, as many as the ring
+ *       has if there is one. If the first map is writable, the reader moves
+ *       data_tail, else new records overwrite old ones. From any other offset:
+ *       see vpmu_aux_mmap()
  *
  * Unlike in perf, an event with inheritance has a ring too: the device writes to it from every
  * vCPU. The ring of a persistent event stays without maps.

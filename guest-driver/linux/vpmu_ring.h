@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The memory that events of /dev/vpmu write to: rings, the AUX areas beside them, and who is
- * charged for their pages.
+ * The memory that events of /dev/vpmu write to: rings and the AUX areas beside
+ * them, and the accounts that are charged for their pages.
  */
 #ifndef _VPMU_RING_H
 #define _VPMU_RING_H
@@ -24,10 +24,10 @@ struct vpmu_wakeup;
 
 /**
  * struct vpmu_charge - the account that pages are charged to
- * @user: the user, up to the module's mlock_kb
+ * @user: the user that is charged, up to the parameter mlock_kb
  * @mm: the address space that is charged for the rest
- * @extra: how many pages @mm is charged for
- * @count: how many pages there are
+ * @extra: number of pages that @mm is charged for
+ * @count: number of pages that both are charged for
  */
 struct vpmu_charge {
 	struct user_struct *user;
@@ -38,10 +38,10 @@ struct vpmu_charge {
 
 /**
  * struct vpmu_aux - an AUX area: pages beside a ring that the host writes traces to
- * @mapped: how many maps there are, through any event
- * @pgoff: its offset, behind the ring
- * @charge: the account of its pages
- * @count: how many pages
+ * @mapped: number of maps, through any event
+ * @pgoff: the area's offset for mmap(2), behind the ring
+ * @charge: the account of the pages
+ * @count: number of pages
  * @pages: the pages
  */
 struct vpmu_aux {
@@ -54,23 +54,24 @@ struct vpmu_aux {
 
 /**
  * struct vpmu_ring - pages that the host writes and programs map
- * @mapped: how many maps there are, through any event, those of @aux included
- * @id: the device's id of the event that it was first mapped with
- * @writers: the files that write their records there
- * @wakeup: the number of its last wakeup, out of vpmu_lookup::wakeups
- * @kept: it stays without maps, because its event is persistent
- * @window: it lies in the window, from @pfn on
+ * @mapped: number of maps, through any event, those of @aux included
+ * @id: the device's id of the event that the ring was first mapped with
+ * @writers: the files whose events write to the ring
+ * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
+ * @kept: the ring stays without maps, because its event is persistent
+ * @window: the ring is in the window, from @pfn on
  * @overwrites: new records overwrite old ones: no reader moves the tail
- * @ended: the device does not write there any more
- * @pfn: its first page in the window; 0 once the device may give that to others
+ * @ended: the device does not write to the ring any more
+ * @pfn: the first page frame in the window; 0 once the device may use the pages
+ *       for another ring
  * @aux: the AUX area while it is mapped, or NULL
  * @records: the state of replays to views
- * @charge: the account of its pages
- * @count: how many pages
- * @pages: the metadata page, then the data pages; none in the window
+ * @charge: the account of the pages
+ * @count: number of pages
+ * @pages: the metadata page, then the data pages; empty with @window
  *
- * vpmu_device::output_lock protects it; @writers and @wakeup are changed with
- * vpmu_device::lookup.lock held as well.
+ * vpmu_device::output_lock protects the ring; @writers and @wakeup are changed
+ * with vpmu_device::lookup.lock held as well.
  */
 struct vpmu_ring {
 	unsigned int mapped;

@@ -48,7 +48,7 @@ struct vpmu_sampler {
 	struct page *pages[1 + RING_PAGES];
 };
 
-/* Whether the ring of @own is its own, and not its parent's. */
+/* Whether @own has a ring of its own, and not its parent's. */
 static bool sampler_is_of(const struct vpmu_event *own)
 {
 	return !own->event->parent;
@@ -89,9 +89,9 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
  * vpmu_sampling_alloc() - allocate an event's sampler
  * @own: the new event
  *
- * For an event with a frequency, the device adapts the period. perf core would do so, too, and
- * would stop and start the event at each tick; so it is shown a fixed period, as for the
- * kernel's clocks.
+ * For an event with a frequency, the device adapts the period. perf core would
+ * adapt it, too, and stop and start the event at each tick: so attr.freq is
+ * cleared, as for the kernel's clocks.
  *
  * Return: 0 or -ENOMEM.
  */
@@ -118,8 +118,9 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_free() - free an event's sampler, unless it is its parent's
- * @own: the event; the device does not write to the ring any more
+ * vpmu_sampling_free() - free an event's sampler
+ * @own: the event, whose sampler is NULL if it belongs to the parent; the
+ *       device does not write to the ring any more
  *
  * Called with interrupts off or on.
  */
@@ -191,7 +192,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_ring() - make a ring from an event's pages that outlives the event
+ * vpmu_sampling_ring() - make a ring of an event's pages, to outlive the event
  * @own: the event
  *
  * Return: a ring of the same pages, for vpmu_ring_free(); or NULL.
@@ -243,7 +244,7 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	/* If it was stopped and is started at once, it may not have been settled. */
+	/* An event that was not settled yet is still in the other list. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
 		vpmu_sampling_arm(vcpu);
@@ -310,7 +311,7 @@ static enum hrtimer_restart sampling_timer(struct hrtimer *timer)
 {
 	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
 
-	/* Its CPU may be offline: no event is active there. */
+	/* The queue's CPU may be offline: no event is active there. */
 	if (vpmu_vcpu_local(vcpu->dev) != vcpu ||
 	    (list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
 		return HRTIMER_NORESTART;
@@ -379,7 +380,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
  * vpmu_sampling_init() - prepare a queue's state
  * @vcpu: the queue
  *
- * Return: 0 or -ENOMEM; vpmu_sampling_exit() undoes either.
+ * Return: 0 or -ENOMEM; call vpmu_sampling_exit() in both cases.
  */
 int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
 {

@@ -203,7 +203,10 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 			group_take(vcpu, event);
 }
 
-/* After a queue failure, perf core finds that no event can be added. */
+/*
+ * The queue failed: undo the early start. perf core then starts the events
+ * itself, which fails and marks them as lost.
+ */
 static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;

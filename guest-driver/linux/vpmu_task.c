@@ -44,9 +44,9 @@ static void task_write(struct task_struct *task)
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
-	 * The device reads these while this CPU is stopped between two instructions. Between
-	 * the two stores, a sample would combine the new task's registers with the old task:
-	 * hence zero.
+	 * The device reads these fields while this CPU is stopped between two
+	 * instructions. Zero keeps a sample from combining one task with the
+	 * registers of the other.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
 	/* A single store: the device sees both numbers or neither. */
@@ -58,8 +58,9 @@ static void task_write(struct task_struct *task)
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
 	WRITE_ONCE(entry->since, cpu_to_le64(get_cycles()));
 	/*
-	 * The device may read the history on another CPU at the same time: an entry is complete
-	 * before it is counted, and was already counted out before it is overwritten.
+	 * The device may read the history on another CPU at the same time. An
+	 * entry is complete before it is counted, and the device ignores the
+	 * oldest entry, which is overwritten next.
 	 */
 	smp_store_release(&page->switches, cpu_to_le64(switches + 1));
 }

@@ -118,8 +118,8 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Ends the turn, which disables the event on the device; for perf core, it remains active if it
- * @stays. Returns whether all data found room.
+ * Ends the turn, which disables the event on the device. With @stays, the event
+ * remains active for perf core. Returns whether all data found room.
  */
 static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool stays)
 {
@@ -156,7 +156,7 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 
 	list_del(&trace->active);
 	WRITE_ONCE(trace->cpu, -1);
-	/* Never more than perf core has granted */
+	/* Report at most the room that perf core has granted. */
 	perf_aux_output_end(handle, min(head - trace->head, trace->room));
 	if (truncated)
 		perf_core_disable(own->event);
@@ -281,7 +281,7 @@ static int trace_add(struct perf_event *event, int flags)
 	if (!vcpu)
 		return -ENODEV;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	/* As in vpmu_pmu_add(). */
+	/* Add lost events, too; see vpmu_pmu_add(). */
 	if (!own->id)
 		return 0;
 	/*
@@ -309,7 +309,7 @@ static int trace_event_init(struct perf_event *event)
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
 	event->hw.config = event->attr.config;
-	/* perf core would have to handle each packet. */
+	/* To adapt a period, perf core would have to handle each packet. */
 	if (event->attr.freq) {
 		dev_info_ratelimited(&dev->vdev->dev,
 				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");

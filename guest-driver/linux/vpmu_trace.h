@@ -12,11 +12,11 @@ struct vpmu_device;
 struct vpmu_event;
 
 /**
- * struct vpmu_area - pages of perf core's that the device may write to
+ * struct vpmu_area - the pages of perf core's AUX area, for the device
  * @dev: the device
- * @owner: the event that they were mapped with; NULL once that is closed
- * @pages: their addresses
- * @count: how many
+ * @owner: the event that they were mapped with; NULL once it is closed
+ * @pages: the addresses of the pages
+ * @count: number of pages
  * @overwrite: new packets overwrite old ones: no reader moves the tail
  * @kept: the device may still write to them
  *
@@ -32,20 +32,22 @@ struct vpmu_area {
 };
 
 /**
- * struct vpmu_trace - a trace's part of an event
+ * struct vpmu_trace - a trace's part of an event; vpmu_trace.c explains turns
  * @own: the event
  * @area: the area that it was mapped with, or NULL
- * @buffer: perf core's ring beside @area; shows whether the event still writes there
- * @handle: perf core's handle, within a turn
- * @active: in vpmu_vcpu::traces, within a turn
+ * @buffer: perf core's ring beside @area, to check whether the event still
+ *          writes there
+ * @handle: perf core's handle, during a turn
+ * @active: in vpmu_vcpu::traces, during a turn
  * @cpu: the CPU of the turn, -1 between two turns
- * @noticed: the device wants this turn to end
- * @head: where the turn began
- * @room: bytes of room at its beginning
+ * @noticed: this turn is to end, for a notice of the device or for a flush
+ * @head: the head at the beginning of the turn
+ * @room: bytes of room at the beginning of the turn
  * @lost: bytes that the last turn lost
- * @period: the device's period
+ * @period: the period that the device uses
  *
- * vpmu_device::output_lock protects @area and @buffer; the rest belongs to the CPU of the turn.
+ * vpmu_device::output_lock protects @area and @buffer. Only the CPU of the turn
+ * uses the others.
  */
 struct vpmu_trace {
 	struct vpmu_event *own;

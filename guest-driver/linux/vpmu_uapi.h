@@ -18,7 +18,7 @@
 
 /**
  * struct vpmu_info - properties of the device
- * @version: of the device interface
+ * @version: version of the device interface
  * @vcpus: number of vCPUs it counts on
  * @max_events: maximum number of open events
  * @max_ring_pages: maximum number of data pages of one ring
@@ -53,7 +53,7 @@ struct vpmu_info {
 };
 
 /* The sampling engine: struct vpmu_open::engine and VPMU_IOC_ENGINE */
-#define VPMU_ENGINE_ANY		0	/* the device chooses; of an event without samples */
+#define VPMU_ENGINE_ANY		0	/* the device chooses; an event without samples has this */
 #define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call: exact on any host */
 #define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
@@ -83,7 +83,7 @@ struct vpmu_open {
 #define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* also makes it persistent */
 #define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
 
-/* Bytes of the name of a persistent event, the last always zero */
+/* Bytes of a persistent event's name, with at least one zero at the end */
 #define VPMU_PERSISTENT_NAME	40
 /* Bytes of a struct perf_event_attr, as of Linux 6.1 */
 #define VPMU_ATTR_SIZE		128
@@ -403,9 +403,12 @@ struct vpmu_sample_packet {
 
 /* On an event's file descriptor: makes the event persistent; it outlives its descriptors. */
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
-/* Makes it non-persistent: it ends with its last file descriptor. */
+/* Ends the persistence: the event then ends with its last descriptor. */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
-/* The argument is the file descriptor of the event that overflows of this one start or stop. */
+/*
+ * Overflows of this event start or stop the target, whose file descriptor is
+ * the argument.
+ */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
 

@@ -3,10 +3,12 @@
  * The vCPU queues: commands with interrupts off, answered before the kick returns.
  *
  * The host handles the kick of a vCPU queue on that vCPU's thread, so the answers are in the
- * used ring when the notifying store retires, without an interrupt or a wait. Commands gather
- * while perf core holds the PMU disabled. They are sent with one kick, at the latest when the
- * first event is scheduled out, so that a context switch costs one exit for any number of
- * events, also if both tasks have some; see vpmu_context.c and vpmu_switch.c.
+ * used ring when the notifying store retires, without an interrupt or a wait.
+ *
+ * While perf core has the PMU disabled, commands are gathered. One kick sends
+ * them when perf core enables the PMU, or earlier when perf core takes an event
+ * out and needs its count. So a context switch costs one exit for any number of
+ * events, even if both tasks have some; see vpmu_context.c and vpmu_switch.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -152,8 +154,8 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * @op: VPMU_COMMAND_*
  * @value: its value, or zero
  *
- * It is sent immediately, or when perf core enables the PMU again. The answer goes to
- * vpmu_event_answer().
+ * It is sent immediately, unless commands are gathered because the PMU is
+ * disabled or perf core reads a group. The answer goes to vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
 {
@@ -207,7 +209,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @op: VPMU_COMMAND_*
  * @event: the event's id, or zero
- * @value: for VPMU_COMMAND_PERIOD
+ * @value: the command's value, or zero
  * @reply: filled in with the answer, on success
  *
  * Call with preemption off.

@@ -25,7 +25,7 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Fields that perf core passes on; it makes the others itself */
+/* Fields that perf core takes from the replayed sample; it makes the others */
 #define SAMPLE_PASSED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR | \
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
@@ -56,13 +56,13 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 	if (type & PERF_SAMPLE_REGS_INTR &&
 	    le64_to_cpu(file->spec.request.regs_intr) != VPMU_ARCH_REGS)
 		return false;
-	/* Records have the period of a frequency only if requested. */
+	/* With a frequency, records have the period only if requested. */
 	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->spec.freq)
 		return false;
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
 
-/* The records of a ring that is read by a single event */
+/* Whether a reader empties the ring, and a single event writes to it. */
 static bool view_ring_fits(const struct vpmu_ring *ring)
 {
 	return ring && ring->count > 1 && !ring->overwrites && !ring->ended &&
@@ -139,7 +139,7 @@ void vpmu_view_close(struct vpmu_view *view)
 	kfree(view);
 }
 
-/* The count since the event was opened. */
+/* Sets the view's count to the event's whole count. */
 static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
 	struct vpmu_reply reply;
@@ -265,7 +265,7 @@ void vpmu_view_take(struct vpmu_view *view)
 		view_take(view);
 		local_irq_enable();
 	}
-	/* The event outlives a reset. */
+	/* From now on, vpmu_life.c finds the event by its file. */
 	list_del_init(&own->entry);
 	mutex_unlock(&dev->life.lock);
 }

@@ -17,7 +17,8 @@ struct vpmu_vcpu;
  * struct vpmu_view - an event of perf core that reads a persistent event
  * @file: the persistent event; the view is one of its handles
  * @event: perf core's event
- * @ring: the ring of @file, which the view maps; NULL if its samples cannot be replayed
+ * @ring: the ring of @file, counted as mapped by the view; NULL if its samples
+ *        cannot be replayed
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
  * @entry: in vpmu_vcpu::views while the view is active
  */

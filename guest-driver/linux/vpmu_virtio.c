@@ -30,7 +30,7 @@
 static enum cpuhp_state vpmu_online_state;
 /* Only one device, because the PMU's name, /dev/vpmu and the task pages exist once. */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
-/* The last device, kept for its users. Owned by the setter of @vpmu_present. */
+/* The last device, kept for its users. The setter of vpmu_present owns it. */
 static struct vpmu_device *vpmu_kept;
 
 /**
@@ -82,9 +82,10 @@ static void device_drain(struct vpmu_device *dev)
 	device_leave(dev);
 	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
-	 * The last user may still be in its wakeup of this task, and perf core accesses the PMU
-	 * once more after pmu->destroy(). Both can be preempted there but do not sleep. An
-	 * interrupt that was a user cannot be preempted.
+	 * The last user may still be in its wakeup of this task, and perf core
+	 * accesses the PMU once more after perf_event::destroy. Both can be
+	 * preempted there but do not sleep. An interrupt that was a user cannot
+	 * be preempted.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
@@ -163,7 +164,7 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
  * vpmu_notices_take() - handle the notices of the device
  * @dev: the device
  *
- * Notices that another CPU is handling meanwhile have been handled, too, on return.
+ * If another CPU is handling notices, this waits until it has handled them.
  *
  * Return: true if there were notices.
  */
@@ -482,7 +483,7 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, hotplug);
 	int err;
 
-	/* A new device is asked about all CPUs. */
+	/* device_restart() finds the queues of all CPUs. */
 	if (READ_ONCE(dev->life.lost) || READ_ONCE(dev->life.asleep))
 		return 0;
 	err = vpmu_vcpu_discover(dev);
@@ -567,7 +568,7 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	vpmu_kept = dev;
 }
 
-/* Whether a device equals the previous one as far as its users can see. */
+/* Whether a device looks to its users like the previous device. */
 static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *vdev)
 {
 	struct virtio_shm_region region;
@@ -738,7 +739,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* Small, and a remove cannot return an error. */
+	/* The allocation is small, and a remove cannot return an error. */
 	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);

@@ -33,9 +33,9 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * perf core's views read it through this map. On x86, the map also makes programs map
-	 * the pages cached: pages without another map would be uncached, although they are the
-	 * host's ordinary memory.
+	 * perf core's views read the window through this map. On x86, it also
+	 * makes the maps of programs cached, as the host's ordinary memory may
+	 * be: without another map, the kernel would map the pages uncached.
 	 */
 	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window.base)
@@ -56,12 +56,12 @@ void vpmu_window_exit(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_window_place() - find a ring's page frame
+ * vpmu_window_place() - find the page frames of a ring
  * @dev: the device
- * @page: number of its first page in the window
- * @count: number of its pages
+ * @page: number of the ring's first page in the window
+ * @count: number of pages
  *
- * Return: the frame of its first page; 0 if that is not within the window.
+ * Return: the frame of the first page; 0 if the ring is not within the window.
  */
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
 {
