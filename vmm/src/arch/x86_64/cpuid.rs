@@ -87,7 +87,9 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
     let count = u32::from(cpu.count);
     match entry.function {
         LEAF_FEATURES => {
-            entry.ebx = entry.ebx & 0xffff | (1 << cpu.core_bits()) << 16 | index << 24;
+            // The number of ids has 8 bits: 255 stands for more.
+            let ids = (1 << cpu.core_bits()).min(0xff);
+            entry.ebx = entry.ebx & 0xffff | ids << 16 | index << 24;
             entry.ecx = entry.ecx & !FEATURES_ECX_PDCM | FEATURES_ECX_HYPERVISOR;
             if cpu.tsc_deadline {
                 entry.ecx |= FEATURES_ECX_TSC_DEADLINE;
@@ -229,6 +231,16 @@ mod tests {
             assert_eq!(find(&leaves, LEAF_AMD_TOPOLOGY, 0).eax, id);
             let sizes = find(&leaves, LEAF_AMD_SIZES, 0);
             assert_eq!(sizes.ecx & 0xff, u32::from(count) - 1);
+        }
+    }
+
+    #[test]
+    fn number_of_ids_of_many_cpus_leaves_the_apic_id_alone() {
+        for (index, count) in [(0, 128), (0, 129), (200, 254)] {
+            let features = find(&for_cpu(index, count), LEAF_FEATURES, 0).ebx;
+            assert_eq!(features >> 24, u32::from(index), "of {count}");
+            let ids = features >> 16 & 0xff;
+            assert!(ids >= u32::from(count), "{ids} ids for {count}");
         }
     }
 
