@@ -3,11 +3,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use vpmu_kvm::Threads;
 
 use crate::arch::state::{StateError, VcpuState};
-use crate::exit::End;
+use crate::exit::{End, VcpuError};
 
 type Saved = Result<VcpuState, StateError>;
 
@@ -93,8 +94,7 @@ impl Gate {
         true
     }
 
-    /// Wakes [`Gate::close`] after the end of the run was announced, or a vCPU's run is over: it no longer waits
-    /// for the vCPU.
+    /// Wakes [`Gate::close`] after the end of the run was announced: it no longer waits.
     pub(super) fn left(&self) {
         let _waiting = self.waiting();
         self.changed.notify_all();
@@ -103,6 +103,31 @@ impl Gate {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         // Poisoning is harmless: a vCPU that panics announces the end of the run, and its state stays `None`.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The end of a vCPU's thread, at which it announces a panic: otherwise the run, and [`Gate::close`], would wait for
+/// the vCPU forever.
+#[derive(Debug)]
+pub(super) struct Leaving<'a> {
+    vcpu: u32,
+    end: &'a End,
+    gate: &'a Gate,
+}
+
+impl<'a> Leaving<'a> {
+    /// For the thread of `vcpu`, to drop when it ends.
+    pub(super) fn new(vcpu: u32, end: &'a End, gate: &'a Gate) -> Self {
+        Self { vcpu, end, gate }
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.end.announce(Err(VcpuError::Panicked(self.vcpu)));
+        }
+        self.gate.left();
     }
 }
 
@@ -116,8 +141,8 @@ impl Drop for Closed<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::mpsc::sync_channel;
-    use std::thread;
     use std::time::Duration;
 
     use super::*;
@@ -138,6 +163,28 @@ mod tests {
             assert!(closing.join().expect("no panic"));
         });
         assert!(!gate.is_closed(), "nobody would open it");
+    }
+
+    #[test]
+    fn vcpu_that_panics_is_not_waited_for() {
+        let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
+        let end = End::new().expect("event descriptors");
+        let (tell, closed) = sync_channel(1);
+        thread::scope(|scope| {
+            scope.spawn(|| tell.send(gate.close(1, &threads, &end).is_none()));
+            while !gate.is_closed() {
+                thread::yield_now();
+            }
+            // The closing thread is asleep, or will see the end.
+            let vcpu = AssertUnwindSafe(|| {
+                let _leaving = Leaving::new(0, &end, &gate);
+                panic!("the vCPU's thread");
+            });
+            catch_unwind(vcpu).expect_err("a panic");
+            let gone = closed.recv_timeout(Duration::from_secs(10));
+            gate.left();
+            assert_eq!(gone, Ok(true), "it waits on");
+        });
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::devices::progress::Progress;
 use crate::exit::{End, Ending, VcpuError};
 pub(crate) use gate::Closed;
 pub use gate::Gate;
+use gate::Leaving;
 
 /// State shared by the vCPU threads.
 #[derive(Debug)]
@@ -82,13 +83,11 @@ impl Vcpu {
 
     /// Runs the guest until the run ends, on this vCPU or elsewhere. Announces an end or an error of this vCPU.
     pub fn run(mut self) {
-        let end = Arc::clone(&self.shared.end);
-        let guard = AnnouncePanic(self.index, &end);
+        let shared = Arc::clone(&self.shared);
+        let _leaving = Leaving::new(self.index, &shared.end, &shared.gate);
         if let Err(error) = self.enter_until_the_end() {
-            end.announce(Err(error));
+            shared.end.announce(Err(error));
         }
-        self.shared.gate.left();
-        drop(guard);
     }
 
     fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
@@ -176,17 +175,6 @@ impl Vcpu {
     }
 }
 
-/// Announces a panic: otherwise the run would wait for the thread forever.
-struct AnnouncePanic<'a>(u32, &'a End);
-
-impl Drop for AnnouncePanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.1.announce(Err(VcpuError::Panicked(self.0)));
-        }
-    }
-}
-
 fn serve(
     exit: VcpuExit<'_>,
     mut at: AtExit<'_>,
@@ -225,7 +213,7 @@ fn serve(
         }
         other => match exits::serve(other, at.exit.access, &mut caller, emulation, &shared.ports) {
             None => return Ok(Next::Enter),
-            Some(other) => format!("KVM came back for a reason unknown here ({other:?})"),
+            Some(other) => format!("KVM returned an unknown exit ({other:?})"),
         },
     };
     let ip = at.registers.registers().map_or(0, |regs| regs.ip);
