@@ -82,14 +82,12 @@ impl Directory {
         self.memory.sync_all()?;
         fs::rename(unfinished(&self.path, MEMORY), self.path.join(MEMORY))?;
         fs::rename(path, self.path.join(STATE))?;
-        self.finished = true;
         File::open(&self.path)?.sync_all()?;
-        match self.path.parent() {
-            Some(parent) if self.made && !parent.as_os_str().is_empty() => {
-                File::open(parent)?.sync_all()
-            }
-            _ => Ok(()),
+        if self.made {
+            File::open(parent(&self.path))?.sync_all()?;
         }
+        self.finished = true;
+        Ok(())
     }
 }
 
@@ -117,6 +115,16 @@ fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
         return Ok(names.iter().map(|name| path.join(name)).collect());
     }
     Err(io::ErrorKind::DirectoryNotEmpty.into())
+}
+
+/// The directory that has the entry of `path`.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) => Path::new("."),
+        // The root's entry is in itself.
+        None => path,
+    }
 }
 
 fn unfinished(directory: &Path, name: &str) -> PathBuf {
@@ -180,6 +188,15 @@ mod tests {
         assert_eq!(mode(&path), 0o700);
         assert_eq!(mode(&path.join(MEMORY)), 0o400);
         assert_eq!(mode(&path.join(STATE)), 0o400);
+    }
+
+    #[test]
+    fn entry_of_each_path_is_in_a_directory_that_opens() {
+        let of = |path| parent(Path::new(path)).to_str();
+        assert_eq!(of("here"), Some("."));
+        assert_eq!(of("/tmp/here"), Some("/tmp"));
+        assert_eq!(of("../here"), Some(".."));
+        assert_eq!(of("/"), Some("/"));
     }
 
     #[test]
