@@ -109,10 +109,11 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));
-    if needs > memory.last_addr().raw_value() {
+    let end = memory.last_addr().raw_value() + 1;
+    if needs > end {
         return Err(KernelError::TooBig {
             needs_mib: (needs - layout::RAM).div_ceil(1 << 20),
-            has_mib: (memory.last_addr().raw_value() + 1 - layout::RAM) >> 20,
+            has_mib: (end - layout::RAM) >> 20,
         });
     }
     let base = GuestAddress(layout::KERNEL);
@@ -184,6 +185,17 @@ mod tests {
             .read_obj(GuestAddress(layout::KERNEL + 4000))
             .expect("in memory");
         assert_eq!(byte, 0xa5);
+    }
+
+    #[test]
+    fn image_that_ends_with_the_memory_is_loaded() {
+        let room = MEMORY as u64 - (layout::KERNEL - layout::RAM);
+        let (memory, loaded) = loaded(&image(room, 0xa)).expect("loads");
+        assert_eq!(loaded.end, memory.last_addr().raw_value() + 1);
+        assert!(matches!(
+            self::loaded(&image(room + 1, 0xa)),
+            Err(KernelError::TooBig { .. })
+        ));
     }
 
     #[test]
