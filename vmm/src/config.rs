@@ -201,13 +201,13 @@ pub enum ConfigError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// `--on-reset restart` for a restored machine without a kernel: a snapshot has none.
-    #[error("--on-reset restart needs --kernel with --restore, too: the snapshot has none")]
+    #[error("--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot")]
     RestartWithoutKernel,
     /// A hardware PMU on an architecture that does not support it.
     #[error("--guest-pmu: {0}")]
     GuestPmu(&'static str),
     /// Persistent events for a machine without a PMU.
-    #[error("--persistent needs the PMU: leave --no-vpmu, or --pmu off, out")]
+    #[error("--persistent needs the PMU: remove --no-vpmu or --pmu off")]
     PersistentWithoutVpmu,
 }
 
@@ -309,7 +309,10 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
-        let window = same_or(facts, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
+        // A machine without a PMU was saved without a window, whatever was given.
+        let windowed = facts.filter(|it| it.vpmu);
+        let window =
+            same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
         if !window.is_multiple_of(PAGE_SIZE as u64) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }

@@ -236,6 +236,19 @@ fn snapshot_goes_on_where_it_was_taken_each_time_it_is_restored() {
 }
 
 #[test]
+fn machine_without_a_pmu_is_restored_by_the_flags_it_was_started_with() {
+    let bench = Bench::new();
+    let flags = ["--no-vpmu", "--window", "32M"];
+    let machine = Machine::boot(&bench, &flags);
+    let directory = bench.path("here");
+    machine.saved(&directory);
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &flags);
+    assert_eq!(other.next(), "aa");
+    machine.end();
+    other.end();
+}
+
+#[test]
 fn machine_ends_with_its_snapshot_when_asked() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
