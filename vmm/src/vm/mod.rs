@@ -215,6 +215,8 @@ impl Vm {
                 boot
             }
         };
+        // Threads inherit the mask: block the signals before the first one.
+        let signals = EndingSignals::new()?;
         // The window has the slots after the RAM. It is registered meanwhile: nothing needs it before the guest
         // runs.
         let window_slot = window.as_ref().map(|window| {
@@ -246,7 +248,6 @@ impl Vm {
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = Buses::default();
-        let signals = EndingSignals::new()?;
         let patience = Patience {
             end: Arc::clone(&end),
             signals: signals.try_clone()?,
