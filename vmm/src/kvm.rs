@@ -18,7 +18,7 @@ pub enum KvmError {
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
     /// The API version is not the one that has been stable since 2007.
-    #[error("/dev/kvm has version {0} of the interface, not {KVM_API_VERSION}")]
+    #[error("/dev/kvm has API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
     #[error("this KVM lacks {0}: a host kernel of version 5.10 or later has it")]

@@ -124,10 +124,10 @@ pub struct Limits {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LimitError {
     /// A limit of zero.
-    #[error("{0} of zero leaves the guest nothing: give 1 or more")]
+    #[error("{0} 0: give 1 or more")]
     Zero(&'static str),
     /// A percentage above 100.
-    #[error("{flag} {given} is more than the whole: give 1 to 100")]
+    #[error("{flag} {given}: give 1 to 100")]
     Percent {
         /// The flag.
         flag: &'static str,

@@ -130,7 +130,7 @@ pub(super) fn mediated(mediated: Option<bool>) -> Check {
         None => Check::new(
             name,
             "unknown to KVM",
-            "no VM with a mediated PMU runs here: hardware events keep none from starting",
+            "no VM with a mediated PMU runs here: hardware events do not keep one from starting",
         ),
         Some(false) => Check::new(
             name,
@@ -210,7 +210,7 @@ mod tests {
         // The number depends on this host.
         assert_eq!(of_hardware(Some(false)), of_hardware(None));
         for (found, words) in [
-            (None, "keep none"),
+            (None, "do not keep one"),
             (Some(false), "parameter"),
             (Some(true), "--hardware-events"),
         ] {

@@ -112,7 +112,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             list(software),
             match &perf.software_refused {
                 Some(why) => format!(
-                    "no clock or fault of its vCPU's thread for a guest. The host \
+                    "guests cannot count clocks or faults of the vCPU's thread. The host \
                                       refused: {why}"
                 ),
                 None => "what a guest can count of its vCPU's thread".into(),
@@ -182,7 +182,7 @@ fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
             "not honoured",
             "counts hold the host's work for the vCPU, too; the catalogue says so",
         ),
-        None => Check::new(name, "not observed", "the catalogue claims nothing"),
+        None => Check::new(name, "not observed", "the catalogue does not say whether host work is excluded"),
     }
 }
 

@@ -142,7 +142,7 @@ Examples:
   vmm run --kernel bzImage --pmu clocks --allow-event instructions,cycles
   vmm run --config vm.json --report report.json
 
-A configuration file has the flags by their long names, \"memory\" in MiB:
+Keys of a configuration file are the long names of the flags; \"memory\" is in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"pmu\": \"standard\",
    \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
@@ -155,74 +155,73 @@ A configuration file has the flags by their long names, \"memory\" in MiB:
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
 Ctrl-A Ctrl-A sends one Ctrl-A.
 
-Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory; its
-persistent events whose rings lie in the window go on, and so does its time. A power-off, a kernel
-panic and a signal end the run all the same.
+Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory. Its
+clock and the persistent events with rings in the window continue. A power-off, a kernel panic and a
+signal still end the run.
 
-Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl; --restore DIR goes
-on with it, here or on another host with the same processor, KVM and TSC frequency. vCPUs, memory, window
-and PMU are the snapshot's: leave --vcpus, --memory, --window and --no-vpmu out, or give the same. All else
-is as for a machine that boots: limits, console, control socket, confinement. The guest's clock goes on from
-the moment of the snapshot. Memory is read from DIR when the guest touches it and never written there, so
-that many machines can go on from one snapshot; keep its files as they are meanwhile. With --on-reset
-restart, --kernel says what boots after a reset. The guest's events go on with their counts; one that this host
-does not count, or --pmu and --deny-event deny, is in error. The operator's persistent events go on, too;
---persistent starts others beside them, under other names. A snapshot that is damaged, or that this host cannot go on
-with, starts nothing: status 1, and a message that says why.
+Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl. --restore DIR
+continues it, on this host or on another one with the same processor, KVM and TSC frequency. vCPUs, memory,
+window and PMU come from the snapshot: omit --vcpus, --memory, --window and --no-vpmu, or give the same
+values. All other options work as for a machine that boots. The guest's clock continues from the moment of
+the snapshot. The machine reads memory from DIR on first access and never writes there, so many machines
+can run from one snapshot; don't change its files meanwhile. With --on-reset restart, --kernel names the
+kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count, or
+that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too; --persistent
+starts more, under other names. A snapshot that is damaged, or does not fit this host, is refused before the
+guest runs, with status 1 and the reason.
 
-Diffs: with --track-dirty KVM and the PMU note which pages are written, so that 'vmm ctl snapshot DIR --diff BASE'
-saves those alone that were written since BASE. The guest's first write to a page after each snapshot costs a fault
-that KVM serves. --restore DIR of a diff reads BASE, too.
+Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR
+--diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page
+costs a fault that KVM serves. --restore DIR of a diff reads BASE, too.
 
-Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
-it can stop. EVENT is a name of 'vmm check --pmu full'; marks is every mark, mark=7 those of the
-value 7, exits-io:k those in kernel mode. The options:
-  period=N    a sample every so many
-  freq=N      about so many samples a second
-  cpu=N|all   on which vCPU [default: all, one event for each]
-  size=BYTES  of its records, 4K times a power of two, in the window, where the newest stay;
-              0: it only counts [default: 64K]
-  name=NAME   what it is called; with several vCPUs -0, -1 and so on follow [default: as EVENT]
-Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
-a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
-the host's name nor any path of it is in the file.
+Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop.
+EVENT is a name of 'vmm check --pmu full'. marks counts every mark, mark=7 the marks with value 7,
+exits-io:k the port accesses in kernel mode. The options:
+  period=N    take a sample every N events
+  freq=N      take about N samples a second
+  cpu=N|all   count on this vCPU [default: all, one event for each]
+  size=BYTES  size of the ring in the window, 4K times a power of two; it keeps the newest records.
+              0: only count [default: 64K]
+  name=NAME   name of the event; with several vCPUs, -0, -1 and so on are added [default: as EVENT]
+Without period and freq, each mark and each exit is a sample, clocks and hardware events take 1000 samples
+a second, and events that cannot sample only count. The recording describes only the guest: it has
+neither the host's name nor any of its paths.
 
-Events of the guest: a tier is a list to begin with.
-  --pmu off       the machine has no PMU: nothing to see, not one exit for it
+Events of the guest: --pmu selects a list of events that the guest may open.
+  --pmu off       the machine has no PMU device, and no exits caused by one
   --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and the exits that reach the VMM by
                   reason; no hardware event is opened, unless --persistent names one
   --pmu standard  these, the CPU's generic and cache events, page-faults, context-switches,
                   cpu-migrations, exits, halts, and traces
   --pmu full      these, and every raw event of the host's CPU
---allow-event adds to the list; without --pmu it begins empty, and the guest has what is allowed alone.
---deny-event takes out of it, whatever else allows the event, and with an event the traces that show it or
-that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*), kinds
-(hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events
-whose config has the bits of CONFIG where MASK has ones). A denied event is absent: the catalogue does
-not list it, and opening it fails as for an event that the host does not have. The list binds the
-guest: --persistent and 'vmm ctl start' take any event of the host's, and the guest may read those.
+--allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
+--deny-event removes from the list, even if another option allows the event, and with an event the traces
+that show it or that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
+kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the
+events whose config equals CONFIG in the bits of MASK). A denied event is absent: the catalogue does not list
+it, and opening it fails like opening an event that the host does not have. The list applies only to the
+guest: --persistent and 'vmm ctl start' take any event of the host, and the guest may read those events.
 
-Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these numbers of the host CPU's own
-events ('perf stat -e r11' in the guest). A raw event can reach what others share with the guest, such
-as a last-level cache, or tell it what its host and neighbours do: allow those that you know, from the
-manual of this very CPU. A number is an event and its unit mask; flags (any thread, edge and the like)
-are never passed on. The catalogue lists those that the host opens, as raw-0x11. With all, the guest may
-ask for any.
+Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these event numbers of the host's CPU
+('perf stat -e r11' in the guest). A number is an event and its unit mask; flags (any thread, edge and the
+like) are never passed on. A raw event can count shared resources, such as a last-level cache, or reveal the
+activity of the host and of neighbours: allow only events that you know from the manual of this CPU model. The
+catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open any number.
 
-Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, flushes, records and
-ends persistent events while the guest runs, and saves the machine. It goes with the machine; one that a dead machine
-has left is replaced.
+Control: --ctl creates a socket that only you can use. On it 'vmm ctl' lists, starts, flushes, records and
+ends persistent events while the guest runs, and saves the machine. The socket is removed when the run ends;
+a stale socket is replaced.
 
-Confinement: before the guest's first instruction the VMM opens what it needs, closes the descriptors
-that it inherited, drops every capability but CAP_PERFMON, and puts a seccomp filter on each thread.
-All paths are opened before the change of the root directory: --report, --recording and --ctl may name
-files outside it. The directory of recordings stays open, so keep it inside to have nothing outside in
-reach. With --user that user needs write access to the directory of recordings, and owns the control
-socket. A system call that a filter refuses ends the VMM at once, without a report, with a message
-that names it. 'vmm check' and 'vmm ctl' are not confined.
+Confinement: before the guest's first instruction the VMM opens the files that it needs, closes inherited
+descriptors, drops every capability but CAP_PERFMON, and installs a seccomp filter on each thread. All paths
+are opened before the root directory changes, so --report, --recording and --ctl may name files outside it.
+The directory of recordings stays open: choose one inside the new root to keep everything else out of reach.
+The user of --user needs write access to the directory of recordings, and becomes the owner of the control
+socket. A system call that a filter refuses ends the VMM at once, without a report; the message names the
+call. 'vmm check' and 'vmm ctl' are not confined.
 
-Debug port: a byte written by the guest to port 0x504, or on aarch64 to address 0xa002000, says that
-init is reached; the report has the time from the first instruction until then.
+Debug port: the guest's init writes a byte to port 0x504, or on aarch64 to address 0xa002000; the report
+then has the time from the first instruction to that write.
 
 Exit status:
   0  the guest powered off         4  the guest triple-faulted

@@ -91,7 +91,7 @@ pub enum ConfineError {
     )]
     Install(#[source] seccompiler::Error),
     /// The thread could not be started.
-    #[error("the host has no more threads")]
+    #[error("the host cannot start another thread")]
     Thread(#[source] io::Error),
 }
 

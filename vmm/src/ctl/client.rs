@@ -81,19 +81,19 @@ pub enum CtlCommand {
 }
 
 const SNAPSHOT_HELP: &str = "\
-The guest stands still while its memory is written, and then goes on. With --then-exit it stands still until
-DIR is whole and on the disk, and then the run ends, with status 6. If the snapshot fails, DIR has no files and
-the machine goes on. If this command is killed, the machine goes on, too; the next snapshot into DIR
-removes the files that were left there.
+The guest is paused while its memory is written, and then continues. With --then-exit it stays paused until
+DIR is complete and on the disk; then the run ends with status 6. If the snapshot fails, its files are removed and
+the machine continues. If this command is killed, the machine continues, too; the next snapshot into DIR
+removes the leftover files.
 
-With --diff BASE the snapshot is small, and the guest stands still for a short time: DIR has the pages that were
-written since BASE, and names BASE. 'vmm run --restore DIR' reads both, and what BASE was made from. Keep BASE as it
-is, at its path or, if it lies beside DIR, beside it. The machine must run with --track-dirty, and BASE must be
-its last snapshot, or the one that it was restored from.
+With --diff BASE, DIR has only the pages written since BASE: the snapshot is small, and the pause is short. DIR
+refers to BASE, and 'vmm run --restore DIR' reads both, and the bases of BASE. Don't change BASE, and keep it at its
+path, or beside DIR if it is beside DIR now. The machine must run with --track-dirty, and BASE must be its last
+snapshot, or the one that it was restored from.
 
-DIR holds all that the guest has in memory, secrets included: it is for its owner alone. Keep its files as
-they are while machines run from it: those read their memory from there. 'vmm run --restore DIR' goes on
-from it any number of times; the copies have the same random numbers, keys and addresses.";
+DIR holds all of the guest's memory, secrets included; only its owner can read it. Don't change its files while
+machines run from it: they read their memory from there. 'vmm run --restore DIR' works any number of times; the
+copies have the same random numbers, keys and addresses.";
 
 const HELP: &str = "\
 Examples:

@@ -150,7 +150,7 @@ impl Clients {
             Ok(ours)
         }) {
             Ok(true) => {}
-            Ok(false) => return log::warn!("someone else's client on the control socket"),
+            Ok(false) => return log::warn!("refused another user's client on the control socket"),
             Err(error) => return log::warn!("a client of the control socket fails: {error}"),
         }
         if self.clients.len() >= MAX_CLIENTS {

@@ -194,7 +194,7 @@ impl Threads {
         }
         for seat in seats {
             if seat.ended.recv().is_err() {
-                log::debug!("a vCPU thread panicked, and has said so");
+                log::debug!("a vCPU thread panicked and has reported it");
             }
         }
         self.taken = 0;
@@ -207,7 +207,7 @@ impl Drop for Threads {
             seat.vcpus = None;
             let joined = seat.thread.take().map(JoinHandle::join);
             if let Some(Err(_)) = joined {
-                log::debug!("a vCPU thread panicked, and has said so");
+                log::debug!("a vCPU thread panicked and has reported it");
             }
         }
     }

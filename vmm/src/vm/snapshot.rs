@@ -44,7 +44,7 @@ enum TakeError {
     #[error(transparent)]
     Diff(#[from] DiffError),
     /// The state cannot be written as JSON.
-    #[error("cannot be written as JSON")]
+    #[error("the machine's state cannot be written as JSON")]
     Json(#[from] serde_json::Error),
 }
 

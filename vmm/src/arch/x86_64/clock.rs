@@ -41,7 +41,7 @@ impl GuestClock {
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
-                log::warn!("the guest's time begins anew: KVM does not keep it: {error}");
+                log::warn!("the guest's time restarts: KVM cannot set the TSC offset: {error}");
             }
         }
         Self::new(kvm, vm, vcpus)
