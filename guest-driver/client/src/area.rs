@@ -245,6 +245,9 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
     for _ in 0..TRIES {
         publish()?;
         let head = place.head();
+        if head == 0 {
+            return Ok(Chunk::default());
+        }
         place.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
         // The host may have overwritten earlier bytes by now.
@@ -252,7 +255,7 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);
         let gone = usize::try_from(from - chunk.position).unwrap_or(usize::MAX);
-        if gone < chunk.bytes.len() || head == 0 {
+        if gone < chunk.bytes.len() {
             chunk.bytes.drain(..gone);
             chunk.position = from;
             return Ok(chunk);
