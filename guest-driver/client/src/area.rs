@@ -233,7 +233,7 @@ impl<'a> Snapshot<'a> {
     /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`].
     pub fn take(&self) -> Result<Chunk, AreaError> {
         // Reading the event makes the host publish everything that it has written.
-        take(&self.place, || Ok(self.event.read().map(|_| ())?))
+        take(&self.place, || Ok(self.event.read_any()?))
     }
 }
 

@@ -225,6 +225,23 @@ fn snapshot_with_wild_heads_does_not_panic() {
 }
 
 #[test]
+fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
+    let mut host = Host::new(1);
+    host.write(3);
+    // Each reading is of a group without members: zeros.
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(16 * PAGE).unwrap();
+    let attr = EventAttr::new(0, 0).reading_group();
+    let event = Event::new(file.into(), &attr);
+    let place = host.place();
+    let snapshot = Snapshot {
+        event: &event,
+        place,
+    };
+    assert_eq!(snapshot.take().unwrap().bytes, expected(0, 3));
+}
+
+#[test]
 fn sizes_that_no_machine_has_are_refused() {
     let host = Host::new(1);
     for pages_log2 in [52, 63, 64, u32::MAX] {
