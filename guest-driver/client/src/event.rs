@@ -322,7 +322,7 @@ impl Event {
     /// [`crate::Persistent::overwrites`] for a persistent event.
     ///
     /// # Errors
-    /// See [`Event::map`]; [`HistoryError::Forward`].
+    /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
     pub fn map_history(
         &self,
         data_pages: u32,
