@@ -90,7 +90,7 @@ pub enum AptError {
     #[error("cannot list the archives that apt fetches from")]
     Targets(#[source] ProcessError),
     /// The host's lists do not name a Debian archive.
-    #[error("apt's lists name no archive of Debian's")]
+    #[error("apt's lists do not name a Debian archive")]
     NoArchive,
     /// A file or a directory of the apt for another architecture could not be written.
     #[error("cannot write {path}")]

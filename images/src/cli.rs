@@ -221,7 +221,7 @@ impl BootArgs {
         for file in &self.files {
             let (inside, outside) = file
                 .split_once('=')
-                .ok_or_else(|| format!("--file {file}: say PATH=FILE, like root/data=./data"))?;
+                .ok_or_else(|| format!("--file {file}: write PATH=FILE, like root/data=./data"))?;
             let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }

@@ -50,7 +50,7 @@ pub enum KernelError {
     #[error(transparent)]
     File(#[from] FileError),
     /// Unpacked packages that do not look as expected.
-    #[error("the kernel's packages hold no {0}")]
+    #[error("the kernel's packages lack a {0}")]
     Layout(String),
     /// The host lacks something to build one with.
     #[error(transparent)]
@@ -292,7 +292,7 @@ fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
         .iter()
         .map(|name| root.join(name))
         .find(|path| path.is_dir());
-    found.ok_or_else(|| KernelError::Layout(names.join(" or ")))
+    found.ok_or_else(|| KernelError::Layout(format!("directory {}", names.join(" or "))))
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use thiserror::Error;
 use crate::{process, sys};
 
 const CHUNK: usize = 4096;
+/// Interval between looks at a program that closed its streams.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Errors of running a machine.
 #[derive(Debug, Error)]
@@ -82,8 +84,11 @@ pub fn run(
     let (sender, receiver) = mpsc::channel();
     let stdout = child.0.stdout.take();
     let stderr = child.0.stderr.take();
+    let open = sender.clone();
     thread::spawn(move || stdout.map(|stream| forward(stream, &sender)));
     let complaints = thread::spawn(move || {
+        // Keeps the channel connected until stderr, too, is closed.
+        let _open = open;
         let mut text = Vec::new();
         // A stream that fails is treated as ended.
         stderr.map(|mut stream| stream.read_to_end(&mut text));
@@ -97,15 +102,26 @@ pub fn run(
             Err(RecvTimeoutError::Timeout) => return Err(MachineError::Timeout(timeout)),
         }
     }
-    // Its stdout is closed: it is ending.
-    let status = child
-        .0
-        .wait()
-        .map_err(|source| MachineError::Wait { program, source })?;
+    // Its streams are closed: it is ending, unless it closed them itself.
+    let status = wait(&mut child.0, deadline)
+        .map_err(|source| MachineError::Wait { program, source })?
+        .ok_or(MachineError::Timeout(timeout))?;
     Ok(Ended {
         status,
         stderr: complaints.join().unwrap_or_default(),
     })
+}
+
+/// Waits until `child` ends; `None` if it still runs at `deadline`.
+fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+    loop {
+        let status = child.try_wait()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if status.is_some() || left.is_zero() {
+            return Ok(status);
+        }
+        thread::sleep(left.min(LOOK_EVERY));
+    }
 }
 
 fn forward(mut stream: impl Read, sender: &mpsc::Sender<Vec<u8>>) {
@@ -147,13 +163,16 @@ mod tests {
     fn machine_beyond_its_timeout_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
-        let mut command = shell(&format!(
-            "echo $$ > {}; exec tail -f /dev/null",
-            file.display()
-        ));
-        let error = run(&mut command, Duration::from_millis(500), |_| {}).unwrap_err();
-        assert!(matches!(error, MachineError::Timeout(_)));
-        let pid = std::fs::read_to_string(file).unwrap();
-        assert!(!std::path::Path::new("/proc").join(pid.trim()).exists());
+        // Also after it closed its streams.
+        for closed in ["", ">&-", "2>&-", ">&- 2>&-"] {
+            let mut command = shell(&format!(
+                "echo $$ > {}; exec sleep 1000 {closed}",
+                file.display()
+            ));
+            let error = run(&mut command, Duration::from_millis(500), |_| {}).unwrap_err();
+            assert!(matches!(error, MachineError::Timeout(_)), "{closed:?}");
+            let pid = std::fs::read_to_string(&file).unwrap();
+            assert!(!std::path::Path::new("/proc").join(pid.trim()).exists());
+        }
     }
 }

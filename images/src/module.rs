@@ -131,18 +131,27 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     let mut make = make(kernel, work.path(), None);
     // `C=1` runs sparse on each file that is compiled; its complaints fail the build.
     make.args(["C=1", "CF=-Wsparse-error"]);
-    match process::output(&mut make) {
-        Ok(_) => Ok(Vec::new()),
-        Err(ProcessError::Failed(failure)) if failure.everything.contains("vpmu") => {
-            let lines = failure.everything.lines();
-            let complaints =
-                lines.filter(|line| line.contains(": error: ") || line.contains(": warning: "));
-            Ok(complaints.map(str::to_owned).collect())
-        }
-        Err(source) => Err(ModuleError::Build {
-            headers: kernel.headers.clone(),
-            source,
-        }),
+    complaints(process::output(&mut make)).map_err(|source| ModuleError::Build {
+        headers: kernel.headers.clone(),
+        source,
+    })
+}
+
+/// The complaints in the output of a make that ran sparse, or the error of a make that failed without one.
+fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, ProcessError> {
+    let failure = match made {
+        Ok(_) => return Ok(Vec::new()),
+        Err(ProcessError::Failed(failure)) if failure.everything.contains("vpmu") => failure,
+        Err(error) => return Err(error),
+    };
+    let lines = failure.everything.lines();
+    let complaints: Vec<String> = lines
+        .filter(|line| line.contains(": error: ") || line.contains(": warning: "))
+        .map(str::to_owned)
+        .collect();
+    match complaints.is_empty() {
+        true => Err(ProcessError::Failed(failure)),
+        false => Ok(complaints),
     }
 }
 
@@ -211,5 +220,23 @@ mod tests {
             sources(Path::new("/no/dir")),
             Err(ModuleError::File { .. })
         ));
+    }
+
+    #[test]
+    fn make_that_fails_without_complaint_is_an_error() {
+        let made = |line: &str| {
+            let script = format!("echo 'CHECK vpmu_main.c'; echo '{line}' >&2; exit 2");
+            complaints(process::output(Command::new("sh").args(["-c", &script])))
+        };
+        for line in [
+            "ERROR: modpost: missing MODULE_LICENSE() in virtio_pmu.o",
+            "/bin/sh: 1: sparse: not found",
+        ] {
+            let failed = made(line);
+            assert!(matches!(failed, Err(ProcessError::Failed(_))), "{failed:?}");
+        }
+        let complaint = "vpmu_main.c:1:2: error: incorrect type in argument 1";
+        assert_eq!(made(complaint).unwrap(), [complaint]);
+        assert!(complaints(Ok(Vec::new())).unwrap().is_empty());
     }
 }

@@ -123,7 +123,7 @@ fn complaint(output: &str) -> String {
         .find(full_disk)
         .or_else(|| lines().find(names_error))
         .or_else(|| lines().next_back())
-        .unwrap_or("it said nothing")
+        .unwrap_or("no output")
         .to_owned()
 }
 
@@ -174,6 +174,6 @@ mod tests {
     #[test]
     fn complaint_without_an_error_line_is_the_last_line() {
         assert_eq!(complaint("one\ntwo\n\n"), "two");
-        assert_eq!(complaint(""), "it said nothing");
+        assert_eq!(complaint(""), "no output");
     }
 }

@@ -233,7 +233,7 @@ impl<'a> Snapshot<'a> {
     /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`].
     pub fn take(&self) -> Result<Chunk, AreaError> {
         // Reading the event makes the host publish everything that it has written.
-        take(&self.place, || Ok(self.event.read().map(|_| ())?))
+        take(&self.place, || Ok(self.event.read_any()?))
     }
 }
 
@@ -245,6 +245,9 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
     for _ in 0..TRIES {
         publish()?;
         let head = place.head();
+        if head == 0 {
+            return Ok(Chunk::default());
+        }
         place.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
         // The host may have overwritten earlier bytes by now.
@@ -252,7 +255,7 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);
         let gone = usize::try_from(from - chunk.position).unwrap_or(usize::MAX);
-        if gone < chunk.bytes.len() || head == 0 {
+        if gone < chunk.bytes.len() {
             chunk.bytes.drain(..gone);
             chunk.position = from;
             return Ok(chunk);

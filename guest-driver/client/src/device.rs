@@ -52,7 +52,7 @@ pub enum DeviceError {
     #[error("placing a mark")]
     Mark(#[source] io::Error),
     /// Pending samples could not be written.
-    #[error("flushing all persistent events")]
+    #[error("flushing pending samples")]
     Flush(#[source] io::Error),
     /// The device refused the event.
     #[error("opening the event{}", hint(.0))]

@@ -251,6 +251,16 @@ impl Event {
         }
     }
 
+    /// Reads the event in either read format, so that the device publishes everything it has
+    /// written.
+    pub(crate) fn read_any(&self) -> Result<(), EventError> {
+        if self.reads_group() {
+            self.read_group().map(drop)
+        } else {
+            self.read().map(drop)
+        }
+    }
+
     fn reads_group(&self) -> bool {
         self.layout.read_format & FORMAT_GROUP != 0
     }
@@ -312,7 +322,7 @@ impl Event {
     /// [`crate::Persistent::overwrites`] for a persistent event.
     ///
     /// # Errors
-    /// See [`Event::map`]; [`HistoryError::Forward`].
+    /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
     pub fn map_history(
         &self,
         data_pages: u32,

@@ -28,12 +28,14 @@ pub enum HistoryError {
     /// The event cannot be flushed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// A ring that overwrites forwards, where the start of the oldest record is unknown, or one
-    /// written backwards that keeps unread records.
+    /// A ring that overwrites forwards, where the start of the oldest record is unknown.
     #[error(
         "its ring overwrites the oldest records, but is not written backwards: the start of its oldest record is unknown"
     )]
     Forward,
+    /// A ring written backwards that keeps unread records.
+    #[error("its ring is written backwards, but does not overwrite the oldest records")]
+    Backward,
 }
 
 /// The direction and mode in which the ring is written.
@@ -78,7 +80,8 @@ impl<'a> History<'a> {
         let manner = match (overwrites, backward) {
             (true, true) => Manner::Newest,
             (false, false) => Manner::Unread,
-            _ => return Err(HistoryError::Forward),
+            (true, false) => return Err(HistoryError::Forward),
+            (false, true) => return Err(HistoryError::Backward),
         };
         let pages = usize::try_from(data_pages).unwrap_or(usize::MAX);
         Ok(Self {

@@ -1,7 +1,7 @@
 //! Rings in a file's pages, written at chosen moments of a read.
 
 use super::*;
-use crate::attr::SAMPLE_IP;
+use crate::attr::{EventAttr, SAMPLE_IP};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -237,4 +237,16 @@ fn failed_flush_is_reported_unless_event_is_in_error() {
     let past = |errno| newest(&mapping, &LAYOUT, None, || settled(fail(errno)));
     assert!(past(libc::ENOTTY).is_err());
     assert!(past(libc::EIO).is_ok());
+}
+
+#[test]
+fn history_needs_ring_that_overwrites_backwards_or_keeps_forwards() {
+    let (writer, _mapping) = Writer::new(false);
+    let event = Event::new(writer.file.into(), &EventAttr::new(0, 0));
+    let of = |overwrites, backward| History::new(&event, 1, LAYOUT, (overwrites, backward));
+    assert!(of(true, true).is_ok() && of(false, false).is_ok());
+    let forward = of(true, false).unwrap_err().to_string();
+    assert!(forward.contains("is not written backwards"), "{forward}");
+    let backward = of(false, true).unwrap_err().to_string();
+    assert!(backward.contains("does not overwrite"), "{backward}");
 }

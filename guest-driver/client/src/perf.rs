@@ -55,7 +55,7 @@ pub enum PerfError {
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
     /// Persistent events cannot be opened with `perf_event_open(2)`.
-    #[error("perf_event_open has no persistent events: open it with /dev/vpmu")]
+    #[error("persistent events cannot be opened with perf_event_open: use /dev/vpmu")]
     Door,
     /// The kernel refused the event.
     #[error("perf_event_open")]

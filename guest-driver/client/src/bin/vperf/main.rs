@@ -36,6 +36,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use vpmu_client::error::chain;
 
+use crate::workload::WorkloadError;
+
 /// The exit code for failures of vperf itself. stat, record, top and exits otherwise return the
 /// workload's exit code, which seldom is this one.
 const FAILED: u8 = 125;
@@ -102,18 +104,25 @@ enum CliError {
 
 impl CliError {
     fn exit_code(&self) -> u8 {
+        self.workload().map_or(FAILED, WorkloadError::exit_code)
+    }
+
+    fn workload(&self) -> Option<&WorkloadError> {
         match self {
             Self::Stat(stat::StatError::Workload(error))
             | Self::Record(record::RecordError::Workload(error))
-            | Self::Top(top::TopError::Workload(error)) => error.exit_code(),
-            Self::Exits(error) => error.exit_code(),
-            _ => FAILED,
+            | Self::Top(top::TopError::Workload(error)) => Some(error),
+            Self::Exits(error) => error.workload(),
+            _ => None,
         }
     }
 
     /// Whether the reader of standard output closed it, as in `vperf report | head`: this is not a
-    /// failure.
+    /// failure. A pipe to the workload is not output.
     fn is_broken_pipe(&self) -> bool {
+        if self.workload().is_some() {
+            return false;
+        }
         let mut cause: Option<&dyn std::error::Error> = Some(self);
         while let Some(error) = cause {
             let io = error.downcast_ref::<io::Error>();
@@ -201,5 +210,17 @@ mod tests {
         assert!(cli.is_ok(), "{cli:?}");
         let unknown = Cli::try_parse_from(["vperf", "stat", "-z", "true"]);
         assert!(unknown.is_err(), "an unknown option is no command");
+    }
+
+    #[test]
+    fn broken_pipe_is_silent_only_for_own_output() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let output = CliError::from(list::ListError::Write(broken()));
+        assert!(output.is_broken_pipe());
+        let program = "true".into();
+        let source = broken();
+        let workload = WorkloadError::Run { program, source };
+        let error = CliError::from(stat::StatError::Workload(workload));
+        assert!(!error.is_broken_pipe(), "{}", chain(&error));
     }
 }

@@ -142,7 +142,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
 fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> String {
     let mut text = format!("# Recording of {}\n", recording.target);
     if !recording.complete {
-        text.push_str("# It was cut off before its end: this is what it holds.\n");
+        text.push_str("# The recording is truncated.\n");
     }
     if recording.kernel_is_hidden() {
         text.push_str(
@@ -178,7 +178,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
         ));
         if profile.throttled > 0 {
             text.push_str(&format!(
-                "# It overflowed too often: {} times the device made no samples for a while.\n",
+                "# Throttled {} times: samples are missing.\n",
                 grouped(profile.throttled)
             ));
         }

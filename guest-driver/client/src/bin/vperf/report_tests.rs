@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{Aux, Chain, EventLine, Header, Line, Sample, TraceLine};
+use crate::data::{Aux, Chain, EventLine, Header, Line, Sample, Throttle, TraceLine};
 use vpmu_client::trace::Format;
 
 fn args(keys: &[Key]) -> ReportArgs {
@@ -46,7 +46,8 @@ fn recording() -> Recording {
 
 #[test]
 fn report_heading_shows_event_period_and_loss() {
-    let recording = recording();
+    let mut recording = recording();
+    recording.add(Line::Throttle(Throttle { event: 0, time: 1 }));
     let keys = [Key::Pid, Key::Symbol];
     assert_eq!(
         to_text(
@@ -55,9 +56,10 @@ fn report_heading_shows_event_period_and_loss() {
             &args(&keys)
         ),
         "# Recording of 'x'\n\
-         # It was cut off before its end: this is what it holds.\n\
+         # The recording is truncated.\n\
          #\n# task-clock: 4 samples, one every 1,000,000 ns, 0 lost\n\
-         # counted by a source, host's work included\n\n\
+         # counted by a source, host's work included\n\
+         # Throttled 1 times: samples are missing.\n\n\
          \u{20}SHARE  SAMPLES  PID  SYMBOL\n\
          75.00%        3  7    [.] 0x1000-0x1fff\n\
          25.00%        1  9    [.] 0x1000-0x1fff\n\n"

@@ -93,7 +93,11 @@ impl Held {
             source,
         };
         if let Some(mut go) = self.go.take() {
-            go.write_all(&[1]).map_err(error)?;
+            match go.write_all(&[1]) {
+                // The child was killed while it was held: its exit status shows that.
+                Err(broken) if broken.kind() == io::ErrorKind::BrokenPipe => {}
+                written => written.map_err(error)?,
+            }
         }
         let child = self.finish().map_err(|source| WorkloadError::Run {
             program: self.program.clone(),
@@ -210,5 +214,18 @@ mod tests {
         assert_eq!(exit_code(sleeper.wait().unwrap()), 128 + 15);
         assert_eq!(run("/nonexistent/program").unwrap_err().exit_code(), 127);
         assert_eq!(run("/etc/passwd").unwrap_err().exit_code(), 126);
+    }
+
+    #[test]
+    fn command_killed_before_its_release_has_its_signals_exit_code() {
+        let held = Held::start(&words("/bin/true")).unwrap();
+        let process = Process::open(held.pid()).unwrap();
+        process.signal(libc::SIGKILL).unwrap();
+        // The pipe has no reader left once the thread that spawned the child ends.
+        while !held.spawning.as_ref().unwrap().is_finished() {
+            std::thread::yield_now();
+        }
+        let running = held.release().unwrap();
+        assert_eq!(exit_code(running.wait().unwrap()), 128 + 9);
     }
 }

@@ -9,6 +9,8 @@ mod timeline;
 
 use clap::{Args, Subcommand};
 
+use crate::workload::WorkloadError;
+
 /// Show every VM exit: its reason, the task that caused it, and how long the host took.
 ///
 /// A CPU of a virtual machine leaves the guest whenever its host must act: an access to a device, a
@@ -55,11 +57,11 @@ pub(crate) enum ExitsError {
 }
 
 impl ExitsError {
-    /// The exit code, following env(1) for a command that cannot run.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// The command's error, if that is the cause.
+    pub(crate) fn workload(&self) -> Option<&WorkloadError> {
         match self {
-            Self::Record(record::RecordError::Workload(error)) => error.exit_code(),
-            _ => crate::FAILED,
+            Self::Record(record::RecordError::Workload(error)) => Some(error),
+            _ => None,
         }
     }
 }

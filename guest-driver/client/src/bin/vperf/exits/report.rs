@@ -166,7 +166,7 @@ fn to_text(report: &Report<'_>, kernel_is_hidden: bool, top: usize) -> String {
     if report.complete {
         text.push_str(&format!(", recorded for {}\n", duration(report.elapsed_ns)));
     } else {
-        text.push_str("\n# It was cut off before its end: this is what it holds.\n");
+        text.push_str("\n# The recording is truncated.\n");
     }
     if kernel_is_hidden {
         text.push_str(
@@ -198,13 +198,13 @@ fn heading(trace: &Traced<'_>) -> String {
     }
     if trace.cut > 0 {
         text.push_str(&format!(
-            "# Of {} the trace saw no end: their time is at least what is shown.\n",
+            "# {} exits were cut by the end of the trace: their times are lower bounds.\n",
             grouped(trace.cut)
         ));
     }
     if trace.unreadable_pages > 0 {
         text.push_str(&format!(
-            "# Pages of it that cannot be read: {}.\n",
+            "# {} unreadable pages.\n",
             grouped(trace.unreadable_pages)
         ));
     }

@@ -144,7 +144,7 @@ fn exits_report_shows_reason_task_and_time() {
          #\n\
          # trace-0: 5 exits, 100.000 us outside of the guest, 192 bytes lost\n\
          # traced by a source\n\
-         # Of 1 the trace saw no end: their time is at least what is shown.\n\
+         # 1 exits were cut by the end of the trace: their times are lower bounds.\n\
          \n\
          EXITS  %EXITS       TIME   %TIME       MEAN      WORST  REASON\n\
          \u{20}   1  20.00%  90.000 us  90.00%  90.000 us  90.000 us  hlt\n\
@@ -200,7 +200,7 @@ fn truncated_recording_takes_loss_from_packets() {
     assert_eq!(report["traces"][0]["lost_bytes"], 192);
     assert_eq!(report["traces"][0]["produced_bytes"], 512 + 192);
     let text = report::render(&args("", &path)).unwrap();
-    assert!(text.contains("It was cut off before its end"), "{text}");
+    assert!(text.contains("The recording is truncated."), "{text}");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn garbage_costs_a_page_and_is_told() {
     assert_eq!(report["traces"][0]["unreadable_pages"], 1);
     assert_eq!(report["traces"][0]["exits"], 6);
     let text = report::render(&args("", &path)).unwrap();
-    assert!(text.contains("that cannot be read: 1"), "{text}");
+    assert!(text.contains("# 1 unreadable pages."), "{text}");
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     })?;
     say(&format!(
-        "{}: counted {}; {} samples shown, {} lost, {missed} bytes written over before they were read; the event ends",
+        "{}: counted {}; {} samples shown, {} lost, {missed} bytes overwritten before they were read; the event ends",
         listed.name,
         grouped(count.value),
         grouped(sums.samples),

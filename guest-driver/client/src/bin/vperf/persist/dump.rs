@@ -52,7 +52,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     }
     if unreadable > 0 {
         say(&format!(
-            "{} records could not be taken apart and are left out",
+            "{} records could not be parsed and are left out",
             grouped(unreadable)
         ));
     }

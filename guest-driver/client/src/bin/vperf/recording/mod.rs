@@ -279,9 +279,7 @@ impl<'a> Recording<'a> {
         measuring.stop(opened)?;
         // Reading an event makes the device write the record of its last loss, for which the ring
         // had no space before, and publish its trace.
-        let dead = opened
-            .iter()
-            .find_map(|o| Some((o.index, o.event.read().err()?)));
+        let dead = first_error(opened.iter().map(|o| (o.index, o.event.read())));
         self.drain()?;
         self.take_snapshots()?;
         self.account()?;
@@ -338,5 +336,34 @@ impl<'a> Recording<'a> {
         if self.processes.lost() > 0 {
             say("notices of the kernel about processes were lost: some names may be wrong");
         }
+    }
+}
+
+/// Takes all results; returns the first error, with its event's index.
+fn first_error<T, E>(results: impl Iterator<Item = (usize, Result<T, E>)>) -> Option<(usize, E)> {
+    results.fold(None, |first, (index, result)| {
+        first.or_else(|| Some((index, result.err()?)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_after_unreadable_one_are_read() {
+        let mut read = Vec::new();
+        let first = first_error((0..4).map(|index| {
+            read.push(index);
+            let result = if index % 2 == 1 {
+                Err(index * 10)
+            } else {
+                Ok(())
+            };
+            (index, result)
+        }));
+        assert_eq!(first, Some((1, 10)));
+        assert_eq!(read, [0, 1, 2, 3]);
+        assert_eq!(first_error([(0, Ok::<_, ()>(()))].into_iter()), None);
     }
 }
