@@ -1387,11 +1387,8 @@ impl Control {
         }
     }
 
-    /// Frees a name for the operator: a guest event with this name gets its default name instead.
-    fn take_name(&mut self, name: &Name) {
-        let Some(id) = self.named(name) else {
-            return;
-        };
+    /// Frees the name of the guest event `id` for the operator: the event gets its default name instead.
+    fn take_name(&mut self, id: u64) {
         self.set_persistence(
             id,
             Some(Persistence {
@@ -1471,7 +1468,7 @@ impl Control {
         if pages != 0 && !self.has_window() {
             return Err(PersistError::NoWindow);
         }
-        self.take_name(&name);
+        let before = self.named(&name);
         let persistence = Persistence {
             name,
             operator: true,
@@ -1491,6 +1488,9 @@ impl Control {
         if let Some(Err(errno)) = enabled {
             self.end(id);
             return Err(refused(asked, errno));
+        }
+        if let Some(guests) = before {
+            self.take_name(guests);
         }
         self.notices.due().list(id);
         Ok(id)
