@@ -53,7 +53,7 @@ use crate::shard::{Errand, Shard, State, View, event_command};
 use crate::sink::{HeldBytes, Sink};
 use crate::source::Rate;
 use crate::tasks::Tasks;
-use crate::window::{Holder, Window};
+use crate::window::{Holder, Run, Window};
 use crate::work::{self, Turn, Work};
 
 /// The device-specific feature bits that every device offers.
@@ -936,22 +936,24 @@ impl Control {
         writable: bool,
         holder: Holder,
     ) -> Result<u32, Errno> {
-        let taken = self.sinks.take_pages(count, holder);
-        let (first, pages) = taken.ok_or(Errno::ENOSPC)?;
+        let run = self.sinks.take_pages(count, holder).ok_or(Errno::ENOSPC)?;
         let window = self.sinks.window().ok_or(Errno::ENOSPC)?;
         let memory = window.memory().clone();
-        self.lay(spec, &memory, &pages, writable, Some(first))?;
+        let first = run.first();
+        let pages: Vec<GuestAddress> = run.addresses().collect();
+        self.lay(spec, &memory, &pages, writable, Some(run))?;
         Ok(first)
     }
 
-    /// Creates an event's ring in `pages` of `memory`, which the caller has checked.
+    /// Creates an event's ring in `pages` of `memory`, which the caller has checked; `run` holds them in
+    /// the window.
     fn lay(
         &mut self,
         spec: &EventSpec,
         memory: &Memory,
         pages: &[GuestAddress],
         writable: bool,
-        window_page: Option<u32>,
+        run: Option<Run>,
     ) -> Result<(), Errno> {
         let mode = RingMode {
             writable,
@@ -961,7 +963,7 @@ impl Control {
         let ring = ring.map_err(|_| Errno::EINVAL)?;
         let sink = Sink::new(spec.id);
         sink.set_ring(ring, memory);
-        let moved = self.sinks.add(sink, window_page);
+        let moved = self.sinks.add(sink, run);
         self.publish_sink(&moved);
         // The ring is mapped even if this update puts the event in error.
         self.with_event(spec.id, |state| state.update(spec.id));
