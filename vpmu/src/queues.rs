@@ -318,7 +318,11 @@ fn walk(
             len: descriptor.len.get() as usize,
             writable: flags & WRITE != 0,
         };
-        if flags & INDIRECT != 0 || !memory.is_writable(part.address, part.len) {
+        let in_memory = match part.writable {
+            true => memory.is_writable(part.address, part.len),
+            false => memory.is_readable(part.address, part.len),
+        };
+        if flags & INDIRECT != 0 || !in_memory {
             return Err(BadChain);
         }
         parts.push(part);
