@@ -116,7 +116,7 @@ impl HeldRecords {
     }
 }
 
-/// The window lies in guest memory.
+/// The window overlaps guest memory.
 #[derive(Debug)]
 pub(crate) struct Overlap;
 
@@ -205,7 +205,7 @@ impl Control {
     /// Activates the device for a driver; the caller has checked the features and the queues.
     ///
     /// # Errors
-    /// [`Overlap`]: the window lies in `memory`.
+    /// [`Overlap`]: the window overlaps `memory`.
     pub(crate) fn activate(
         &mut self,
         memory: Memory,
