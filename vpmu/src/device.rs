@@ -40,7 +40,7 @@ const VERSION_1: u64 = 1 << 32;
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
-    reason = "read with its module before it, as std's are"
+    reason = "users write `vpmu::Error`, like `std::io::Error`"
 )]
 pub enum Error {
     /// Too few or too many vCPUs.
@@ -70,10 +70,13 @@ pub enum Error {
     #[error("the window must be one region of whole pages, the first of them aligned")]
     Window,
     /// A producer's name or format is not valid, or another producer has the name.
-    #[error("{0:?} cannot be an AUX producer: a name of its own, and a format from 128 on")]
+    #[error(
+        "invalid AUX producer {0:?}: it needs a unique name of 1 to 39 bytes, a text of at most 127 bytes, and \
+         a format of 128 or more"
+    )]
     Producer(&'static str),
     /// The window overlaps guest memory.
-    #[error("the window lies in guest memory")]
+    #[error("the window overlaps guest memory")]
     WindowOverlaps,
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]

@@ -7,6 +7,7 @@
 //! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
 //! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers |
 //! | `DRAIN` | number of shards that need draining | a shard that starts or stops needing it |
+//! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring there |
 //!
 //! The gate of [`crate::flush`] is locked alone. A thread takes locks in this order, from the top,
 //! and never two of one kind: two shards are visited one after the other, under `CONTROL` if an
@@ -27,6 +28,8 @@ pub(crate) const SINK: u8 = 2;
 pub(crate) const NOTICES: u8 = 3;
 /// Rank of the drain count's lock.
 pub(crate) const DRAIN: u8 = 4;
+/// Rank of the lock of the window's allocated pages.
+pub(crate) const WINDOW: u8 = 5;
 
 /// A mutex with a rank in the order.
 pub(crate) struct Lock<T, const RANK: u8>(Mutex<T>);

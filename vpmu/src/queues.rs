@@ -239,7 +239,7 @@ impl DeviceQueue {
             Ok(head) => head?,
             Err(error) => {
                 let index = active.index;
-                log::warn!("queue {index} makes no sense, it stays silent until a reset: {error}");
+                log::warn!("queue {index} is inconsistent and is ignored until a reset: {error}");
                 active.broken = true;
                 return None;
             }
@@ -272,7 +272,9 @@ impl DeviceQueue {
         let memory = active.memory.view();
         if let Err(error) = active.queue.give_back(&memory, chain.head, len) {
             let index = active.index;
-            log::warn!("queue {index} takes nothing back, it stays silent: {error}");
+            log::warn!(
+                "cannot return a buffer on queue {index}, which is ignored until a reset: {error}"
+            );
             active.broken = true;
         }
         active.spare = chain.parts;
@@ -318,7 +320,11 @@ fn walk(
             len: descriptor.len.get() as usize,
             writable: flags & WRITE != 0,
         };
-        if flags & INDIRECT != 0 || !memory.is_writable(part.address, part.len) {
+        let in_memory = match part.writable {
+            true => memory.is_writable(part.address, part.len),
+            false => memory.is_readable(part.address, part.len),
+        };
+        if flags & INDIRECT != 0 || !in_memory {
             return Err(BadChain);
         }
         parts.push(part);

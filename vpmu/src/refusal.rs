@@ -47,7 +47,7 @@ pub enum Refusal {
     )]
     Mediated,
     /// Another reason.
-    #[error("the log of its kernel may say why")]
+    #[error("see the host's kernel log")]
     Other,
 }
 

@@ -135,7 +135,7 @@ impl VcpuSession {
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;
-            log::debug!("queue {queue} was notified by vCPU {vcpu}, but is no vCPU's");
+            log::debug!("vCPU {vcpu} notified queue {queue}, which is not a vCPU queue");
             return;
         };
         // Finish an earlier notification that the VMM did not resume.

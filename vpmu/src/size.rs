@@ -7,7 +7,7 @@ pub enum SizeError {
     #[error("give a number of bytes, or one with K or M")]
     Number,
     /// The size exceeds 64 bits.
-    #[error("more than any machine has")]
+    #[error("the size does not fit in 64 bits")]
     TooLarge,
 }
 

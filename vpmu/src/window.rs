@@ -2,9 +2,12 @@
 //! nothing of rings.
 
 use std::collections::BTreeMap;
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::abi::PAGE_SIZE;
+use crate::locks::{Lock, WINDOW};
 use crate::memory::{Memory, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -16,6 +19,19 @@ pub(crate) enum Holder {
     Operator,
 }
 
+/// The first page of each allocated run, and its length.
+type Taken = Lock<BTreeMap<u32, u32>, WINDOW>;
+
+/// Allocated contiguous pages of the window, freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Run {
+    first: u32,
+    pages: u32,
+    /// Guest-physical address of the first page.
+    start: GuestAddress,
+    taken: Arc<Taken>,
+}
+
 /// One region of memory, with its allocated runs of pages.
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -25,8 +41,7 @@ pub(crate) struct Window {
     pages: u32,
     /// The first page reserved for the operator.
     operators: u32,
-    /// The first page of each run, and its length.
-    taken: BTreeMap<u32, u32>,
+    taken: Arc<Taken>,
 }
 
 impl Window {
@@ -51,7 +66,7 @@ impl Window {
             first,
             pages,
             operators: guests.min(pages),
-            taken: BTreeMap::new(),
+            taken: Arc::new(Lock::new(BTreeMap::new())),
         })
     }
 
@@ -75,71 +90,76 @@ impl Window {
 
     /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is no such run. The operator
     /// allocates its reserved pages first.
-    pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Vec<GuestAddress>> {
+    pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
             Holder::Operator => self
                 .first_fit(pages, self.operators, self.pages)
                 .or_else(|| self.first_fit(pages, 0, self.pages)),
         };
-        let first = first?;
-        let base = self.first.0 + u64::from(first) * PAGE;
-        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
-        let addresses: Vec<GuestAddress> = addresses.collect();
+        let run = self.run(first?, pages);
         let view = self.memory.view();
-        for &page in &addresses {
+        for page in run.addresses() {
             view.write(&[0; PAGE_SIZE], page).ok()?;
         }
-        self.taken.insert(first, pages);
-        Some(addresses)
+        Some(run)
     }
 
     /// Allocates the run of `pages` pages that begins with page `first`, and keeps their contents; `None` if they are
     /// in use, or not available to `holder`.
-    pub(crate) fn retake(
-        &mut self,
-        first: u32,
-        pages: u32,
-        holder: Holder,
-    ) -> Option<Vec<GuestAddress>> {
+    pub(crate) fn retake(&mut self, first: u32, pages: u32, holder: Holder) -> Option<Run> {
         let end = first.checked_add(pages)?;
         let most = match holder {
             Holder::Guest => self.operators,
             Holder::Operator => self.pages,
         };
-        let before = self.taken.range(..end).next_back();
+        let taken = self.taken.lock();
+        let before = taken.range(..end).next_back();
         let free = before.is_none_or(|(&other, &len)| other + len <= first);
-        if pages == 0 || end > most || !free {
-            return None;
+        drop(taken);
+        (pages > 0 && end <= most && free).then(|| self.run(first, pages))
+    }
+
+    /// Allocates free pages.
+    fn run(&self, first: u32, pages: u32) -> Run {
+        self.taken.lock().insert(first, pages);
+        Run {
+            first,
+            pages,
+            start: GuestAddress(self.first.0 + u64::from(first) * PAGE),
+            taken: Arc::clone(&self.taken),
         }
-        self.taken.insert(first, pages);
-        let base = self.first.0 + u64::from(first) * PAGE;
-        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
-        Some(addresses.collect())
-    }
-
-    /// Frees the run that begins with page `first`.
-    pub(crate) fn give_back(&mut self, first: u32) {
-        self.taken.remove(&first);
-    }
-
-    /// The number of the page at `address`, if it is in the window.
-    pub(crate) fn page(&self, address: GuestAddress) -> Option<u32> {
-        let offset = address.checked_offset_from(self.first)?;
-        let page = u32::try_from(offset / PAGE).ok()?;
-        (page < self.pages).then_some(page)
     }
 
     /// The first page of a run of `pages` free pages from page `from` on and before page `until`.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
-        for (&first, &len) in &self.taken {
+        for (&first, &len) in &*self.taken.lock() {
             if first.saturating_sub(free) >= pages {
                 break;
             }
             free = free.max(first + len);
         }
         (pages > 0 && until.saturating_sub(free) >= pages).then_some(free)
+    }
+}
+
+impl Run {
+    /// The number of the first page.
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// The pages, in order.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = GuestAddress> + use<> {
+        let start = self.start.0;
+        (0..u64::from(self.pages)).map(move |page| GuestAddress(start + page * PAGE))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.taken.lock().remove(&self.first);
     }
 }
 
@@ -157,37 +177,56 @@ mod tests {
         GuestMemoryMmap::from_ranges(&[range]).expect("memory")
     }
 
-    fn first(taken: Option<Vec<GuestAddress>>) -> Option<u64> {
-        taken.map(|pages| (pages[0].0 - START) / PAGE)
+    /// A window with its allocated runs.
+    struct Allocated {
+        window: Window,
+        runs: Vec<Run>,
+    }
+
+    impl Allocated {
+        fn new(guests: u32) -> Self {
+            Self {
+                window: Window::new(memory(10), guests).expect("a window"),
+                runs: Vec::new(),
+            }
+        }
+
+        /// Allocates `pages` pages; returns the number of the first.
+        fn take(&mut self, pages: u32, holder: Holder) -> Option<u32> {
+            let run = self.window.take(pages, holder)?;
+            let first = run.first();
+            self.runs.push(run);
+            Some(first)
+        }
     }
 
     #[test]
     fn the_first_run_that_fits_is_taken() {
-        let mut window = Window::new(memory(10), u32::MAX).expect("a window");
-        assert_eq!(first(window.take(3, Holder::Guest)), Some(0));
-        assert_eq!(first(window.take(3, Holder::Guest)), Some(3));
-        assert_eq!(first(window.take(3, Holder::Guest)), Some(6));
-        assert_eq!(first(window.take(3, Holder::Guest)), None);
-        window.give_back(3);
-        assert_eq!(first(window.take(4, Holder::Guest)), None);
-        assert_eq!(first(window.take(1, Holder::Guest)), Some(3));
-        assert_eq!(first(window.take(2, Holder::Guest)), Some(4));
-        assert_eq!(first(window.take(2, Holder::Guest)), None);
-        assert_eq!(first(window.take(1, Holder::Guest)), Some(9));
-        assert_eq!(first(window.take(0, Holder::Guest)), None);
-        assert_eq!(first(window.take(u32::MAX, Holder::Guest)), None);
+        let mut window = Allocated::new(u32::MAX);
+        assert_eq!(window.take(3, Holder::Guest), Some(0));
+        assert_eq!(window.take(3, Holder::Guest), Some(3));
+        assert_eq!(window.take(3, Holder::Guest), Some(6));
+        assert_eq!(window.take(3, Holder::Guest), None);
+        drop(window.runs.remove(1));
+        assert_eq!(window.take(4, Holder::Guest), None);
+        assert_eq!(window.take(1, Holder::Guest), Some(3));
+        assert_eq!(window.take(2, Holder::Guest), Some(4));
+        assert_eq!(window.take(2, Holder::Guest), None);
+        assert_eq!(window.take(1, Holder::Guest), Some(9));
+        assert_eq!(window.take(0, Holder::Guest), None);
+        assert_eq!(window.take(u32::MAX, Holder::Guest), None);
     }
 
     #[test]
     fn guest_leaves_the_operators_pages() {
-        let mut window = Window::new(memory(10), 6).expect("a window");
-        assert_eq!(first(window.take(7, Holder::Guest)), None);
-        assert_eq!(first(window.take(2, Holder::Operator)), Some(6));
-        assert_eq!(first(window.take(3, Holder::Operator)), Some(0));
-        assert_eq!(first(window.take(3, Holder::Guest)), Some(3));
-        assert_eq!(first(window.take(1, Holder::Guest)), None);
-        assert_eq!(first(window.take(2, Holder::Operator)), Some(8));
-        assert_eq!(first(window.take(1, Holder::Operator)), None);
+        let mut window = Allocated::new(6);
+        assert_eq!(window.take(7, Holder::Guest), None);
+        assert_eq!(window.take(2, Holder::Operator), Some(6));
+        assert_eq!(window.take(3, Holder::Operator), Some(0));
+        assert_eq!(window.take(3, Holder::Guest), Some(3));
+        assert_eq!(window.take(1, Holder::Guest), None);
+        assert_eq!(window.take(2, Holder::Operator), Some(8));
+        assert_eq!(window.take(1, Holder::Operator), None);
     }
 
     #[test]
@@ -198,19 +237,28 @@ mod tests {
         memory
             .write_slice(&old, GuestAddress(START))
             .expect("in memory");
-        let pages = window.take(1, Holder::Guest).expect("free");
+        let run = window.take(1, Holder::Guest).expect("free");
+        assert_eq!(run.addresses().collect::<Vec<_>>(), [GuestAddress(START)]);
         let mut bytes = [1; 2 * PAGE_SIZE];
-        memory.read_slice(&mut bytes, pages[0]).expect("in memory");
+        memory
+            .read_slice(&mut bytes, GuestAddress(START))
+            .expect("in memory");
         let (taken, free) = bytes.split_at(PAGE_SIZE);
         assert!(taken == [0; PAGE_SIZE] && free == [7; PAGE_SIZE]);
     }
 
     #[test]
-    fn its_pages_have_numbers() {
-        let window = Window::new(memory(2), u32::MAX).expect("a window");
-        let numbers = [START - 1, START, START + PAGE, START + 2 * PAGE, u64::MAX]
-            .map(|address| window.page(GuestAddress(address)));
-        assert_eq!(numbers, [None, Some(0), Some(1), None, None]);
+    fn run_is_retaken_only_while_its_pages_are_free() {
+        let mut window = Window::new(memory(4), 3).expect("a window");
+        let run = window.retake(1, 2, Holder::Guest).expect("free");
+        let pages: Vec<_> = run.addresses().collect();
+        assert_eq!(pages, [1, 2].map(|page| GuestAddress(START + page * PAGE)));
+        assert_eq!(run.first(), 1);
+        assert!(window.retake(0, 2, Holder::Operator).is_none());
+        assert!(window.retake(2, 1, Holder::Guest).is_none());
+        assert!(window.retake(3, 1, Holder::Guest).is_none());
+        drop(run);
+        assert!(window.retake(2, 1, Holder::Guest).is_some());
     }
 
     #[test]
@@ -233,20 +281,18 @@ mod tests {
         #[test]
         fn no_page_is_taken_twice_nor_forgotten(steps in prop::collection::vec((0_u32..6, any::<prop::sample::Index>()), 0..60)) {
             let mut window = Window::new(memory(16), u32::MAX).expect("a window");
-            let mut held: Vec<Vec<u32>> = Vec::new();
+            let mut held: Vec<Run> = Vec::new();
             for (pages, which) in steps {
                 if pages == 0 {
                     if !held.is_empty() {
-                        let run = held.swap_remove(which.index(held.len()));
-                        window.give_back(run[0]);
+                        drop(held.swap_remove(which.index(held.len())));
                     }
                     continue;
                 }
-                let free = |first: u32| !held.iter().flatten().any(|&page| (first..first + pages).contains(&page));
+                let free = |first: u32| held.iter().all(|run| run.first + run.pages <= first || first + pages <= run.first);
                 let fit = (0..=16 - pages).find(|&first| free(first));
                 let taken = window.take(pages, Holder::Guest);
-                let taken = taken.map(|run| run.iter().filter_map(|&page| window.page(page)).collect::<Vec<_>>());
-                prop_assert_eq!(&taken, &fit.map(|first| (first..first + pages).collect()));
+                prop_assert_eq!(taken.as_ref().map(|run| (run.first, run.pages)), fit.map(|first| (first, pages)));
                 held.extend(taken);
             }
         }

@@ -53,7 +53,7 @@ use crate::shard::{Errand, Shard, State, View, event_command};
 use crate::sink::{HeldBytes, Sink};
 use crate::source::Rate;
 use crate::tasks::Tasks;
-use crate::window::{Holder, Window};
+use crate::window::{Holder, Run, Window};
 use crate::work::{self, Turn, Work};
 
 /// The device-specific feature bits that every device offers.
@@ -116,7 +116,7 @@ impl HeldRecords {
     }
 }
 
-/// The window lies in guest memory.
+/// The window overlaps guest memory.
 #[derive(Debug)]
 pub(crate) struct Overlap;
 
@@ -205,7 +205,7 @@ impl Control {
     /// Activates the device for a driver; the caller has checked the features and the queues.
     ///
     /// # Errors
-    /// [`Overlap`]: the window lies in `memory`.
+    /// [`Overlap`]: the window overlaps `memory`.
     pub(crate) fn activate(
         &mut self,
         memory: Memory,
@@ -936,22 +936,24 @@ impl Control {
         writable: bool,
         holder: Holder,
     ) -> Result<u32, Errno> {
-        let taken = self.sinks.take_pages(count, holder);
-        let (first, pages) = taken.ok_or(Errno::ENOSPC)?;
+        let run = self.sinks.take_pages(count, holder).ok_or(Errno::ENOSPC)?;
         let window = self.sinks.window().ok_or(Errno::ENOSPC)?;
         let memory = window.memory().clone();
-        self.lay(spec, &memory, &pages, writable, Some(first))?;
+        let first = run.first();
+        let pages: Vec<GuestAddress> = run.addresses().collect();
+        self.lay(spec, &memory, &pages, writable, Some(run))?;
         Ok(first)
     }
 
-    /// Creates an event's ring in `pages` of `memory`, which the caller has checked.
+    /// Creates an event's ring in `pages` of `memory`, which the caller has checked; `run` holds them in
+    /// the window.
     fn lay(
         &mut self,
         spec: &EventSpec,
         memory: &Memory,
         pages: &[GuestAddress],
         writable: bool,
-        window_page: Option<u32>,
+        run: Option<Run>,
     ) -> Result<(), Errno> {
         let mode = RingMode {
             writable,
@@ -961,7 +963,7 @@ impl Control {
         let ring = ring.map_err(|_| Errno::EINVAL)?;
         let sink = Sink::new(spec.id);
         sink.set_ring(ring, memory);
-        let moved = self.sinks.add(sink, window_page);
+        let moved = self.sinks.add(sink, run);
         self.publish_sink(&moved);
         // The ring is mapped even if this update puts the event in error.
         self.with_event(spec.id, |state| state.update(spec.id));
@@ -1387,11 +1389,8 @@ impl Control {
         }
     }
 
-    /// Frees a name for the operator: a guest event with this name gets its default name instead.
-    fn take_name(&mut self, name: &Name) {
-        let Some(id) = self.named(name) else {
-            return;
-        };
+    /// Frees the name of the guest event `id` for the operator: the event gets its default name instead.
+    fn take_name(&mut self, id: u64) {
         self.set_persistence(
             id,
             Some(Persistence {
@@ -1471,7 +1470,7 @@ impl Control {
         if pages != 0 && !self.has_window() {
             return Err(PersistError::NoWindow);
         }
-        self.take_name(&name);
+        let before = self.named(&name);
         let persistence = Persistence {
             name,
             operator: true,
@@ -1491,6 +1490,9 @@ impl Control {
         if let Some(Err(errno)) = enabled {
             self.end(id);
             return Err(refused(asked, errno));
+        }
+        if let Some(guests) = before {
+            self.take_name(guests);
         }
         self.notices.due().list(id);
         Ok(id)

@@ -35,7 +35,7 @@ use crate::save::{
 use crate::shard::{Shard, State};
 use crate::sink::Sink;
 use crate::tasks::Tasks;
-use crate::window::Holder;
+use crate::window::{Holder, Run};
 
 /// Restored figures must be smaller: a device cannot count that far, and a sum stays far from an
 /// overflow.
@@ -355,13 +355,15 @@ impl Control {
             Some(ring) => addresses(&ring.pages),
             None => Vec::new(),
         };
-        let memory = match &saved.ring {
-            Some(ring) => Some((ring, self.ring_memory(saved, ring, &taken, holder)?)),
-            None => None,
+        let (ring, run) = match &saved.ring {
+            Some(ring) => {
+                let (memory, run) = self.ring_memory(saved, ring, &taken, holder)?;
+                (Some((ring, memory)), run)
+            }
+            None => (None, None),
         };
-        // The sink now owns its window pages, and frees them when it is removed.
-        self.sinks.adopt(Sink::new(saved.id), saved.window_page);
-        if let (Some((ring, memory)), Some(sink)) = (memory, self.sinks.get(saved.id)) {
+        self.sinks.adopt(Sink::new(saved.id), run);
+        if let (Some((ring, memory)), Some(sink)) = (ring, self.sinks.get(saved.id)) {
             sink.set_ring(Ring::restore(&memory.view(), &taken, ring)?, &memory);
         }
         let metadata = taken.first().copied();
@@ -385,33 +387,32 @@ impl Control {
         Ok(())
     }
 
-    /// Checks and allocates the pages of a ring; returns the memory that holds them.
+    /// Checks and allocates the pages of a ring; returns the memory that holds them, and their run in
+    /// the window.
     fn ring_memory(
         &mut self,
         saved: &SavedSink,
         ring: &SavedRing,
         pages: &[GuestAddress],
         holder: Holder,
-    ) -> Result<Memory, Fault> {
+    ) -> Result<(Memory, Option<Run>), Fault> {
         let count = u32::try_from(ring.pages.len()).map_err(|_| "it has too many pages")?;
         let sized = self.check_size(count);
         sized.map_err(|_| "the number of pages of its ring is not valid")?;
         if let Some(first) = saved.window_page {
-            let taken = self.sinks.retake_pages(first, count, holder);
-            let taken = taken.ok_or("its window pages do not exist, or are in use")?;
-            if taken != pages {
-                let window = "its pages do not match the window";
-                self.sinks.give_back_pages(first);
-                return Err(window);
+            let run = self.sinks.retake_pages(first, count, holder);
+            let run = run.ok_or("its window pages do not exist, or are in use")?;
+            if !run.addresses().eq(pages.iter().copied()) {
+                return Err("its pages do not match the window");
             }
             let window = self.sinks.window().ok_or("there is no window")?;
-            return Ok(window.memory().clone());
+            return Ok((window.memory().clone(), Some(run)));
         }
         if !self.has_rings() {
             return Err("the driver has not negotiated rings");
         }
         self.check_pages(pages)?;
-        Ok(self.guest.clone())
+        Ok((self.guest.clone(), None))
     }
 
     /// Checks the pages of an area beside a ring with the pages `taken`.

@@ -4,12 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use vm_memory::GuestAddress;
-
 use crate::clock::Clock;
 use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
-use crate::window::{Holder, Window};
+use crate::window::{Holder, Run, Window};
 
 /// An event and its children, which write to one sink.
 #[derive(Debug, Default)]
@@ -26,8 +24,15 @@ struct Family {
 struct Entry {
     sink: Arc<Sink>,
     families: BTreeSet<u64>,
-    /// The ring's first page in the window; `None` if the ring is in guest RAM.
-    window_page: Option<u32>,
+    /// The ring's pages in the window; `None` if the ring is in guest RAM.
+    run: Option<Run>,
+}
+
+impl Entry {
+    /// The first page of the ring in the window.
+    fn window_page(&self) -> Option<u32> {
+        self.run.as_ref().map(Run::first)
+    }
 }
 
 /// Events that changed their sink.
@@ -63,16 +68,9 @@ impl Sinks {
         self.window.as_ref()
     }
 
-    /// Allocates `count` contiguous pages of the window; returns them with the number of the first.
-    /// `None` if the window has no such run.
-    pub(super) fn take_pages(
-        &mut self,
-        count: u32,
-        holder: Holder,
-    ) -> Option<(u32, Vec<GuestAddress>)> {
-        let window = self.window.as_mut()?;
-        let pages = window.take(count, holder)?;
-        Some((window.page(*pages.first()?)?, pages))
+    /// Allocates `count` contiguous pages of the window; `None` if the window has no such run.
+    pub(super) fn take_pages(&mut self, count: u32, holder: Holder) -> Option<Run> {
+        self.window.as_mut()?.take(count, holder)
     }
 
     // Save and restore.
@@ -83,7 +81,7 @@ impl Sinks {
     /// [`SaveError::Producing`]: a producer of the VMM writes to a sink.
     pub(super) fn save(&self) -> Result<Vec<SavedSink>, SaveError> {
         let entries = self.sinks.values();
-        let saved = entries.map(|entry| entry.sink.save(entry.window_page));
+        let saved = entries.map(|entry| entry.sink.save(entry.window_page()));
         saved.collect()
     }
 
@@ -97,28 +95,16 @@ impl Sinks {
     }
 
     /// Allocates the pages that a restored ring had in the window, and keeps their contents.
-    pub(super) fn retake_pages(
-        &mut self,
-        first: u32,
-        count: u32,
-        holder: Holder,
-    ) -> Option<Vec<GuestAddress>> {
+    pub(super) fn retake_pages(&mut self, first: u32, count: u32, holder: Holder) -> Option<Run> {
         self.window.as_mut()?.retake(first, count, holder)
     }
 
-    /// Frees the run of window pages that starts at page `first`.
-    pub(super) fn give_back_pages(&mut self, first: u32) {
-        if let Some(window) = &mut self.window {
-            window.give_back(first);
-        }
-    }
-
-    /// Adds a sink without a family.
-    pub(super) fn adopt(&mut self, sink: Sink, window_page: Option<u32>) {
+    /// Adds a sink without a family; `run` holds its ring's pages in the window.
+    pub(super) fn adopt(&mut self, sink: Sink, run: Option<Run>) {
         let entry = Entry {
             sink: Arc::new(sink),
             families: BTreeSet::new(),
-            window_page,
+            run,
         };
         self.sinks.insert(entry.sink.id(), entry);
     }
@@ -235,7 +221,7 @@ impl Sinks {
 
     /// The first page of the event's ring in the window; `None` if it is in guest RAM.
     pub(super) fn window_page(&self, id: u64) -> Option<u32> {
-        self.sinks.get(&id)?.window_page
+        self.sinks.get(&id)?.window_page()
     }
 
     /// The events that write to a sink, family by family.
@@ -250,21 +236,16 @@ impl Sinks {
     pub(super) fn guest_pages(&self) -> usize {
         let pages = self.sinks.values().map(|entry| {
             let shape = entry.sink.shape();
-            let ring = entry.window_page.map_or(shape.ring_pages, |_| 0);
+            let ring = entry.run.as_ref().map_or(shape.ring_pages, |_| 0);
             ring + shape.area_pages
         });
         pages.sum()
     }
 
-    /// Adds the sink of a family without one.
-    pub(super) fn add(&mut self, sink: Sink, window_page: Option<u32>) -> Moved {
+    /// Adds the sink of a family without one; `run` holds its ring's pages in the window.
+    pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
-        let entry = Entry {
-            sink: Arc::new(sink),
-            families: BTreeSet::new(),
-            window_page,
-        };
-        self.sinks.insert(id, entry);
+        self.adopt(sink, run);
         self.move_family(id, Some(id))
     }
 
@@ -286,9 +267,6 @@ impl Sinks {
     pub(super) fn remove(&mut self, id: u64) {
         if let Some(entry) = self.sinks.remove(&id) {
             entry.sink.close();
-            if let (Some(page), Some(window)) = (entry.window_page, &mut self.window) {
-                window.give_back(page);
-            }
         }
     }
 

@@ -105,13 +105,15 @@ impl Backing {
     ) -> io::Result<()> {
         match self {
             Self::Own(counters) => {
-                let slot = match cpu.backend.counters.take() {
-                    _ if operators => None,
-                    None if counters.is_empty() => {
-                        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-                    }
-                    None => counters.remove(0).slot,
-                    slot => slot,
+                let slot = match operators {
+                    true => None,
+                    false => match cpu.backend.counters.take() {
+                        None if counters.is_empty() => {
+                            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+                        }
+                        None => counters.remove(0).slot,
+                        slot => slot,
+                    },
                 };
                 counters.push(OwnCounter {
                     vcpu: cpu.index,

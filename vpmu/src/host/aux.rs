@@ -44,8 +44,8 @@ fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
         }
         ("intel_bts", _) => "it records the host's branches alone: the CPU stops it in a guest",
         ("arm_spe", _) => "KVM keeps the host's profiling out of guests: it samples the host alone",
-        ("cs_etm", _) => "nothing shows that its driver tells a guest's trace from the host's",
-        _ if kind.starts_with("hisi_ptt") => "it traces a PCIe link of the host's, and no vCPU",
+        ("cs_etm", _) => "its driver is not known to separate a guest's trace from the host's",
+        _ if kind.starts_with("hisi_ptt") => "it traces a PCIe link of the host, not a vCPU",
         _ => return None,
     })
 }
@@ -62,7 +62,7 @@ mod tests {
             ("intel_pt", Some(1), "pt_mode=1"),
             ("intel_bts", Some(1), "branches"),
             ("arm_spe_0", None, "profiling"),
-            ("cs_etm", None, "nothing shows"),
+            ("cs_etm", None, "not known to separate"),
             ("hisi_ptt0_2", None, "PCIe"),
             ("hisi_ptt5", None, "PCIe"),
         ];

@@ -44,7 +44,7 @@ use crate::source::{Counter, CounterSet, Offer, Request, Source};
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
-    reason = "read with its module before it, as std's are"
+    reason = "users write `host::Error`, like `std::io::Error`"
 )]
 pub enum Error {
     /// The signal is not a real-time signal.
@@ -74,7 +74,7 @@ impl HostFiles {
     pub fn read(hardware: &Hardware) -> Self {
         if log::log_enabled!(log::Level::Info) {
             for HostTrace { pmu, refused } in host_traces() {
-                log::info!("no guest gets the trace of the host's {pmu}: {refused}");
+                log::info!("guests cannot use the trace of the host's PMU {pmu}: {refused}");
             }
         }
         Self {
@@ -175,10 +175,7 @@ fn log_refusal(kind: u32, refusal: Refusal) {
         (_, Refusal::Absent) => ("hardware", log::Level::Info),
         _ => ("hardware", log::Level::Warn),
     };
-    log::log!(
-        level,
-        "the host lets no guest count {events} events: {refusal}"
-    );
+    log::log!(level, "guests cannot count {events} events: {refusal}");
 }
 
 /// The candidate events of perf, except raw ones, whether or not this host counts them.
@@ -218,7 +215,7 @@ pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
 /// The PMU of the CPUs that the calling thread, and threads that it starts, may run on.
 fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     let affinity = sys::affinity().unwrap_or_else(|error| {
-        log::warn!("the host does not say on which CPUs this process may run: {error}");
+        log::warn!("cannot read the CPU affinity of this process: {error}");
         BTreeSet::new()
     });
     CpuPmu::find(Path::new(pmus::DEVICES), &affinity)

@@ -173,7 +173,7 @@ fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| pmu.takes(c));
     for config in others {
         log::warn!(
-            "no guest gets raw event {config:#x}: it is more than an event and a unit mask of this PMU"
+            "raw event {config:#x} is not offered: it has bits outside the event and unit mask of this PMU"
         );
     }
     let named = |config| offer(config, format!("raw-{config:#x}"));

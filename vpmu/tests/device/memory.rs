@@ -3,16 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
-    GuestMemoryRegion,
+    FileOffset, GuestAddress, GuestMemory, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryError,
+    GuestMemoryMmap, GuestMemoryRegion, Permissions,
 };
 use vpmu::abi::*;
 use vpmu::{AuxProducer, Engines, Error, ExitReason, Memory, QueueState};
+use zerocopy::IntoBytes;
 
+use crate::driver::{Descriptor, DriverQueue};
 use crate::persistent::{WINDOW, WINDOW_FEATURES};
 use crate::rig::{ALL_FEATURES, MEMORY_LEN, QUEUES, Rig, VCPUS, limits, open_of, sampling};
 use crate::traces::area::map_aux;
@@ -348,6 +352,67 @@ fn queues_whose_region_is_removed_fall_silent() {
         Err(libc::ENOENT),
         "the new driver has no events"
     );
+}
+
+/// Memory behind a translation that lets the device only read a range of addresses.
+struct Translated {
+    memory: GuestMemoryMmap,
+    read_only: Range<u64>,
+}
+
+impl GuestMemory for Translated {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = ();
+
+    fn check_range(&self, at: GuestAddress, len: usize, access: Permissions) -> bool {
+        let permitted = !access.has_write() || !self.read_only.contains(&at.0);
+        permitted && GuestMemory::check_range(&self.memory, at, len, access)
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        at: GuestAddress,
+        len: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'a, ()>, GuestMemoryError> {
+        match GuestMemory::check_range(self, at, len, access) {
+            true => GuestMemory::get_slices(&self.memory, at, len, access),
+            false => Err(GuestMemoryError::InvalidGuestAddress(at)),
+        }
+    }
+}
+
+#[test]
+fn device_reads_requests_in_memory_that_it_cannot_write() {
+    let mut rig = Rig::bare(Engines::Auto, limits(), None);
+    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+    let queues = rig.make_queues();
+    let first = rig.queues[0].buffer(0);
+    let memory = Translated {
+        memory: rig.memory.clone(),
+        read_only: first..first + DriverQueue::BUFFER,
+    };
+    let interrupt = rig.interrupt.clone();
+    rig.vpmu
+        .activate(memory, ALL_FEATURES, &queues, interrupt)
+        .expect("active");
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    // An answer in that memory is refused.
+    let request = Rig::header(CONTROL_CLOSE, event);
+    rig.queues[0].request(request.as_bytes(), size_of::<ControlReply>());
+    rig.queues[0].describe(
+        1,
+        Descriptor {
+            address: first,
+            len: 16,
+            writable: true,
+            next: None,
+        },
+    );
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    assert_eq!(rig.queues[0].reclaim(), Some((0, 0)));
+    assert_eq!(rig.vpmu.metrics().bad_requests, 1);
+    rig.close(event).expect("the event is still open");
 }
 
 #[test]

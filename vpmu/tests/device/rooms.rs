@@ -247,6 +247,18 @@ fn operators_counters_do_not_count_towards_the_guests_limit() {
     assert_eq!(rig.vpmu.metrics().host_counters, 1);
 }
 
+#[test]
+fn metric_of_the_guests_counters_excludes_the_operators_counter() {
+    let rig = Rig::windowed(&window(64));
+    let persist = Persist {
+        rate: Some(Rate::Period(1000)),
+        ..asked("cycles", 0)
+    };
+    rig.vpmu.persist(&persist).expect("started");
+    assert_eq!(rig.world.open_counters(), 1);
+    assert_eq!(rig.vpmu.metrics().host_counters, 0);
+}
+
 /// VPMU-D-7-3.
 #[test]
 fn samples_of_all_events_share_a_budget() {

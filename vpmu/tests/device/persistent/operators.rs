@@ -387,6 +387,34 @@ fn operator_takes_a_name_from_the_guests_event() {
 }
 
 #[test]
+fn guest_event_keeps_its_name_if_the_operators_request_fails() {
+    let mut rig = Rig::windowed(&window(8));
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "recorder").expect("detached");
+    rig.post_notice(0, 16);
+    let large = Persist {
+        pages: 8,
+        ..asked("mark=5", 0)
+    };
+    let refused = rig.vpmu.persist(&large);
+    assert!(
+        matches!(refused, Err(PersistError::NoRoom(9))),
+        "{refused:?}"
+    );
+    rig.world.deny(libc::EBUSY);
+    let counting = Persist {
+        rate: None,
+        pages: 0,
+        ..asked("cycles", 0)
+    };
+    let refused = rig.vpmu.persist(&counting);
+    assert!(matches!(refused, Err(PersistError::Host(_))), "{refused:?}");
+    let names: Vec<_> = rig.listed().iter().map(name).collect();
+    assert_eq!(names, ["recorder"]);
+    assert_eq!(rig.notice(), None);
+}
+
+#[test]
 fn operator_gives_no_event_the_name_of_an_id() {
     let rig = Rig::windowed(&window(64));
     let persist = Persist {

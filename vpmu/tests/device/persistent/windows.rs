@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, GuestMemoryRegion,
+    GuestMemoryRegionBytes, GuestRegionCollection, GuestUsize, MemoryRegionAddress, VolatileSlice,
+};
 use vpmu::abi::*;
 use vpmu::{Engines, Error};
 
 use super::{WINDOW, WINDOW_FEATURES, marks, reader, window};
-use crate::rig::{ALL_FEATURES, Rig, limits};
+use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits};
 
 fn detached(rig: &mut Rig) -> u64 {
     let event = rig.open(&marks(0)).expect("open");
@@ -171,4 +174,49 @@ fn window_pages_do_not_count_towards_the_guests_limit() {
     rig.map(other, 2);
     let third = rig.open(&marks(0)).expect("open");
     assert_eq!(rig.try_map(third, 1).err(), Some(libc::ENOSPC));
+}
+
+/// A window whose pages are not aligned in the VMM: they can be written, but not mapped.
+struct Unaligned(GuestMemoryMmap);
+
+const PAGES: usize = 8;
+
+impl GuestMemoryRegion for Unaligned {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        (PAGES * PAGE_SIZE) as GuestUsize
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        GuestAddress(WINDOW)
+    }
+
+    fn bitmap(&self) {}
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_>, GuestMemoryError> {
+        let at = GuestAddress(WINDOW + offset.0 + 1);
+        GuestMemoryBackend::get_slice(&self.0, at, count)
+    }
+}
+
+impl GuestMemoryRegionBytes for Unaligned {}
+
+#[test]
+fn pages_of_a_ring_that_cannot_be_mapped_are_freed() {
+    let region = Unaligned(window(PAGES + 1));
+    let window = GuestRegionCollection::from_regions(vec![region]).expect("a region");
+    let mut rig = Rig::bare(Engines::Auto, limits(), None);
+    let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
+    rig.vpmu = Arc::new(vpmu.with_window(window).expect("a window"));
+    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+    rig.activate(WINDOW_FEATURES);
+    let event = detached(&mut rig);
+    for _ in 0..2 {
+        assert_eq!(rig.map_window(event, 4, 0), Err(libc::EINVAL));
+    }
 }
