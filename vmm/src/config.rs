@@ -201,7 +201,9 @@ pub enum ConfigError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// `--on-reset restart` for a restored machine without a kernel: a snapshot has none.
-    #[error("--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot")]
+    #[error(
+        "--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot"
+    )]
     RestartWithoutKernel,
     /// A hardware PMU on an architecture that does not support it.
     #[error("--guest-pmu: {0}")]

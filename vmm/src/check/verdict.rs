@@ -182,7 +182,11 @@ fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
             "not honoured",
             "counts hold the host's work for the vCPU, too; the catalogue says so",
         ),
-        None => Check::new(name, "not observed", "the catalogue does not say whether host work is excluded"),
+        None => Check::new(
+            name,
+            "not observed",
+            "the catalogue does not say whether host work is excluded",
+        ),
     }
 }
 
