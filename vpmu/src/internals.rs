@@ -16,6 +16,7 @@ use crate::record::{
 };
 use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 
+pub use crate::host::tracepoint::ExitFormats;
 pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
 
@@ -113,17 +114,4 @@ impl Producer {
         }
         written
     }
-}
-
-/// Number of exits and losses in a host ring of exit records. `formats` are the texts of the
-/// `format` files of the exit and the entry tracepoint; `None` if they are invalid. The other
-/// parameters are those of [`crate::host::records::take`].
-pub fn exits_in(
-    formats: [&str; 2],
-    word: impl Fn(u64) -> u64,
-    size: u64,
-    tail: u64,
-    head: u64,
-) -> Option<u64> {
-    crate::host::tracepoint::count(formats, word, size, tail, head)
 }

@@ -177,21 +177,28 @@ impl Tracepoints {
     }
 }
 
-/// Number of exits and losses in a ring written by tracepoints of these formats; `None` if the
-/// formats are invalid.
+/// The formats of both tracepoints, for fuzz targets.
 #[cfg(feature = "internals")]
-pub(crate) fn count(
-    formats: [&str; 2],
-    word: impl Fn(u64) -> u64,
-    size: u64,
-    tail: u64,
-    head: u64,
-) -> Option<u64> {
-    let found = Tracepoints::parse(formats[0], formats[1]).ok()?;
-    let (mut pairs, mut told) = (pairs::Pairs::default(), 0);
-    pairs.take(&found.layout, word, size, tail, head, |_| told += 1);
-    pairs.finish(&mut |_| told += 1);
-    Some(told)
+#[derive(Debug)]
+pub struct ExitFormats(Layout);
+
+#[cfg(feature = "internals")]
+impl ExitFormats {
+    /// Parses the texts of the `format` files of the exit and the entry tracepoint; `None` if they are invalid.
+    #[must_use]
+    pub fn parse(exit: &str, entry: &str) -> Option<Self> {
+        let found = Tracepoints::parse(exit, entry).ok()?;
+        Some(Self(found.layout))
+    }
+
+    /// Number of exits and losses in a host ring of exit records. The parameters are those of
+    /// [`crate::host::records::take`].
+    pub fn exits_in(&self, word: impl Fn(u64) -> u64, size: u64, tail: u64, head: u64) -> u64 {
+        let (mut pairs, mut exits) = (pairs::Pairs::default(), 0);
+        pairs.take(&self.0, word, size, tail, head, |_| exits += 1);
+        pairs.finish(&mut |_| exits += 1);
+        exits
+    }
 }
 
 #[cfg(test)]
