@@ -44,6 +44,10 @@ pub(crate) const TESTS: &[Test] = &[
         unbinding_and_binding_while_programs_open_and_close,
     ),
     (
+        "fork_with_inherited_events_of_a_lost_device_succeeds",
+        fork_with_inherited_events_of_a_lost_device_succeeds,
+    ),
+    (
         "counts_go_on_after_a_hibernation",
         counts_go_on_after_a_hibernation,
     ),
@@ -370,6 +374,55 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
     ensure!(module("insmod", MODULE)?, "not loaded again");
     bind(&name)?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// Forks while the task has events that its children inherit; the child places marks if it can.
+fn fork_and_place(times: u64) -> Outcome {
+    let child = os::forked(|| {
+        let placed = Device::open().and_then(|device| device.place(VALUE, times));
+        i32::from(placed.is_err())
+    })?;
+    ensure_eq!(child, i32::from(Device::open().is_err()), "the child");
+    Ok(())
+}
+
+fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "1")?;
+    for given_up in [false, true] {
+        let device = fresh()?;
+        let mut attr = device.attr(KIND_MARK, VALUE);
+        attr.set_inherit(1);
+        attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+        let own = device.start(&attr, How::OWN)?;
+        let perf = kernels_own(&attr)?;
+        perf.enable(0)?;
+        let sampling = kernels_own(&device.marks(VALUE, 1, TID))?;
+        sampling.enable(0)?;
+        fork_and_place(3)?;
+        ensure_eq!(own.count()?, 3, "marks of a child");
+        ensure_eq!(perf.count()?, 3, "marks of a child by perf's door");
+        if given_up {
+            mute()?;
+            let open = device.open_event(&attr, How::OWN);
+            ensure_eq!(refused(open), Some(libc::EIO), "opening an event");
+        } else {
+            unbind(&name)?;
+        }
+        let lost = perf.read()?;
+        fork_and_place(5).map_err(|error| format!("given up: {given_up}: {error}"))?;
+        if given_up {
+            unbind(&name)?;
+        }
+        bind(&name)?;
+        fork_and_place(7)?;
+        ensure_eq!(own.read()?, [0_u64; 0], "reading");
+        let values = perf.read()?;
+        ensure_eq!(values.first(), Some(&3), "the count before");
+        ensure_eq!(values.get(2), lost.get(2), "time running");
+    }
     ensure_works()?;
     ensure_no_complaint()
 }
