@@ -181,8 +181,8 @@ struct vpmu_window {
  * @files: the files of persistent events, one reference each
  * @generation: number of comparisons with the device's list
  * @has_new: the device's list has an event that is not in @files
- * @closed: @files is empty, because the list was not read yet or the device is
- *          being removed
+ * @closed: @files is empty, because the list was not read yet, or the device was
+ *          given up or is being removed
  * @work: compares @files with the device's list again
  */
 struct vpmu_persistent_set {

@@ -344,6 +344,15 @@ static void device_stop(struct vpmu_device *dev)
 	dev->control.vq = NULL;
 }
 
+/* Ends the use of a device that stays bound. */
+static void device_end(struct vpmu_device *dev, int err)
+{
+	vpmu_life_close(dev, err);
+	/* A later restore reads the device's list into new files. */
+	vpmu_persistent_close(dev);
+	vpmu_life_end(dev, err);
+}
+
 static void give_up_work(struct work_struct *work)
 {
 	struct vpmu_device *dev = container_of(work, struct vpmu_device, life.give_up);
@@ -352,8 +361,7 @@ static void give_up_work(struct work_struct *work)
 	if (!cmpxchg(&dev->life.lost, 0, -EIO))
 		dev_err(&dev->vdev->dev,
 			"the device does not answer: it is given up, and its events end; bind it again\n");
-	vpmu_life_close(dev, dev->life.lost);
-	vpmu_life_end(dev, dev->life.lost);
+	device_end(dev, dev->life.lost);
 }
 
 /**
@@ -794,8 +802,7 @@ static int vpmu_restore(struct virtio_device *vdev)
 	if (err) {
 		dev_err(&vdev->dev, "the device cannot be restored, its events end (%d)\n", err);
 		WRITE_ONCE(dev->life.lost, -EIO);
-		vpmu_life_close(dev, -EIO);
-		vpmu_life_end(dev, -EIO);
+		device_end(dev, -EIO);
 		WRITE_ONCE(dev->life.asleep, false);
 		return err;
 	}

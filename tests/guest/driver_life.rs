@@ -56,6 +56,10 @@ pub(crate) const TESTS: &[Test] = &[
         rings_and_traces_end_with_a_hibernation,
     ),
     (
+        "persistent_event_of_a_given_up_device_opens_again_after_a_hibernation",
+        persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
+    ),
+    (
         "vperf_records_on_when_a_cpu_goes",
         vperf_records_on_when_a_cpu_goes,
     ),
@@ -716,6 +720,33 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     }
     open.persistent.flush(0)?;
     drop(open);
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn persistent_event_of_a_given_up_device_opens_again_after_a_hibernation() -> Outcome {
+    fs::write(SECONDS, "1")?;
+    let device = fresh()?;
+    cpu::pin(0)?;
+    let (held, id) = persistent(&device, &sequence(&device), 0, "survivor")?;
+    let window = Pages::map(&held, 1, READ_WRITE)?;
+    device.place(VALUE, 3)?;
+    mute()?;
+    let open = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN);
+    ensure_eq!(refused(open), Some(libc::EIO), "opening an event");
+    ensure_eq!(held.poll(-1)?, GONE, "polling the event");
+    hibernate()?;
+    ensure_eq!(held.read()?, [0_u64; 0], "reading by the old descriptor");
+    ensure_eq!(refused(held.enable(0)), Some(libc::EIO), "enabling by it");
+    drop((held, window));
+    let again = device.reopen(id, 0)?;
+    let mut ring = Pages::map(&again, 1, READ_WRITE)?;
+    let before = again.count()?;
+    ring.take()?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(again.count()?, before + 2, "marks after the hibernation");
+    ensure_eq!(ring.take()?.len(), 2, "samples after the hibernation");
+    drop((again, ring));
     ensure_works()?;
     ensure_no_complaint()
 }
