@@ -441,6 +441,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index);
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu);
 void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq);
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu);
+bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);

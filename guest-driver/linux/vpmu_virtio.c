@@ -491,8 +491,11 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, hotplug);
 	int err;
 
-	/* device_restart() finds the queues of all CPUs. */
-	if (READ_ONCE(dev->life.lost) || READ_ONCE(dev->life.asleep))
+	/*
+	 * device_restart() opens the queues, then finds those of all CPUs that are online. A CPU
+	 * that comes online later finds its own, although the device may not be in use yet.
+	 */
+	if (vpmu_vcpu_is_closed(&dev->vcpus[cpu % dev->info.vcpus]))
 		return 0;
 	err = vpmu_vcpu_discover(dev);
 	/* A CPU without a queue stays online; events on it are refused. */
