@@ -259,6 +259,7 @@ struct vpmu_permission {
  * @features: the device's own feature bits that both sides have accepted
  * @info: the configuration space and the types of the PMUs, as programs see them
  * @info_lock: protects @info after the probe; a reader of one field needs no lock
+ * @reread: reads the configuration space again after a restore of the machine
  * @catalogue: the events that can be counted, @info.catalogue_len entries
  * @refused: bits of the VPMU_REFUSED_* that were logged
  * @vcpus: @info.vcpus queues
@@ -304,6 +305,7 @@ struct vpmu_device {
 	u64 features;
 	struct vpmu_info info;
 	seqlock_t info_lock;
+	struct work_struct reread;
 	struct vpmu_catalogue_entry *catalogue;
 	unsigned long refused;
 	struct vpmu_vcpu *vcpus;

@@ -338,6 +338,7 @@ static void device_stop(struct vpmu_device *dev)
 	for (i = 0; i < dev->info.vcpus; i++)
 		irq_work_sync(&dev->vcpus[i].error_work);
 	cancel_work_sync(&dev->life.give_up);
+	flush_work(&dev->reread);
 	vpmu_persistent_exit(dev);
 	if (dev->control.vq)
 		dev->vdev->config->del_vqs(dev->vdev);
@@ -373,6 +374,23 @@ static void give_up_work(struct work_struct *work)
 void vpmu_device_give_up(struct vpmu_device *dev)
 {
 	schedule_work(&dev->life.give_up);
+}
+
+/*
+ * Reads the configuration again after a restore of the machine, perhaps on another host. Events
+ * that this host lacks stay in the catalogue: the device refuses to open them.
+ */
+static void reread_work(struct work_struct *work)
+{
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, reread);
+	struct vpmu_info info;
+
+	/* After the probe, only this changes it. */
+	info = dev->info;
+	device_host_info(dev->vdev, &info);
+	write_seqlock_irq(&dev->info_lock);
+	dev->info = info;
+	write_sequnlock_irq(&dev->info_lock);
 }
 
 /*
@@ -438,6 +456,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	INIT_LIST_HEAD(&dev->life.events);
 	INIT_LIST_HEAD(&dev->life.transports);
 	INIT_WORK(&dev->life.give_up, give_up_work);
+	INIT_WORK(&dev->reread, reread_work);
 	dev->life.reboot.notifier_call = device_reboot;
 	dev->control.closed = -ENODEV;
 	dev->notices.closed = true;
@@ -768,21 +787,14 @@ static void vpmu_remove(struct virtio_device *vdev)
 }
 
 /*
- * Called in an interrupt after a restore of the machine, perhaps on another host. Events that this
- * host lacks stay in the catalogue: the device refuses to open them.
+ * Called in an interrupt, where the configuration cannot be read because that may sleep. virtio
+ * does not call this before the end of the probe, nor once it removes or freezes the device.
  */
 static void vpmu_config_changed(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
-	struct vpmu_info info;
-	unsigned long flags;
 
-	/* virtio never calls this twice at once, nor before the end of the probe. */
-	info = dev->info;
-	device_host_info(vdev, &info);
-	write_seqlock_irqsave(&dev->info_lock, flags);
-	dev->info = info;
-	write_sequnlock_irqrestore(&dev->info_lock, flags);
+	schedule_work(&dev->reread);
 }
 
 /* Called before the machine sleeps or is written to a disk. */
