@@ -100,7 +100,7 @@ static const char *refusal(u32 why)
 	case VPMU_REFUSED_PERMISSION:
 		return "no permission";
 	case VPMU_REFUSED_DESCRIPTORS:
-		return "no descriptor is left";
+		return "the VMM has no free file descriptor";
 	case VPMU_REFUSED_ABSENT:
 		return "it has no such event";
 	case VPMU_REFUSED_POLICY:
