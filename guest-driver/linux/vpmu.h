@@ -293,6 +293,11 @@ struct vpmu_permission {
  *   life.lock, {ctx->lock}
  *   control.lock; info_lock: with no other lock inside
  *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
+ *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
+ *   {ctx->mutex}, switch_lock of vpmu_switch.c
+ *
+ * In the last two {ctx->mutex} is that of a task that exits: an event that it inherited can have
+ * the last reference on its parent, which is then destroyed there.
  *
  * The two locks of vpmu_task.c are explained there.
  *
