@@ -560,8 +560,13 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * @data: its sample
  * @regs: the registers of the sample
  *
- * Before 6.10 such a program is the event's overflow handler. Safe from 6.10
- * on: __perf_event_overflow() calls the program in the same way, under RCU.
+ * Before 6.10 such a program is the event's overflow handler. From 6.10 on, bpf_overflow_handler()
+ * of core.c calls it. That function skips program and record while a program runs on this CPU,
+ * and calls perf_prepare_sample() first; but bpf_prog_active and perf_prepare_sample() are not
+ * exported. Safe without both: programs and maps hold their locks with interrupts off, where no
+ * replay begins, and programs of raw tracepoints nest without that check, too; the replay has set
+ * the fields that the program's context and its helpers use: registers, address, period and call
+ * chain.
  *
  * Return: false if the program suppresses the record.
  */

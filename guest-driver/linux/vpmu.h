@@ -181,8 +181,8 @@ struct vpmu_window {
  * @files: the files of persistent events, one reference each
  * @generation: number of comparisons with the device's list
  * @has_new: the device's list has an event that is not in @files
- * @closed: @files is empty, because the list was not read yet or the device is
- *          being removed
+ * @closed: @files is empty, because the list was not read yet, or the device was
+ *          given up or is being removed
  * @work: compares @files with the device's list again
  */
 struct vpmu_persistent_set {
@@ -259,6 +259,7 @@ struct vpmu_permission {
  * @features: the device's own feature bits that both sides have accepted
  * @info: the configuration space and the types of the PMUs, as programs see them
  * @info_lock: protects @info after the probe; a reader of one field needs no lock
+ * @reread: reads the configuration space again after a restore of the machine
  * @catalogue: the events that can be counted, @info.catalogue_len entries
  * @refused: bits of the VPMU_REFUSED_* that were logged
  * @vcpus: @info.vcpus queues
@@ -292,6 +293,11 @@ struct vpmu_permission {
  *   life.lock, {ctx->lock}
  *   control.lock; info_lock: with no other lock inside
  *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
+ *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
+ *   {ctx->mutex}, switch_lock of vpmu_switch.c
+ *
+ * In the last two {ctx->mutex} is that of a task that exits: an event that it inherited can have
+ * the last reference on its parent, which is then destroyed there.
  *
  * The two locks of vpmu_task.c are explained there.
  *
@@ -304,6 +310,7 @@ struct vpmu_device {
 	u64 features;
 	struct vpmu_info info;
 	seqlock_t info_lock;
+	struct work_struct reread;
 	struct vpmu_catalogue_entry *catalogue;
 	unsigned long refused;
 	struct vpmu_vcpu *vcpus;
@@ -441,6 +448,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index);
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu);
 void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq);
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu);
+bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);

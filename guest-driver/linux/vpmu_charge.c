@@ -19,7 +19,7 @@
 static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
 module_param(mlock_kb, uint, 0644);
 MODULE_PARM_DESC(mlock_kb,
-		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own (default: as kernel.perf_event_mlock_kb)");
+		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own (default: 516, the kernel's own default)");
 
 /**
  * vpmu_charge() - charge pages to the caller

@@ -187,6 +187,20 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
+ * Gives up a device that has not answered in time. @control.lock orders this against
+ * vpmu_control_close_queue(), after which a removed device waits for the work: it is scheduled
+ * before that, or not at all. A sender that runs so late that another device is bound finds
+ * its request completed.
+ */
+static void control_give_up(struct vpmu_device *dev, struct completion *answered)
+{
+	spin_lock_irq(&dev->control.lock);
+	if (!dev->control.closed && !completion_done(answered))
+		vpmu_device_give_up(dev);
+	spin_unlock_irq(&dev->control.lock);
+}
+
+/*
  * Waits for an answer, or until the device is given up because it has not
  * answered in time. Waits in steps of one second, so that at most one second
  * counts of a time in which the whole machine was stopped. Returns 0, or -EINTR
@@ -205,7 +219,7 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
 		if (left)
 			return left > 0 ? 0 : -EINTR;
 	}
-	vpmu_device_give_up(dev);
+	control_give_up(dev, answered);
 	wait_for_completion(answered);
 	return 0;
 }

@@ -323,6 +323,14 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 	return own;
 }
 
+/* Whether a reset has ended the event that @event is inherited from. */
+static bool event_parent_has_ended(const struct perf_event *event)
+{
+	const struct vpmu_event *parent = event->parent->pmu_private;
+
+	return !READ_ONCE(parent->id);
+}
+
 static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
@@ -334,7 +342,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 		return READ_ONCE(dev->life.lost);
 	/* An inherited event uses its parent's references: the parent outlives it. */
 	if (event->parent)
-		return 0;
+		return event_parent_has_ended(event) ? -EIO : 0;
 	if (own->task) {
 		err = perf_core_anchor_task(event->hw.target);
 		if (err)
@@ -356,13 +364,16 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 /*
  * Pins the contexts of a family, one of whose events could not be opened for a
  * new task: perf core considers the task's context equal to the others, and
- * would swap them at a switch.
+ * would swap them at a switch. A family that has ended has nothing to keep apart.
  */
-static void event_miss(struct perf_event *parent)
+static void event_miss(struct vpmu_event *missing, int err)
 {
+	struct perf_event *child, *parent = missing->event->parent;
 	struct vpmu_event *own = parent->pmu_private;
-	struct perf_event *child;
+	struct vpmu_device *dev = own->dev;
 
+	if (event_parent_has_ended(missing->event))
+		return;
 	perf_core_lock_family(parent);
 	WRITE_ONCE(own->incomplete, true);
 	local_irq_disable();
@@ -371,6 +382,8 @@ static void event_miss(struct perf_event *parent)
 		vpmu_event_anchor(child->pmu_private);
 	local_irq_enable();
 	perf_core_unlock_family(parent);
+	dev_warn_ratelimited(&dev->vdev->dev,
+			     "an inherited event is not counted in a new task (%d)\n", err);
 }
 
 /**
@@ -400,20 +413,16 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (!own)
 		return -ENOMEM;
 	err = event_prepare(event, own);
-	if (err)
-		goto free;
-	err = event_open(event, own);
+	if (!err)
+		err = event_open(event, own);
 	if (err && !event->parent)
 		goto free;
 	/*
 	 * An error would make the fork fail that inherits the event. Instead,
 	 * the event is created but never runs, as its times show.
 	 */
-	if (err) {
-		event_miss(event->parent);
-		dev_warn_ratelimited(&dev->vdev->dev,
-				     "an inherited event is not counted in a new task (%d)\n", err);
-	}
+	if (err)
+		event_miss(own, err);
 
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	event->pmu_private = own;

@@ -41,7 +41,7 @@
 static int paranoid = PARANOID_FOLLOWS;
 module_param(paranoid, int, 0644);
 MODULE_PARM_DESC(paranoid,
-		 "Level of perf_event_paranoid for events of tasks opened through /dev/vpmu (default: -2, as sysctl kernel.perf_event_paranoid says; the sysctl always holds for events of CPUs)");
+		 "Level of perf_event_paranoid for events of tasks opened through /dev/vpmu (default: -2, the level of the sysctl kernel.perf_event_paranoid; events of CPUs always use the sysctl)");
 
 static unsigned int unprivileged_percent = 75;
 module_param(unprivileged_percent, uint, 0644);

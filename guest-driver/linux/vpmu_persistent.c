@@ -33,9 +33,10 @@ static const char no_name[VPMU_PERSISTENT_NAME];
 struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 {
 	struct vpmu_file *file;
-	int err = -ENODEV;
+	int err;
 
 	mutex_lock(&dev->persistent.lock);
+	err = READ_ONCE(dev->life.lost) ?: -ENODEV;
 	if (dev->persistent.closed)
 		goto unlock;
 	file = vpmu_persistent_find(dev, id);

@@ -97,7 +97,8 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 		entry = &dev->catalogue[i];
 		if (!name_fits(entry->name) || entry->config >> VPMU_CONFIG_KIND_SHIFT ||
 		    entry->kind >> 16) {
-			dev_warn(&dev->vdev->dev, "catalogue entry %u cannot be named in sysfs\n",
+			dev_warn(&dev->vdev->dev,
+				 "catalogue entry %u is not listed in sysfs: invalid name, kind or config\n",
 				 i);
 			continue;
 		}

@@ -54,6 +54,22 @@ void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
 }
 
 /**
+ * vpmu_vcpu_is_closed() - whether commands fail because the queue does not exist
+ * @vcpu: the queue
+ *
+ * Return: true after vpmu_vcpu_close(), until vpmu_vcpu_open().
+ */
+bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu)
+{
+	bool closed;
+
+	raw_spin_lock_irq(&vcpu->lock);
+	closed = vcpu->closed;
+	raw_spin_unlock_irq(&vcpu->lock);
+	return closed;
+}
+
+/**
  * vpmu_vcpu_init() - prepare a queue
  * @vcpu: its zeroed state; see vpmu_vcpu_open()
  * @dev: the device

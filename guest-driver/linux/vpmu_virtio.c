@@ -100,7 +100,7 @@ static const char *refusal(u32 why)
 	case VPMU_REFUSED_PERMISSION:
 		return "no permission";
 	case VPMU_REFUSED_DESCRIPTORS:
-		return "no descriptor is left";
+		return "the VMM has no free file descriptor";
 	case VPMU_REFUSED_ABSENT:
 		return "it has no such event";
 	case VPMU_REFUSED_POLICY:
@@ -338,10 +338,20 @@ static void device_stop(struct vpmu_device *dev)
 	for (i = 0; i < dev->info.vcpus; i++)
 		irq_work_sync(&dev->vcpus[i].error_work);
 	cancel_work_sync(&dev->life.give_up);
+	flush_work(&dev->reread);
 	vpmu_persistent_exit(dev);
 	if (dev->control.vq)
 		dev->vdev->config->del_vqs(dev->vdev);
 	dev->control.vq = NULL;
+}
+
+/* Ends the use of a device that stays bound. */
+static void device_end(struct vpmu_device *dev, int err)
+{
+	vpmu_life_close(dev, err);
+	/* A later restore reads the device's list into new files. */
+	vpmu_persistent_close(dev);
+	vpmu_life_end(dev, err);
 }
 
 static void give_up_work(struct work_struct *work)
@@ -352,8 +362,7 @@ static void give_up_work(struct work_struct *work)
 	if (!cmpxchg(&dev->life.lost, 0, -EIO))
 		dev_err(&dev->vdev->dev,
 			"the device does not answer: it is given up, and its events end; bind it again\n");
-	vpmu_life_close(dev, dev->life.lost);
-	vpmu_life_end(dev, dev->life.lost);
+	device_end(dev, dev->life.lost);
 }
 
 /**
@@ -365,6 +374,23 @@ static void give_up_work(struct work_struct *work)
 void vpmu_device_give_up(struct vpmu_device *dev)
 {
 	schedule_work(&dev->life.give_up);
+}
+
+/*
+ * Reads the configuration again after a restore of the machine, perhaps on another host. Events
+ * that this host lacks stay in the catalogue: the device refuses to open them.
+ */
+static void reread_work(struct work_struct *work)
+{
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, reread);
+	struct vpmu_info info;
+
+	/* After the probe, only this changes it. */
+	info = dev->info;
+	device_host_info(dev->vdev, &info);
+	write_seqlock_irq(&dev->info_lock);
+	dev->info = info;
+	write_sequnlock_irq(&dev->info_lock);
 }
 
 /*
@@ -430,6 +456,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	INIT_LIST_HEAD(&dev->life.events);
 	INIT_LIST_HEAD(&dev->life.transports);
 	INIT_WORK(&dev->life.give_up, give_up_work);
+	INIT_WORK(&dev->reread, reread_work);
 	dev->life.reboot.notifier_call = device_reboot;
 	dev->control.closed = -ENODEV;
 	dev->notices.closed = true;
@@ -483,8 +510,11 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, hotplug);
 	int err;
 
-	/* device_restart() finds the queues of all CPUs. */
-	if (READ_ONCE(dev->life.lost) || READ_ONCE(dev->life.asleep))
+	/*
+	 * device_restart() opens the queues, then finds those of all CPUs that are online. A CPU
+	 * that comes online later finds its own, although the device may not be in use yet.
+	 */
+	if (vpmu_vcpu_is_closed(&dev->vcpus[cpu % dev->info.vcpus]))
 		return 0;
 	err = vpmu_vcpu_discover(dev);
 	/* A CPU without a queue stays online; events on it are refused. */
@@ -757,21 +787,14 @@ static void vpmu_remove(struct virtio_device *vdev)
 }
 
 /*
- * Called in an interrupt after a restore of the machine, perhaps on another host. Events that this
- * host lacks stay in the catalogue: the device refuses to open them.
+ * Called in an interrupt, where the configuration cannot be read because that may sleep. virtio
+ * does not call this before the end of the probe, nor once it removes or freezes the device.
  */
 static void vpmu_config_changed(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
-	struct vpmu_info info;
-	unsigned long flags;
 
-	/* virtio never calls this twice at once, nor before the end of the probe. */
-	info = dev->info;
-	device_host_info(vdev, &info);
-	write_seqlock_irqsave(&dev->info_lock, flags);
-	dev->info = info;
-	write_sequnlock_irqrestore(&dev->info_lock, flags);
+	schedule_work(&dev->reread);
 }
 
 /* Called before the machine sleeps or is written to a disk. */
@@ -794,8 +817,7 @@ static int vpmu_restore(struct virtio_device *vdev)
 	if (err) {
 		dev_err(&vdev->dev, "the device cannot be restored, its events end (%d)\n", err);
 		WRITE_ONCE(dev->life.lost, -EIO);
-		vpmu_life_close(dev, -EIO);
-		vpmu_life_end(dev, -EIO);
+		device_end(dev, -EIO);
 		WRITE_ONCE(dev->life.asleep, false);
 		return err;
 	}

@@ -44,12 +44,20 @@ pub(crate) const TESTS: &[Test] = &[
         unbinding_and_binding_while_programs_open_and_close,
     ),
     (
+        "fork_with_inherited_events_of_a_lost_device_succeeds",
+        fork_with_inherited_events_of_a_lost_device_succeeds,
+    ),
+    (
         "counts_go_on_after_a_hibernation",
         counts_go_on_after_a_hibernation,
     ),
     (
         "rings_and_traces_end_with_a_hibernation",
         rings_and_traces_end_with_a_hibernation,
+    ),
+    (
+        "persistent_event_of_a_given_up_device_opens_again_after_a_hibernation",
+        persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
     ),
     (
         "vperf_records_on_when_a_cpu_goes",
@@ -374,6 +382,55 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure_no_complaint()
 }
 
+/// Forks while the task has events that its children inherit; the child places marks if it can.
+fn fork_and_place(times: u64) -> Outcome {
+    let child = os::forked(|| {
+        let placed = Device::open().and_then(|device| device.place(VALUE, times));
+        i32::from(placed.is_err())
+    })?;
+    ensure_eq!(child, i32::from(Device::open().is_err()), "the child");
+    Ok(())
+}
+
+fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "1")?;
+    for given_up in [false, true] {
+        let device = fresh()?;
+        let mut attr = device.attr(KIND_MARK, VALUE);
+        attr.set_inherit(1);
+        attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+        let own = device.start(&attr, How::OWN)?;
+        let perf = kernels_own(&attr)?;
+        perf.enable(0)?;
+        let sampling = kernels_own(&device.marks(VALUE, 1, TID))?;
+        sampling.enable(0)?;
+        fork_and_place(3)?;
+        ensure_eq!(own.count()?, 3, "marks of a child");
+        ensure_eq!(perf.count()?, 3, "marks of a child by perf's door");
+        if given_up {
+            mute()?;
+            let open = device.open_event(&attr, How::OWN);
+            ensure_eq!(refused(open), Some(libc::EIO), "opening an event");
+        } else {
+            unbind(&name)?;
+        }
+        let lost = perf.read()?;
+        fork_and_place(5).map_err(|error| format!("given up: {given_up}: {error}"))?;
+        if given_up {
+            unbind(&name)?;
+        }
+        bind(&name)?;
+        fork_and_place(7)?;
+        ensure_eq!(own.read()?, [0_u64; 0], "reading");
+        let values = perf.read()?;
+        ensure_eq!(values.first(), Some(&3), "the count before");
+        ensure_eq!(values.get(2), lost.get(2), "time running");
+    }
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
 /// Opens and counts by both doors, calls `held` while all is open, then closes; true if the counts
 /// are right.
 fn hold(held: impl FnOnce()) -> io::Result<bool> {
@@ -663,6 +720,33 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     }
     open.persistent.flush(0)?;
     drop(open);
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn persistent_event_of_a_given_up_device_opens_again_after_a_hibernation() -> Outcome {
+    fs::write(SECONDS, "1")?;
+    let device = fresh()?;
+    cpu::pin(0)?;
+    let (held, id) = persistent(&device, &sequence(&device), 0, "survivor")?;
+    let window = Pages::map(&held, 1, READ_WRITE)?;
+    device.place(VALUE, 3)?;
+    mute()?;
+    let open = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN);
+    ensure_eq!(refused(open), Some(libc::EIO), "opening an event");
+    ensure_eq!(held.poll(-1)?, GONE, "polling the event");
+    hibernate()?;
+    ensure_eq!(held.read()?, [0_u64; 0], "reading by the old descriptor");
+    ensure_eq!(refused(held.enable(0)), Some(libc::EIO), "enabling by it");
+    drop((held, window));
+    let again = device.reopen(id, 0)?;
+    let mut ring = Pages::map(&again, 1, READ_WRITE)?;
+    let before = again.count()?;
+    ring.take()?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(again.count()?, before + 2, "marks after the hibernation");
+    ensure_eq!(ring.take()?.len(), 2, "samples after the hibernation");
+    drop((again, ring));
     ensure_works()?;
     ensure_no_complaint()
 }
