@@ -35,6 +35,7 @@ mod foreign_tools;
 mod groups;
 mod hammer;
 mod hostile;
+mod interrupt;
 mod kernel_log;
 mod kexec;
 mod library;

@@ -19,7 +19,7 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_full_page_wakes", every_full_page_wakes),
@@ -285,32 +285,10 @@ fn each_overflow_signals() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// The device's interrupt: its line in /proc/interrupts, taken apart.
-fn interrupt_line() -> Result<(u32, u64), Box<dyn std::error::Error>> {
-    // The vPMU's transport among the machine's others, by the driver bound to it.
-    let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
-    let device = drivers
-        .filter_map(Result::ok)
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .find(|name| name.starts_with("virtio"))
-        .ok_or("no device is bound to the driver")?;
-    let table = fs::read_to_string("/proc/interrupts")?;
-    let line = table
-        .lines()
-        .find(|line| line.split_whitespace().last() == Some(&device))
-        .ok_or_else(|| format!("{device} is not in:\n{table}"))?;
-    let (number, rest) = line.split_once(':').ok_or("no number")?;
-    let counts = rest
-        .split_whitespace()
-        .map_while(|word| word.parse::<u64>().ok());
-    Ok((number.trim().parse()?, counts.sum()))
-}
-
 fn a_burst_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
-    let (irq, _) = interrupt_line()?;
     // Where the interrupt is taken, nothing runs between an overflow and its signal.
-    fs::write(format!("/proc/irq/{irq}/smp_affinity"), "1")?;
+    interrupt::bind(0)?;
     cpu::pin(0)?;
     let (event, _ring) = signalling(&device)?;
     device.place(VALUE, 100)?;
@@ -331,8 +309,7 @@ fn print_long() -> std::io::Result<()> {
 fn a_burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
-    let (irq, _) = interrupt_line()?;
-    fs::write(format!("/proc/irq/{irq}/smp_affinity"), "1")?;
+    interrupt::bind(0)?;
     cpu::pin(1)?;
     // More than these are not queued, and come as SIGIO.
     os::limit_signals(2 * OVERFLOWS)?;
@@ -660,13 +637,13 @@ fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     for every in [1, 16, 160] {
         let attr = waking(device.marks(VALUE, 1, FIELDS), every);
         let (event, mut ring) = start(&device, &attr)?;
-        let (_, before) = interrupt_line()?;
+        let before = interrupt::taken()?;
         let mut records = 0;
         for _ in 0..RECORDS / 160 {
             device.place(VALUE, 160)?;
             records += ring.take()?.len() as u64;
         }
-        let (_, after) = interrupt_line()?;
+        let after = interrupt::taken()?;
         ensure_eq!(records, RECORDS, "records");
         let most = RECORDS / u64::from(every);
         let taken = after - before;
@@ -677,9 +654,9 @@ fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
         drop(event);
     }
     let (event, _ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
-    let (_, before) = interrupt_line()?;
+    let before = interrupt::taken()?;
     device.place(VALUE, 200)?;
-    let (_, after) = interrupt_line()?;
+    let after = interrupt::taken()?;
     let taken = after - before;
     ensure!(
         taken <= TWICE,

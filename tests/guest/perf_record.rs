@@ -13,7 +13,7 @@ use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::programs::text;
-use crate::{Outcome, Test};
+use crate::{Outcome, Test, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -629,25 +629,16 @@ fn top_until_named(process: u32) -> Outcome {
     Ok(())
 }
 
-/// Interrupts of the device so far, on all CPUs.
-fn device_interrupts() -> Fallible<u64> {
-    let table = fs::read_to_string("/proc/interrupts")?;
-    let line = table.lines().find(|line| line.ends_with("virtio0"));
-    let line = line.ok_or_else(|| format!("no virtio0 in:\n{table}"))?;
-    let counts = line.split_whitespace().skip(1);
-    Ok(counts.map_while(|word| word.parse::<u64>().ok()).sum())
-}
-
 /// Records of 48 bytes: half of the driver's 64 KiB holds some 680.
 fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     let mut perf = Controlled::start("few", &["-a", "-e", MARK_3, "-c", "1"])?;
     perf.say("enable")?;
-    let before = device_interrupts()?;
+    let before = interrupt::taken()?;
     let status = Command::new("guest-tests")
         .args(["mark", "3", "3000"])
         .status()?;
     ensure!(status.success(), "the marks: {status}");
-    let interrupts = device_interrupts()? - before;
+    let interrupts = interrupt::taken()? - before;
     perf.say("disable")?;
     perf.stop()?;
     ensure_eq!(script("few", "comm")?.len(), 3000, "samples");

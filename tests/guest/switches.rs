@@ -13,7 +13,7 @@ use crate::raw::{
     Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
     SW_CPU_CLOCK, kernels, sampling,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -55,8 +55,12 @@ type Shared<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const VALUE: u64 = 31;
 const ROUNDS: u64 = 500;
-/// The CPU that both tasks run on; readers are on the other one.
+/// Nanoseconds between samples: an hour, since a sample's interrupt costs exits of its own.
+const PERIOD: u64 = 3_600_000_000_000;
+/// The CPU that both tasks run on.
 const CPU: usize = 1;
+/// The other one.
+const READERS: usize = 0;
 /// Everything there.
 const ALL: How<'_> = How::on_cpu(1);
 
@@ -101,6 +105,8 @@ fn exits_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
 ) -> Result<u64, Failure> {
+    // The answer to a request may be read before its interrupt arrives.
+    interrupt::bind(READERS)?;
     let device = Device::open()?;
     let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
     let page = Pages::map(&counter, 0, READ_WRITE)?;
@@ -191,7 +197,7 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
         |device| {
             let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
             let mut events = marks(device, 2, |attr, how| device.open_event(attr, how))?;
-            events.push(device.start(&sampling(clock, 1_000_000_000, 0), How::OWN)?);
+            events.push(device.start(&sampling(clock, PERIOD, 0), How::OWN)?);
             Ok(events)
         },
         |device| marks(device, 2, kernels),
@@ -322,7 +328,7 @@ impl<'a> Placers<'a> {
                 .as_ref()
                 .map_err(|&why| why.into())
                 .and_then(|events| {
-                    cpu::pin(0)?;
+                    cpu::pin(READERS)?;
                     watch(events, [ids[0], ids[1]])
                 });
             self.stop.store(true, Ordering::Relaxed);
@@ -397,7 +403,7 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
         });
         let watch = || -> Outcome {
             let events = group.recv()?;
-            cpu::pin(0)?;
+            cpu::pin(READERS)?;
             for look in 0..10_000 {
                 let least = placed.load(Ordering::Acquire);
                 let count = events[look % 2].count()?;

@@ -1,0 +1,37 @@
+//! The device's interrupt, as the guest's kernel counts and routes it.
+
+use std::error::Error;
+use std::fs;
+
+/// The number of the interrupt, and how often each CPU has taken it in all.
+fn line() -> Result<(u32, u64), Box<dyn Error>> {
+    // The vPMU's transport among the machine's others, by the driver bound to it.
+    let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
+    let device = drivers
+        .filter_map(Result::ok)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .find(|name| name.starts_with("virtio"))
+        .ok_or("no device is bound to the driver")?;
+    let table = fs::read_to_string("/proc/interrupts")?;
+    let line = table
+        .lines()
+        .find(|line| line.split_whitespace().last() == Some(&device))
+        .ok_or_else(|| format!("{device} is not in:\n{table}"))?;
+    let (number, rest) = line.split_once(':').ok_or("no number")?;
+    let counts = rest
+        .split_whitespace()
+        .map_while(|word| word.parse::<u64>().ok());
+    Ok((number.trim().parse()?, counts.sum()))
+}
+
+/// Interrupts of the device so far, on all CPUs.
+pub(crate) fn taken() -> Result<u64, Box<dyn Error>> {
+    line().map(|(_, taken)| taken)
+}
+
+/// Binds the interrupt to `cpu`: only there does its handler make exits, two of each interrupt.
+pub(crate) fn bind(cpu: usize) -> Result<(), Box<dyn Error>> {
+    let (number, _) = line()?;
+    let mask = format!("{:x}", 1 << cpu);
+    Ok(fs::write(format!("/proc/irq/{number}/smp_affinity"), mask)?)
+}
