@@ -37,7 +37,7 @@ mod own {
         perfs_door_samples_rings_that_are_read,
         perfs_door_counts_alone,
         a_detached_events_ring_lies_in_the_window,
-        the_window_is_not_the_users,
+        ring_in_the_window_is_not_charged_to_the_user,
         the_window_has_an_end,
         ended_rings_leave_no_trace,
         a_driver_that_comes_again_finds_them,
