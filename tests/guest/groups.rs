@@ -31,7 +31,10 @@ pub(crate) const TESTS: &[Test] = &[
         "leaders_follow_each_other_without_end",
         leaders_follow_each_other_without_end,
     ),
-    ("only_likes_are_grouped", only_likes_are_grouped),
+    (
+        "group_of_unlike_events_is_refused",
+        group_of_unlike_events_is_refused,
+    ),
     (
         "an_inherited_group_is_read_whole",
         an_inherited_group_is_read_whole,
@@ -206,7 +209,7 @@ fn leaders_follow_each_other_without_end() -> Outcome {
     Ok(())
 }
 
-fn only_likes_are_grouped() -> Outcome {
+fn group_of_unlike_events_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?;
     let leader = vpmu.open_event(&attr)?;

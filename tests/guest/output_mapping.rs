@@ -46,8 +46,8 @@ pub(crate) const TESTS: &[Test] = &[
         locked_memory_is_accounted_and_given_back,
     ),
     (
-        "who_may_lock_memory_has_no_limit",
-        who_may_lock_memory_has_no_limit,
+        "rings_of_root_have_no_memory_limit",
+        rings_of_root_have_no_memory_limit,
     ),
     ("a_big_ring_holds_its_size", a_big_ring_holds_its_size),
 ];
@@ -317,7 +317,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
     Ok(())
 }
 
-fn who_may_lock_memory_has_no_limit() -> Outcome {
+fn rings_of_root_have_no_memory_limit() -> Outcome {
     let device = Device::open()?;
     let allowance = allowance()?;
     os::limit_locked(0)?;

@@ -23,8 +23,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_window_has_an_end", the_window_has_an_end),
     ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
     (
-        "a_driver_that_comes_again_finds_them",
-        a_driver_that_comes_again_finds_them,
+        "reloaded_driver_finds_persistent_events",
+        reloaded_driver_finds_persistent_events,
     ),
     (
         "rings_in_guest_memory_end_with_their_driver",
@@ -172,7 +172,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
     Ok(())
 }
 
-fn a_driver_that_comes_again_finds_them() -> Outcome {
+fn reloaded_driver_finds_persistent_events() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let (forward, backward) = (sequence(&device), backwards(&device));

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn its_pages_have_numbers() {
+    fn pages_of_the_window_have_numbers() {
         let window = Window::new(memory(2), u32::MAX).expect("a window");
         let numbers = [START - 1, START, START + PAGE, START + 2 * PAGE, u64::MAX]
             .map(|address| window.page(GuestAddress(address)));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_one_region_of_whole_pages() {
+    fn window_of_several_regions_or_partial_pages_is_refused() {
         let memory = |ranges: &[(u64, usize)]| {
             let ranges: Vec<_> = ranges
                 .iter()
