@@ -365,48 +365,51 @@ fn modules_of_the_vmm_form_no_circle() {
 #[test]
 fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     const HEADER: &str = "perf_core_private.h";
-    const FIELDS: [&str; 33] = [
-        "event->attach_state",
-        "event->cgrp",
-        "event->child_count",
-        "event->child_list",
-        "event->child_mutex",
-        "event->child_total_time_enabled",
-        "event->child_total_time_running",
-        "event->clock",
-        "event->ctx",
-        "event->event_limit",
-        "event->fasync",
-        "event->lost_samples",
-        "event->nr_siblings",
-        "event->ns",
-        "event->oncpu",
-        "event->overflow_handler",
-        "event->overflow_handler_context",
-        "event->pending_disable",
-        "event->pending_disable_irq",
-        "event->pending_irq",
-        "event->pending_kill",
-        "event->pending_wakeup",
-        "event->pmu_ctx",
-        "event->prog",
-        "event->rb",
-        "event->total_time_enabled",
-        "event->total_time_running",
-        "event->tstamp",
-        "->event_list",
-        "->is_active",
-        "->perf_event_ctxp",
-        "->pin_count",
-        "&ctx->lock",
+    const FIELDS: [&str; 31] = [
+        "attach_state",
+        "cgrp",
+        "child_count",
+        "child_list",
+        "child_mutex",
+        "child_total_time_enabled",
+        "child_total_time_running",
+        "clock",
+        "event_limit",
+        "event_list",
+        "fasync",
+        "is_active",
+        "lost_samples",
+        "nr_siblings",
+        "ns",
+        "oncpu",
+        "overflow_handler",
+        "overflow_handler_context",
+        "pending_disable",
+        "pending_disable_irq",
+        "pending_irq",
+        "pending_kill",
+        "pending_wakeup",
+        "perf_event_ctxp",
+        "pin_count",
+        "pmu_ctx",
+        "prog",
+        "rb",
+        "total_time_enabled",
+        "total_time_running",
+        "tstamp",
     ];
-    // In the header, an event may have another variable's name.
-    let only_perfs = |field: &str| field.trim_start_matches("event").to_owned();
+    // The driver's own structures have fields of these names, too, so the variable's type decides: the type, the usual
+    // variable, the text before it, the field.
+    const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
+        ("perf_event", "event", "", "ctx"),
+        ("perf_event_context", "ctx", "&", "lock"),
+    ];
     let driver = root().join("guest-driver/linux");
     let header = fs::read_to_string(driver.join(HEADER)).unwrap();
-    for field in FIELDS {
+    let shared_fields = SHARED_FIELDS.map(|(.., field)| field);
+    for field in FIELDS.into_iter().chain(shared_fields) {
         assert!(
-            header.contains(&only_perfs(field)),
+            has_word(&header, &format!("->{field}")),
             "{HEADER} has no {field}"
         );
     }
@@ -418,9 +421,31 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         }
         let text = fs::read_to_string(&path).unwrap();
         for field in FIELDS {
-            assert!(!text.contains(field), "{name} has {field}");
+            let access = format!("->{field}");
+            assert!(!has_word(&text, &access), "{name} has {access}");
+        }
+        for (structure, usual, before, field) in SHARED_FIELDS {
+            let mut variables = names_after(&text, &format!("struct {structure} *"));
+            variables.insert(usual);
+            for variable in variables {
+                let access = format!("{before}{variable}->{field}");
+                assert!(!has_word(&text, &access), "{name} has {access}");
+            }
         }
     }
+}
+
+/// Whether `text` has `word`, and not only as a part of longer names.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let names_meet = |left: Option<char>, right: Option<char>| {
+        left.is_some_and(is_name) && right.is_some_and(is_name)
+    };
+    text.match_indices(word).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + word.len()..]);
+        !names_meet(before.chars().next_back(), word.chars().next())
+            && !names_meet(word.chars().next_back(), after.chars().next())
+    })
 }
 
 /// One header handles the differences between kernel versions.

@@ -60,7 +60,7 @@ mod traces {
         a_stalled_readers_samples_are_counted,
         sample_traces_that_cannot_be_are_refused,
         the_trace_holds_the_regions_alone,
-        the_pausing_exit_is_in_the_resuming_is_not,
+        trace_has_the_pausing_exit_and_not_the_resuming_one,
         a_tasks_trace_is_paused,
         exits_resume_and_pause_each_other,
         a_paused_trace_stays_enabled,

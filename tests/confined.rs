@@ -612,7 +612,7 @@ fn wrong_confinement_is_refused_with_its_remedy() {
 }
 
 #[test]
-fn root_that_is_no_directory_is_refused() {
+fn chroot_to_a_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     if refused_unless_root(&["--chroot", "/"]) {
         return;

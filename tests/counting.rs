@@ -12,7 +12,7 @@ tests::guest_tests! {
     halts_are_counted,
     all_exits_hold_those_of_the_vmm,
     every_listed_event_opens,
-    what_is_not_listed_is_refused,
+    open_of_unlisted_event_is_refused,
     exits_that_the_architecture_lacks_are_refused,
     a_short_buffer_is_refused,
     data_breakpoints_count_beside_marks,

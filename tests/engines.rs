@@ -2,8 +2,9 @@
 //! while it is sampled, through the built VMM on this machine's `/dev/kvm`.
 
 use serde_json::Value;
+use tests::micro::device::Device;
 use tests::micro::sampled::{Sampled, records};
-use tests::micro::{Looping, Ran, run};
+use tests::micro::{Looping, Ran, power_off, run, single};
 
 const IP_AND_TIME: u64 = 1 << 0 | 1 << 2;
 /// Header, IP, TIME.
@@ -12,13 +13,17 @@ const RECORD: u32 = 24;
 const PERIOD: u64 = 1_000_000;
 const USER_MODE: u64 = 2;
 
-/// Samples the vCPU's clock until the ring has `samples` records; `engine` is the engine's number, 0 for the default.
-fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
+const ENGINE_ANY: u64 = 0;
+const ENGINE_EXIT: u64 = 1;
+const ENGINE_BATCHED: u64 = 2;
+
+/// The request that opens an event that samples the vCPU's clock.
+fn open(engine: u64) -> [u64; 14] {
     const OPEN: u64 = 1;
     const SOFTWARE: u64 = 1;
     const CPU_CLOCK: u64 = 0;
     const ENABLED: u64 = 1;
-    let open = [
+    [
         OPEN,
         0,
         SOFTWARE,
@@ -33,8 +38,12 @@ fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
         0,
         0,
         0,
-    ];
-    let (kernel, at) = Sampled::new().looping(&open, samples * RECORD);
+    ]
+}
+
+/// Samples the vCPU's clock until the ring has `samples` records.
+fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
+    let (kernel, at) = Sampled::new().looping(&open(engine), samples * RECORD);
     let ran = run(&kernel, 1, arguments);
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
     (ran, at)
@@ -82,7 +91,7 @@ fn check_records(ran: &Ran, at: &Looping, least: u32) {
 #[test]
 fn batched_engine_samples_without_exits() {
     let runs = [20, 80].map(|samples| {
-        let (ran, at) = sampled(samples, 0, &["--engine", "batched"]);
+        let (ran, at) = sampled(samples, ENGINE_ANY, &["--engine", "batched"]);
         check_records(&ran, &at, samples);
         assert_eq!(pmu(&ran, "overflow_exits"), 0);
         assert_eq!(number(&exits(&ran)["signal"]), 0);
@@ -96,7 +105,7 @@ fn batched_engine_samples_without_exits() {
 
 #[test]
 fn exit_engine_costs_one_exit_per_sample() {
-    let (ran, at) = sampled(80, 0, &["--engine", "exit"]);
+    let (ran, at) = sampled(80, ENGINE_ANY, &["--engine", "exit"]);
     check_records(&ran, &at, 80);
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
     let signals = number(&exits(&ran)["signal"]);
@@ -109,12 +118,30 @@ fn exit_engine_costs_one_exit_per_sample() {
 }
 
 #[test]
-fn requested_engine_is_used_or_refused() {
-    const EXIT: u64 = 1;
-    const BATCHED: u64 = 2;
-    let (ran, _) = sampled(20, EXIT, &[]);
+fn requested_engine_makes_the_samples() {
+    let (ran, _) = sampled(20, ENGINE_EXIT, &[]);
     assert_eq!(pmu(&ran, "drains"), 0);
     assert!(number(&exits(&ran)["signal"]) >= 18);
-    let (ran, _) = sampled(20, BATCHED, &["--engine", "batched"]);
+    let (ran, _) = sampled(20, ENGINE_BATCHED, &["--engine", "batched"]);
     assert_eq!(number(&exits(&ran)["signal"]), 0);
+}
+
+#[test]
+fn forbidden_engine_is_refused() {
+    const EOPNOTSUPP: u32 = 95;
+    for (engine, allowed, status) in [
+        (ENGINE_BATCHED, "exit", EOPNOTSUPP),
+        (ENGINE_EXIT, "batched", EOPNOTSUPP),
+        (ENGINE_EXIT, "exit", 0),
+        (ENGINE_BATCHED, "batched", 0),
+    ] {
+        // Triple-faults on any other status.
+        let (mut device, up) = Device::bring_up(1);
+        let code = up
+            .then(&device.request_with(&open(engine), status))
+            .then(&power_off());
+        let ran = run(&single(&code), 1, &["--engine", allowed]);
+        assert_eq!(ran.status, 0, "{engine} under {allowed}: {}", ran.errors);
+        assert_eq!(pmu(&ran, "events_opened"), u64::from(status == 0));
+    }
 }

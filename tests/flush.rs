@@ -12,7 +12,7 @@ mod guest {
         all_persistent_events_are_flushed_at_once,
         every_state_can_be_flushed,
         a_traces_piece_is_shown,
-        what_the_host_holds_is_written,
+        flush_writes_samples_of_the_exit_engine,
         a_task_is_flushed_wherever_it_is,
         children_are_flushed_too,
         a_flush_has_no_other_arguments,

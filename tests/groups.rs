@@ -8,7 +8,7 @@ tests::guest_tests! {
     a_group_is_read_at_one_moment,
     a_closed_leader_frees_its_siblings,
     leaders_follow_each_other_without_end,
-    only_likes_are_grouped,
+    group_of_unlike_events_is_refused,
     an_inherited_group_is_read_whole,
     a_group_waits_for_its_leaders_exec,
     a_limit_outlasts_a_pause,

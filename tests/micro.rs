@@ -147,7 +147,7 @@ fn kvm_exit_count_is_at_least_that_of_vmm() {
 }
 
 #[test]
-fn without_the_device_nobody_answers() {
+fn registers_of_an_absent_device_do_not_answer() {
     for without in [&["--no-vpmu"][..], &["--pmu", "off"]] {
         let ran = run(&single(&find_doorbell().then(&power_off())), 1, without);
         assert_eq!(ran.status, 4, "{} {:#}", ran.errors, ran.report);

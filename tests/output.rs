@@ -24,7 +24,7 @@ mod rings {
         a_ring_lives_as_long_as_any_map,
         unmapping_while_the_host_writes_harms_nothing,
         locked_memory_is_accounted_and_given_back,
-        who_may_lock_memory_has_no_limit,
+        rings_of_root_have_no_memory_limit,
         a_big_ring_holds_its_size,
         the_page_describes_itself,
         the_page_counts_without_a_call_or_an_exit,
@@ -111,7 +111,7 @@ mod records {
         attributes_change_as_perf_changes_them,
         unknown_bits_are_refused,
         attributes_of_other_sizes,
-        an_event_tells_its_engine,
+        engine_of_an_event_is_reported,
         swapping_tasks_are_told_apart_by_the_exit_engine,
         the_exit_engine_returns_once_for_a_sample,
     }
@@ -134,7 +134,7 @@ mod batched {
         swapping_tasks_are_told_apart_by_the_batched_engine,
         the_batched_engine_returns_for_no_sample,
         both_vcpus_are_batched_into_one_ring,
-        what_the_host_batches_is_written,
-        what_batches_its_samples_starts_nothing,
+        flush_writes_samples_of_the_batched_engine,
+        batched_event_as_starter_is_refused,
     }
 }

@@ -13,7 +13,7 @@ tests::guest_tests! {
     exits_sample_exactly,
     a_clock_samples_the_loop_that_runs,
     every_nth_record_wakes,
-    what_cannot_sample_is_refused,
+    sampling_by_the_tsc_is_refused,
     an_absent_reader_loses_what_is_reported,
     a_lagging_reader_loses_what_is_reported,
     a_lying_reader_loses_what_is_reported,

@@ -11,8 +11,8 @@ tests::guest_tests! {
     intervals_add_up,
     many_events_of_a_task_at_once,
     vperf_and_perf_agree,
-    what_cannot_be_counted_is_not_supported,
-    what_has_no_name_is_refused,
+    uncountable_events_are_not_supported,
+    unnamed_events_are_refused,
 }
 
 mod recording {

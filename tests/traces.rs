@@ -1,6 +1,9 @@
 //! Traces of guests of a few instructions on this machine's `/dev/kvm`: every exit of their
 //! programs, in order, once, with its instruction and access.
-#![expect(clippy::expect_used, reason = "what a guest sends is as long as it is")]
+#![expect(
+    clippy::expect_used,
+    reason = "the guest sends a known number of bytes"
+)]
 
 use tests::micro::device::{Device, NOTIFY, REGISTERS, REPLY, send};
 use tests::micro::{Code, Ran, address_of, kernel, run};

@@ -10,7 +10,7 @@ mod regions {
         both_vcpus_have_regions_of_their_own,
         a_tasks_region_follows_it,
         the_starting_mark_is_outside_the_stopping_inside,
-        what_waits_for_its_starter_counts_nothing,
+        event_waiting_for_its_starter_counts_nothing,
         samples_are_of_regions_alone,
         a_period_goes_on_in_the_next_region,
         the_page_stands_still_outside,
@@ -52,12 +52,12 @@ mod regions {
 mod driver {
     tests::guest_tests! {
         "trigger-driver":
-        what_tasks_have_swapped_is_linked,
+        links_between_swapped_contexts_act,
         children_of_one_end_are_not_linked,
         links_come_and_go_while_tasks_fork,
         a_flush_signals,
-        who_may_flush_all,
-        the_doorbell_is_for_who_may_write,
+        flush_of_all_by_nobody_is_refused,
+        doorbell_map_without_write_access_is_refused,
         the_doorbell_holds_the_device,
     }
 }

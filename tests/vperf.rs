@@ -37,7 +37,7 @@ mod regions {
         a_group_is_measured_in_the_region,
         samples_are_of_the_region_alone,
         a_trace_is_of_the_region_alone,
-        people_are_told_of_regions,
+        stat_names_the_region_and_its_visits,
     }
 }
 
@@ -51,9 +51,9 @@ mod persistent {
         unread_marks_stay_until_they_are_read,
         an_attached_event_ends_with_its_reader,
         events_of_all_cpus_are_made_or_none,
-        what_only_counts_is_listed,
+        persistent_event_without_a_ring_is_listed,
         wrong_names_have_their_remedy,
-        nobody_makes_or_reads_them_unallowed,
+        persist_without_perfmon_is_refused,
         a_flush_names_what_it_cannot_find,
     }
 }

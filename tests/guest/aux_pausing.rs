@@ -23,8 +23,8 @@ pub(crate) const TESTS: &[Test] = &[
         the_trace_holds_the_regions_alone,
     ),
     (
-        "the_pausing_exit_is_in_the_resuming_is_not",
-        the_pausing_exit_is_in_the_resuming_is_not,
+        "trace_has_the_pausing_exit_and_not_the_resuming_one",
+        trace_has_the_pausing_exit_and_not_the_resuming_one,
     ),
     ("a_tasks_trace_is_paused", a_tasks_trace_is_paused),
     (
@@ -114,7 +114,7 @@ fn the_trace_holds_the_regions_alone() -> Outcome {
     Ok(())
 }
 
-fn the_pausing_exit_is_in_the_resuming_is_not() -> Outcome {
+fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     const VALUE: u64 = 62;
     let device = Device::open()?;
     let attr = trace(&device, EXIT_MMIO);

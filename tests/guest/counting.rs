@@ -34,8 +34,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("every_listed_event_opens", every_listed_event_opens),
     (
-        "what_is_not_listed_is_refused",
-        what_is_not_listed_is_refused,
+        "open_of_unlisted_event_is_refused",
+        open_of_unlisted_event_is_refused,
     ),
     (
         "exits_that_the_architecture_lacks_are_refused",
@@ -307,7 +307,7 @@ fn every_listed_event_opens() -> Outcome {
     Ok(())
 }
 
-fn what_is_not_listed_is_refused() -> Outcome {
+fn open_of_unlisted_event_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let refused = |attr: EventAttr| match vpmu.open_event(&attr) {
         Ok(_) => 0,

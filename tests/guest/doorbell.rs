@@ -27,6 +27,9 @@ fn a_store_is_a_mark() -> Outcome {
         bell.mark(VALUE + 1);
     }
     ensure_eq!(event.count()?, 200, "marks by stores on two CPUs");
+    // Of each task on this CPU.
+    cpu::pin(1)?;
+    let all = device.start(&device.attr(KIND_MARK, VALUE.into()), How::on_cpu(1))?;
     // The mapping outlives its file, and a child inherits it.
     drop(device);
     bell.mark(VALUE);
@@ -36,6 +39,8 @@ fn a_store_is_a_mark() -> Outcome {
         0
     })?;
     ensure_eq!(code, 0, "a child that marks, too");
+    ensure_eq!(all.count()?, 2, "marks with the child's");
+    ensure_eq!(event.count()?, 201, "marks without the child's");
     Ok(())
 }
 

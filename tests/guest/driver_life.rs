@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
@@ -452,31 +452,43 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    let worked = thread::scope(|scope| -> Result<usize, Box<dyn std::error::Error>> {
+    // Turns of the programs that nothing disturbed, and the others.
+    let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let until_more = |turns: &AtomicUsize| {
+        let before = turns.load(Ordering::Relaxed);
+        while turns.load(Ordering::Relaxed) == before {
+            os::yield_cpu();
+        }
+    };
+    thread::scope(|scope| -> Outcome {
         let programs: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut worked = 0;
                     while !stop.load(Ordering::Relaxed) {
-                        worked += usize::from(turn());
+                        let turns = if turn() { &worked } else { &disturbed };
+                        turns.fetch_add(1, Ordering::Relaxed);
                     }
-                    worked
                 })
             })
             .collect();
-        let done = (0..15).try_for_each(|_| {
+        let done = (0..15).try_for_each(|round| {
+            // In the other rounds one call follows the other at once.
+            let waits = round % 3 == 0;
+            if waits {
+                until_more(&worked);
+            }
             unbind(&name)?;
+            if waits {
+                until_more(&disturbed);
+            }
             bind(&name)
         });
         stop.store(true, Ordering::Relaxed);
-        let mut worked = 0;
         for program in programs {
-            worked += program.join().map_err(|_| "a program panicked")?;
+            program.join().map_err(|_| "a program panicked")?;
         }
-        done?;
-        Ok(worked)
+        Ok(done?)
     })?;
-    println!("{worked} turns of a program were not disturbed");
     ensure_works()?;
     ensure_no_complaint()
 }

@@ -24,8 +24,8 @@ use crate::{Outcome, Test, cpu, os};
 
 /// On a machine whose operator insists on the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
-    "what_the_host_batches_is_written",
-    what_the_host_batches_is_written,
+    "flush_writes_samples_of_the_batched_engine",
+    flush_writes_samples_of_the_batched_engine,
 )];
 
 pub(crate) const TESTS: &[Test] = &[
@@ -47,8 +47,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("every_state_can_be_flushed", every_state_can_be_flushed),
     ("a_traces_piece_is_shown", a_traces_piece_is_shown),
     (
-        "what_the_host_holds_is_written",
-        what_the_host_holds_is_written,
+        "flush_writes_samples_of_the_exit_engine",
+        flush_writes_samples_of_the_exit_engine,
     ),
     (
         "a_task_is_flushed_wherever_it_is",
@@ -305,11 +305,11 @@ fn a_traces_piece_is_shown() -> Outcome {
 }
 
 /// Where the host batches samples, they wait in its own ring, up to ten milliseconds.
-fn what_the_host_batches_is_written() -> Outcome {
+fn flush_writes_samples_of_the_batched_engine() -> Outcome {
     held_samples_are_written(ENGINE_BATCHED)
 }
 
-fn what_the_host_holds_is_written() -> Outcome {
+fn flush_writes_samples_of_the_exit_engine() -> Outcome {
     held_samples_are_written(ENGINE_EXIT)
 }
 

@@ -31,7 +31,10 @@ pub(crate) const TESTS: &[Test] = &[
         "leaders_follow_each_other_without_end",
         leaders_follow_each_other_without_end,
     ),
-    ("only_likes_are_grouped", only_likes_are_grouped),
+    (
+        "group_of_unlike_events_is_refused",
+        group_of_unlike_events_is_refused,
+    ),
     (
         "an_inherited_group_is_read_whole",
         an_inherited_group_is_read_whole,
@@ -206,7 +209,7 @@ fn leaders_follow_each_other_without_end() -> Outcome {
     Ok(())
 }
 
-fn only_likes_are_grouped() -> Outcome {
+fn group_of_unlike_events_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?;
     let leader = vpmu.open_event(&attr)?;
@@ -270,20 +273,34 @@ fn an_inherited_group_is_read_whole() -> Outcome {
 
 fn a_group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = marks(&vpmu, 3)?;
-    let leader = vpmu.open_event(&EventAttr {
-        enable_on_exec: true,
-        ..attr.clone()
-    })?;
-    let sibling = vpmu.open_member(
-        &EventAttr {
+    let group = |inherit| -> Result<(Event, Event), Box<dyn std::error::Error>> {
+        let attr = EventAttr {
+            inherit,
+            ..marks(&vpmu, 3)?
+        };
+        let leader = vpmu.open_event(&EventAttr {
+            enable_on_exec: true,
+            ..attr.clone()
+        })?;
+        let enabled = EventAttr {
             disabled: false,
             ..attr
-        },
-        &leader,
-    )?;
+        };
+        let sibling = vpmu.open_member(&enabled, &leader)?;
+        Ok((leader, sibling))
+    };
+    let (leader, sibling) = group(true)?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [0, 0], "before the exec");
+    ensure_eq!(values(&leader)?, [0, 0], "before an exec");
+    child_places(5)?;
+    ensure_eq!(values(&leader)?, [5, 5], "a child from its exec on");
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [5, 5], "the parent, without an exec");
+    drop((leader, sibling));
+
+    let (leader, sibling) = group(false)?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [0, 0], "before an exec, not inherited");
     leader.enable()?;
     vpmu.mark(3)?;
     ensure_eq!(values(&leader)?, [1, 1], "enabled by hand");

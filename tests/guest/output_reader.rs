@@ -17,6 +17,8 @@ const VALUE: u64 = 130;
 /// Places the marks of one round while the reader reads, and compares what it says.
 fn round(device: &Device, marks: u64, together: bool) -> Outcome {
     let thread = cpu::thread_id().to_string();
+    // The reader inherits CPU 0.
+    cpu::pin(0)?;
     let mut reader = Command::new("reader")
         .args([&thread, &VALUE.to_string(), &marks.to_string()])
         .stdout(Stdio::piped())
@@ -28,7 +30,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         Some("ready"),
         "the first line"
     );
-    // The marks come from CPU 0 or from CPU 1.
+    // The marks come from the reader's CPU or from the other.
     cpu::pin(if together { 0 } else { 1 })?;
     let before = device.time_of(cpu::tsc());
     device.place(VALUE, marks)?;

@@ -22,7 +22,10 @@ use crate::stubs::{self, Loop};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("an_event_tells_its_engine", an_event_tells_its_engine),
+    (
+        "engine_of_an_event_is_reported",
+        engine_of_an_event_is_reported,
+    ),
     (
         "swapping_tasks_are_told_apart_by_the_exit_engine",
         swapping_tasks_are_told_apart_by_the_exit_engine,
@@ -60,7 +63,7 @@ fn by(engine: u32, how: How<'_>) -> How<'_> {
     How { engine, ..how }
 }
 
-fn an_event_tells_its_engine() -> Outcome {
+fn engine_of_an_event_is_reported() -> Outcome {
     let device = Device::open()?;
     let clock = sampling(
         device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),

@@ -534,28 +534,32 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
         os::become_nobody()?;
         os::set_dumpable(true)
     })?;
-    // Two processes of nobody share its part of the events; the other one holds its events until it is killed.
+    // Two processes of nobody use up its share of the events; each holds its events until it is killed.
     let of_nobody = How {
         pid: nobodys.pid,
         ..How::OWN
     };
-    let first = os::Sleeper::start(|| {
-        os::become_nobody()?;
-        let open = |_| device.open_event(&mark(&device), of_nobody);
-        (0..100).map(open).collect::<io::Result<Vec<_>>>()
-    })?;
-    as_nobody(|| {
-        let share = all / 4 * 3;
-        ensure_eq!(
-            room(&device, nobodys.pid)?,
-            share - 100,
-            "events for nobody"
-        );
-        Ok(())
-    })?;
-    // Root finds all events but the 100 that the other process holds; those of the child are closed again.
-    ensure_eq!(room(&device, roots.pid)?, all - 100, "events for root");
-    drop(first);
+    let hold = |events: u32| {
+        os::Sleeper::start(|| {
+            os::become_nobody()?;
+            let open = |_| device.open_event(&mark(&device), of_nobody);
+            (0..events).map(open).collect::<io::Result<Vec<_>>>()
+        })
+    };
+    let room_of_nobody = |left: u32| {
+        as_nobody(|| {
+            let room = room(&device, nobodys.pid)?;
+            ensure_eq!(room, left, "events left of nobody's share");
+            Ok(())
+        })
+    };
+    let share = all / 4 * 3;
+    let first = hold(100)?;
+    room_of_nobody(share - 100)?;
+    let second = hold(share - 100)?;
+    room_of_nobody(0)?;
+    ensure_eq!(room(&device, roots.pid)?, all - share, "events for root");
+    drop((first, second));
     ensure_eq!(room(&device, roots.pid)?, all, "events for root alone");
     Ok(())
 }

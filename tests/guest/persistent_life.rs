@@ -22,12 +22,12 @@ pub(crate) const TESTS: &[Test] = &[
         a_detached_event_outlives_its_creators_kill,
     ),
     (
-        "it_counts_on_without_a_handle",
-        it_counts_on_without_a_handle,
+        "persistent_event_counts_on_without_a_handle",
+        persistent_event_counts_on_without_a_handle,
     ),
     (
-        "opened_persistent_it_is_so_at_once",
-        opened_persistent_it_is_so_at_once,
+        "event_opened_persistent_outlives_its_handle",
+        event_opened_persistent_outlives_its_handle,
     ),
     (
         "detaching_again_tells_the_same_id",
@@ -61,7 +61,10 @@ pub(crate) const TESTS: &[Test] = &[
         "every_handle_switches_the_one_event",
         every_handle_switches_the_one_event,
     ),
-    ("it_waits_for_its_cpu", it_waits_for_its_cpu),
+    (
+        "persistent_event_waits_for_its_cpu",
+        persistent_event_waits_for_its_cpu,
+    ),
     (
         "handles_come_and_go_while_it_counts",
         handles_come_and_go_while_it_counts,
@@ -109,7 +112,7 @@ fn a_detached_event_outlives_its_creators_kill() -> Outcome {
     Ok(())
 }
 
-fn it_counts_on_without_a_handle() -> Outcome {
+fn persistent_event_counts_on_without_a_handle() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -140,7 +143,7 @@ fn it_counts_on_without_a_handle() -> Outcome {
     Ok(())
 }
 
-fn opened_persistent_it_is_so_at_once() -> Outcome {
+fn event_opened_persistent_outlives_its_handle() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -437,7 +440,7 @@ fn every_handle_switches_the_one_event() -> Outcome {
     Ok(())
 }
 
-fn it_waits_for_its_cpu() -> Outcome {
+fn persistent_event_waits_for_its_cpu() -> Outcome {
     const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
     let device = fresh()?;
     cpu::pin(1)?;

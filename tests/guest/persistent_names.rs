@@ -18,8 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("names_are_those_of_events", names_are_those_of_events),
     ("a_name_is_of_one_event", a_name_is_of_one_event),
     (
-        "sysfs_lists_them_while_they_are",
-        sysfs_lists_them_while_they_are,
+        "sysfs_lists_persistent_events_until_their_end",
+        sysfs_lists_persistent_events_until_their_end,
     ),
     ("sysfs_tells_how_to_open_one", sysfs_tells_how_to_open_one),
     (
@@ -114,7 +114,7 @@ fn a_name_is_of_one_event() -> Outcome {
     sweep(&device)
 }
 
-fn sysfs_lists_them_while_they_are() -> Outcome {
+fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     let device = fresh()?;
     ensure_eq!(names()?.len(), 0, "names before");
     let attr = sequence(&device);

@@ -21,22 +21,22 @@ pub(crate) const TESTS: &[Test] = &[
         the_operators_events_are_found_by_name,
     ),
     (
-        "they_hold_what_was_before_the_driver",
-        they_hold_what_was_before_the_driver,
+        "operators_events_hold_records_from_before_the_driver",
+        operators_events_hold_records_from_before_the_driver,
     ),
     (
-        "nothing_of_them_is_the_guests_to_change",
-        nothing_of_them_is_the_guests_to_change,
+        "change_of_operators_event_is_refused",
+        change_of_operators_event_is_refused,
     ),
     ("each_vcpu_has_its_own", each_vcpu_has_its_own),
     ("a_reader_is_woken_by_a_flush", a_reader_is_woken_by_a_flush),
     (
-        "a_driver_that_comes_again_finds_the_operators",
-        a_driver_that_comes_again_finds_the_operators,
+        "reloaded_driver_finds_the_operators_events",
+        reloaded_driver_finds_the_operators_events,
     ),
     (
-        "their_maps_cannot_be_made_writable",
-        their_maps_cannot_be_made_writable,
+        "operators_ring_made_writable_is_refused",
+        operators_ring_made_writable_is_refused,
     ),
 ];
 
@@ -119,7 +119,7 @@ fn the_operators_events_are_found_by_name() -> Outcome {
     Ok(())
 }
 
-fn they_hold_what_was_before_the_driver() -> Outcome {
+fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let boot = find(&device, "boot")?;
@@ -163,7 +163,7 @@ fn they_hold_what_was_before_the_driver() -> Outcome {
     Ok(())
 }
 
-fn nothing_of_them_is_the_guests_to_change() -> Outcome {
+fn change_of_operators_event_is_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let found = find(&device, "flight-1")?;
@@ -264,7 +264,7 @@ fn a_reader_is_woken_by_a_flush() -> Outcome {
     Ok(())
 }
 
-fn a_driver_that_comes_again_finds_the_operators() -> Outcome {
+fn reloaded_driver_finds_the_operators_events() -> Outcome {
     cpu::pin(1)?;
     let device = Device::open()?;
     let (ids, count) = {
@@ -297,7 +297,7 @@ fn a_driver_that_comes_again_finds_the_operators() -> Outcome {
 }
 
 /// mprotect(2) refuses the whole map, and its first page alone.
-fn their_maps_cannot_be_made_writable() -> Outcome {
+fn operators_ring_made_writable_is_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let found = find(&device, "flight-1")?;

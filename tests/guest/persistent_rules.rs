@@ -16,12 +16,12 @@ use crate::{Outcome, Test, cpu, os};
 pub(crate) const TESTS: &[Test] = &[
     ("a_task_is_not_outlived", a_task_is_not_outlived),
     (
-        "who_is_in_a_group_is_not_detached",
-        who_is_in_a_group_is_not_detached,
+        "detach_of_group_member_is_einval",
+        detach_of_group_member_is_einval,
     ),
     (
-        "who_writes_elsewhere_is_not_detached",
-        who_writes_elsewhere_is_not_detached,
+        "detach_of_redirected_event_is_einval",
+        detach_of_redirected_event_is_einval,
     ),
     (
         "a_persistent_event_joins_nothing",
@@ -36,8 +36,8 @@ pub(crate) const TESTS: &[Test] = &[
         opening_again_takes_the_id_and_no_more,
     ),
     (
-        "there_are_so_many_and_no_more",
-        there_are_so_many_and_no_more,
+        "persistent_events_beyond_the_limit_are_enospc",
+        persistent_events_beyond_the_limit_are_enospc,
     ),
     ("the_list_is_told_in_pieces", the_list_is_told_in_pieces),
     (
@@ -45,8 +45,8 @@ pub(crate) const TESTS: &[Test] = &[
         an_event_refused_stays_as_it_is,
     ),
     (
-        "nobody_else_makes_opens_or_ends_one",
-        nobody_else_makes_opens_or_ends_one,
+        "persistent_calls_of_nobody_are_refused",
+        persistent_calls_of_nobody_are_refused,
     ),
 ];
 
@@ -74,7 +74,7 @@ fn a_task_is_not_outlived() -> Outcome {
     Ok(())
 }
 
-fn who_is_in_a_group_is_not_detached() -> Outcome {
+fn detach_of_group_member_is_einval() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
     let leader = device.open_event(&sequence(&device), how)?;
@@ -94,7 +94,7 @@ fn who_is_in_a_group_is_not_detached() -> Outcome {
     Ok(())
 }
 
-fn who_writes_elsewhere_is_not_detached() -> Outcome {
+fn detach_of_redirected_event_is_einval() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
     let target = device.open_event(&sequence(&device), how)?;
@@ -218,7 +218,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     Ok(())
 }
 
-fn there_are_so_many_and_no_more() -> Outcome {
+fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     let device = fresh()?;
     let most = device.info.max_persistent as usize;
     ensure!(most > 0, "none are allowed");
@@ -301,7 +301,7 @@ fn an_event_refused_stays_as_it_is() -> Outcome {
     Ok(())
 }
 
-fn nobody_else_makes_opens_or_ends_one() -> Outcome {
+fn persistent_calls_of_nobody_are_refused() -> Outcome {
     let device = fresh()?;
     let (kept, id) = persistent(&device, &sequence(&device), 1, "kept")?;
     let other = device.start(&sequence(&device), How::on_cpu(1))?;

@@ -3,24 +3,28 @@
 use std::process::{Command, Stdio};
 
 use crate::ensure::{ensure, ensure_eq};
+use crate::output_mapping::allowance;
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{
     Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values,
 };
 use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
         "a_detached_events_ring_lies_in_the_window",
         a_detached_events_ring_lies_in_the_window,
     ),
-    ("the_window_is_not_the_users", the_window_is_not_the_users),
+    (
+        "ring_in_the_window_is_not_charged_to_the_user",
+        ring_in_the_window_is_not_charged_to_the_user,
+    ),
     ("the_window_has_an_end", the_window_has_an_end),
     ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
     (
-        "a_driver_that_comes_again_finds_them",
-        a_driver_that_comes_again_finds_them,
+        "reloaded_driver_finds_persistent_events",
+        reloaded_driver_finds_persistent_events,
     ),
     (
         "rings_in_guest_memory_end_with_their_driver",
@@ -82,7 +86,7 @@ fn a_detached_events_ring_lies_in_the_window() -> Outcome {
 }
 
 /// VPMU-G-4-2.
-fn the_window_is_not_the_users() -> Outcome {
+fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     let device = fresh()?;
     let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {
         let status = std::fs::read_to_string("/proc/self/status")?;
@@ -92,14 +96,28 @@ fn the_window_is_not_the_users() -> Outcome {
             .ok_or("no such field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
-    let (event, _) = persistent(&device, &sequence(&device), 1, "charge")?;
+    // The user may lock the driver's allowance and no more: enough for the small ring, too little for the large one.
+    let small = (allowance()? / 2).next_power_of_two();
+    let large = 2 * small;
+    os::limit_locked(0)?;
+    os::become_nobody_with(&[os::CAP_PERFMON])?;
+    let attr = sequence(&device);
+    let (event, _) = persistent(&device, &attr, 1, "charge")?;
+    let own = device.start(&attr, How::on_cpu(1))?;
+    ensure_eq!(
+        refused(Pages::map(&own, large, READ_WRITE)),
+        Some(libc::EPERM),
+        "a ring of {large} pages in the user's memory"
+    );
     let before = (kib("VmLck:")?, kib("VmPin:")?);
-    let ring = Pages::map(&event, 64, READ_WRITE)?;
+    let ring = Pages::map(&event, large, READ_WRITE)?;
     ensure_eq!(
         (kib("VmLck:")?, kib("VmPin:")?),
         before,
         "memory of the user's that is locked"
     );
+    // The allowance is whole beside that ring.
+    drop(Pages::map(&own, small, READ_WRITE)?);
     drop(ring);
     event.attach()?;
     Ok(())
@@ -154,7 +172,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
     Ok(())
 }
 
-fn a_driver_that_comes_again_finds_them() -> Outcome {
+fn reloaded_driver_finds_persistent_events() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let (forward, backward) = (sequence(&device), backwards(&device));

@@ -34,8 +34,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("every_nth_record_wakes", every_nth_record_wakes),
     (
-        "what_cannot_sample_is_refused",
-        what_cannot_sample_is_refused,
+        "sampling_by_the_tsc_is_refused",
+        sampling_by_the_tsc_is_refused,
     ),
 ];
 
@@ -393,7 +393,7 @@ fn every_nth_record_wakes() -> Outcome {
     Ok(())
 }
 
-fn what_cannot_sample_is_refused() -> Outcome {
+fn sampling_by_the_tsc_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     // Counting events that have no exact overflow refuse to sample.
     let attr = vpmu.attr("tsc")?.sampling(1000);

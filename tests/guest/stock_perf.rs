@@ -28,10 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("vperf_and_perf_agree", vperf_and_perf_agree),
     (
-        "what_cannot_be_counted_is_not_supported",
-        what_cannot_be_counted_is_not_supported,
+        "uncountable_events_are_not_supported",
+        uncountable_events_are_not_supported,
     ),
-    ("what_has_no_name_is_refused", what_has_no_name_is_refused),
+    ("unnamed_events_are_refused", unnamed_events_are_refused),
 ];
 
 const MARK_3: &str = "vpmu/mark,event=3/";
@@ -267,7 +267,7 @@ fn vperf_and_perf_agree() -> Outcome {
     Ok(())
 }
 
-fn what_cannot_be_counted_is_not_supported() -> Outcome {
+fn uncountable_events_are_not_supported() -> Outcome {
     for event in [
         // A kind that nothing has.
         "vpmu/kind=0x7ff,event=1/",
@@ -283,7 +283,7 @@ fn what_cannot_be_counted_is_not_supported() -> Outcome {
     Ok(())
 }
 
-fn what_has_no_name_is_refused() -> Outcome {
+fn unnamed_events_are_refused() -> Outcome {
     // Not an event, a mark without its value, a value beyond its 48 bits.
     for event in [
         "vpmu/nonsense/",

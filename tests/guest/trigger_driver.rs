@@ -21,8 +21,8 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "what_tasks_have_swapped_is_linked",
-        what_tasks_have_swapped_is_linked,
+        "links_between_swapped_contexts_act",
+        links_between_swapped_contexts_act,
     ),
     (
         "children_of_one_end_are_not_linked",
@@ -33,10 +33,13 @@ pub(crate) const TESTS: &[Test] = &[
         links_come_and_go_while_tasks_fork,
     ),
     ("a_flush_signals", a_flush_signals),
-    ("who_may_flush_all", who_may_flush_all),
     (
-        "the_doorbell_is_for_who_may_write",
-        the_doorbell_is_for_who_may_write,
+        "flush_of_all_by_nobody_is_refused",
+        flush_of_all_by_nobody_is_refused,
+    ),
+    (
+        "doorbell_map_without_write_access_is_refused",
+        doorbell_map_without_write_access_is_refused,
     ),
     (
         "the_doorbell_holds_the_device",
@@ -99,7 +102,7 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Rec
 
 /// Events opened after two tasks have swapped contexts are not in the context of those opened before; they can be
 /// linked all the same.
-fn what_tasks_have_swapped_is_linked() -> Outcome {
+fn links_between_swapped_contexts_act() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     for turn in 0..20 {
@@ -249,7 +252,7 @@ fn a_flush_signals() -> Outcome {
     Ok(())
 }
 
-fn who_may_flush_all() -> Outcome {
+fn flush_of_all_by_nobody_is_refused() -> Outcome {
     let device = Device::open()?;
     device.flush()?;
     let event = device.start(&device.attr(KIND_MARK, INSIDE.into()), How::OWN)?;
@@ -264,7 +267,7 @@ fn who_may_flush_all() -> Outcome {
     Ok(())
 }
 
-fn the_doorbell_is_for_who_may_write() -> Outcome {
+fn doorbell_map_without_write_access_is_refused() -> Outcome {
     let device = Device::open()?;
     let map = |protection| {
         let mapped = Doorbell::map_raw(&device, PAGE, protection, libc::MAP_SHARED, 0);

@@ -30,8 +30,8 @@ pub(crate) const TESTS: &[Test] = &[
         the_starting_mark_is_outside_the_stopping_inside,
     ),
     (
-        "what_waits_for_its_starter_counts_nothing",
-        what_waits_for_its_starter_counts_nothing,
+        "event_waiting_for_its_starter_counts_nothing",
+        event_waiting_for_its_starter_counts_nothing,
     ),
     ("samples_are_of_regions_alone", samples_are_of_regions_alone),
     (
@@ -182,7 +182,7 @@ fn the_starting_mark_is_outside_the_stopping_inside() -> Outcome {
     Ok(())
 }
 
-fn what_waits_for_its_starter_counts_nothing() -> Outcome {
+fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let attr = perf_event_open_sys::bindings::perf_event_attr {

@@ -19,8 +19,8 @@ use crate::{Outcome, Test, cpu};
 
 /// On a machine whose operator insists on the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
-    "what_batches_its_samples_starts_nothing",
-    what_batches_its_samples_starts_nothing,
+    "batched_event_as_starter_is_refused",
+    batched_event_as_starter_is_refused,
 )];
 
 pub(crate) const TESTS: &[Test] = &[
@@ -158,7 +158,7 @@ fn a_target_has_one_starter_and_one_stopper() -> Outcome {
     Ok(())
 }
 
-fn what_batches_its_samples_starts_nothing() -> Outcome {
+fn batched_event_as_starter_is_refused() -> Outcome {
     let device = Device::open()?;
     let target = waiting(&device, &inside(&device), HERE)?;
     let clock = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);

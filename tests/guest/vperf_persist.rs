@@ -33,14 +33,17 @@ pub(crate) const TESTS: &[Test] = &[
         "events_of_all_cpus_are_made_or_none",
         events_of_all_cpus_are_made_or_none,
     ),
-    ("what_only_counts_is_listed", what_only_counts_is_listed),
+    (
+        "persistent_event_without_a_ring_is_listed",
+        persistent_event_without_a_ring_is_listed,
+    ),
     (
         "wrong_names_have_their_remedy",
         wrong_names_have_their_remedy,
     ),
     (
-        "nobody_makes_or_reads_them_unallowed",
-        nobody_makes_or_reads_them_unallowed,
+        "persist_without_perfmon_is_refused",
+        persist_without_perfmon_is_refused,
     ),
     (
         "a_flush_names_what_it_cannot_find",
@@ -293,7 +296,7 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
     Ok(())
 }
 
-fn what_only_counts_is_listed() -> Outcome {
+fn persistent_event_without_a_ring_is_listed() -> Outcome {
     persisting::fresh()?;
     new(&[
         "-e", "mark=9", "-C", "0", "--size", "0", "--name", "counter",
@@ -337,7 +340,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
     Ok(())
 }
 
-fn nobody_makes_or_reads_them_unallowed() -> Outcome {
+fn persist_without_perfmon_is_refused() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
     os::become_nobody()?;

@@ -45,7 +45,10 @@ pub(crate) const TESTS: &[Test] = &[
         "a_trace_is_of_the_region_alone",
         a_trace_is_of_the_region_alone,
     ),
-    ("people_are_told_of_regions", people_are_told_of_regions),
+    (
+        "stat_names_the_region_and_its_visits",
+        stat_names_the_region_and_its_visits,
+    ),
 ];
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
@@ -290,7 +293,7 @@ fn a_trace_is_of_the_region_alone() -> Outcome {
     Ok(())
 }
 
-fn people_are_told_of_regions() -> Outcome {
+fn stat_names_the_region_and_its_visits() -> Outcome {
     let regions = ["workload", "regions", "1", "--marks", "1"];
     let measured = |from: &str, to: &str| -> Fallible<String> {
         let options = ["stat", "--from", from, "--to", to, "-e", "mark=3", "--"];

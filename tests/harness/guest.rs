@@ -255,7 +255,7 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
     let debug = known.into_iter().find(|debug| debug.name() == checker);
     debug
         .map(|debug| (series.to_owned(), Some(debug)))
-        .ok_or_else(|| format!("{KERNEL}={kernel}: say a series, like 6.12 or 6.1-kasan"))
+        .ok_or_else(|| format!("{KERNEL}={kernel}: expected a series, like 6.12 or 6.1-kasan"))
 }
 
 /// The series that a lab's host and its guests run on. A checker is for guests of groups alone.
@@ -273,7 +273,7 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
     let found = known.into_iter().find(|(name, _)| *name == wanted);
     found
         .map(|(_, arch)| if bound { own } else { arch })
-        .ok_or_else(|| format!("{ARCH}={wanted}: say x86_64 or aarch64"))
+        .ok_or_else(|| format!("{ARCH}={wanted}: expected x86_64 or aarch64"))
 }
 
 /// The architecture that the tests were asked to run on, or else `own`.

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_gone_on_from_but_never_over_who_ends_is_from_outside() {
+    fn machine_goes_on_after_a_reset_but_not_after_an_ending_from_outside() {
         let end = End::new().expect("event descriptors");
         end.announce(Ok(Ending::Reset));
         assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_ends_is_from_outside_is_in_a_hurry() {
+    fn ending_from_outside_is_in_a_hurry() {
         for ending in [Ending::ByHand, Ending::Signal(15)] {
             let end = End::new().expect("event descriptors");
             end.announce(Ok(ending));

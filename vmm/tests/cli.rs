@@ -272,7 +272,7 @@ fn a_report_is_written_when_the_machine_fails_too() {
 }
 
 #[test]
-fn what_the_guest_holds_is_not_told_as_the_vmms_own() {
+fn overhead_in_the_report_excludes_guest_memory() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
     let report = bench.path("report.json");

@@ -138,7 +138,7 @@ fn a_flush_waits_for_a_vcpu_that_never_leaves_by_itself() {
 }
 
 #[test]
-fn what_the_machine_refuses_is_told_in_one_line() {
+fn refusal_of_the_machine_is_one_line() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     let refused = |args: &[&str], words: &[&str]| refused(&machine.ask(args), 1, words);

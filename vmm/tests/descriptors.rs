@@ -42,7 +42,7 @@ fn poor(kernel: &Path) -> Command {
 }
 
 #[test]
-fn its_flight_recorder_is_written_all_the_same() {
+fn recording_is_written_without_free_descriptors() {
     let bench = Bench::new();
     let recording = bench.path("perf.data");
     let output = poor(&bench.kernel(&greedy(&TRIPLE_FAULT)))

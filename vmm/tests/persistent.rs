@@ -146,7 +146,7 @@ fn the_transport_says_where_the_window_is() {
 }
 
 #[test]
-fn what_cannot_be_started_is_told_before_the_guest_runs() {
+fn impossible_persistent_event_is_refused_before_the_guest_runs() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
     let refused = |args: &[&str], words: &[&str]| {

@@ -167,7 +167,7 @@ fn nothing_is_written_where_nothing_persists() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
+fn impossible_recording_is_refused_before_the_guest_starts() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
     let symbols = bench.file("System.map", b"ffffffff81000000 D no_function\n");

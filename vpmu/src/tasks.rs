@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_known_without_a_page() {
+    fn task_without_a_task_page_is_unknown() {
         let tasks = Tasks::default();
         assert_eq!(tasks.running(&View::of(&memory())), Task::default());
         assert_eq!(tasks.history(&View::of(&memory())).at(5), None);
     }
 
     #[test]
-    fn before_the_first_switch_it_is_who_runs() {
+    fn task_before_the_first_switch_is_the_running_one() {
         let memory = memory();
         put(&memory, 0, word(7), Ordering::Relaxed);
         assert_eq!(tasks().running(&View::of(&memory)), named(7));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_overwritten_is_not_known() {
+    fn overwritten_switches_are_unknown() {
         let memory = memory();
         let all = 3 * ENTRIES + 5;
         for n in 0..all {
@@ -270,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_there_is_read_in_peace(words in prop::collection::vec(any::<u64>(), 512), tsc in any::<u64>()) {
+        fn any_task_page_is_read_without_a_panic(words in prop::collection::vec(any::<u64>(), 512), tsc in any::<u64>()) {
             let memory = memory();
             for (index, &value) in words.iter().enumerate() {
                 put(&memory, index * 8, value, Ordering::Relaxed);

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_one_region_of_whole_pages() {
+    fn window_of_several_regions_or_partial_pages_is_refused() {
         let memory = |ranges: &[(u64, usize)]| {
             let ranges: Vec<_> = ranges
                 .iter()

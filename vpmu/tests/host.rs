@@ -174,7 +174,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
 }
 
 #[test]
-fn what_a_full_host_ring_cannot_hold_is_told() {
+fn overflows_beyond_a_full_host_ring_are_lost() {
     let _alone = alone();
     let source = source();
     let period = 20_000;
@@ -342,7 +342,7 @@ fn tsc_ticks_with_the_clock() {
 
 /// VPMU-D-6.2-2.
 #[test]
-fn what_is_offered_opens_and_what_is_not_does_not() {
+fn offered_events_open_and_others_do_not() {
     let _alone = alone();
     let source = source();
     for offer in source.offers() {

@@ -174,7 +174,7 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
 }
 
 #[test]
-fn what_finds_no_room_is_counted_to_the_exit() {
+fn exits_without_room_are_counted_as_lost() {
     let (mut recorder, _source, mut guest) = match recorder() {
         Ok(all) => all,
         Err(why) => return report_not_run(&why),

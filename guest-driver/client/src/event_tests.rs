@@ -76,7 +76,7 @@ fn group_reading_has_every_member() {
 }
 
 #[test]
-fn only_what_is_written_backwards_is_read_while_it_overwrites() {
+fn overwriting_map_of_a_forward_ring_is_refused() {
     let forward = event(&[], 0);
     assert!(matches!(
         forward.map_overwrite(0),

@@ -34,7 +34,7 @@ fn names_become_configs() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn wrong_terms_are_named_in_their_errors() {
     let (_dir, pmu) = pmu();
     let error = pmu.attr("cycles").unwrap_err();
     assert_eq!(

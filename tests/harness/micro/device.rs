@@ -80,15 +80,21 @@ impl Device {
     /// Sends a control request, waits for its reply and requires success.
     #[must_use]
     pub fn request(&mut self, words: &[u64]) -> Code {
+        self.request_with(words, 0)
+    }
+
+    /// Like [`Device::request`], but requires the error `status`; 0 is success.
+    #[must_use]
+    pub fn request_with(&mut self, words: &[u64], status: u32) -> Code {
         const OPEN_REPLY: u32 = 16;
-        self.give(0, words, OPEN_REPLY).0
+        self.give(0, words, OPEN_REPLY, status).0
     }
 
     /// Sends a command on the queue of `vcpu`, which must run this code, and requires success. Also returns the
     /// address of the reply.
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
-        self.give(2 + vcpu, &[op, event, 0, 0], REPLY)
+        self.give(2 + vcpu, &[op, event, 0, 0], REPLY, 0)
     }
 
     /// Accounts for `times` more uses of a queue's last buffer; returns the number of buffers
@@ -100,7 +106,7 @@ impl Device {
         (before, *given)
     }
 
-    fn give(&mut self, index: u32, words: &[u64], room: u32) -> (Code, u32) {
+    fn give(&mut self, index: u32, words: &[u64], room: u32, status: u32) -> (Code, u32) {
         let given = self.given.get_mut(index as usize).expect("such a queue");
         let queue = QUEUES + index * QUEUE;
         let answer = queue + ANSWERED + *given * ANSWER;
@@ -131,7 +137,7 @@ impl Device {
             .store(NOTIFY, index)
             .wait_for(queue + USED, number << 16)
             .load(answer)
-            .require(0);
+            .require(status);
         (code, answer)
     }
 }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_say_what_there_is() {
+    fn cpuid_leaves_describe_the_layout() {
         let described = |layout: Layout| {
             let functions = [LEAF_VENDOR, LEAF_FEATURES, LEAF_EXTENDED, LEAF_AMD_FEATURES];
             let mut leaves = functions.map(leaf).to_vec();

@@ -53,9 +53,9 @@ fn run() -> Result<u8, Failure> {
     let layout = option
         .and_then(|at| words.drain(at..(at + 2).min(words.len())).nth(1))
         .and_then(|name| Layout::named(&name))
-        .ok_or_else(|| usage(format!("say --pmu with one of {}", Layout::names())))?;
+        .ok_or_else(|| usage(format!("--pmu expects one of {}", Layout::names())))?;
     let Command::Run(args) = Cli::try_parse_from(words).map_err(usage)?.command else {
-        return Err(usage("say run"));
+        return Err(usage("only `run` is supported"));
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
     // The filters list only the product's calls.

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_owners_alone_and_goes_when_it_is_dropped() {
+    fn socket_is_the_owners_alone_and_is_removed_on_drop() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
         let socket = Socket::listen(&path, None).expect("listens");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_stays() {
+    fn file_in_place_of_a_socket_stays() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("notes");
         fs::write(&path, "dear diary").expect("written");

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_counts_or_samples_is_not_named() {
+    fn pmu_without_traces_is_not_named() {
         for pmu in [
             "cpu",
             "cpu_core",
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn of_this_host_each_is_named_once() {
+    fn host_traces_are_named_once_each() {
         let traces = host_traces();
         eprintln!("{traces:?}");
         assert!(traces.is_sorted_by(|one, other| one.pmu < other.pmu));

@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn on_the_line_and_in_order(khz in 100_000_u64..6_000_000, span in 1_000_000_u64..1 << 40, at in 0_u64..1 << 40, more in 0_u64..1 << 30) {
+        fn clock_readings_are_on_the_line_and_in_order(khz in 100_000_u64..6_000_000, span in 1_000_000_u64..1 << 40, at in 0_u64..1 << 40, more in 0_u64..1 << 30) {
             let ticks = |ns: u64| u64::try_from(u128::from(ns) * u128::from(khz) / 1_000_000).expect("small");
             let line = Line {
                 old: OLD,

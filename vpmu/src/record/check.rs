@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_device_writes_is_one(sample_type in 0..=ALL, read_format in 0..=0x1f_u64, all: bool) {
+        fn records_of_the_device_are_admitted(sample_type in 0..=ALL, read_format in 0..=0x1f_u64, all: bool) {
             let layout = layout(sample_type & ALL, read_format, all);
             for record in records(&layout) {
                 prop_assert!(admits(&layout, &record, 7));
@@ -179,7 +179,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_it_is_it_is_looked_at_in_peace(bytes in prop::collection::vec(any::<u8>(), 0..512), sample_type in 0..=ALL, read_format in 0..=0x1f_u64) {
+        fn any_bytes_are_checked_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..512), sample_type in 0..=ALL, read_format in 0..=0x1f_u64) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = 9;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn another_events_is_not() {
+    fn records_of_another_event_are_not_admitted() {
         let layout = layout(SAMPLE_ID | SAMPLE_TIME, 0, false);
         for record in records(&layout) {
             assert!(!admits(&layout, &record, 6));

@@ -217,7 +217,7 @@ fn burst_is_seen_whole() {
 
 /// VPMU-D-6.7-1.
 #[test]
-fn backwards_too() {
+fn backward_records_are_read_whole() {
     run(true, &[1, 2, 1], 2);
 }
 

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_told() {
+    fn packet_of_unknown_state_has_zeros() {
         let silent = OpenExit {
             regs: None,
             ..open_exit(ExitReason::Hlt.into())

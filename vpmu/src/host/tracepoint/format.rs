@@ -100,7 +100,7 @@ print fmt: \"ID: %u field:x; offset:1; size:1;\", REC->exit_reason
     }
 
     #[test]
-    fn what_is_no_format_is_refused() {
+    fn text_without_a_format_is_refused() {
         for text in ["", "ID: many\n", "ID: 70000\n", "format:\n"] {
             assert_eq!(Format::parse(text), None, "{text}");
         }

@@ -61,7 +61,7 @@ mod tests {
     const ALL: [u64; 2] = [u64::MAX; 2];
 
     #[test]
-    fn what_the_guest_asked_for_is_told() {
+    fn exit_details_are_the_guests_request() {
         let io = [0x5f0_0011, 0x1234];
         assert_eq!(told(SVM, 0x7b, io), io);
         assert_eq!(told(VMX, 30, io), io);

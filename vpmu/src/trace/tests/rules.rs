@@ -141,7 +141,7 @@ fn wakeups_come_at_half_the_area_and_at_a_loss() {
 }
 
 #[test]
-fn what_the_ring_has_no_room_for_is_told_with_the_next() {
+fn span_without_room_is_in_the_next_record() {
     // 128 records of 32 bytes fill the ring.
     let mut rig = Rig::with(1, 8, true, 64);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());

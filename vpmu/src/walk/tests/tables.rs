@@ -52,7 +52,7 @@ fn a_program_reads_only_what_every_level_opens() {
 }
 
 #[test]
-fn what_the_processor_would_not_translate_is_not_read() {
+fn untranslatable_addresses_are_not_read() {
     let kernel = Rights::Kernel;
     let mut guest = Guest::bare(4);
     // Not canonical, though its lower bits are mapped.
