@@ -525,8 +525,9 @@ mod kernels {
             Code::new().die(),
             Code::new().out8(RESET_PORT, 0xfe).halt_for_ever(),
             bad_setups(3).then(&power_off()),
+            Code::new().store_unemulated(REGISTERS),
         ];
-        for (code, status) in kernels.iter().zip([4, 3, 0]) {
+        for (code, status) in kernels.iter().zip([4, 3, 0, 8]) {
             let ran = run(&single(code), 1, &[]);
             assert_eq!(ran.status, status, "{}", ran.errors);
         }

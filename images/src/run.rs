@@ -162,6 +162,7 @@ fn ending(code: Option<i32>) -> String {
         Some(4) => "the guest's processor shut down (triple fault)".to_owned(),
         Some(PANICKED) => "the guest's kernel panicked".to_owned(),
         Some(6) => "the guest was ended by hand".to_owned(),
+        Some(8) => "KVM could not continue the guest".to_owned(),
         Some(code) => format!("the VMM failed (exit code {code})"),
         None => "the VMM was killed".to_owned(),
     }

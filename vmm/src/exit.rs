@@ -31,6 +31,8 @@ pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Exit status of a VMM whose seccomp filter refused a system call.
 pub const EXIT_REFUSED_CALL: u8 = 7;
+/// Exit status of a guest that KVM cannot continue, see [`VcpuError::Stopped`].
+pub const EXIT_STOPPED: u8 = 8;
 
 impl Ending {
     /// Whether the guest can boot again after this end.
@@ -97,7 +99,7 @@ pub enum VcpuError {
     /// The run page cannot be mapped.
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
-    /// KVM met an instruction or state that it cannot emulate.
+    /// KVM met an instruction or state that it cannot emulate. A guest's kernel can cause this at will.
     #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
     Stopped {
         /// The vCPU.
@@ -286,9 +288,9 @@ mod tests {
             Ending::ByHand,
         ];
         let mut codes: Vec<u8> = endings.iter().map(|ending| ending.exit_code()).collect();
-        codes.extend([EXIT_FAILURE, EXIT_USAGE, EXIT_REFUSED_CALL]);
+        codes.extend([EXIT_FAILURE, EXIT_USAGE, EXIT_REFUSED_CALL, EXIT_STOPPED]);
         codes.sort_unstable();
-        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(Ending::Signal(15).exit_code(), Ending::ByHand.exit_code());
     }
 }

@@ -11,7 +11,7 @@ use vpmu::{ExitCounts, Metrics};
 
 use crate::confine::Confined;
 use crate::ctl::Recorded;
-use crate::exit::{EXIT_FAILURE, Ending};
+use crate::exit::{EXIT_STOPPED, Ending};
 use crate::logger;
 use crate::vm::{Ran, VmError};
 
@@ -134,7 +134,7 @@ pub struct HeldBack {
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// A stable name; `error` if the VMM failed.
+    /// A stable name; `stopped` if KVM cannot continue the guest, `error` if the VMM failed.
     pub ending: &'static str,
     /// The VMM's exit status.
     pub exit_code: u8,
@@ -170,9 +170,10 @@ impl Report {
     /// The report of a machine that never ran.
     #[must_use]
     pub fn of_failure(error: &VmError) -> Self {
+        let (exit_code, ending) = error.exit();
         Self {
-            ending: "error",
-            exit_code: EXIT_FAILURE,
+            ending,
+            exit_code,
             error: Some(vpmu_errors::chain(error)),
             wall_ns: 0,
             boots: 0,
@@ -213,12 +214,13 @@ impl Report {
             events: ran.events.clone(),
             metrics: vpmu.metrics(),
         });
+        let (exit_code, ending) = match &ran.ending {
+            Ok(ending) => (ending.exit_code(), ending.name()),
+            Err(error) => error.exit(),
+        };
         Self {
-            ending: ran.ending.as_ref().map_or("error", |ending| ending.name()),
-            exit_code: ran
-                .ending
-                .as_ref()
-                .map_or(EXIT_FAILURE, |ending| ending.exit_code()),
+            ending,
+            exit_code,
             error: ran
                 .ending
                 .as_ref()
@@ -260,7 +262,11 @@ fn seconds(nanoseconds: u64) -> f64 {
 #[must_use]
 pub fn summary(report: &Report, ending: Option<Ending>) -> String {
     let mut text = String::new();
-    let how = ending.map_or_else(|| "the VMM failed".to_owned(), |how| how.to_string());
+    let how = match ending {
+        Some(how) => how.to_string(),
+        None if report.exit_code == EXIT_STOPPED => "KVM stopped the guest".to_owned(),
+        None => "the VMM failed".to_owned(),
+    };
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(text, "vmm: {how} after {:.3} s", seconds(report.wall_ns));
     if report.boots > 1 {

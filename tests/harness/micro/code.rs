@@ -102,6 +102,13 @@ impl Code {
         self.raw(&[0x0f, 0x0b])
     }
 
+    /// Stores by an instruction that KVM does not emulate.
+    #[must_use]
+    pub fn store_unemulated(self, address: u32) -> Self {
+        // fnstenv [ebx]
+        self.address(address).raw(&[0xd9, 0x33])
+    }
+
     /// Increments a shared word of memory atomically.
     #[must_use]
     pub fn increment(self, address: u32) -> Self {

@@ -227,7 +227,9 @@ Exit status:
   0  the guest powered off         4  the guest triple-faulted
   1  the VMM failed                5  the guest kernel panicked
   2  wrong usage                   6  ended by Ctrl-A x, a signal or 'snapshot --then-exit'
-  3  the guest asked for a reset   7  a seccomp filter refused a system call";
+  3  the guest asked for a reset   7  a seccomp filter refused a system call
+                                   8  KVM cannot continue the guest, as after an
+                                      instruction that it cannot emulate";
 
 fn kernel_help() -> String {
     format!("Kernel to boot: {}", kernel::KINDS)

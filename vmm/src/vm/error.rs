@@ -102,3 +102,13 @@ pub enum VmError {
     #[error("the run ended without a reason")]
     NoReason,
 }
+
+impl VmError {
+    /// The exit status for this error, and its stable name for reports.
+    pub(crate) fn exit(&self) -> (u8, &'static str) {
+        match self {
+            Self::Vcpu(exit::VcpuError::Stopped { .. }) => (exit::EXIT_STOPPED, "stopped"),
+            _ => (exit::EXIT_FAILURE, "error"),
+        }
+    }
+}
