@@ -227,7 +227,7 @@ struct vpmu_open_reply {
  */
 #define VPMU_MAP_WRITABLE	(1U << 0)
 /* Of an AUX area: the driver grants room with VPMU_COMMAND_AUX_BEGIN; the event has no ring */
-#define VPMU_MAP_DRIVEN		(1U << 1)
+#define VPMU_MAP_DRIVER_OWNED		(1U << 1)
 /* Of a persistent event's ring: the device places it in the window; no addresses follow */
 #define VPMU_MAP_WINDOW		(1U << 2)
 

@@ -33,7 +33,7 @@ void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool ov
 	struct vpmu_device *dev = own->dev;
 	struct vpmu_area *area;
 	struct page **list;
-	u32 flags = VPMU_MAP_DRIVEN;
+	u32 flags = VPMU_MAP_DRIVER_OWNED;
 	int i;
 
 	if (count > dev->info.max_aux_pages || own->trace->area)

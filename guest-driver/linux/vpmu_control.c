@@ -473,9 +473,9 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with VPMU_MAP_DRIVEN
+ * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with VPMU_MAP_DRIVER_OWNED
  * @dev: the device
- * @id: id of the event that the ring was mapped with; with VPMU_MAP_DRIVEN, of the trace
+ * @id: id of the event that the ring was mapped with; with VPMU_MAP_DRIVER_OWNED, of the trace
  * @pages: the area's pages
  * @count: number of pages
  * @flags: VPMU_MAP_*

@@ -208,7 +208,7 @@ impl<'a> Watch<'a> {
         Ok(Moment {
             nmis: interrupts_of(&interrupts, "NMI:", Some(CPU)),
             lines: interrupts_of(&interrupts, "virtio", None),
-            kept: self.kept.each_ref().map(|page| page.face().count),
+            kept: self.kept.each_ref().map(|page| page.snapshot().count),
             time: self.device.time_of(cpu::tsc()),
         })
     }

@@ -51,9 +51,9 @@ fn a_mark_costs_one_exit() -> Outcome {
     let bell = Doorbell::map(&device)?;
     let exits = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), How::on_cpu(1))?;
     let page = Pages::map(&exits, 0, READ_WRITE)?;
-    let before = page.face().count;
+    let before = page.snapshot().count;
     bell.place(VALUE, 500);
-    ensure_eq!(page.face().count - before, 500, "exits of 500 marks");
+    ensure_eq!(page.snapshot().count - before, 500, "exits of 500 marks");
     Ok(())
 }
 

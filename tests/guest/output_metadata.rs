@@ -96,7 +96,7 @@ fn the_page_describes_itself() -> Outcome {
         ),
         "the conversion of the page and the device"
     );
-    ensure_eq!(page.face().index, 0, "the index of a hardware counter");
+    ensure_eq!(page.snapshot().index, 0, "the index of a hardware counter");
     Ok(())
 }
 
@@ -107,24 +107,24 @@ fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
     cpu::keep()?;
     let (_marks, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let (_exits, exits) = counting(&device, device.attr(KIND_EXITS, EXIT_USER), How::OWN)?;
-    let mut before = exits.face().count;
+    let mut before = exits.snapshot().count;
     for placed in 1..=200 {
         device.mark(VALUE)?;
-        let after_mark = exits.face().count;
+        let after_mark = exits.snapshot().count;
         ensure_eq!(
             after_mark,
             before + 1,
             "exits of a mark, as their page tells"
         );
         for _ in 0..50 {
-            let face = page.face();
+            let snapshot = page.snapshot();
             ensure_eq!(
-                (face.index, face.count),
+                (snapshot.index, snapshot.count),
                 (0, placed),
                 "marks, as the page tells"
             );
         }
-        before = exits.face().count;
+        before = exits.snapshot().count;
         ensure_eq!(before, after_mark, "exits while the page was read 50 times");
     }
     Ok(())
@@ -137,8 +137,8 @@ fn the_page_equals_read() -> Outcome {
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let same = |what: &str| -> Outcome {
         let words = event.read()?;
-        let face = page.face();
-        let told = [face.count, face.enabled, face.running];
+        let snapshot = page.snapshot();
+        let told = [snapshot.count, snapshot.enabled, snapshot.running];
         ensure_eq!(words, told, "read(), and the page after it, {what}");
         Ok(())
     };
@@ -149,16 +149,20 @@ fn the_page_equals_read() -> Outcome {
     event.disable(0)?;
     device.place(VALUE, 5)?;
     same("while it stands still")?;
-    let still = page.face();
+    let still = page.snapshot();
     ensure_eq!(still.count, 210, "marks while it was enabled");
     ensure_eq!(still.enabled, still.running, "times of what has no rival");
     event.reset(0)?;
-    ensure_eq!(page.face().count, 0, "the page after a reset");
+    ensure_eq!(page.snapshot().count, 0, "the page after a reset");
     same("after a reset")?;
     event.enable(0)?;
     device.mark(VALUE)?;
-    ensure_eq!(page.face().count, 1, "the page after it was enabled again");
-    ensure!(page.face().enabled > still.enabled, "the time goes on");
+    ensure_eq!(
+        page.snapshot().count,
+        1,
+        "the page after it was enabled again"
+    );
+    ensure!(page.snapshot().enabled > still.enabled, "the time goes on");
     same("when it counts again")
 }
 
@@ -168,7 +172,11 @@ fn the_page_follows_exits() -> Outcome {
     let (event, page) = counting(&device, device.port_exits(), How::OWN)?;
     for written in 1..=100 {
         cpu::port_write();
-        ensure_eq!(page.face().count, written, "port writes, as the page tells");
+        ensure_eq!(
+            page.snapshot().count,
+            written,
+            "port writes, as the page tells"
+        );
     }
     ensure_eq!(event.count()?, 100, "port writes, as read() tells");
     Ok(())
@@ -182,21 +190,21 @@ fn the_page_is_never_torn() -> Outcome {
     let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
         let reader = scope.spawn(|| -> Result<(), String> {
             cpu::pin(0).map_err(|e| e.to_string())?;
-            let mut last = page.face();
+            let mut last = page.snapshot();
             while changes.load(Ordering::Relaxed) < 500 {
-                let face = page.face();
-                let backwards = face.count < last.count
-                    || face.enabled < last.enabled
-                    || face.running < last.running;
+                let snapshot = page.snapshot();
+                let backwards = snapshot.count < last.count
+                    || snapshot.enabled < last.enabled
+                    || snapshot.running < last.running;
                 // A count moves together with its time, or one of them is of another moment.
-                let apart = (face.count == last.count) != (face.enabled == last.enabled);
-                if backwards || apart || face.running > face.enabled {
-                    return Err(format!("{face:?} after {last:?}"));
+                let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);
+                if backwards || apart || snapshot.running > snapshot.enabled {
+                    return Err(format!("{snapshot:?} after {last:?}"));
                 }
-                if face.count > last.count {
+                if snapshot.count > last.count {
                     changes.fetch_add(1, Ordering::Relaxed);
                 }
-                last = face;
+                last = snapshot;
             }
             Ok(())
         });

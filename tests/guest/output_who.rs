@@ -215,7 +215,7 @@ fn swapping_tasks_are_told_apart(engine: u32) -> Outcome {
     let mut ring = Pages::map(&event, 64, READ_WRITE)?;
     let (_mmio, mmio) = exits(&device, EXIT_MMIO, 0)?;
     event.enable(0)?;
-    let before = mmio.face().count;
+    let before = mmio.snapshot().count;
     let of_code = |sample: &Sample| {
         let ip = sample.ip.unwrap_or(0);
         codes.iter().position(|code| code.code.contains(&ip))
@@ -236,7 +236,7 @@ fn swapping_tasks_are_told_apart(engine: u32) -> Outcome {
         }
         Ok(right + wrong.len() + nobody >= ENOUGH)
     })?;
-    let after = mmio.face().count;
+    let after = mmio.snapshot().count;
     let all = right + wrong.len() + nobody;
     ensure!(
         right * 1000 >= all * 999,
@@ -281,7 +281,7 @@ fn sampled_loop(
     ensure_eq!(event.engine()?, engine, "the engine");
     let mut ring = Pages::map(&event, 64, READ_WRITE)?;
     let (_signals, signals) = exits(device, EXIT_SIGNAL, 1)?;
-    let before = signals.face().count;
+    let before = signals.snapshot().count;
     event.enable(0)?;
     let (mut moments, mut samples) = (BTreeSet::new(), 0);
     let mut on = true;
@@ -302,7 +302,7 @@ fn sampled_loop(
     Ok(Sampled {
         samples,
         moments: moments.len() as u64,
-        signals: signals.face().count - before,
+        signals: signals.snapshot().count - before,
     })
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Record {
 
 /// The count and its times at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Face {
+pub(crate) struct CountSnapshot {
     pub(crate) index: u32,
     pub(crate) count: u64,
     pub(crate) enabled: u64,
@@ -227,10 +227,10 @@ impl Pages {
     }
 
     /// Self-monitoring by the header's recipe: no system call.
-    pub(crate) fn face(&self) -> Face {
+    pub(crate) fn snapshot(&self) -> CountSnapshot {
         loop {
             let before = self.word(LOCK_INDEX).load(Ordering::Acquire);
-            let face = Face {
+            let snapshot = CountSnapshot {
                 index: (before >> 32) as u32,
                 count: self.load(OFFSET),
                 enabled: self.load(TIME_ENABLED),
@@ -238,7 +238,7 @@ impl Pages {
             };
             fence(Ordering::Acquire);
             if before & 1 == 0 && before == self.load(LOCK_INDEX) {
-                return face;
+                return snapshot;
             }
         }
     }

@@ -132,12 +132,12 @@ fn exits_of_rounds(
             let mut before = 0;
             for round in 0..=ROUNDS {
                 if round == 1 {
-                    before = page.face().count;
+                    before = page.snapshot().count;
                 }
                 one.give()?;
                 one.wait()?;
             }
-            let made = page.face().count - before;
+            let made = page.snapshot().count - before;
             one.give()?;
             Ok(made)
         });

@@ -285,12 +285,12 @@ fn the_page_stands_still_outside() -> Outcome {
             bell.place(INSIDE, number % 4);
             ports(number % 4);
             expected += number % 4 * (of_mark + of_port);
-            ensure_eq!(page.face().count, expected, "the page inside");
+            ensure_eq!(page.snapshot().count, expected, "the page inside");
             bell.mark(STOP);
             expected += of_stop;
             bell.place(INSIDE, 3);
             ports(3);
-            ensure_eq!(page.face().count, expected, "the page outside");
+            ensure_eq!(page.snapshot().count, expected, "the page outside");
         }
         ensure_eq!(region.target.count()?, expected, "what is read");
     }

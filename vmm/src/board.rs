@@ -8,10 +8,10 @@ use vpmu::Memory;
 
 use crate::arch::{board, layout};
 use crate::bus::{Buses, Overlap};
-use crate::devices::console::{Output, Patience};
+use crate::devices::console::{Output, StallPolicy};
 use crate::devices::panic::Panic;
 use crate::devices::progress::Progress;
-use crate::devices::serial::{Console, Line, Room, SERIAL_SIZE, Serial};
+use crate::devices::serial::{Console, FifoSpace, Line, SERIAL_SIZE, Serial};
 use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::{Doorbell, VirtioPmu};
 use crate::exit::End;
@@ -40,12 +40,16 @@ fn event() -> Result<EventFd, PlugError> {
 /// [`PlugError`].
 pub fn plug_console(
     buses: &mut Buses,
-    patience: Patience,
+    stall: StallPolicy,
     most: u64,
 ) -> Result<Console, PlugError> {
     let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
-    let output = Output::new(Arc::clone(&waiting), patience, most).map_err(PlugError::Console)?;
-    let serial = Arc::new(Serial::new(Line(line), Room(Arc::clone(&room)), output));
+    let output = Output::new(Arc::clone(&waiting), stall, most).map_err(PlugError::Console)?;
+    let serial = Arc::new(Serial::new(
+        Line(line),
+        FifoSpace(Arc::clone(&room)),
+        output,
+    ));
     board::plug_console(buses, serial.clone(), SERIAL_SIZE)?;
     Ok(Console {
         serial,

@@ -15,7 +15,7 @@
 
 pub use vpmu_abi as abi;
 mod arch;
-mod aux;
+mod area;
 mod backend;
 mod catalogue;
 mod clock;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::FORMAT_VMM;
-use crate::aux::Refused;
+use crate::area::Refused;
 use crate::device::Vpmu;
 use crate::sink::Sink;
 

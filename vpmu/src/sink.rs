@@ -3,7 +3,7 @@
 
 use vm_memory::GuestAddress;
 
-use crate::aux::{Appended, Area, Chunk, Refused, Window};
+use crate::area::{Appended, Area, Chunk, Refused, Window};
 use crate::clock::Clock;
 use crate::event::EventSpec;
 use crate::locks::{Lock, SINK};

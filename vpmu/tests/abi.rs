@@ -250,7 +250,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         ENGINE_EXIT,
         ENGINE_BATCHED,
         MAP_WRITABLE,
-        MAP_DRIVEN,
+        MAP_DRIVER_OWNED,
         MAP_WINDOW,
         LINK_STARTER,
         LINK_STOPPER,

@@ -40,7 +40,7 @@ pub enum HistoryError {
 
 /// The direction and mode in which the ring is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum Mode {
     /// Backwards over the oldest records: the newest record begins at the head.
     Newest,
     /// Forwards up to unread records: the oldest record begins at the tail.
@@ -53,7 +53,7 @@ pub struct History<'a> {
     event: &'a Event,
     mapping: Mapping,
     layout: Layout,
-    manner: Manner,
+    mode: Mode,
 }
 
 /// Contents of a ring at one moment.
@@ -77,9 +77,9 @@ impl<'a> History<'a> {
         layout: Layout,
         (overwrites, backward): (bool, bool),
     ) -> Result<Self, HistoryError> {
-        let manner = match (overwrites, backward) {
-            (true, true) => Manner::Newest,
-            (false, false) => Manner::Unread,
+        let mode = match (overwrites, backward) {
+            (true, true) => Mode::Newest,
+            (false, false) => Mode::Unread,
             (true, false) => return Err(HistoryError::Forward),
             (false, true) => return Err(HistoryError::Backward),
         };
@@ -88,7 +88,7 @@ impl<'a> History<'a> {
             event,
             mapping: ring::map(event.as_fd(), pages, Mapping::new_read_only)?,
             layout,
-            manner,
+            mode,
         })
     }
 
@@ -115,9 +115,9 @@ impl<'a> History<'a> {
             mapping, layout, ..
         } = self;
         let barrier = || settled(self.event.flush());
-        match self.manner {
-            Manner::Newest => Ok(newest(mapping, layout, since, barrier)?),
-            Manner::Unread => unread(mapping, layout, since, barrier),
+        match self.mode {
+            Mode::Newest => Ok(newest(mapping, layout, since, barrier)?),
+            Mode::Unread => unread(mapping, layout, since, barrier),
         }
     }
 }

@@ -222,9 +222,9 @@ fn page() -> Found {
     let pages = Pages::map(&event, 0, READ)?;
     for rounds in ROUNDS {
         let reading = counted(&event, || spin(rounds))?;
-        let face = pages.face();
-        ensure_eq!(face.index, 0, "a counter of a disabled event");
-        ensure_eq!(face.count, reading.count, "the count in the page");
+        let snapshot = pages.snapshot();
+        ensure_eq!(snapshot.index, 0, "a counter of a disabled event");
+        ensure_eq!(snapshot.count, reading.count, "the count in the page");
     }
     holds("four counts")
 }

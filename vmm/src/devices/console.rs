@@ -20,7 +20,7 @@ const BATCH: usize = 4096;
 
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
-pub struct Patience {
+pub struct StallPolicy {
     /// The end of the run.
     pub end: Arc<End>,
     /// Pending signals that end the run.
@@ -34,7 +34,7 @@ pub struct Output {
     out: File,
     pending: Vec<u8>,
     waiting: Arc<EventFd>,
-    patience: Patience,
+    stall: StallPolicy,
     broken: bool,
     /// Number of bytes that may still be written; `None`: unlimited.
     room: Option<Bucket>,
@@ -56,19 +56,19 @@ impl Output {
     ///
     /// # Errors
     /// Standard output is closed.
-    pub fn new(waiting: Arc<EventFd>, patience: Patience, most: u64) -> io::Result<Self> {
+    pub fn new(waiting: Arc<EventFd>, stall: StallPolicy, most: u64) -> io::Result<Self> {
         let out = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(Self::to(File::from(out), waiting, patience, most))
+        Ok(Self::to(File::from(out), waiting, stall, most))
     }
 
-    fn to(out: File, waiting: Arc<EventFd>, patience: Patience, most: u64) -> Self {
+    fn to(out: File, waiting: Arc<EventFd>, stall: StallPolicy, most: u64) -> Self {
         Self {
             room: (most > 0).then(|| Bucket::per_second(most, most)),
             bytes: ConsoleBytes::default(),
             out,
             pending: Vec::with_capacity(BATCH),
             waiting,
-            patience,
+            stall,
             broken: false,
         }
     }
@@ -101,8 +101,8 @@ impl Output {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
             let unless = [
-                self.patience.end.hurry().as_raw_fd(),
-                self.patience.signals.as_raw_fd(),
+                self.stall.end.hurry().as_raw_fd(),
+                self.stall.signals.as_raw_fd(),
             ];
             let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
                 Ok(true) => self.out.write(&rest[..rest.len().min(BATCH)]),
@@ -211,16 +211,11 @@ mod tests {
         let waiting = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
         let told = waiting.try_clone().expect("a clone");
         let mut file = tempfile::tempfile().expect("a temporary file");
-        let patience = Patience {
+        let stall = StallPolicy {
             end: Arc::new(End::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
-        let mut output = Output::to(
-            file.try_clone().expect("a clone"),
-            waiting.into(),
-            patience,
-            0,
-        );
+        let mut output = Output::to(file.try_clone().expect("a clone"), waiting.into(), stall, 0);
         for byte in b"login: " {
             output.write_all(&[*byte]).expect("kept");
             output.flush().expect("nothing to write");

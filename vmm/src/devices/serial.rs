@@ -28,9 +28,9 @@ impl Trigger for Line {
 
 /// Notifies the event loop that the guest has read all input and has room for more.
 #[derive(Debug, Clone)]
-pub struct Room(pub Arc<EventFd>);
+pub struct FifoSpace(pub Arc<EventFd>);
 
-impl SerialEvents for Room {
+impl SerialEvents for FifoSpace {
     fn buffer_read(&self) {}
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
@@ -43,15 +43,15 @@ impl SerialEvents for Room {
 
 /// The output, which survives a reset of the port.
 #[derive(Debug, Clone)]
-struct Wire(Arc<Mutex<Output>>);
+struct SerialSink(Arc<Mutex<Output>>);
 
-impl Wire {
+impl SerialSink {
     fn lock(&self) -> MutexGuard<'_, Output> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Write for Wire {
+impl Write for SerialSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.lock().write(bytes)
     }
@@ -79,17 +79,17 @@ pub(crate) struct SavedSerial {
 /// The serial console.
 #[derive(Debug)]
 pub struct Serial {
-    uart: Mutex<Uart<Line, Room, Wire>>,
+    uart: Mutex<Uart<Line, FifoSpace, SerialSink>>,
     line: Line,
-    room: Room,
-    wire: Wire,
+    room: FifoSpace,
+    wire: SerialSink,
 }
 
 impl Serial {
     /// A port that interrupts through `line`, signals `room` for input and writes to `output`.
     #[must_use]
-    pub fn new(line: Line, room: Room, output: Output) -> Self {
-        let wire = Wire(Arc::new(Mutex::new(output)));
+    pub fn new(line: Line, room: FifoSpace, output: Output) -> Self {
+        let wire = SerialSink(Arc::new(Mutex::new(output)));
         let uart = Uart::with_events(line.clone(), room.clone(), wire.clone());
         Self {
             uart: Mutex::new(uart),
@@ -99,7 +99,7 @@ impl Serial {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Uart<Line, Room, Wire>> {
+    fn lock(&self) -> MutexGuard<'_, Uart<Line, FifoSpace, SerialSink>> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -222,7 +222,7 @@ impl Device for Serial {
 mod tests {
     use super::*;
     use crate::bus::tests::as_vcpu;
-    use crate::devices::console::Patience;
+    use crate::devices::console::StallPolicy;
     use crate::exit::End;
     use crate::signal::EndingSignals;
 
@@ -234,12 +234,12 @@ mod tests {
     #[test]
     fn reset_clears_registers_and_unread_input() {
         let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("a descriptor"));
-        let patience = Patience {
+        let stall = StallPolicy {
             end: Arc::new(End::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
-        let output = Output::new(event(), patience, 0).expect("an output");
-        let serial = Serial::new(Line(event()), Room(event()), output);
+        let output = Output::new(event(), stall, 0).expect("an output");
+        let serial = Serial::new(Line(event()), FifoSpace(event()), output);
         let read = |offset| {
             let mut byte = [0];
             serial.read(offset, &mut byte);

@@ -41,7 +41,7 @@ use crate::bus::Buses;
 use crate::config::{Config, Engine, OnReset};
 use crate::confine::{Confined, Confinement, Inherited, Needs};
 use crate::ctl::{Recorded, Socket};
-use crate::devices::console::{ConsoleBytes, Patience};
+use crate::devices::console::{ConsoleBytes, StallPolicy};
 use crate::devices::progress::Progress;
 use crate::devices::serial::Console;
 use crate::event_loop::{EventLoop, Stopped};
@@ -248,11 +248,11 @@ impl Vm {
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = Buses::default();
-        let patience = Patience {
+        let stall = StallPolicy {
             end: Arc::clone(&end),
             signals: signals.try_clone()?,
         };
-        let console = board::plug_console(&mut buses, patience, config.limits.console)?;
+        let console = board::plug_console(&mut buses, stall, config.limits.console)?;
         board::plug_power(&mut buses, &end, &progress)?;
         let threads = Arc::new(vpmu_kvm::Threads::new(
             config.vcpus.into(),

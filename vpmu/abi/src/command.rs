@@ -41,7 +41,7 @@ pub const COMMAND_PERIOD: u32 = 8;
 /// Like perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
-/// of the area; for areas mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN).
+/// of the area; for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
 /// vCPU command: the event may no longer write to its AUX area. [`Reply::value`] is the head that it
 /// reached, [`Reply::lost`] the bytes that found no room since [`COMMAND_AUX_BEGIN`].

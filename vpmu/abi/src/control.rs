@@ -89,7 +89,7 @@ wire! {
 pub const MAP_WRITABLE: u32 = 1 << 0;
 /// [`MapRequest::flags`] of an AUX area: the device writes no ring for the event; the driver
 /// announces room with [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) and writes the records.
-pub const MAP_DRIVEN: u32 = 1 << 1;
+pub const MAP_DRIVER_OWNED: u32 = 1 << 1;
 /// [`MapRequest::flags`] of a persistent event's ring: the device places the ring in consecutive
 /// pages of the window, and no addresses follow.
 pub const MAP_WINDOW: u32 = 1 << 2;

@@ -26,13 +26,13 @@ use crate::abi::{
     CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX,
     CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX,
     F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE, F_WINDOW, FeaturesRequest,
-    KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE,
-    MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
+    KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVER_OWNED, MAP_WINDOW,
+    MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
     OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
     PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
     Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
-use crate::aux::Area;
+use crate::area::Area;
 use crate::backend::Backend;
 use crate::errno::{Denied, Errno};
 use crate::event::{Context, Event, EventSpec, Group, GroupEvent, LastCounts, Persistent};
@@ -338,11 +338,11 @@ impl Control {
                 Errand::Stop(id) => {
                     // Otherwise, earlier samples of other events would follow the last sample of
                     // this event.
-                    state.settle();
+                    state.flush_batched();
                     log_refused(id, state.stop_led(id));
                 }
                 Errand::Trigger(target, effect) => {
-                    state.settle();
+                    state.flush_batched();
                     state.apply(target, effect);
                 }
                 Errand::Release(_, lease) => state.cpu.release(lease),
@@ -366,7 +366,7 @@ impl Control {
         let shard = self.events.get(&id).map_or(of, |entry| entry.shard);
         self.on(shard, |state| {
             if shard != of {
-                state.settle();
+                state.flush_batched();
             }
             event_command(state, command, by, own)
         })
@@ -395,7 +395,7 @@ impl Control {
 
     /// Writes the host's pending samples for an event's sink, on every vCPU that writes to that sink. The
     /// sink is the one that the event writes to, or the one that was mapped with it.
-    fn settle(&mut self, id: u64) {
+    fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
         let writers = self.sinks.writers(own.map_or(id, |sink| sink.id()));
@@ -403,7 +403,7 @@ impl Control {
         let entries = ids.filter_map(|id| self.events.get(&id));
         let shards: BTreeSet<u32> = entries.map(|entry| entry.shard).collect();
         for shard in shards {
-            self.on(shard, State::settle);
+            self.on(shard, State::flush_batched);
         }
     }
 
@@ -486,7 +486,7 @@ impl Control {
         let event = header.event.get();
         if event != 0 {
             // Earlier samples go to the sink of the event before the request.
-            self.settle(event);
+            self.flush_sink(event);
         }
         match header.op.get() {
             CONTROL_OPEN => room.opened(|| {
@@ -554,7 +554,7 @@ impl Control {
         }
         self.on(vcpu, |state| {
             // Earlier samples refer to tasks of the previous page.
-            state.settle();
+            state.flush_batched();
             state.set_tasks(Tasks::new(page));
         });
         Ok(())
@@ -1142,7 +1142,7 @@ impl Control {
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
-        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 {
+        if flags & !(MAP_WRITABLE | MAP_DRIVER_OWNED) != 0 {
             return Err(Errno::EINVAL);
         }
         if !self.has_areas() {
@@ -1153,7 +1153,7 @@ impl Control {
         if !spec.is_trace() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let driven = flags & MAP_DRIVEN != 0;
+        let driven = flags & MAP_DRIVER_OWNED != 0;
         if driven && spec.kind == KIND_VMM_TRACE {
             // A producer of the VMM cannot wait until the driver grants it room.
             return Err(Errno::EOPNOTSUPP);
@@ -1501,7 +1501,7 @@ impl Control {
     /// Ends a persistent event of the guest or the operator.
     pub(crate) fn end_persistent(&mut self, id: u64) -> Result<(), PersistError> {
         self.check_exists(id)?;
-        self.settle(id);
+        self.flush_sink(id);
         self.end(id);
         self.notices.due().list(id);
         Ok(())
@@ -1517,7 +1517,7 @@ impl Control {
     /// The current status of a persistent event, with a copy of its ring.
     pub(crate) fn held(&mut self, id: u64) -> Result<HeldRecords, PersistError> {
         self.check_exists(id)?;
-        self.settle(id);
+        self.flush_sink(id);
         let event = self.status(id).ok_or(PersistError::NoSuch(id))?;
         let entry = self.events.get(&id).ok_or(PersistError::NoSuch(id))?;
         let held = self.sinks.get(id).and_then(|sink| sink.held());
@@ -1611,7 +1611,7 @@ impl Control {
     /// The event is in error; `ENOENT`: it was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let shown = self.with_event(id, |state| {
-            state.settle();
+            state.flush_batched();
             state.show_all(id)
         });
         shown.unwrap_or(Err(Errno::ENOENT))

@@ -13,7 +13,7 @@ use crate::abi::{
     OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
     READ_ALLOWED, SAMPLE_ALLOWED,
 };
-use crate::aux::Area;
+use crate::area::Area;
 use crate::device::Error;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Persistent};

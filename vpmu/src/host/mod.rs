@@ -1,6 +1,5 @@
 //! The host's perf events as a [`Source`]: the only module that opens any.
 
-mod aux;
 pub(crate) mod calls;
 mod clock;
 mod closer;
@@ -16,6 +15,7 @@ mod set;
 mod sys;
 mod timers;
 pub(crate) mod tracepoint;
+mod traces;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +24,6 @@ use std::sync::{Arc, OnceLock};
 
 use libc::c_int;
 
-pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
 use self::pmus::CpuPmu;
@@ -34,6 +33,7 @@ use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
+pub use self::traces::{HostTrace, host_traces};
 use crate::abi::{KIND_EXIT_TRACE, KIND_RAW, KIND_SOFTWARE, PAGE_SIZE};
 use crate::arch;
 use crate::refusal::Refusal;

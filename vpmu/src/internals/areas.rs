@@ -10,7 +10,7 @@ use crate::abi::{
     ENGINE_ANY, EXIT_USER, ExitPacket, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, Metadata, PACKET_EXIT,
     PACKET_SAMPLE, PAGE_SIZE, SamplePacket,
 };
-use crate::aux::{Area, Entry};
+use crate::area::{Area, Entry};
 use crate::clock::Clock;
 use crate::event::EventSpec;
 use crate::memory::{Memory, View};

@@ -4,7 +4,7 @@ mod check;
 mod read;
 mod sample;
 
-use crate::aux::Chunk;
+use crate::area::Chunk;
 
 use zerocopy::IntoBytes;
 

@@ -2,7 +2,7 @@
 
 use super::RestoreError;
 use crate::abi::ENGINE_BATCHED;
-use crate::aux::Chunk;
+use crate::area::Chunk;
 use crate::event::Context;
 use crate::links::Role;
 use crate::metrics::{ExitCounts, Metrics};

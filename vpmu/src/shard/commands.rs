@@ -60,7 +60,7 @@ impl CommandBuffer {
         self.served = false;
         state.queue.notified();
         // Earlier samples must be in their rings when the notification returns.
-        state.settle();
+        state.flush_batched();
     }
 
     /// Begins a turn; returns the thread's work at that moment.

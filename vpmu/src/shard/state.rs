@@ -19,7 +19,7 @@ use crate::abi::{
     PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START,
     SamplePacket,
 };
-use crate::aux::Refused;
+use crate::area::Refused;
 use crate::clock::Clock;
 use crate::errno::{Denied, Errno, status};
 use crate::event::{Context, Event, EventSpec, Group, GroupEvent};
@@ -234,7 +234,7 @@ impl State {
     /// Updates all events and writes their overflows to their rings. The vCPU stays out of the guest
     /// until the state is saved. Traces record its current exit up to now.
     pub(crate) fn quiesce(&mut self) {
-        self.settle();
+        self.flush_batched();
         self.end_exit(true);
         for id in self.ids(|_| true) {
             self.write_held(id);
@@ -288,7 +288,7 @@ impl State {
     /// Attaches `thread` to the vCPU, with guest TSC = host TSC + `tsc_offset`. Counts on an
     /// earlier thread are kept, and events continue on this one.
     pub(crate) fn attach(&mut self, thread: i32, tsc_offset: u64) {
-        self.settle();
+        self.flush_batched();
         for id in self.ids(|event| event.active_on().is_some()) {
             // An event that cannot be stopped enters the error state.
             let _ = self.stop(id);
@@ -515,7 +515,7 @@ impl State {
         let stopped = event.stop(&mut self.cpu);
         if active && event.is_sampled_by_host() {
             match pending {
-                PendingOverflows::Written if event.is_batched() => self.settle_last(id),
+                PendingOverflows::Written if event.is_batched() => self.flush_last_batch(id),
                 // Overflows since the exit belong to the exit: the guest has not run since.
                 PendingOverflows::Written => self.run_overflows(|state| {
                     state.drain_overflows(id);
@@ -1099,7 +1099,7 @@ impl State {
         }
         if !completed.is_empty() {
             // Earlier overflows of this vCPU come first in the rings.
-            self.settle();
+            self.flush_batched();
         }
         for (id, done) in completed {
             let periods = Periods::Equal {
@@ -1278,7 +1278,7 @@ impl State {
         }
         if overflows > 0 {
             // Earlier overflows of this vCPU come first in the rings.
-            self.settle();
+            self.flush_batched();
             let tsc = self.cpu.tsc();
             let moment = Moment {
                 vcpu,
@@ -1526,7 +1526,7 @@ impl State {
         let sampled =
             |event: &&Event| paused && event.is_sampled_by_host() && event.active_on().is_some();
         match self.events.get(&id).filter(sampled) {
-            Some(event) if event.is_batched() => self.settle_last(id),
+            Some(event) if event.is_batched() => self.flush_last_batch(id),
             Some(_) => self.run_overflows(|state| {
                 state.drain_overflows(id);
             }),
@@ -1806,7 +1806,7 @@ impl State {
     }
 
     /// Writes the host's records up to now; all of them if the vCPU is outside the guest.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn flush_batched(&mut self) {
         if !self.collecting {
             return;
         }
@@ -1832,8 +1832,8 @@ impl State {
         }
     }
 
-    /// Like [`State::settle`], for an event that has just stopped counting.
-    fn settle_last(&mut self, id: u64) {
+    /// Like [`State::flush_batched`], for an event that has just stopped counting.
+    fn flush_last_batch(&mut self, id: u64) {
         self.take_recorded(id);
         self.write_until(self.cpu.backend.source.tsc());
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::aux::Refused;
+use crate::area::Refused;
 use crate::event::EventSpec;
 use crate::memory::{Memory, View};
 use crate::notices::{Notices, Tell};

@@ -10,7 +10,7 @@ use crate::abi::{
     ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC,
     PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
 };
-use crate::aux::{Appended, Entry};
+use crate::area::{Appended, Entry};
 use crate::event::EventSpec;
 use crate::record::Origin;
 use crate::save::SavedTrace;

@@ -166,9 +166,12 @@ impl Scene {
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
-        let _ = self
-            .rig
-            .map_as(CONTROL_MAP_AUX, event, MAP_DRIVEN | MAP_WRITABLE, &pages);
+        let _ = self.rig.map_as(
+            CONTROL_MAP_AUX,
+            event,
+            MAP_DRIVER_OWNED | MAP_WRITABLE,
+            &pages,
+        );
         event
     }
 
@@ -836,7 +839,7 @@ fn areas() -> Vec<Case> {
         case("MAP_AUX-4", |scene| scene.about_new(&mark())),
         case("MAP_AUX-5", |scene| {
             scene.about_new(&open_of(KIND_VMM_TRACE, 0, 0));
-            map_flags(scene, MAP_DRIVEN);
+            map_flags(scene, MAP_DRIVER_OWNED);
         }),
         case("MAP_AUX-6", |scene| {
             let child = scene.child_of(scene.event, &trace());
@@ -849,7 +852,7 @@ fn areas() -> Vec<Case> {
         case("MAP_AUX-8", |scene| {
             let event = scene.ringed(&trace());
             scene.about(event);
-            map_flags(scene, MAP_DRIVEN);
+            map_flags(scene, MAP_DRIVER_OWNED);
         }),
         case("MAP_AUX-9", |scene| scene.name_fresh(3)),
         case("MAP_AUX-10", |scene| {

@@ -247,7 +247,12 @@ fn map_aux_of(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
     let count: u64 = *input.choose(&[1, 2, 4, 1, 3])?;
     let first = input.int_in_range(0..=SHARED_PAGES)?;
     let pages: Vec<u64> = (first..first + count).map(layout::shared).collect();
-    let flags = *input.choose(&[MAP_WRITABLE, MAP_DRIVEN | MAP_WRITABLE, 0, MAP_DRIVEN])?;
+    let flags = *input.choose(&[
+        MAP_WRITABLE,
+        MAP_DRIVER_OWNED | MAP_WRITABLE,
+        0,
+        MAP_DRIVER_OWNED,
+    ])?;
     let _ = stage.rig.map_as(CONTROL_MAP_AUX, event, flags, &pages);
     Ok(())
 }

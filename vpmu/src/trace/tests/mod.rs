@@ -15,7 +15,7 @@ use crate::abi::{
     ENGINE_ANY, EXIT_USER, KIND_EXIT_TRACE, Metadata, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE,
     SYNC_RESUME,
 };
-use crate::aux::Area;
+use crate::area::Area;
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::notices::{DueNotices, Notices};

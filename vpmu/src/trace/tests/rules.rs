@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
-use crate::aux::{COLLISION, OVERWRITE, PARTIAL, TRUNCATED};
+use crate::area::{COLLISION, OVERWRITE, PARTIAL, TRUNCATED};
 use crate::memory::{Memory, View};
 use crate::record::TYPE_ITRACE_START;
 

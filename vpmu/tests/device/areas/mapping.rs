@@ -40,7 +40,7 @@ fn invalid_areas_are_refused() {
         );
     }
     assert_eq!(map_aux(&mut rig, event, 4, &some), inval, "unknown flag");
-    let driven = MAP_DRIVEN | MAP_WRITABLE;
+    let driven = MAP_DRIVER_OWNED | MAP_WRITABLE;
     assert_eq!(
         map_aux(&mut rig, event, driven, &some),
         inval,
@@ -99,7 +99,7 @@ fn area_of_the_driver_excludes_a_ring_of_the_device() {
     let target = rig.open(&trace()).expect("open");
     rig.map(target, 1);
     let area = pages(&mut rig, 2);
-    map_aux(&mut rig, event, MAP_DRIVEN, &area).expect("an area");
+    map_aux(&mut rig, event, MAP_DRIVER_OWNED, &area).expect("an area");
     let ring = pages(&mut rig, 2);
     assert_eq!(rig.map_pages(event, 0, &ring), Err(libc::EINVAL));
     assert_eq!(rig.redirect(event, target), Err(libc::EINVAL));
@@ -140,7 +140,7 @@ fn area_needs_its_feature() {
         let mut rig = Rig::with(limits(), ALL_FEATURES & !(1 << missing));
         assert_eq!(rig.open(&trace()), Err(libc::EOPNOTSUPP));
         let area = pages(&mut rig, 1);
-        for flags in [0, MAP_DRIVEN] {
+        for flags in [0, MAP_DRIVER_OWNED] {
             let refused = map_aux(&mut rig, 77, flags, &area);
             assert_eq!(refused, Err(libc::EOPNOTSUPP));
         }

@@ -1,6 +1,6 @@
 //! AUX areas: valid pages, the reader's records and wakeups, the writers, and the end of areas.
 
-mod driven;
+mod driver_owned;
 mod life;
 mod mapping;
 mod producers;

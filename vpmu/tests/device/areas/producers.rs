@@ -97,7 +97,7 @@ fn producer_is_listed_and_opened_by_its_number() {
     assert_eq!(rig.open(&excluding), Err(libc::EOPNOTSUPP));
     let event = rig.open(&request(0)).expect("open");
     let area = pages(&mut rig, 2);
-    let driven = map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area);
+    let driven = map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area);
     assert_eq!(
         driven,
         Err(libc::EOPNOTSUPP),

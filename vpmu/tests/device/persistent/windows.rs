@@ -70,7 +70,10 @@ fn invalid_ring_in_the_window_is_refused() {
         "not persistent"
     );
     let event = detached(&mut rig);
-    assert_eq!(rig.map_window(event, 2, MAP_DRIVEN), Err(libc::EINVAL));
+    assert_eq!(
+        rig.map_window(event, 2, MAP_DRIVER_OWNED),
+        Err(libc::EINVAL)
+    );
     assert_eq!(rig.map_window(event, 2, 1 << 9), Err(libc::EINVAL));
     assert_eq!(
         rig.map_window(event, 3, 0),

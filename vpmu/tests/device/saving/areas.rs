@@ -98,7 +98,7 @@ fn turn_of_the_driver_continues_after_a_restore() {
     let first = rig.next_ring;
     rig.next_ring += 4 * 0x1000;
     let pages = [first + 0x1000, first + 0x2000];
-    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &pages).expect("an area");
+    map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &pages).expect("an area");
     let mut area = AreaReader::new(&rig, first, pages.to_vec());
     let begin = Command {
         value: 0.into(),
@@ -125,7 +125,7 @@ fn child_that_is_no_trace_keeps_its_turn() {
         .expect("open");
     let page = rig.next_ring;
     rig.next_ring += 2 * 0x1000;
-    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &[page]).expect("an area");
+    map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &[page]).expect("an area");
     let child = OpenRequest {
         parent: event.into(),
         ..open_of(KIND_MARK, 5, CONTEXT_TASK)

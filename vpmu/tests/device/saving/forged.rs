@@ -66,7 +66,7 @@ impl Rich {
         let task = rig.open(&task).expect("open");
         let pages = [rig.next_ring, rig.next_ring + 0x1000];
         rig.next_ring += 4 * 0x1000;
-        map_aux(&mut rig, task, MAP_DRIVEN, &pages).expect("an area");
+        map_aux(&mut rig, task, MAP_DRIVER_OWNED, &pages).expect("an area");
         let begin = Command {
             room: 4096.into(),
             ..command(COMMAND_AUX_BEGIN, task)

@@ -185,7 +185,7 @@ fn driver_area_is_begun_and_ended_from_another_vcpu() {
         let metadata = rig.next_ring;
         let pages: Vec<u64> = (1..3).map(|page| metadata + page * 0x1000).collect();
         rig.next_ring += 0x4000;
-        map_aux(&mut rig, trace, MAP_WRITABLE | MAP_DRIVEN, &pages).expect("an area");
+        map_aux(&mut rig, trace, MAP_WRITABLE | MAP_DRIVER_OWNED, &pages).expect("an area");
         if context == CONTEXT_TASK {
             done(&mut rig, 1, COMMAND_IN, trace);
         }

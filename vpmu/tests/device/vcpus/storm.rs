@@ -289,7 +289,7 @@ impl Storm {
     }
 
     fn map(&self, op: u32, event: u64, pages: u32, dice: &mut Dice) {
-        let flags = dice.flags(&[MAP_DRIVEN]);
+        let flags = dice.flags(&[MAP_DRIVER_OWNED]);
         let driven = if op == CONTROL_MAP_AUX { flags } else { 0 };
         let request = MapRequest {
             header: Rig::header(op, event),

@@ -174,7 +174,7 @@ proptest! {
         watermark in 64_u64..5000,
     ) {
         let mut pages = Fake::new(1 << power);
-        let mut area = Kept::new(pages.size(), false, watermark);
+        let mut area = DeviceOwned::new(pages.size(), false, watermark);
         let (mut told, mut wakes, mut written, mut lost, mut read) = (0, 0, 0, 0, 0);
         let mut full = false;
         for (words, share, end, skip) in steps {

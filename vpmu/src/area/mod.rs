@@ -2,14 +2,14 @@
 //! owns the pages and may write anything there, so positions are kept here. The module knows only
 //! the ids of events, and does not interpret the data.
 
-mod driven;
-mod kept;
+mod device_owned;
+mod driver_owned;
 mod writer;
 
 use vm_memory::GuestAddress;
 
-use self::driven::Driven;
-use self::kept::Kept;
+use self::device_owned::DeviceOwned;
+use self::driver_owned::DriverOwned;
 use self::writer::Writer;
 pub(crate) use self::writer::{Refused, Window};
 use crate::abi::PAGE_SIZE;
@@ -88,8 +88,8 @@ pub(crate) struct Appended {
 #[derive(Debug)]
 enum Keeper {
     /// The device, with the ring's metadata page.
-    Device(GuestAddress, Kept),
-    Driver(Driven),
+    Device(GuestAddress, DeviceOwned),
+    Driver(DriverOwned),
 }
 
 /// An AUX area.
@@ -124,11 +124,11 @@ impl Area {
         };
         let keeper = match metadata {
             Some(metadata) => {
-                let kept = Kept::new(size, !writable, watermark);
+                let kept = DeviceOwned::new(size, !writable, watermark);
                 kept.clear(&GuestPages::new(memory, metadata, &pages)?)?;
                 Keeper::Device(metadata, kept)
             }
-            None => Keeper::Driver(Driven::new(size, !writable, watermark)),
+            None => Keeper::Driver(DriverOwned::new(size, !writable, watermark)),
         };
         Ok(Self { pages, keeper })
     }
@@ -172,11 +172,11 @@ impl Area {
         let watermark = saved.watermark;
         let keeper = match (&saved.keeper, metadata) {
             (&SavedKeeper::Device { flags, full }, Some(metadata)) => {
-                let kept = Kept::restore(writer, watermark, flags, full)?;
+                let kept = DeviceOwned::restore(writer, watermark, flags, full)?;
                 Keeper::Device(metadata, kept)
             }
             (SavedKeeper::Driver { turn }, None) => {
-                Keeper::Driver(Driven::restore(writer, watermark, turn.as_ref())?)
+                Keeper::Driver(DriverOwned::restore(writer, watermark, turn.as_ref())?)
             }
             (SavedKeeper::Device { .. }, None) => return Err("the area has no ring"),
             (SavedKeeper::Driver { .. }, Some(_)) => {
@@ -303,7 +303,7 @@ impl Area {
     fn kept<'a>(
         &'a mut self,
         memory: &'a View<'a>,
-    ) -> Result<(&'a mut Kept, GuestPages<'a>), Refused> {
+    ) -> Result<(&'a mut DeviceOwned, GuestPages<'a>), Refused> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return Err(Refused::NotBegun);
         };

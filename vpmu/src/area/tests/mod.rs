@@ -6,8 +6,8 @@ mod rules;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use super::driven::Driven;
-use super::kept::Kept;
+use super::device_owned::DeviceOwned;
+use super::driver_owned::DriverOwned;
 use super::writer::{AUX_HEAD, AUX_TAIL, Refused, Window, Writer};
 use super::*;
 use crate::pages::{Pages, Unwritable};

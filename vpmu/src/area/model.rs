@@ -9,7 +9,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::kept::Kept;
+use super::device_owned::DeviceOwned;
 use super::writer::{AUX_HEAD, AUX_TAIL};
 use super::*;
 use crate::pages::{Pages, Unwritable};
@@ -99,7 +99,7 @@ fn run(bursts: &'static [u64], looks: usize) {
                 (tail, found)
             })
         };
-        let mut area = Kept::new(WORDS * 8, false, 1 << 20);
+        let mut area = DeviceOwned::new(WORDS * 8, false, 1 << 20);
         let mut pages = Model(Arc::clone(&shared));
         let (mut produced, mut written) = (0, Vec::new());
         for &burst in bursts {

@@ -16,7 +16,7 @@ fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     };
     let event = rig.open(&request).expect("open");
     let area = pages(rig, count);
-    map_aux(rig, event, MAP_DRIVEN | flags, &area).expect("an area");
+    map_aux(rig, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
     // The driver owns the metadata page: any page will do.
     let metadata = pages(rig, 1)[0];
     (event, AreaReader::new(rig, metadata, area))
@@ -270,7 +270,7 @@ fn turn_reports_only_losses_for_lack_of_room() {
     };
     let event = rig.open(&request).expect("open");
     let area = pages(&mut rig, 1);
-    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area).expect("an area");
+    map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
     rig.commands(0, &[begin(event, 0, 4096)]);
     // `COMMAND_AUX_END` does not report this loss, which more room would not have prevented.
     rig.world.work(thread(0), 100, 4);

@@ -9,7 +9,7 @@ use crate::pages::{GuestPages, Pages, Unwritable};
 use crate::save::{Fault, SavedKeeper};
 
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct DeviceOwned {
     writer: Writer,
     /// The reader is woken at multiples of this many bytes.
     watermark: u64,
@@ -30,7 +30,7 @@ struct Claim {
     short: bool,
 }
 
-impl Kept {
+impl DeviceOwned {
     pub(super) fn new(size: u64, overwrite: bool, watermark: u64) -> Self {
         Self {
             writer: Writer::new(size, overwrite),

@@ -2,15 +2,15 @@
 
 use super::*;
 
-fn kept(pages: u64, overwrite: bool, watermark: u64) -> (Kept, Fake) {
+fn kept(pages: u64, overwrite: bool, watermark: u64) -> (DeviceOwned, Fake) {
     (
-        Kept::new(pages * PAGE, overwrite, watermark),
+        DeviceOwned::new(pages * PAGE, overwrite, watermark),
         Fake::new(pages),
     )
 }
 
-fn driven(overwrite: bool, watermark: u64) -> (Driven, Fake) {
-    (Driven::new(PAGE, overwrite, watermark), Fake::new(1))
+fn driven(overwrite: bool, watermark: u64) -> (DriverOwned, Fake) {
+    (DriverOwned::new(PAGE, overwrite, watermark), Fake::new(1))
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::pages::{GuestPages, Pages};
 use crate::save::{Fault, SavedKeeper, SavedTurn};
 
 #[derive(Debug)]
-pub(super) struct Driven {
+pub(super) struct DriverOwned {
     writer: Writer,
     /// The driver is notified at multiples of this many bytes, or when half of the room is used.
     watermark: u64,
@@ -26,7 +26,7 @@ struct Turn {
     told: bool,
 }
 
-impl Driven {
+impl DriverOwned {
     pub(super) fn new(size: u64, overwrite: bool, watermark: u64) -> Self {
         Self {
             writer: Writer::new(size, overwrite),
