@@ -103,6 +103,7 @@ mod waiting {
         "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];
         record_of_a_clock_that_waits_has_no_sample_of_it,
         clock_that_waits_has_not_run,
+        clock_that_counts_after_a_wait_has_run,
         pinned_clock_without_a_counter_has_not_run,
         stat_beside_a_clock_that_waits_is_whole,
     }

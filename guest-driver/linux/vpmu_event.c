@@ -93,19 +93,23 @@ static bool is_stop(u32 op)
  *
  * Running time that perf core has not added up yet may only be subtracted where perf core adds
  * it up right afterwards, as after pmu->del(). It is added up here first, so that a reader on
- * another CPU never finds a negative time. The rest is subtracted at the next answer. perf core
- * starts an event's clock before the device does: if the event @never ran, all running time is
- * subtracted.
+ * another CPU never finds a negative time. The rest is subtracted at the next answer.
+ *
+ * perf core reads its clock before the device reads its own, when an event starts and when it is
+ * read. So if the device never ran the event, all running time is subtracted; else, at least the
+ * time that the device ran it is left.
  */
-static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
-			 bool never)
+static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
-	u64 room, taken, fresh = 0;
+	bool never = !own->ran_ns && !local64_read(&event->count);
+	u64 room, kept, taken, fresh = 0;
 
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		fresh = perf_core_add_up(event);
 	room = perf_core_running(event) + fresh;
-	taken = never ? room : min(own->unpaid_ns, room);
+	/* When perf core swaps contexts, it exchanges the times of events with inherit_stat. */
+	kept = event->attr.inherit_stat ? 0 : min(room, own->ran_ns);
+	taken = never || own->unpaid_ns == OWED_ALL ? room : min(own->unpaid_ns, room - kept);
 	perf_core_set_running(event, room - taken);
 	if (own->unpaid_ns != OWED_ALL)
 		own->unpaid_ns -= min(own->unpaid_ns, taken);
@@ -132,11 +136,11 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 		atomic64_add(running, &own->file->tally.running_ns);
 		return;
 	}
+	own->ran_ns += running;
 	if (enabled > running)
 		event_owe(own, enabled - running);
 	if (own->unpaid_ns)
-		event_settle(event, own, op, !running && !own->running_ns &&
-			     !local64_read(&event->count));
+		event_settle(event, own, op);
 	perf_event_update_userpage(event);
 }
 
@@ -156,7 +160,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 	if (own->id || own->view)
 		return;
 	own->unpaid_ns = OWED_ALL;
-	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ, false);
+	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ);
 }
 
 /*
@@ -173,7 +177,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 		return;
 	}
 	own->unpaid_ns = OWED_ALL;
-	event_settle(event, own, op, false);
+	event_settle(event, own, op);
 	perf_event_update_userpage(event);
 }
 

@@ -41,6 +41,8 @@ struct vpmu_view;
  * @enabled_ns: the device's last time enabled
  * @running_ns: the device's last time running
  * @lost: the device's last number of overflows without a record
+ * @ran_ns: time running on the device, of an event through perf core; a reopened
+ *          event keeps it
  * @unpaid_ns: time not counted, still to be subtracted from perf core's running
  *             time; U64_MAX, for all of it, once the device has lost the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core
@@ -84,6 +86,7 @@ struct vpmu_event {
 	u64 enabled_ns;
 	u64 running_ns;
 	u64 lost;
+	u64 ran_ns;
 	u64 unpaid_ns;
 	struct vpmu_file *file;
 	struct list_head family;

@@ -34,6 +34,10 @@ pub(crate) const ONE_COUNTER: &[Test] = &[
     ),
     ("clock_that_waits_has_not_run", clock_that_waits_has_not_run),
     (
+        "clock_that_counts_after_a_wait_has_run",
+        clock_that_counts_after_a_wait_has_run,
+    ),
+    (
         "pinned_clock_without_a_counter_has_not_run",
         pinned_clock_without_a_counter_has_not_run,
     ),
@@ -139,6 +143,44 @@ fn clock_that_waits_has_not_run() -> Outcome {
     first.disable()?;
     spin();
     let ran = second.read()?;
+    ensure!(ran.value > 0, "{ran:?}");
+    ensure!(
+        0 < ran.time_running && ran.time_running < ran.time_enabled,
+        "{ran:?}"
+    );
+    Ok(())
+}
+
+/// perf core reads its clock before the device reads its own: a large group makes that time long.
+fn clock_that_counts_after_a_wait_has_run() -> Outcome {
+    let pmu = PerfPmu::open()?;
+    cpu::pin(1)?;
+    let clock = |name| -> Fallible<EventAttr> {
+        Ok(EventAttr {
+            pid: -1,
+            cpu: 1,
+            ..pmu.attr(name)?.sampling(1_000_000)
+        })
+    };
+    let first = pmu.open_event(&clock("cpu-clock")?)?;
+    let second = pmu.open_event(&clock("task-clock")?.reading_group())?;
+    let _rings = [first.map(8)?, second.map(8)?];
+    let member = EventAttr {
+        pid: -1,
+        cpu: 1,
+        ..pmu.attr("exits-io")?
+    };
+    let members = (0..64).map(|_| pmu.open_member(&member, &second));
+    let members: Vec<Event> = members.collect::<Result<_, _>>()?;
+    first.enable()?;
+    second.enable()?;
+    for member in &members {
+        member.enable()?;
+    }
+    spin();
+    first.disable()?;
+    let readings = second.read_group()?;
+    let ran = readings.first().ok_or("no reading")?;
     ensure!(ran.value > 0, "{ran:?}");
     ensure!(
         0 < ran.time_running && ran.time_running < ran.time_enabled,
