@@ -2,6 +2,7 @@
 //! They are linked dynamically, so each brings its libraries and their loader.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ pub enum ForeignError {
         #[source]
         source: ProcessError,
     },
-    /// A program in C does not compile.
+    /// A program does not compile.
     #[error("cannot compile {file}")]
     Compile {
         /// Its source.
@@ -150,6 +151,19 @@ pub fn compiled(
     source: &Path,
     headers: &Path,
 ) -> Result<Files, ForeignError> {
+    let include = ["-I".as_ref(), headers.as_os_str()];
+    built(arch, name, source, &include)
+}
+
+/// The assembly program `source` for `arch` as /bin/`name`, without a C library.
+///
+/// # Errors
+/// [`ForeignError`].
+pub(crate) fn assembled(arch: Arch, name: &str, source: &Path) -> Result<Files, ForeignError> {
+    built(arch, name, source, &["-nostdlib".as_ref()])
+}
+
+fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Files, ForeignError> {
     let directory = tempfile::tempdir().map_err(ForeignError::Temporary)?;
     let program = directory.path().join(name);
     let mut gcc = match Toolchain::get(&Cache::project(), arch)? {
@@ -159,8 +173,8 @@ pub fn compiled(
         }
         Some(toolchain) => Command::new(toolchain.gnu("gcc")),
     };
-    gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror", "-I"]);
-    gcc.arg(headers).arg("-o").arg(&program).arg(source);
+    gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror"]);
+    gcc.args(options).arg("-o").arg(&program).arg(source);
     process::output(&mut gcc).map_err(|error| ForeignError::Compile {
         file: source.to_owned(),
         source: error,

@@ -57,16 +57,12 @@ pub enum DemoError {
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
     /// The count differs from the executed instructions.
-    #[error(
-        "{rounds} rounds more of a loop of two instructions should count {expected}, and count {found}"
-    )]
+    #[error("perf counted {found} instructions of a program of {expected}")]
     Instructions {
-        /// Rounds between two runs.
-        rounds: u64,
-        /// Their instructions.
+        /// The program's instructions.
         expected: u64,
         /// Counted instructions.
-        found: i64,
+        found: u64,
     },
     /// A run of perf did not print a count.
     #[error("perf stat printed no count of instructions")]
