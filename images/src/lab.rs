@@ -125,10 +125,13 @@ impl Lab {
     /// Like [`Lab::x86_64`], for a CPU with EL2, whose counters are exact in the exact lab.
     fn aarch64(&self, qemu: &mut Command) -> String {
         qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
-        let thread = if self.exact { "single" } else { "multi" };
-        qemu.arg("-accel").arg(format!("tcg,thread={thread}"));
-        // Pointer authentication with QEMU's own algorithm: the architecture's would take most of the time.
-        qemu.args(["-cpu", "max,pauth-impdef=on"]);
+        if self.exact {
+            // Pointer authentication with QEMU's own algorithm: the architecture's would take most of the time.
+            qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
+        } else {
+            // A processor that libraries with tables of events know.
+            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "neoverse-n1"]);
+        }
         format!("console=ttyAMA0 {CMDLINE}")
     }
 
