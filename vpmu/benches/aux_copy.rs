@@ -4,7 +4,10 @@
 //! The ratios are medians over short slices that alternate in one run, because whole runs drift on a
 //! machine with other users.
 
-#![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
+#![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
+
+#[path = "common/selection.rs"]
+mod selection;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -128,11 +131,7 @@ fn packets() {
 }
 
 fn main() {
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "aux".contains(filter.as_str()));
-    if wanted && arguments.iter().any(|argument| argument == "--bench") {
+    if selection::selects("aux") {
         copies();
         packets();
     }

@@ -1,7 +1,10 @@
 //! Cost of a call chain: the walk through a guest's page tables and frames for one sample, by depth,
 //! against writing the shortest record to the ring.
 
-#![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
+#![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
+
+#[path = "common/selection.rs"]
+mod selection;
 
 use std::time::{Duration, Instant};
 
@@ -24,11 +27,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn main() {
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "callers".contains(filter.as_str()));
-    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+    if !selection::selects("callers") {
         return;
     }
     println!("\ncallers: one walk, against building and writing one record of {SHORTEST} bytes");

@@ -3,10 +3,10 @@
 //! Criterion's figures come first. The ratios at the end are medians over short slices that alternate in
 //! one run, because whole runs drift on a machine with other users.
 
-#![expect(
-    clippy::expect_used,
-    reason = "a benchmark that cannot begin has nothing to report"
-)]
+#![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
+
+#[path = "common/selection.rs"]
+mod selection;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -138,11 +138,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     bench(&mut criterion);
     criterion.final_summary();
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "ring".contains(filter.as_str()));
-    if wanted && arguments.iter().any(|argument| argument == "--bench") {
+    if selection::selects("ring") {
         ratios();
     }
 }

@@ -5,17 +5,16 @@
 //! its neighbours, because whole runs drift on a machine with other users. Times are CPU time of the vCPU's
 //! thread, which excludes other programs.
 
-#![expect(
-    clippy::expect_used,
-    reason = "a benchmark that cannot begin has nothing to report"
-)]
+#![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "the device's tests need more of a driver")]
+#[expect(dead_code, reason = "the device's tests use the rest")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[path = "../common/guest.rs"]
 mod guest;
+#[path = "../common/selection.rs"]
+mod selection;
 mod trace;
 
 use std::io;
@@ -52,11 +51,7 @@ impl Machine for Host {
 }
 
 fn main() -> ExitCode {
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "aux_exits".contains(filter.as_str()));
-    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+    if !selection::selects("aux_exits") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {

@@ -16,6 +16,8 @@ mod common;
 mod cpus;
 mod device;
 mod overflows;
+#[path = "../common/selection.rs"]
+mod selection;
 mod side;
 mod vcpu;
 mod work;
@@ -108,11 +110,7 @@ impl Compared {
 }
 
 fn main() -> ExitCode {
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "scaling".contains(filter.as_str()));
-    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+    if !selection::selects("scaling") {
         return ExitCode::SUCCESS;
     }
     match measure() {

@@ -5,18 +5,17 @@
 //! overflow of a host clock starts or stops another event. The host's record of the overflow has its time and
 //! instruction; the exit shows how far the guest ran since.
 
-#![expect(
-    clippy::expect_used,
-    reason = "a benchmark that cannot begin has nothing to report"
-)]
+#![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "the device's tests need more of a driver")]
+#[expect(dead_code, reason = "the device's tests use the rest")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
-#[expect(dead_code, reason = "nobody asks for its count")]
+#[expect(dead_code, reason = "nothing reads its count")]
 #[path = "../common/guest.rs"]
 mod guest;
+#[path = "../common/selection.rs"]
+mod selection;
 mod watched;
 
 use std::io;
@@ -60,11 +59,7 @@ impl Machine for Host {
 }
 
 fn main() -> ExitCode {
-    // Cargo passes the benchmark's name; a filter for another one skips this one.
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let wanted = filter.is_none_or(|filter| "skid".contains(filter.as_str()));
-    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+    if !selection::selects("skid") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {

@@ -16,6 +16,8 @@ mod driver;
 #[path = "../common/guest.rs"]
 mod guest;
 mod host_clock;
+#[path = "../common/selection.rs"]
+mod selection;
 
 use std::fs;
 use std::hint::black_box;
@@ -157,9 +159,7 @@ impl Runs {
 }
 
 fn main() -> ExitCode {
-    // Cargo passes the filter of names, like to other benchmarks.
-    let mut names = std::env::args().skip(1).filter(|arg| !arg.starts_with('-'));
-    if names.next().is_some_and(|name| !"slowdown".contains(&name)) {
+    if !selection::selects("slowdown") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
