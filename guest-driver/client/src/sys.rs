@@ -1,7 +1,7 @@
 //! Safe wrappers of system calls: the device's ioctls, on its own descriptor and on events, and
 //! poll(2). Passes the driver's structs through without interpreting them. Perf's ioctls are in
 //! `vpmu_perf`.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 mod lasting;
 
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use vpmu_abi::uapi;
 use vpmu_perf::bindings::{self, perf_event_attr};
-use vpmu_perf::call::Place;
+use vpmu_perf::call::{Place, ioctl_request};
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -34,7 +34,13 @@ fn owned(fd: RawFd) -> OwnedFd {
 pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<uapi::Info> {
     let mut info = uapi::Info::default();
     // SAFETY: the request writes one uapi::Info, which `info` has room for.
-    checked(unsafe { libc::ioctl(device.as_raw_fd(), uapi::IOC_INFO.into(), &raw mut info) })?;
+    checked(unsafe {
+        libc::ioctl(
+            device.as_raw_fd(),
+            ioctl_request(uapi::IOC_INFO),
+            &raw mut info,
+        )
+    })?;
     Ok(info)
 }
 
@@ -54,7 +60,7 @@ pub(crate) fn catalogue(
     let filled = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
-            uapi::IOC_CATALOGUE.into(),
+            ioctl_request(uapi::IOC_CATALOGUE),
             &raw const request,
         )
     })?;
@@ -64,7 +70,7 @@ pub(crate) fn catalogue(
 pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     let value = libc::c_ulong::from(value);
     // SAFETY: the request takes its argument by value and touches no memory of ours.
-    checked(unsafe { libc::ioctl(device.as_raw_fd(), uapi::IOC_MARK.into(), value) })?;
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_MARK), value) })?;
     Ok(())
 }
 
@@ -88,7 +94,7 @@ pub(crate) fn open(
     let fd = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
-            uapi::IOC_OPEN.into(),
+            ioctl_request(uapi::IOC_OPEN),
             &raw const request,
         )
     })?;
@@ -98,14 +104,20 @@ pub(crate) fn open(
 /// Calls an ioctl that takes its argument by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(request), value) })?;
     Ok(())
 }
 
 pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
     let mut engine = 0u32;
     // SAFETY: the request writes one u32, which `engine` has room for.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine) })?;
+    checked(unsafe {
+        libc::ioctl(
+            event.as_raw_fd(),
+            ioctl_request(uapi::IOC_ENGINE),
+            &raw mut engine,
+        )
+    })?;
     Ok(engine)
 }
 

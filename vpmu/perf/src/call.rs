@@ -1,7 +1,7 @@
 //! The system calls on events, each wrapped once. Each function returns the error of its system call.
 #![expect(
     unsafe_code,
-    reason = "perf_event_open and the calls on its descriptors have no safe form"
+    reason = "perf_event_open and the calls on its descriptors have no safe wrapper"
 )]
 
 use std::io;
@@ -95,7 +95,21 @@ pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
 fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
     // SAFETY: the requests below take their argument by value and access no memory.
-    check(unsafe { libc::ioctl(fd, request.into(), value) })
+    check(unsafe { libc::ioctl(fd, ioctl_request(request), value) })
+}
+
+/// A request of ioctl(2) in the type that this C library has for it.
+#[cfg(not(target_env = "musl"))]
+#[must_use]
+pub fn ioctl_request(number: u32) -> c_ulong {
+    number.into()
+}
+
+/// A request of ioctl(2) in the type that this C library has for it.
+#[cfg(target_env = "musl")]
+#[must_use]
+pub fn ioctl_request(number: u32) -> c_int {
+    number.cast_signed()
 }
 
 /// Starts counting.

@@ -85,7 +85,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
     ),
 ];
 
-const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE;
+const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE as _;
 
 /// Calls that close host counters.
 pub(crate) const CLOSING: [Call; 2] = [

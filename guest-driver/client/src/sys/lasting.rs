@@ -5,8 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vpmu_abi::{PERSISTENT_NAME, uapi};
 use vpmu_perf::bindings;
-
-use vpmu_perf::call::Scope;
+use vpmu_perf::call::{Scope, ioctl_request};
 
 use super::{by_value, checked};
 
@@ -27,7 +26,7 @@ pub(crate) fn persistent(
     let filled = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
-            uapi::IOC_PERSISTENT.into(),
+            ioctl_request(uapi::IOC_PERSISTENT),
             &raw const request,
         )
     })?;
@@ -38,7 +37,13 @@ pub(crate) fn persistent(
 pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
     let mut request = uapi::Detach { id: 0, name };
     // SAFETY: the request reads and writes one uapi::Detach, which outlives the call.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), uapi::IOC_DETACH.into(), &raw mut request) })?;
+    checked(unsafe {
+        libc::ioctl(
+            event.as_raw_fd(),
+            ioctl_request(uapi::IOC_DETACH),
+            &raw mut request,
+        )
+    })?;
     Ok(request.id)
 }
 
@@ -57,7 +62,7 @@ pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Re
     checked(unsafe {
         libc::ioctl(
             event.as_raw_fd(),
-            uapi::IOC_WAKEUP.into(),
+            ioctl_request(uapi::IOC_WAKEUP),
             &raw const request,
         )
     })?;
@@ -101,7 +106,7 @@ fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
     checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
-            uapi::IOC_PERF.into(),
+            ioctl_request(uapi::IOC_PERF),
             std::ptr::from_ref(request),
         )
     })?;
