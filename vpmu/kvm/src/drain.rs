@@ -1,5 +1,5 @@
 //! A timer descriptor that is readable when the device is due for a drain.
-#![expect(unsafe_code, reason = "timerfd and poll have no safe form")]
+#![expect(unsafe_code, reason = "timerfd and poll have no safe wrapper")]
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -100,7 +100,7 @@ impl DrainTimer {
         };
         if set < 0 {
             // Not expected: the descriptor is a timer, and the time is valid.
-            log::error!("the drain's timer: {}", io::Error::last_os_error());
+            log::error!("cannot set the drain timer: {}", io::Error::last_os_error());
         }
     }
 

@@ -178,7 +178,7 @@ impl Statistics {
 fn invalid() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "KVM statistics of an unknown layout",
+        "KVM's statistics have an unknown layout",
     )
 }
 

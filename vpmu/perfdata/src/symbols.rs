@@ -12,7 +12,7 @@ use vpmu_symbols::{Elf, ElfError, kallsyms, printable};
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// The file cannot be read.
-    #[error("cannot read the symbols {path}")]
+    #[error("cannot read symbols from {path}")]
     Read {
         /// The path.
         path: PathBuf,

@@ -23,7 +23,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
 
-use self::WatchError::{Signal, Spawn, Stuck};
+use self::WatchError::{Panicked, Signal, Spawn, Stuck};
 
 /// Longest wait for a signalled probe before it is abandoned.
 const GRACE: Duration = Duration::from_secs(1);
@@ -39,9 +39,12 @@ pub enum WatchError {
     /// The signal for the time limit could not be prepared.
     #[error("cannot prepare the signal that bounds a probe")]
     Signal(#[source] io::Error),
-    /// The probe did not react to the signal, or it panicked.
-    #[error("no response, not even to a signal")]
+    /// The probe did not react to the signal.
+    #[error("the probe did not end at its time limit, not even by a signal")]
     Stuck,
+    /// The probe panicked.
+    #[error("the probe panicked")]
+    Panicked,
 }
 
 /// A probe's time limit.
@@ -134,13 +137,16 @@ pub fn watched<T: Send + 'static>(
             let _ = thread.join();
             return answer;
         }
-        Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
+        Err(RecvTimeoutError::Disconnected) => return Err(Panicked),
         Err(RecvTimeoutError::Timeout) => {}
     }
     // Set the flag first, for a probe that has not blocked the signal yet.
     over.store(true, Ordering::Release);
     kick(&thread, signal).map_err(Signal)?;
-    let answer = receiver.recv_timeout(GRACE).map_err(|_| Stuck)?;
+    let answer = receiver.recv_timeout(GRACE).map_err(|error| match error {
+        RecvTimeoutError::Timeout => Stuck,
+        RecvTimeoutError::Disconnected => Panicked,
+    })?;
     let _ = thread.join();
     answer
 }
@@ -149,7 +155,7 @@ pub fn watched<T: Send + 'static>(
 fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
     // SAFETY: the handle was not joined, so the thread's id is still valid, even if the thread has
     // ended.
-    let answer = unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
+    let answer = unsafe { libc::pthread_kill(thread.as_pthread_t() as _, signal) };
     match answer {
         // The thread may have ended since the time-out: its result is then in the channel.
         0 | libc::ESRCH => Ok(()),
@@ -164,12 +170,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_in_time_comes_through() {
+    fn answer_in_time_is_returned() {
         assert_eq!(watched(Duration::from_secs(10), |_| 7).unwrap(), 7);
     }
 
     #[test]
-    fn a_probe_that_looks_at_the_watch_ends_when_its_time_is_over() {
+    fn probe_that_checks_the_watch_ends_at_its_limit() {
         let spun = watched(Duration::from_millis(5), |watch| {
             while !watch.over() {
                 thread::yield_now();
@@ -180,11 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_probe_is_an_error_and_no_hang() {
+    fn panicking_probe_is_an_error_and_no_hang() {
         let outcome = watched(Duration::from_secs(10), |_| {
             std::panic::resume_unwind(Box::new("quiet"))
         });
         let outcome: Result<(), WatchError> = outcome;
-        assert!(matches!(outcome, Err(Stuck)));
+        assert!(matches!(outcome, Err(Panicked)));
     }
 }

@@ -62,6 +62,12 @@ impl Known {
         Ok(text)
     }
 
+    /// A file per process, because another VMM may store its answer at the same time.
+    fn unfinished(&self) -> PathBuf {
+        let id = std::process::id();
+        self.directory.join(format!("guest-ips.{id}"))
+    }
+
     /// Stores the answer.
     ///
     /// # Errors
@@ -72,10 +78,12 @@ impl Known {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        // A file per process, because another VMM may store its answer at the same time.
-        let unfinished = self
-            .directory
-            .join(format!("guest-ips.{}", std::process::id()));
+        let unfinished = self.unfinished();
+        // A process that had our number may have died while it wrote.
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let mut options = File::options();
         let mut file = options
             .write(true)
@@ -124,6 +132,17 @@ mod tests {
         assert_eq!(known(directory.path(), "two").answer(), None);
         let names = fs::read_dir(directory.path().join("known")).expect("a directory");
         assert_eq!(names.count(), 1);
+    }
+
+    #[test]
+    fn file_that_a_dead_process_left_is_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let one = known(directory.path(), "one");
+        fs::create_dir(&one.directory).expect("a directory");
+        fs::write(one.unfinished(), "half").expect("written");
+        one.keep(true).expect("kept");
+        assert_eq!(one.answer(), Some(true));
+        assert!(!one.unfinished().exists());
     }
 
     #[test]

@@ -135,10 +135,10 @@ fn conclusive_guest_ips() -> Option<bool> {
         rings if rings.contains(&Some(false)) => Some(false),
         _ => None,
     };
-    let text = knows.map_or("unknown, taken for false", |knows| {
+    let text = knows.map_or("unknown, assuming false", |knows| {
         if knows { "true" } else { "false" }
     });
-    log::info!("host samples name guest addresses: {text}");
+    log::info!("host samples contain guest addresses: {text}");
     knows
 }
 
@@ -163,7 +163,7 @@ impl GuestIps {
     pub fn begin(directory: Option<&Path>) -> io::Result<Self> {
         let known = directory.and_then(Known::of_host);
         if let Some(answer) = known.as_ref().and_then(Known::answer) {
-            log::info!("host samples name guest addresses: {answer}, by an earlier probe");
+            log::info!("host samples contain guest addresses: {answer}, as probed earlier");
             return Ok(Self(Answer::Known(answer)));
         }
         let thread = thread::Builder::new().name("guest-ips".to_owned());
