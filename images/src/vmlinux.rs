@@ -99,8 +99,9 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     image.get(start..end).ok_or(VmlinuxError::Truncated)
 }
 
-/// Returns the output of `program -dc` for `bytes`. Kernels have four more bytes behind the compressed data.
-/// The programs complain about these bytes after they have written everything, so their exit code is ignored.
+/// Returns the output of `program -dc` for `bytes`. Kernels have four more bytes behind the compressed data, or at its
+/// end: the length of the output. Programs fail because of them after they have written everything, so the length is
+/// checked in place of the exit code.
 fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     host::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
@@ -118,7 +119,12 @@ fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u
         }
         child.wait_with_output()
     });
-    Ok(output.map_err(failed)?.stdout)
+    let output = output.map_err(failed)?.stdout;
+    let length = bytes.last_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    match length.is_some_and(|length| length as usize == output.len()) {
+        true => Ok(output),
+        false => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +159,20 @@ pub(crate) mod tests {
         let mut packed = pipe_through_gzip(b"\x7fELFgz");
         packed.extend([6, 0, 0, 0]);
         assert_eq!(extract(&image(&packed)).unwrap(), b"\x7fELFgz");
+    }
+
+    #[test]
+    fn damaged_gzip_kernel_is_refused() {
+        let mut packed = pipe_through_gzip(b"\x7fELFgz");
+        packed.truncate(packed.len() - 9);
+        packed.extend([6, 0, 0, 0]);
+        assert!(matches!(
+            extract(&image(&packed)),
+            Err(VmlinuxError::Unpack {
+                program: "gzip",
+                ..
+            })
+        ));
     }
 
     fn pipe_through_gzip(bytes: &[u8]) -> Vec<u8> {
