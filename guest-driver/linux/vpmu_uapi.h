@@ -213,7 +213,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_MARK		0x104	/* marks; config: their value, or VPMU_MARK_ANY */
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
-#define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
+#define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU; refused */
 #define VPMU_KIND_VMM_TRACE	0x108	/* AUX: a trace of the VMM; config: the producer */
 
 /* config of VPMU_KIND_MARK: marks of any value. PERF_SAMPLE_ADDR of a sample is the value. */
@@ -351,7 +351,7 @@ struct vpmu_exit_packet {
  * @tid: the running thread
  * @sequence: number of the packet in its trace; lost packets are numbered, too
  * @reserved_1: zero
- * @regs: by perf's numbers for x86-64
+ * @regs: on x86-64 by perf's numbers; on aarch64 x0 to x8, x19 to x29, lr, sp, pc, pstate
  */
 struct vpmu_sample_packet {
 	__u8 kind;
