@@ -100,17 +100,18 @@ impl Kept {
         })
     }
 
-    /// Takes the exits, and the records of pieces, which must follow each other up to the head. Returns the exits and
-    /// the flags of the pieces.
+    /// Takes the records of pieces, which must follow each other up to the head, and the exits. A piece may end
+    /// meanwhile. Returns the exits and the flags of the pieces.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
-        let packets = self.area.take(&self.ring)?;
-        self.ledger.follow(&packets)?;
+        let before = areas::head(&self.ring);
         let told = told(&self.ring.take()?, &self.attr)?;
         self.told = contiguous(&told.chunks, self.told)?;
-        let head = areas::head(&self.ring);
-        if self.told != head {
-            return Err(format!("pieces up to {}, head {head}", self.told));
+        let heads = before..=areas::head(&self.ring);
+        if !heads.contains(&self.told) {
+            return Err(format!("pieces up to {}, head {heads:?}", self.told));
         }
+        let packets = self.area.take(&self.ring)?;
+        self.ledger.follow(&packets)?;
         Ok((exits(&packets), told.flags()))
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Vpmu};
 
-use crate::cpu::{PORT_REASON, PORT_WRITTEN};
+use crate::cpu::{OWN_IN_USER_MODE, PORT_REASON, PORT_WRITTEN};
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{json, text, vperf};
 use crate::{Outcome, Test};
@@ -24,26 +24,26 @@ pub(crate) const TESTS: &[Test] = &[
         "exits_alone_records_and_shows",
         exits_alone_records_and_shows,
     ),
-    ("a_timeline_has_every_exit", a_timeline_has_every_exit),
+    ("timeline_has_every_exit", timeline_has_every_exit),
     (
-        "a_trace_beside_samples_is_in_the_file",
-        a_trace_beside_samples_is_in_the_file,
+        "trace_beside_samples_is_in_the_file",
+        trace_beside_samples_is_in_the_file,
     ),
     (
-        "a_trace_of_samples_is_a_profile",
-        a_trace_of_samples_is_a_profile,
+        "trace_of_samples_is_a_profile",
+        trace_of_samples_is_a_profile,
     ),
     (
-        "a_snapshot_holds_the_newest_exits",
-        a_snapshot_holds_the_newest_exits,
+        "snapshot_holds_the_newest_exits",
+        snapshot_holds_the_newest_exits,
     ),
     (
-        "a_signal_takes_a_snapshot_and_another_ends_it",
-        a_signal_takes_a_snapshot_and_another_ends_it,
+        "signal_takes_a_snapshot_and_another_ends_it",
+        signal_takes_a_snapshot_and_another_ends_it,
     ),
     (
-        "a_recorder_that_stalls_tells_what_it_lost",
-        a_recorder_that_stalls_tells_what_it_lost,
+        "recorder_that_stalls_reports_losses",
+        recorder_that_stalls_reports_losses,
     ),
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
@@ -193,7 +193,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     Ok(())
 }
 
-fn a_timeline_has_every_exit() -> Outcome {
+fn timeline_has_every_exit() -> Outcome {
     let file = "/tmp/timeline.vperf";
     record(
         file,
@@ -224,7 +224,7 @@ fn a_timeline_has_every_exit() -> Outcome {
     Ok(())
 }
 
-fn a_trace_beside_samples_is_in_the_file() -> Outcome {
+fn trace_beside_samples_is_in_the_file() -> Outcome {
     let file = "/tmp/beside.vperf";
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
     ensure_eq!(trace.trace, Some(Format::Exits), "{}", trace.name);
@@ -267,7 +267,7 @@ fn a_trace_beside_samples_is_in_the_file() -> Outcome {
     Ok(())
 }
 
-fn a_trace_of_samples_is_a_profile() -> Outcome {
+fn trace_of_samples_is_a_profile() -> Outcome {
     let file = "/tmp/registers.vperf";
     let trace = entry(KIND_SAMPLE_TRACE, PACE_EXITS)?;
     let output = vperf(&[
@@ -300,7 +300,7 @@ fn a_trace_of_samples_is_a_profile() -> Outcome {
     Ok(())
 }
 
-fn a_snapshot_holds_the_newest_exits() -> Outcome {
+fn snapshot_holds_the_newest_exits() -> Outcome {
     let file = "/tmp/newest.vperf";
     let args = ["--snapshot", "-m", "8K", "--reason", PORT_REASON, "--"];
     record(
@@ -319,7 +319,7 @@ fn a_snapshot_holds_the_newest_exits() -> Outcome {
     Ok(())
 }
 
-fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
+fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let file = "/tmp/signal.vperf";
     // The command says when it is done with its exits, and waits.
     let mut recorder = Command::new("vperf")
@@ -372,7 +372,7 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     Ok(())
 }
 
-fn a_recorder_that_stalls_tells_what_it_lost() -> Outcome {
+fn recorder_that_stalls_reports_losses() -> Outcome {
     let file = "/tmp/stalled.vperf";
     // The command stops its recorder, so that the area of two pages fills.
     let script = "kill -STOP $PPID; guest-tests ports 1000; kill -CONT $PPID; guest-tests ports 50";
@@ -396,8 +396,13 @@ fn a_recorder_that_stalls_tells_what_it_lost() -> Outcome {
     ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
-    // Lost packets are exits of 64 bytes, each caused by the command.
-    ensure_eq!(number("exits") + lost / 64, 1050, "{trace}");
+    // Lost packets are exits of 64 bytes, each caused by the command or, where such exits are
+    // memory accesses, by the driver's notifications.
+    let exits = number("exits") + lost / 64;
+    match OWN_IN_USER_MODE {
+        true => ensure!(exits >= 1050, "{exits}: {trace}"),
+        false => ensure_eq!(exits, 1050, "{trace}"),
+    }
     ensure!(lost / 64 >= 1000 - 128, "{trace}");
     Ok(())
 }

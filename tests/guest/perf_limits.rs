@@ -168,7 +168,7 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let member = EventAttr {
         pid: -1,
         cpu: 1,
-        ..pmu.attr("exits-io")?
+        ..pmu.attr(cpu::PORT_EXITS)?
     };
     let members = (0..64).map(|_| pmu.open_member(&member, &second));
     let members: Vec<Event> = members.collect::<Result<_, _>>()?;
