@@ -1,8 +1,5 @@
 //! Permitted dependencies between the parts of the tree.
-#![expect(
-    clippy::unwrap_used,
-    reason = "a tree that cannot be read fails the test"
-)]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,9 +1,6 @@
 //! Privileges of a running VMM according to `/proc`: threads, filters, capabilities, the user, the
 //! root directory and descriptors. Guests have a few instructions, on this machine's `/dev/kvm`.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! The guest driver's build for packagers: without warnings, in the kernel's style, and with DKMS,
 //! for both series of stock kernels.
-#![expect(clippy::unwrap_used, reason = "a failed preparation fails the test")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;

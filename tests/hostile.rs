@@ -1,5 +1,5 @@
 //! Attacks on the machine from inside a guest. The machine keeps running and responds.
-#![expect(clippy::expect_used, reason = "a test that cannot go on ends there")]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 /// Programs of an unprivileged guest.
 mod programs {

@@ -34,5 +34,5 @@ tests::guest_tests! {
     disabled_event_of_a_switching_task_counts_nothing,
     unloading_waits_for_the_last_user,
     module_is_loaded_by_the_devices_modalias,
-    the_module_reloads_clean,
+    module_reloads_clean,
 }

@@ -1,8 +1,5 @@
 //! Snapshots of a stock guest that runs: the guest goes on after a save, and so does each restored copy.
-#![expect(
-    clippy::expect_used,
-    reason = "output that cannot be read fails the test"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::Arch;
 use serde_json::Value;

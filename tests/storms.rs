@@ -2,10 +2,7 @@
 //!
 //! On the exact lab, where a clock of ten microseconds is due again before the vCPU re-enters the
 //! guest, only the throttle lets the guest continue.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Mapped AUX areas, as `<linux/perf_event.h>` has a program map and read them.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::io;

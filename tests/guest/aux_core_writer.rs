@@ -18,17 +18,14 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("perfs_reader_keeps_up", perfs_reader_keeps_up),
+    ("watermark_wakes_perfs_reader", watermark_wakes_perfs_reader),
     (
-        "a_watermark_wakes_perfs_reader",
-        a_watermark_wakes_perfs_reader,
+        "stalled_reader_disables_perfs_event",
+        stalled_reader_disables_perfs_event,
     ),
     (
-        "a_stalled_reader_disables_perfs_event",
-        a_stalled_reader_disables_perfs_event,
-    ),
-    (
-        "an_area_found_full_disables_perfs_event",
-        an_area_found_full_disables_perfs_event,
+        "area_found_full_disables_perfs_event",
+        area_found_full_disables_perfs_event,
     ),
     (
         "perfs_snapshot_keeps_the_newest",
@@ -66,7 +63,7 @@ fn perfs_reader_keeps_up() -> Outcome {
     Ok(())
 }
 
-fn a_watermark_wakes_perfs_reader() -> Outcome {
+fn watermark_wakes_perfs_reader() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
@@ -89,7 +86,7 @@ fn a_watermark_wakes_perfs_reader() -> Outcome {
     Ok(())
 }
 
-fn a_stalled_reader_disables_perfs_event() -> Outcome {
+fn stalled_reader_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
@@ -143,7 +140,7 @@ fn a_stalled_reader_disables_perfs_event() -> Outcome {
     Ok(())
 }
 
-fn an_area_found_full_disables_perfs_event() -> Outcome {
+fn area_found_full_disables_perfs_event() -> Outcome {
     const PACKET: u64 = 64;
     let device = Device::open()?;
     cpu::allow_ports()?;

@@ -31,12 +31,12 @@ pub(crate) const TESTS: &[Test] = &[
         time_outside_is_part_of_the_time,
     ),
     (
-        "the_exit_that_ends_a_trace_is_cut",
-        the_exit_that_ends_a_trace_is_cut,
+        "exit_that_ends_a_trace_is_cut",
+        exit_that_ends_a_trace_is_cut,
     ),
     (
-        "a_trace_of_all_is_the_traces_of_each",
-        a_trace_of_all_is_the_traces_of_each,
+        "trace_of_all_exits_has_those_of_each_reason",
+        trace_of_all_exits_has_those_of_each_reason,
     ),
     (
         "traces_that_cannot_be_are_refused",
@@ -188,7 +188,7 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     Ok(())
 }
 
-fn the_exit_that_ends_a_trace_is_cut() -> Outcome {
+fn exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
     for round in 0..20 {
@@ -209,7 +209,7 @@ fn the_exit_that_ends_a_trace_is_cut() -> Outcome {
     Ok(())
 }
 
-fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
+fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
     const VALUE: u64 = 7;
     let device = Device::open()?;
     let mut all = start(&device, trace(&device, EXIT_USER), 16, READ_WRITE)?;

@@ -14,16 +14,16 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_forked_child_maps_the_area_anew",
-        a_forked_child_maps_the_area_anew,
+        "forked_child_maps_the_area_itself",
+        forked_child_maps_the_area_itself,
     ),
     (
-        "an_area_outlives_the_rings_last_map",
-        an_area_outlives_the_rings_last_map,
+        "area_outlives_the_rings_last_map",
+        area_outlives_the_rings_last_map,
     ),
     (
-        "an_area_lives_as_long_as_any_map",
-        an_area_lives_as_long_as_any_map,
+        "area_lives_as_long_as_any_map",
+        area_lives_as_long_as_any_map,
     ),
     (
         "unmapping_an_area_while_the_host_writes_harms_nothing",
@@ -39,7 +39,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-fn a_forked_child_maps_the_area_anew() -> Outcome {
+fn forked_child_maps_the_area_itself() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let event = event(&device)?;
@@ -74,7 +74,7 @@ fn a_forked_child_maps_the_area_anew() -> Outcome {
     Ok(())
 }
 
-fn an_area_outlives_the_rings_last_map() -> Outcome {
+fn area_outlives_the_rings_last_map() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let event = event(&device)?;
@@ -112,7 +112,7 @@ fn an_area_outlives_the_rings_last_map() -> Outcome {
     Ok(())
 }
 
-fn an_area_lives_as_long_as_any_map() -> Outcome {
+fn area_lives_as_long_as_any_map() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let event = event(&device)?;

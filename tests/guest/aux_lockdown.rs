@@ -12,13 +12,13 @@ use crate::raw::{
 use crate::{Outcome, Test, os};
 
 pub(crate) const TESTS: &[Test] = &[(
-    "a_locked_down_kernel_tells_no_registers",
-    a_locked_down_kernel_tells_no_registers,
+    "locked_down_kernel_hides_registers",
+    locked_down_kernel_hides_registers,
 )];
 
 const SECURITY: &CStr = c"/sys/kernel/security";
 
-fn a_locked_down_kernel_tells_no_registers() -> Outcome {
+fn locked_down_kernel_hides_registers() -> Outcome {
     let device = Device::open()?;
     let registers = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
     let exits = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;

@@ -14,12 +14,12 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "an_area_is_mapped_as_it_was_announced",
-        an_area_is_mapped_as_it_was_announced,
+        "area_is_mapped_only_as_announced",
+        area_is_mapped_only_as_announced,
     ),
     (
-        "an_area_is_a_power_of_two_of_pages",
-        an_area_is_a_power_of_two_of_pages,
+        "area_is_a_power_of_two_of_pages",
+        area_is_a_power_of_two_of_pages,
     ),
     ("only_traces_have_areas", only_traces_have_areas),
     (
@@ -28,12 +28,12 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("two_maps_of_an_area_are_one", two_maps_of_an_area_are_one),
     (
-        "a_part_of_an_area_is_not_unmapped",
-        a_part_of_an_area_is_not_unmapped,
+        "part_of_an_area_cannot_be_unmapped",
+        part_of_an_area_cannot_be_unmapped,
     ),
     (
-        "a_ring_whose_trace_is_closed_takes_no_area",
-        a_ring_whose_trace_is_closed_takes_no_area,
+        "ring_of_a_closed_trace_refuses_an_area",
+        ring_of_a_closed_trace_refuses_an_area,
     ),
 ];
 
@@ -69,7 +69,7 @@ fn map_errno(
     refused(Area::map_raw(event, bytes, READ_WRITE, offset))
 }
 
-fn an_area_is_mapped_as_it_was_announced() -> Outcome {
+fn area_is_mapped_only_as_announced() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
     let bytes = 4 * PAGE;
@@ -127,7 +127,7 @@ fn an_area_is_mapped_as_it_was_announced() -> Outcome {
     Ok(())
 }
 
-fn an_area_is_a_power_of_two_of_pages() -> Outcome {
+fn area_is_a_power_of_two_of_pages() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
     let ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -222,7 +222,7 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     Ok(())
 }
 
-fn a_part_of_an_area_is_not_unmapped() -> Outcome {
+fn part_of_an_area_cannot_be_unmapped() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
     let ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -239,7 +239,7 @@ fn a_part_of_an_area_is_not_unmapped() -> Outcome {
     Ok(())
 }
 
-fn a_ring_whose_trace_is_closed_takes_no_area() -> Outcome {
+fn ring_of_a_closed_trace_refuses_an_area() -> Outcome {
     let device = Device::open()?;
     let (first, second) = (event(&device)?, event(&device)?);
     let own = Pages::map(&first, 1, READ_WRITE)?;

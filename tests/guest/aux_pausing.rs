@@ -18,20 +18,20 @@ use crate::traced::Traced;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "the_trace_holds_the_regions_alone",
-        the_trace_holds_the_regions_alone,
-    ),
+    ("trace_has_only_the_regions", trace_has_only_the_regions),
     (
         "trace_has_the_pausing_exit_and_not_the_resuming_one",
         trace_has_the_pausing_exit_and_not_the_resuming_one,
     ),
-    ("a_tasks_trace_is_paused", a_tasks_trace_is_paused),
+    (
+        "trace_of_a_task_can_be_paused",
+        trace_of_a_task_can_be_paused,
+    ),
     (
         "exits_resume_and_pause_each_other",
         exits_resume_and_pause_each_other,
     ),
-    ("a_paused_trace_stays_enabled", a_paused_trace_stays_enabled),
+    ("paused_trace_stays_enabled", paused_trace_stays_enabled),
     (
         "pausing_is_for_members_of_a_trace",
         pausing_is_for_members_of_a_trace,
@@ -71,7 +71,7 @@ fn regions(
     Ok((traced, members))
 }
 
-fn the_trace_holds_the_regions_alone() -> Outcome {
+fn trace_has_only_the_regions() -> Outcome {
     let device = Device::open()?;
     let (mut traced, _members) = regions(&device, io_trace(&device), How::on_cpu(1), 256)?;
     traced.event.enable(0)?;
@@ -140,7 +140,7 @@ fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     Ok(())
 }
 
-fn a_tasks_trace_is_paused() -> Outcome {
+fn trace_of_a_task_can_be_paused() -> Outcome {
     let device = Device::open()?;
     let (mut traced, _members) = regions(&device, io_trace(&device), How::OWN, 64)?;
     traced.event.enable(0)?;
@@ -212,7 +212,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     Ok(())
 }
 
-fn a_paused_trace_stays_enabled() -> Outcome {
+fn paused_trace_stays_enabled() -> Outcome {
     let device = Device::open()?;
     let mut attr = io_trace(&device);
     attr.read_format = crate::raw::FORMAT_ENABLED | crate::raw::FORMAT_RUNNING;

@@ -11,14 +11,14 @@ use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("the_start_is_told_once", the_start_is_told_once),
+    ("start_is_recorded_once", start_is_recorded_once),
     (
         "pieces_without_a_record_are_told_later",
         pieces_without_a_record_are_told_later,
     ),
     (
-        "a_ring_without_data_has_an_area",
-        a_ring_without_data_has_an_area,
+        "ring_without_data_has_an_area",
+        ring_without_data_has_an_area,
     ),
     (
         "records_of_an_area_tell_whose_they_are",
@@ -31,7 +31,7 @@ const AUX_RECORD: u64 = 32;
 
 const START_RECORD: u64 = 16;
 
-fn the_start_is_told_once() -> Outcome {
+fn start_is_recorded_once() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let own = (std::process::id(), cpu::thread_id());
@@ -90,7 +90,7 @@ fn pieces_without_a_record_are_told_later() -> Outcome {
     Ok(())
 }
 
-fn a_ring_without_data_has_an_area() -> Outcome {
+fn ring_without_data_has_an_area() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let event = device.open_event(&io_trace(&device), How::OWN)?;

@@ -17,11 +17,11 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("each_period_makes_a_packet", each_period_makes_a_packet),
-    ("a_packet_holds_all_registers", a_packet_holds_all_registers),
-    ("a_clock_paces_packets", a_clock_paces_packets),
+    ("packet_holds_all_registers", packet_holds_all_registers),
+    ("clock_paces_packets", clock_paces_packets),
     (
-        "a_stalled_readers_samples_are_counted",
-        a_stalled_readers_samples_are_counted,
+        "stalled_readers_samples_are_counted",
+        stalled_readers_samples_are_counted,
     ),
     (
         "sample_traces_that_cannot_be_are_refused",
@@ -84,7 +84,7 @@ fn each_period_makes_a_packet() -> Outcome {
     Ok(())
 }
 
-fn a_packet_holds_all_registers() -> Outcome {
+fn packet_holds_all_registers() -> Outcome {
     const MADE: usize = 40;
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -135,7 +135,7 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
     Ok(())
 }
 
-fn a_clock_paces_packets() -> Outcome {
+fn clock_paces_packets() -> Outcome {
     // Long compared with the cost of a packet on an emulated host, whose clock goes on meanwhile.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
@@ -198,7 +198,7 @@ fn a_clock_paces_packets() -> Outcome {
     Ok(())
 }
 
-fn a_stalled_readers_samples_are_counted() -> Outcome {
+fn stalled_readers_samples_are_counted() -> Outcome {
     const MADE: u64 = 100;
     let device = Device::open()?;
     cpu::allow_ports()?;

@@ -16,15 +16,18 @@ use crate::traced::{Traced, start};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_task_is_traced_alone", a_task_is_traced_alone),
-    ("a_cpu_is_traced_whole", a_cpu_is_traced_whole),
-    ("each_vcpu_has_its_own_trace", each_vcpu_has_its_own_trace),
-    ("a_trace_follows_its_task", a_trace_follows_its_task),
-    ("a_trace_makes_no_exits", a_trace_makes_no_exits),
     (
-        "a_mode_that_is_left_out_is_not_traced",
-        a_mode_that_is_left_out_is_not_traced,
+        "trace_of_a_task_excludes_others",
+        trace_of_a_task_excludes_others,
     ),
+    (
+        "trace_of_a_cpu_has_all_its_exits",
+        trace_of_a_cpu_has_all_its_exits,
+    ),
+    ("each_vcpu_has_its_own_trace", each_vcpu_has_its_own_trace),
+    ("trace_follows_its_task", trace_follows_its_task),
+    ("trace_causes_no_exits", trace_causes_no_exits),
+    ("excluded_mode_is_not_traced", excluded_mode_is_not_traced),
 ];
 
 /// Makes exits on `cpu` while `body` runs. Also returns the maker's thread id and the number of its exits.
@@ -52,7 +55,7 @@ fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), Stri
     })
 }
 
-fn a_task_is_traced_alone() -> Outcome {
+fn trace_of_a_task_excludes_others() -> Outcome {
     const MADE: u64 = 400;
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -84,7 +87,7 @@ fn a_task_is_traced_alone() -> Outcome {
     Ok(())
 }
 
-fn a_cpu_is_traced_whole() -> Outcome {
+fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     const MADE: u64 = 400;
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -169,7 +172,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
     Ok(())
 }
 
-fn a_trace_follows_its_task() -> Outcome {
+fn trace_follows_its_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let mut traced = Traced::open(&device, io_trace(&device), How::OWN, 16, READ_WRITE)?;
@@ -209,7 +212,7 @@ fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std
     Ok(counts)
 }
 
-fn a_trace_makes_no_exits() -> Outcome {
+fn trace_causes_no_exits() -> Outcome {
     const MADE: u64 = 2_000;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -229,7 +232,7 @@ fn a_trace_makes_no_exits() -> Outcome {
     Ok(())
 }
 
-fn a_mode_that_is_left_out_is_not_traced() -> Outcome {
+fn excluded_mode_is_not_traced() -> Outcome {
     const VALUE: u64 = 8;
     let device = Device::open()?;
     for user in [true, false] {

@@ -9,12 +9,9 @@ use crate::traced::{Traced, start};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_number_of_aux_bytes_wakes", a_number_of_aux_bytes_wakes),
+    ("number_of_aux_bytes_wakes", number_of_aux_bytes_wakes),
     ("half_an_area_wakes", half_an_area_wakes),
-    (
-        "the_first_loss_in_an_area_wakes",
-        the_first_loss_in_an_area_wakes,
-    ),
+    ("first_loss_in_an_area_wakes", first_loss_in_an_area_wakes),
 ];
 
 /// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check
@@ -41,7 +38,7 @@ fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
     Ok(())
 }
 
-fn a_number_of_aux_bytes_wakes() -> Outcome {
+fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
@@ -68,7 +65,7 @@ fn half_an_area_wakes() -> Outcome {
     traced.balance()
 }
 
-fn the_first_loss_in_an_area_wakes() -> Outcome {
+fn first_loss_in_an_area_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), u32::MAX);
     let mut traced = start(&device, attr, 2, READ_WRITE)?;

@@ -12,28 +12,31 @@ use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_trace_wraps_whole", a_trace_wraps_whole),
+    ("trace_wraps_without_loss", trace_wraps_without_loss),
     (
-        "a_stalled_reader_loses_what_is_told",
-        a_stalled_reader_loses_what_is_told,
+        "stalled_readers_losses_are_recorded",
+        stalled_readers_losses_are_recorded,
     ),
     (
         "written_and_lost_are_all_that_was_produced",
         written_and_lost_are_all_that_was_produced,
     ),
-    ("a_lying_tail_is_a_full_area", a_lying_tail_is_a_full_area),
-    ("a_snapshot_keeps_the_newest", a_snapshot_keeps_the_newest),
+    (
+        "lying_tail_counts_as_a_full_area",
+        lying_tail_counts_as_a_full_area,
+    ),
+    ("snapshot_keeps_the_newest", snapshot_keeps_the_newest),
     ("without_an_area_all_is_lost", without_an_area_all_is_lost),
     (
-        "a_trace_that_starts_anew_says_so",
-        a_trace_that_starts_anew_says_so,
+        "trace_that_restarts_has_a_sync_packet",
+        trace_that_restarts_has_a_sync_packet,
     ),
 ];
 
 /// Exits in a page, behind its sync.
 pub(crate) const PER_PAGE: u64 = PAGE as u64 / EXIT_BYTES - 1;
 
-fn a_trace_wraps_whole() -> Outcome {
+fn trace_wraps_without_loss() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_WRITE)?;
     let (mut made, mut last) = (0, 0);
@@ -63,7 +66,7 @@ fn a_trace_wraps_whole() -> Outcome {
     Ok(())
 }
 
-fn a_stalled_reader_loses_what_is_told() -> Outcome {
+fn stalled_readers_losses_are_recorded() -> Outcome {
     const LOST: u64 = 40;
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 1, READ_WRITE)?;
@@ -144,7 +147,7 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
     Ok(())
 }
 
-fn a_lying_tail_is_a_full_area() -> Outcome {
+fn lying_tail_counts_as_a_full_area() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 1, READ_WRITE)?;
     ports(PER_PAGE);
@@ -190,7 +193,7 @@ fn a_lying_tail_is_a_full_area() -> Outcome {
     Ok(())
 }
 
-fn a_snapshot_keeps_the_newest() -> Outcome {
+fn snapshot_keeps_the_newest() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_ONLY)?;
@@ -287,7 +290,7 @@ fn without_an_area_all_is_lost() -> Outcome {
     Ok(())
 }
 
-fn a_trace_that_starts_anew_says_so() -> Outcome {
+fn trace_that_restarts_has_a_sync_packet() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 1, READ_WRITE)?;
     let id = traced.event.id()?;

@@ -41,7 +41,7 @@ pub(crate) const TESTS: &[Test] = &[
         "exits_that_the_architecture_lacks_are_refused",
         exits_that_the_architecture_lacks_are_refused,
     ),
-    ("a_short_buffer_is_refused", a_short_buffer_is_refused),
+    ("short_buffer_is_refused", short_buffer_is_refused),
     (
         "data_breakpoints_count_beside_marks",
         data_breakpoints_count_beside_marks,
@@ -381,7 +381,7 @@ fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
     Ok(())
 }
 
-fn a_short_buffer_is_refused() -> Outcome {
+fn short_buffer_is_refused() -> Outcome {
     use std::os::fd::AsFd;
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=5")?;

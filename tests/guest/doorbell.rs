@@ -8,16 +8,19 @@ use crate::raw::{Device, Doorbell, EXIT_MMIO, How, KIND_EXITS, KIND_MARK, PAGE, 
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_store_is_a_mark", a_store_is_a_mark),
-    ("a_mark_costs_one_exit", a_mark_costs_one_exit),
-    ("a_mark_says_which_it_was", a_mark_says_which_it_was),
-    ("the_doorbell_is_one_page", the_doorbell_is_one_page),
-    ("the_doorbell_tells_nothing", the_doorbell_tells_nothing),
+    (
+        "store_to_the_doorbell_is_a_mark",
+        store_to_the_doorbell_is_a_mark,
+    ),
+    ("mark_costs_one_exit", mark_costs_one_exit),
+    ("mark_has_its_value", mark_has_its_value),
+    ("doorbell_is_one_page", doorbell_is_one_page),
+    ("doorbell_reads_as_zero", doorbell_reads_as_zero),
 ];
 
 const VALUE: u32 = 80;
 
-fn a_store_is_a_mark() -> Outcome {
+fn store_to_the_doorbell_is_a_mark() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     let event = device.start(&device.attr(KIND_MARK, VALUE.into()), How::OWN)?;
@@ -44,7 +47,7 @@ fn a_store_is_a_mark() -> Outcome {
     Ok(())
 }
 
-fn a_mark_costs_one_exit() -> Outcome {
+fn mark_costs_one_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::keep()?;
@@ -57,7 +60,7 @@ fn a_mark_costs_one_exit() -> Outcome {
     Ok(())
 }
 
-fn a_mark_says_which_it_was() -> Outcome {
+fn mark_has_its_value() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;
@@ -96,7 +99,7 @@ fn a_mark_says_which_it_was() -> Outcome {
     Ok(())
 }
 
-fn the_doorbell_is_one_page() -> Outcome {
+fn doorbell_is_one_page() -> Outcome {
     let device = Device::open()?;
     let write = libc::PROT_READ | libc::PROT_WRITE;
     let map = |bytes, protection, flags, offset| {
@@ -130,7 +133,7 @@ fn the_doorbell_is_one_page() -> Outcome {
 }
 
 /// VPMU-D-4-2.
-fn the_doorbell_tells_nothing() -> Outcome {
+fn doorbell_reads_as_zero() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     let event = device.start(&device.attr(KIND_MARK, VALUE.into()), How::OWN)?;

@@ -2,7 +2,7 @@
 //! too long or too short is an error.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use crate::pages::Record;

@@ -29,36 +29,30 @@ pub(crate) const BATCHED: &[Test] = &[(
 )];
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_flush_wakes_who_waits", a_flush_wakes_who_waits),
+    ("flush_wakes_a_waiting_reader", flush_wakes_a_waiting_reader),
+    ("sleeper_is_woken_by_a_flush", sleeper_is_woken_by_a_flush),
     (
-        "a_sleeper_is_woken_by_a_flush",
-        a_sleeper_is_woken_by_a_flush,
+        "flush_without_records_wakes_no_reader",
+        flush_without_records_wakes_no_reader,
     ),
-    (
-        "a_flush_without_records_wakes_nobody",
-        a_flush_without_records_wakes_nobody,
-    ),
-    ("a_loss_that_waits_is_told", a_loss_that_waits_is_told),
-    ("a_group_is_flushed_as_one", a_group_is_flushed_as_one),
+    ("pending_loss_is_recorded", pending_loss_is_recorded),
+    ("group_is_flushed_as_one", group_is_flushed_as_one),
     (
         "all_persistent_events_are_flushed_at_once",
         all_persistent_events_are_flushed_at_once,
     ),
     ("every_state_can_be_flushed", every_state_can_be_flushed),
-    ("a_traces_piece_is_shown", a_traces_piece_is_shown),
+    ("piece_of_a_trace_is_printed", piece_of_a_trace_is_printed),
     (
         "flush_writes_samples_of_the_exit_engine",
         flush_writes_samples_of_the_exit_engine,
     ),
     (
-        "a_task_is_flushed_wherever_it_is",
-        a_task_is_flushed_wherever_it_is,
+        "task_is_flushed_wherever_it_is",
+        task_is_flushed_wherever_it_is,
     ),
     ("children_are_flushed_too", children_are_flushed_too),
-    (
-        "a_flush_has_no_other_arguments",
-        a_flush_has_no_other_arguments,
-    ),
+    ("flush_has_no_other_arguments", flush_has_no_other_arguments),
     (
         "flushes_from_both_vcpus_lose_and_repeat_nothing",
         flushes_from_both_vcpus_lose_and_repeat_nothing,
@@ -87,7 +81,7 @@ fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> 
     Ok((event, ring))
 }
 
-fn a_flush_wakes_who_waits() -> Outcome {
+fn flush_wakes_a_waiting_reader() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
     for round in 0..5 {
@@ -101,7 +95,7 @@ fn a_flush_wakes_who_waits() -> Outcome {
     Ok(())
 }
 
-fn a_sleeper_is_woken_by_a_flush() -> Outcome {
+fn sleeper_is_woken_by_a_flush() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = quiet(&device)?;
     device.place(VALUE, 1)?;
@@ -119,7 +113,7 @@ fn a_sleeper_is_woken_by_a_flush() -> Outcome {
     })
 }
 
-fn a_flush_without_records_wakes_nobody() -> Outcome {
+fn flush_without_records_wakes_no_reader() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
     for round in 0..3 {
@@ -135,7 +129,7 @@ fn a_flush_without_records_wakes_nobody() -> Outcome {
     Ok(())
 }
 
-fn a_loss_that_waits_is_told() -> Outcome {
+fn pending_loss_is_recorded() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
     let fits = PAGE as u64 / 24;
@@ -156,7 +150,7 @@ fn a_loss_that_waits_is_told() -> Outcome {
     Ok(())
 }
 
-fn a_group_is_flushed_as_one() -> Outcome {
+fn group_is_flushed_as_one() -> Outcome {
     let device = Device::open()?;
     let (leader, _ring) = quiet(&device)?;
     let how = How::on_cpu(1).led_by(leader.as_fd());
@@ -263,7 +257,7 @@ fn every_state_can_be_flushed() -> Outcome {
     Ok(())
 }
 
-fn a_traces_piece_is_shown() -> Outcome {
+fn piece_of_a_trace_is_printed() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::allow_ports()?;
@@ -359,7 +353,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
     Ok(())
 }
 
-fn a_task_is_flushed_wherever_it_is() -> Outcome {
+fn task_is_flushed_wherever_it_is() -> Outcome {
     use std::sync::Barrier;
     const MARKS: u64 = 500;
     let device = Device::open()?;
@@ -442,7 +436,7 @@ fn children_are_flushed_too() -> Outcome {
     })
 }
 
-fn a_flush_has_no_other_arguments() -> Outcome {
+fn flush_has_no_other_arguments() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = quiet(&device)?;
     for flags in [2, 3, 1 << 32, u64::MAX] {

@@ -12,20 +12,17 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_sibling_counts_while_its_leader_does",
-        a_sibling_counts_while_its_leader_does,
+        "sibling_counts_while_its_leader_does",
+        sibling_counts_while_its_leader_does,
     ),
     (
-        "a_group_is_switched_and_reset_as_one",
-        a_group_is_switched_and_reset_as_one,
+        "group_is_switched_and_reset_as_one",
+        group_is_switched_and_reset_as_one,
     ),
+    ("group_is_read_at_one_moment", group_is_read_at_one_moment),
     (
-        "a_group_is_read_at_one_moment",
-        a_group_is_read_at_one_moment,
-    ),
-    (
-        "a_closed_leader_frees_its_siblings",
-        a_closed_leader_frees_its_siblings,
+        "closed_leader_frees_its_siblings",
+        closed_leader_frees_its_siblings,
     ),
     (
         "leaders_follow_each_other_without_end",
@@ -36,14 +33,17 @@ pub(crate) const TESTS: &[Test] = &[
         group_of_unlike_events_is_refused,
     ),
     (
-        "an_inherited_group_is_read_whole",
-        an_inherited_group_is_read_whole,
+        "inherited_group_is_read_at_once",
+        inherited_group_is_read_at_once,
     ),
     (
-        "a_group_waits_for_its_leaders_exec",
-        a_group_waits_for_its_leaders_exec,
+        "group_waits_for_its_leaders_exec",
+        group_waits_for_its_leaders_exec,
     ),
-    ("a_limit_outlasts_a_pause", a_limit_outlasts_a_pause),
+    (
+        "limit_continues_after_a_pause",
+        limit_continues_after_a_pause,
+    ),
     (
         "groups_come_and_go_while_tasks_fork",
         groups_come_and_go_while_tasks_fork,
@@ -65,7 +65,7 @@ fn contexts(attr: &EventAttr) -> Result<[EventAttr; 2], Box<dyn std::error::Erro
     Ok([attr.clone().of_task(0), attr.clone().on_cpu(0)])
 }
 
-fn a_sibling_counts_while_its_leader_does() -> Outcome {
+fn sibling_counts_while_its_leader_does() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
         let leader = vpmu.open_event(&attr)?;
@@ -93,7 +93,7 @@ fn a_sibling_counts_while_its_leader_does() -> Outcome {
     Ok(())
 }
 
-fn a_group_is_switched_and_reset_as_one() -> Outcome {
+fn group_is_switched_and_reset_as_one() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
         let leader = vpmu.open_event(&attr)?;
@@ -116,7 +116,7 @@ fn a_group_is_switched_and_reset_as_one() -> Outcome {
     Ok(())
 }
 
-fn a_group_is_read_at_one_moment() -> Outcome {
+fn group_is_read_at_one_moment() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);
     // A CPU's group while that CPU counts, and a task's while it moves between CPUs.
@@ -168,7 +168,7 @@ fn a_group_is_read_at_one_moment() -> Outcome {
     })
 }
 
-fn a_closed_leader_frees_its_siblings() -> Outcome {
+fn closed_leader_frees_its_siblings() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
         let leader = vpmu.open_event(&attr)?;
@@ -250,7 +250,7 @@ fn child_places(times: u32) -> Outcome {
     Ok(())
 }
 
-fn an_inherited_group_is_read_whole() -> Outcome {
+fn inherited_group_is_read_at_once() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = EventAttr {
         inherit: true,
@@ -271,7 +271,7 @@ fn an_inherited_group_is_read_whole() -> Outcome {
     Ok(())
 }
 
-fn a_group_waits_for_its_leaders_exec() -> Outcome {
+fn group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let group = |inherit| -> Result<(Event, Event), Box<dyn std::error::Error>> {
         let attr = EventAttr {
@@ -314,7 +314,7 @@ fn a_group_waits_for_its_leaders_exec() -> Outcome {
     Ok(())
 }
 
-fn a_limit_outlasts_a_pause() -> Outcome {
+fn limit_continues_after_a_pause() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&vpmu.attr("mark=3")?.sampling(1))? {
         let event = vpmu.open_event(&attr)?;

@@ -3,10 +3,7 @@
 //!
 //! Each process makes the same calls for the same seed; how the calls of several processes interleave is up to the
 //! scheduler.
-#![expect(
-    unsafe_code,
-    reason = "calls with arguments that no safe wrapper lets through"
-)]
+#![expect(unsafe_code, reason = "calls with arguments that safe wrappers refuse")]
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,

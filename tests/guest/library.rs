@@ -7,19 +7,16 @@ use crate::sampling::{drain, sampling};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
+    ("page_agrees_with_a_reading", page_agrees_with_a_reading),
     (
-        "the_page_tells_what_a_reading_does",
-        the_page_tells_what_a_reading_does,
-    ),
-    (
-        "a_backward_ring_holds_the_latest",
-        a_backward_ring_holds_the_latest,
+        "backward_ring_keeps_the_latest_records",
+        backward_ring_keeps_the_latest_records,
     ),
     ("two_events_share_a_ring", two_events_share_a_ring),
-    ("a_group_reads_at_one_moment", a_group_reads_at_one_moment),
+    ("group_reads_at_one_moment", group_reads_at_one_moment),
     (
-        "a_refresh_lasts_as_long_as_granted",
-        a_refresh_lasts_as_long_as_granted,
+        "refresh_lasts_as_long_as_granted",
+        refresh_lasts_as_long_as_granted,
     ),
 ];
 
@@ -27,7 +24,7 @@ fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), vpmu_client::Error> 
     (0..times).try_for_each(|_| vpmu.mark(value))
 }
 
-fn the_page_tells_what_a_reading_does() -> Outcome {
+fn page_agrees_with_a_reading() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
     let event = vpmu.open_event(&vpmu.attr("mark=9")?.on_cpu(0))?;
@@ -70,7 +67,7 @@ fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
     records.into_iter().map(time).collect()
 }
 
-fn a_backward_ring_holds_the_latest() -> Outcome {
+fn backward_ring_keeps_the_latest_records() -> Outcome {
     // A header and six words, of which a page has room for 73.
     const FIT: usize = 4096 / 56;
     let vpmu = Vpmu::open()?;
@@ -118,7 +115,7 @@ fn two_events_share_a_ring() -> Outcome {
     Ok(())
 }
 
-fn a_group_reads_at_one_moment() -> Outcome {
+fn group_reads_at_one_moment() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
     let attr = |name: &str| Ok::<_, vpmu_client::Error>(vpmu.attr(name)?.on_cpu(0).reading_group());
@@ -154,7 +151,7 @@ fn a_group_reads_at_one_moment() -> Outcome {
     Ok(())
 }
 
-fn a_refresh_lasts_as_long_as_granted() -> Outcome {
+fn refresh_lasts_as_long_as_granted() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=9")?.sampling(2))?;
     let mut ring = event.map(2)?;

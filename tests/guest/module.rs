@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
         "module_is_loaded_by_the_devices_modalias",
         module_is_loaded_by_the_devices_modalias,
     ),
-    ("the_module_reloads_clean", the_module_reloads_clean),
+    ("module_reloads_clean", module_reloads_clean),
 ];
 
 /// The module's file in the guest's initramfs.
@@ -101,7 +101,7 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     Ok(())
 }
 
-fn the_module_reloads_clean() -> Outcome {
+fn module_reloads_clean() -> Outcome {
     for round in 0..3 {
         ensure!(
             module("rmmod", "virtio_pmu")?,

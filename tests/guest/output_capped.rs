@@ -8,7 +8,10 @@ use crate::raw::{Device, How, silent};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_cap_throttles_and_lets_go", a_cap_throttles_and_lets_go),
+    (
+        "cap_throttles_and_unthrottles",
+        cap_throttles_and_unthrottles,
+    ),
     (
         "below_the_cap_nothing_is_throttled",
         below_the_cap_nothing_is_throttled,
@@ -19,7 +22,7 @@ const VALUE: u64 = 120;
 /// Nanoseconds of a window, in which the cap is measured.
 const WINDOW: u64 = 10_000_000;
 
-fn a_cap_throttles_and_lets_go() -> Outcome {
+fn cap_throttles_and_unthrottles() -> Outcome {
     let device = Device::open()?;
     let share = u64::from(device.info.max_sample_rate) / 100;
     ensure!(

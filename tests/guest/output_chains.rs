@@ -17,23 +17,26 @@ use crate::stubs::{self, Leaf};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_users_chain_is_exact", a_users_chain_is_exact),
-    ("a_chain_is_as_long_as_asked", a_chain_is_as_long_as_asked),
+    ("users_chain_is_exact", users_chain_is_exact),
     (
-        "a_chain_goes_through_the_kernel",
-        a_chain_goes_through_the_kernel,
+        "chain_has_the_requested_length",
+        chain_has_the_requested_length,
+    ),
+    (
+        "chain_continues_through_the_kernel",
+        chain_continues_through_the_kernel,
     ),
     (
         "either_half_of_a_chain_can_be_left_out",
         either_half_of_a_chain_can_be_left_out,
     ),
     (
-        "a_clocks_chains_are_perfs_own",
-        a_clocks_chains_are_perfs_own,
+        "chains_of_a_clock_equal_perfs",
+        chains_of_a_clock_equal_perfs,
     ),
     (
-        "the_host_walks_no_guests_stack",
-        the_host_walks_no_guests_stack,
+        "host_does_not_walk_guest_stacks",
+        host_does_not_walk_guest_stacks,
     ),
 ];
 
@@ -79,7 +82,7 @@ fn is_out(ip: u64) -> bool {
     ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
 }
 
-fn a_users_chain_is_exact() -> Outcome {
+fn users_chain_is_exact() -> Outcome {
     let device = Device::open()?;
     for chain in chains(&device, &writes(&device), Leaf::Out, 20)? {
         ensure_eq!(
@@ -94,7 +97,7 @@ fn a_users_chain_is_exact() -> Outcome {
     Ok(())
 }
 
-fn a_chain_is_as_long_as_asked() -> Outcome {
+fn chain_has_the_requested_length() -> Outcome {
     let device = Device::open()?;
     for most in 1..=5 {
         let mut attr = writes(&device);
@@ -136,7 +139,7 @@ fn users_half() -> [u64; 4] {
     [stubs::nest_marked(), leaf, middle, outer]
 }
 
-fn a_chain_goes_through_the_kernel() -> Outcome {
+fn chain_continues_through_the_kernel() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, CALLCHAIN));
     for chain in chains(&device, &attr, mark(&device), 20)? {
@@ -215,7 +218,7 @@ fn sample_loop(
     Ok(callers)
 }
 
-fn a_clocks_chains_are_perfs_own() -> Outcome {
+fn chains_of_a_clock_equal_perfs() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     let ours = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
@@ -240,7 +243,7 @@ fn a_clocks_chains_are_perfs_own() -> Outcome {
     Ok(())
 }
 
-fn the_host_walks_no_guests_stack() -> Outcome {
+fn host_does_not_walk_guest_stacks() -> Outcome {
     let device = Device::open()?;
     let clock = silent(sampling(
         device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),

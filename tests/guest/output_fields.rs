@@ -1,7 +1,7 @@
 //! Fields of a sample: each alone, all together in perf's order, compared with known values.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::os::fd::AsRawFd;
@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
         "registers_at_a_system_call_are_its_users",
         registers_at_a_system_call_are_its_users,
     ),
-    ("a_stack_is_copied_as_it_is", a_stack_is_copied_as_it_is),
+    ("stack_is_copied_unchanged", stack_is_copied_unchanged),
     (
         "other_records_tell_whose_they_are",
         other_records_tell_whose_they_are,
@@ -295,7 +295,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     Ok(())
 }
 
-fn a_stack_is_copied_as_it_is() -> Outcome {
+fn stack_is_copied_unchanged() -> Outcome {
     let device = Device::open()?;
     for bytes in [8, 32, 256, 4096, 32 << 10] {
         let mut attr = writes(&device, STACK_USER);

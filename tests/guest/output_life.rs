@@ -1,7 +1,7 @@
 //! The life of an event: limits, periods, frequencies, children, exec, modes, and requests that are refused.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::process::Command;
@@ -19,16 +19,19 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_refresh_allows_so_many_overflows",
-        a_refresh_allows_so_many_overflows,
+        "refresh_allows_that_many_overflows",
+        refresh_allows_that_many_overflows,
     ),
     (
-        "a_refresh_needs_an_event_that_samples",
-        a_refresh_needs_an_event_that_samples,
+        "refresh_of_a_counter_is_refused",
+        refresh_of_a_counter_is_refused,
     ),
-    ("a_period_can_be_changed", a_period_can_be_changed),
-    ("a_frequency_is_met", a_frequency_is_met),
-    ("a_frequency_has_bounds", a_frequency_has_bounds),
+    ("period_can_be_changed", period_can_be_changed),
+    ("frequency_is_reached", frequency_is_reached),
+    (
+        "frequency_out_of_bounds_is_refused",
+        frequency_out_of_bounds_is_refused,
+    ),
     ("exec_enables", exec_enables),
     (
         "children_are_read_with_their_parent",
@@ -38,11 +41,8 @@ pub(crate) const TESTS: &[Test] = &[
         "each_childs_count_is_told_at_its_end",
         each_childs_count_is_told_at_its_end,
     ),
-    (
-        "the_mode_that_is_left_out_does_not_count",
-        the_mode_that_is_left_out_does_not_count,
-    ),
-    ("a_pinned_event_counts_always", a_pinned_event_counts_always),
+    ("excluded_mode_is_not_counted", excluded_mode_is_not_counted),
+    ("pinned_event_counts_always", pinned_event_counts_always),
     (
         "attributes_change_as_perf_changes_them",
         attributes_change_as_perf_changes_them,
@@ -60,7 +60,7 @@ fn open(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Page
     Ok((event, ring))
 }
 
-fn a_refresh_allows_so_many_overflows() -> Outcome {
+fn refresh_allows_that_many_overflows() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 2, READ));
     let (event, mut ring) = open(&device, &attr)?;
@@ -93,7 +93,7 @@ fn a_refresh_allows_so_many_overflows() -> Outcome {
     Ok(())
 }
 
-fn a_refresh_needs_an_event_that_samples() -> Outcome {
+fn refresh_of_a_counter_is_refused() -> Outcome {
     let device = Device::open()?;
     let counting = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     ensure_eq!(
@@ -112,7 +112,7 @@ fn a_refresh_needs_an_event_that_samples() -> Outcome {
     Ok(())
 }
 
-fn a_period_can_be_changed() -> Outcome {
+fn period_can_be_changed() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 10, PERIOD | READ));
     let (event, mut ring) = open(&device, &attr)?;
@@ -145,7 +145,7 @@ fn frequent(device: &Device, rate: u64) -> perf_event_attr {
     attr
 }
 
-fn a_frequency_is_met() -> Outcome {
+fn frequency_is_reached() -> Outcome {
     const RATE: u64 = 200;
     let device = Device::open()?;
     let attr = frequent(&device, RATE);
@@ -199,7 +199,7 @@ fn a_frequency_is_met() -> Outcome {
     Ok(())
 }
 
-fn a_frequency_has_bounds() -> Outcome {
+fn frequency_out_of_bounds_is_refused() -> Outcome {
     let device = Device::open()?;
     let most = u64::from(device.info.max_sample_rate);
     let errno = |rate| refused(device.open_event(&frequent(&device, rate), How::OWN));
@@ -310,7 +310,7 @@ fn each_childs_count_is_told_at_its_end() -> Outcome {
     Ok(())
 }
 
-fn the_mode_that_is_left_out_does_not_count() -> Outcome {
+fn excluded_mode_is_not_counted() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     // The kernel makes the exits of marks, for the program; port writes are the program's own.
@@ -352,7 +352,7 @@ fn the_mode_that_is_left_out_does_not_count() -> Outcome {
     Ok(())
 }
 
-fn a_pinned_event_counts_always() -> Outcome {
+fn pinned_event_counts_always() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
     attr.set_pinned(1);

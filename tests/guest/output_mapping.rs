@@ -1,7 +1,7 @@
 //! How a ring is mapped: its sizes, its mappers, its life, and whose memory it is.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::fs;
@@ -17,8 +17,8 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_ring_is_one_page_or_a_power_of_two_more",
-        a_ring_is_one_page_or_a_power_of_two_more,
+        "ring_has_one_page_or_a_power_of_two_more",
+        ring_has_one_page_or_a_power_of_two_more,
     ),
     (
         "later_maps_are_equal_until_all_are_gone",
@@ -32,10 +32,13 @@ pub(crate) const TESTS: &[Test] = &[
         "two_maps_of_an_event_are_one_ring",
         two_maps_of_an_event_are_one_ring,
     ),
-    ("a_forked_child_maps_anew", a_forked_child_maps_anew),
     (
-        "a_ring_lives_as_long_as_any_map",
-        a_ring_lives_as_long_as_any_map,
+        "forked_child_maps_the_ring_itself",
+        forked_child_maps_the_ring_itself,
+    ),
+    (
+        "ring_lives_as_long_as_any_map",
+        ring_lives_as_long_as_any_map,
     ),
     (
         "unmapping_while_the_host_writes_harms_nothing",
@@ -49,7 +52,7 @@ pub(crate) const TESTS: &[Test] = &[
         "rings_of_root_have_no_memory_limit",
         rings_of_root_have_no_memory_limit,
     ),
-    ("a_big_ring_holds_its_size", a_big_ring_holds_its_size),
+    ("big_ring_has_its_size", big_ring_has_its_size),
 ];
 
 const VALUE: u64 = 21;
@@ -64,7 +67,7 @@ fn map_errno(event: &Event, bytes: usize, flags: i32, offset: i64) -> Option<i32
     refused(Pages::map_raw(event, bytes, READ_WRITE, flags, offset))
 }
 
-fn a_ring_is_one_page_or_a_power_of_two_more() -> Outcome {
+fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
     for pages in 1..=34_usize {
@@ -157,7 +160,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     Ok(())
 }
 
-fn a_forked_child_maps_anew() -> Outcome {
+fn forked_child_maps_the_ring_itself() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -185,7 +188,7 @@ fn a_forked_child_maps_anew() -> Outcome {
     Ok(())
 }
 
-fn a_ring_lives_as_long_as_any_map() -> Outcome {
+fn ring_lives_as_long_as_any_map() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
     let first = Pages::map(&event, 1, READ_WRITE)?;
@@ -336,7 +339,7 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 
-fn a_big_ring_holds_its_size() -> Outcome {
+fn big_ring_has_its_size() -> Outcome {
     let device = Device::open()?;
     let pages = 2048.min(device.info.max_ring_pages as usize);
     let stack = 32 << 10;

@@ -1,7 +1,7 @@
 //! The metadata page: counts and times for every reader, without a system call or an exit.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,17 +21,17 @@ use crate::raw::{
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("the_page_describes_itself", the_page_describes_itself),
+    ("page_describes_itself", page_describes_itself),
     (
-        "the_page_counts_without_a_call_or_an_exit",
-        the_page_counts_without_a_call_or_an_exit,
+        "page_counts_without_a_call_or_an_exit",
+        page_counts_without_a_call_or_an_exit,
     ),
-    ("the_page_equals_read", the_page_equals_read),
-    ("the_page_follows_exits", the_page_follows_exits),
-    ("the_page_is_never_torn", the_page_is_never_torn),
+    ("page_equals_read", page_equals_read),
+    ("page_follows_exits", page_follows_exits),
+    ("page_is_never_torn", page_is_never_torn),
     (
-        "the_pages_time_is_the_records",
-        the_pages_time_is_the_records,
+        "page_time_matches_record_time",
+        page_time_matches_record_time,
     ),
 ];
 
@@ -55,7 +55,7 @@ fn counting(
     Ok((event, page))
 }
 
-fn the_page_describes_itself() -> Outcome {
+fn page_describes_itself() -> Outcome {
     let device = Device::open()?;
     let event = device.start(&silent(device.marks(VALUE, 1, TIME)), How::OWN)?;
     let page = Pages::map(&event, 4, READ_WRITE)?;
@@ -100,7 +100,7 @@ fn the_page_describes_itself() -> Outcome {
     Ok(())
 }
 
-fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
+fn page_counts_without_a_call_or_an_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     // A switch of the task is an exit.
@@ -130,7 +130,7 @@ fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
     Ok(())
 }
 
-fn the_page_equals_read() -> Outcome {
+fn page_equals_read() -> Outcome {
     let device = Device::open()?;
     // The page has the counts of the last command, and a switch of the task is a command.
     cpu::keep()?;
@@ -166,7 +166,7 @@ fn the_page_equals_read() -> Outcome {
     same("when it counts again")
 }
 
-fn the_page_follows_exits() -> Outcome {
+fn page_follows_exits() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let (event, page) = counting(&device, device.port_exits(), How::OWN)?;
@@ -183,7 +183,7 @@ fn the_page_follows_exits() -> Outcome {
 }
 
 /// VPMU-D-6.7-7.
-fn the_page_is_never_torn() -> Outcome {
+fn page_is_never_torn() -> Outcome {
     let device = Device::open()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
     let changes = AtomicU64::new(0);
@@ -221,7 +221,7 @@ fn the_page_is_never_torn() -> Outcome {
     Ok(())
 }
 
-fn the_pages_time_is_the_records() -> Outcome {
+fn page_time_matches_record_time() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     let attr = silent(device.marks(VALUE, 1, TIME));

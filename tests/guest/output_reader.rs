@@ -8,8 +8,8 @@ use crate::raw::Device;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[(
-    "a_program_of_perfs_header_reads_all",
-    a_program_of_perfs_header_reads_all,
+    "program_built_on_perfs_header_reads_all",
+    program_built_on_perfs_header_reads_all,
 )];
 
 const VALUE: u64 = 130;
@@ -76,7 +76,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
     Ok(())
 }
 
-fn a_program_of_perfs_header_reads_all() -> Outcome {
+fn program_built_on_perfs_header_reads_all() -> Outcome {
     let device = Device::open()?;
     for marks in [1, 100, 700] {
         for together in [false, true] {

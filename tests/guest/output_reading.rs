@@ -18,8 +18,8 @@ use crate::{Outcome, Test, cpu};
 pub(crate) const TESTS: &[Test] = &[
     ("every_read_format_reads", every_read_format_reads),
     (
-        "a_buffer_that_is_too_short_is_refused",
-        a_buffer_that_is_too_short_is_refused,
+        "buffer_that_is_too_short_is_refused",
+        buffer_that_is_too_short_is_refused,
     ),
     (
         "every_read_format_stands_in_samples",
@@ -30,18 +30,12 @@ pub(crate) const TESTS: &[Test] = &[
         "members_count_while_their_leader_does",
         members_count_while_their_leader_does,
     ),
+    ("group_is_read_at_one_moment", group_is_read_at_one_moment),
     (
-        "a_group_is_read_at_one_moment",
-        a_group_is_read_at_one_moment,
+        "samples_of_a_group_have_one_time",
+        samples_of_a_group_have_one_time,
     ),
-    (
-        "a_groups_samples_are_of_one_moment",
-        a_groups_samples_are_of_one_moment,
-    ),
-    (
-        "the_group_flag_means_all_members",
-        the_group_flag_means_all_members,
-    ),
+    ("group_flag_means_all_members", group_flag_means_all_members),
     ("members_outlive_their_leader", members_outlive_their_leader),
     (
         "groups_that_cannot_be_are_refused",
@@ -149,7 +143,7 @@ fn every_read_format_reads() -> Outcome {
     Ok(())
 }
 
-fn a_buffer_that_is_too_short_is_refused() -> Outcome {
+fn buffer_that_is_too_short_is_refused() -> Outcome {
     let device = Device::open()?;
     for format in 0..FORMATS {
         let events = group(&device, 3, format, How::OWN)?;
@@ -297,7 +291,7 @@ fn look_at_pairs(leader: &Event) -> Outcome {
     Ok(())
 }
 
-fn a_group_is_read_at_one_moment() -> Outcome {
+fn group_is_read_at_one_moment() -> Outcome {
     let device = Device::open()?;
     let events = group(&device, 2, FORMAT_GROUP, How::on_cpu(1))?;
     events[0].enable(0)?;
@@ -323,7 +317,7 @@ fn a_group_is_read_at_one_moment() -> Outcome {
     Ok(())
 }
 
-fn a_groups_samples_are_of_one_moment() -> Outcome {
+fn samples_of_a_group_have_one_time() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     let mut sampled = silent(device.marks(VALUE, 5, READ | TIME));
@@ -367,7 +361,7 @@ fn a_groups_samples_are_of_one_moment() -> Outcome {
     Ok(())
 }
 
-fn the_group_flag_means_all_members() -> Outcome {
+fn group_flag_means_all_members() -> Outcome {
     let device = Device::open()?;
     let events = group(&device, 3, FORMAT_GROUP, How::OWN)?;
     let place = || (0..3).try_for_each(|member| device.place(VALUE + member, 4));

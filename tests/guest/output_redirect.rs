@@ -1,7 +1,7 @@
 //! Output into another event's ring: which redirections are allowed, and what the ring then holds.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::fs::File;
@@ -31,13 +31,13 @@ pub(crate) const TESTS: &[Test] = &[
         output_returns_to_the_events_own_ring,
     ),
     (
-        "a_redirected_event_maps_the_targets_ring",
-        a_redirected_event_maps_the_targets_ring,
+        "redirected_event_maps_the_targets_ring",
+        redirected_event_maps_the_targets_ring,
     ),
     ("opening_can_redirect_at_once", opening_can_redirect_at_once),
     (
-        "a_ring_that_goes_takes_its_routes_along",
-        a_ring_that_goes_takes_its_routes_along,
+        "removed_ring_removes_its_redirects",
+        removed_ring_removes_its_redirects,
     ),
 ];
 
@@ -184,7 +184,7 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     Ok(())
 }
 
-fn a_redirected_event_maps_the_targets_ring() -> Outcome {
+fn redirected_event_maps_the_targets_ring() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let ring = Pages::map(&target, 2, READ_WRITE)?;
@@ -241,7 +241,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     Ok(())
 }
 
-fn a_ring_that_goes_takes_its_routes_along() -> Outcome {
+fn removed_ring_removes_its_redirects() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let ring = Pages::map(&target, 1, READ_WRITE)?;

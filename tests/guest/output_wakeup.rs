@@ -23,49 +23,43 @@ use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_full_page_wakes", every_full_page_wakes),
-    ("a_number_of_records_wakes", a_number_of_records_wakes),
-    ("a_number_of_bytes_wakes", a_number_of_bytes_wakes),
-    ("the_first_loss_wakes", the_first_loss_wakes),
-    ("a_sleeping_poll_is_woken", a_sleeping_poll_is_woken),
+    ("number_of_records_wakes", number_of_records_wakes),
+    ("number_of_bytes_wakes", number_of_bytes_wakes),
+    ("first_loss_wakes", first_loss_wakes),
+    ("sleeping_poll_is_woken", sleeping_poll_is_woken),
     (
         "sleepers_of_all_events_that_share_a_ring_are_woken",
         sleepers_of_all_events_that_share_a_ring_are_woken,
     ),
     ("epoll_tells_each_wakeup_once", epoll_tells_each_wakeup_once),
     ("each_overflow_signals", each_overflow_signals),
+    ("burst_signals_each_overflow", burst_signals_each_overflow),
     (
-        "a_burst_signals_each_overflow",
-        a_burst_signals_each_overflow,
+        "burst_on_another_cpu_signals_each_overflow",
+        burst_on_another_cpu_signals_each_overflow,
     ),
     (
-        "a_burst_on_another_cpu_signals_each_overflow",
-        a_burst_on_another_cpu_signals_each_overflow,
-    ),
-    (
-        "an_interval_changes_while_records_flow",
-        an_interval_changes_while_records_flow,
+        "interval_changes_while_records_flow",
+        interval_changes_while_records_flow,
     ),
     (
         "inherited_events_wake_at_the_interval",
         inherited_events_wake_at_the_interval,
     ),
     (
-        "an_interval_that_cannot_be_is_refused",
-        an_interval_that_cannot_be_is_refused,
+        "invalid_wakeup_interval_is_refused",
+        invalid_wakeup_interval_is_refused,
     ),
     (
-        "a_loop_of_poll_and_read_takes_every_record",
-        a_loop_of_poll_and_read_takes_every_record,
+        "loop_of_poll_and_read_gets_every_record",
+        loop_of_poll_and_read_gets_every_record,
     ),
+    ("descriptor_cannot_be_spliced", descriptor_cannot_be_spliced),
+    ("used_up_refresh_hangs_up", used_up_refresh_hangs_up),
+    ("task_that_ends_hangs_up", task_that_ends_hangs_up),
     (
-        "a_descriptor_cannot_be_spliced",
-        a_descriptor_cannot_be_spliced,
-    ),
-    ("a_used_up_refresh_hangs_up", a_used_up_refresh_hangs_up),
-    ("a_task_that_ends_hangs_up", a_task_that_ends_hangs_up),
-    (
-        "a_shared_ring_wakes_all_and_signals_one",
-        a_shared_ring_wakes_all_and_signals_one,
+        "shared_ring_wakes_all_and_signals_one",
+        shared_ring_wakes_all_and_signals_one,
     ),
     (
         "interrupts_are_as_few_as_the_mark_allows",
@@ -123,14 +117,14 @@ fn every_full_page_wakes() -> Outcome {
     Ok(())
 }
 
-fn a_number_of_records_wakes() -> Outcome {
+fn number_of_records_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
     let (event, _ring) = start(&device, &attr)?;
     wakes_at(&event, &device, &[5, 10, 15, 20])
 }
 
-fn a_number_of_bytes_wakes() -> Outcome {
+fn number_of_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     // 200 bytes are reached with record 4, 400 with 7, and so on.
     let attr = watermark(device.marks(VALUE, 1, FIELDS), 200);
@@ -138,7 +132,7 @@ fn a_number_of_bytes_wakes() -> Outcome {
     wakes_at(&event, &device, &[4, 7, 10, 13])
 }
 
-fn the_first_loss_wakes() -> Outcome {
+fn first_loss_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
     device.place(VALUE, 4 * PER_PAGE)?;
@@ -151,7 +145,7 @@ fn the_first_loss_wakes() -> Outcome {
     Ok(())
 }
 
-fn a_sleeping_poll_is_woken() -> Outcome {
+fn sleeping_poll_is_woken() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 3);
     let (event, _ring) = start(&device, &attr)?;
@@ -285,7 +279,7 @@ fn each_overflow_signals() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-fn a_burst_signals_each_overflow() -> Outcome {
+fn burst_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
     // Where the interrupt is taken, nothing runs between an overflow and its signal.
     interrupt::bind(0)?;
@@ -306,7 +300,7 @@ fn print_long() -> std::io::Result<()> {
 }
 
 /// The CPU that takes the interrupt is busy while another overflows on: notices run out of buffers.
-fn a_burst_on_another_cpu_signals_each_overflow() -> Outcome {
+fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
     interrupt::bind(0)?;
@@ -362,7 +356,7 @@ fn signals() -> Result<u64, Box<dyn std::error::Error>> {
 }
 
 /// Marks come from another thread without a pause; the interval changes between two of them.
-fn an_interval_changes_while_records_flow() -> Outcome {
+fn interval_changes_while_records_flow() -> Outcome {
     const STAGE: u64 = 300;
     // 64 bytes a record: 10 records, 25, 1, and 40 by bytes.
     let stages = [
@@ -444,7 +438,7 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
     Ok(())
 }
 
-fn an_interval_that_cannot_be_is_refused() -> Outcome {
+fn invalid_wakeup_interval_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
     let (event, _ring) = start(&device, &attr)?;
@@ -471,7 +465,7 @@ fn an_interval_that_cannot_be_is_refused() -> Outcome {
 }
 
 /// In place of a loop of `poll()` and `read()`: a program waits, takes all records, waits again.
-fn a_loop_of_poll_and_read_takes_every_record() -> Outcome {
+fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     const RECORDS: u64 = 4000;
     const EVERY: u32 = 16;
     /// Records that the ring holds at least.
@@ -518,7 +512,7 @@ fn a_loop_of_poll_and_read_takes_every_record() -> Outcome {
     Ok(())
 }
 
-fn a_descriptor_cannot_be_spliced() -> Outcome {
+fn descriptor_cannot_be_spliced() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = start(&device, &waking(device.marks(VALUE, 1, FIELDS), 1))?;
     device.place(VALUE, 3)?;
@@ -532,7 +526,7 @@ fn a_descriptor_cannot_be_spliced() -> Outcome {
     Ok(())
 }
 
-fn a_used_up_refresh_hangs_up() -> Outcome {
+fn used_up_refresh_hangs_up() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = signalling(&device)?;
     event.disable(0)?;
@@ -554,7 +548,7 @@ fn a_used_up_refresh_hangs_up() -> Outcome {
     Ok(())
 }
 
-fn a_task_that_ends_hangs_up() -> Outcome {
+fn task_that_ends_hangs_up() -> Outcome {
     let device = Device::open()?;
     let mut child = Command::new("/proc/self/exe")
         .args(["mark", &VALUE.to_string(), "3", "in-turn"])
@@ -596,7 +590,7 @@ fn a_task_that_ends_hangs_up() -> Outcome {
     Ok(())
 }
 
-fn a_shared_ring_wakes_all_and_signals_one() -> Outcome {
+fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     const SECOND: u64 = VALUE + 1;
     let device = Device::open()?;
     os::block_signal()?;

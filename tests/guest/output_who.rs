@@ -2,7 +2,7 @@
 //! batched engine makes no exit for a sample.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
 
 use std::collections::BTreeSet;
@@ -31,24 +31,24 @@ pub(crate) const TESTS: &[Test] = &[
         swapping_tasks_are_told_apart_by_the_exit_engine,
     ),
     (
-        "the_exit_engine_returns_once_for_a_sample",
-        the_exit_engine_returns_once_for_a_sample,
+        "exit_engine_exits_once_for_a_sample",
+        exit_engine_exits_once_for_a_sample,
     ),
 ];
 
 /// Where the operator insists on the batched engine.
 pub(crate) const BATCHED: &[Test] = &[
     (
-        "a_clock_is_sampled_by_the_batched_engine_alone",
-        a_clock_is_sampled_by_the_batched_engine_alone,
+        "clock_is_sampled_only_by_the_batched_engine",
+        clock_is_sampled_only_by_the_batched_engine,
     ),
     (
         "swapping_tasks_are_told_apart_by_the_batched_engine",
         swapping_tasks_are_told_apart_by_the_batched_engine,
     ),
     (
-        "the_batched_engine_returns_for_no_sample",
-        the_batched_engine_returns_for_no_sample,
+        "batched_engine_exits_for_no_sample",
+        batched_engine_exits_for_no_sample,
     ),
     (
         "both_vcpus_are_batched_into_one_ring",
@@ -100,7 +100,7 @@ fn engine_of_an_event_is_reported() -> Outcome {
     tell_of_marks(&device)
 }
 
-fn a_clock_is_sampled_by_the_batched_engine_alone() -> Outcome {
+fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
     let device = Device::open()?;
     let clock = sampling(
         device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
@@ -311,7 +311,7 @@ fn clock(device: &Device) -> perf_event_attr {
     silent(sampling(clock, MILLISECOND, FIELDS))
 }
 
-fn the_exit_engine_returns_once_for_a_sample() -> Outcome {
+fn exit_engine_exits_once_for_a_sample() -> Outcome {
     let device = Device::open()?;
     let Sampled {
         samples,
@@ -328,7 +328,7 @@ fn the_exit_engine_returns_once_for_a_sample() -> Outcome {
     Ok(())
 }
 
-fn the_batched_engine_returns_for_no_sample() -> Outcome {
+fn batched_engine_exits_for_no_sample() -> Outcome {
     let device = Device::open()?;
     let sampled = sampled_loop(&device, &clock(&device), ENGINE_BATCHED)?;
     ensure_eq!(

@@ -16,17 +16,17 @@ pub(crate) const TESTS: &[Test] = &[
         "losses_stand_where_they_happened",
         losses_stand_where_they_happened,
     ),
-    ("a_read_tells_what_was_lost", a_read_tells_what_was_lost),
+    ("read_returns_the_number_lost", read_returns_the_number_lost),
     ("overwriting_keeps_the_newest", overwriting_keeps_the_newest),
     (
         "writing_backwards_puts_the_newest_first",
         writing_backwards_puts_the_newest_first,
     ),
     (
-        "a_backward_ring_can_be_frozen_and_read",
-        a_backward_ring_can_be_frozen_and_read,
+        "backward_ring_can_be_frozen_and_read",
+        backward_ring_can_be_frozen_and_read,
     ),
-    ("a_paused_ring_stands_still", a_paused_ring_stands_still),
+    ("paused_ring_does_not_change", paused_ring_does_not_change),
     (
         "pausing_needs_a_ring_with_data",
         pausing_needs_a_ring_with_data,
@@ -144,7 +144,7 @@ fn losses_stand_where_they_happened() -> Outcome {
     Ok(())
 }
 
-fn a_read_tells_what_was_lost() -> Outcome {
+fn read_returns_the_number_lost() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;
@@ -231,7 +231,7 @@ fn writing_backwards_puts_the_newest_first() -> Outcome {
     Ok(())
 }
 
-fn a_backward_ring_can_be_frozen_and_read() -> Outcome {
+fn backward_ring_can_be_frozen_and_read() -> Outcome {
     let device = Device::open()?;
     let attr = backward(&device);
     let (event, ring) = start(&device, &attr, 1, READ_ONLY)?;
@@ -257,7 +257,7 @@ fn a_backward_ring_can_be_frozen_and_read() -> Outcome {
     Ok(())
 }
 
-fn a_paused_ring_stands_still() -> Outcome {
+fn paused_ring_does_not_change() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;

@@ -1,9 +1,9 @@
 //! Mapped rings as words, read by the rules of `<linux/perf_event.h>`.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
-#![expect(unsafe_code, reason = "the edge to shared memory")]
+#![expect(unsafe_code, reason = "memory shared with the guest")]
 
 use std::fs::File;
 use std::io;

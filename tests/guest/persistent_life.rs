@@ -18,8 +18,8 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_detached_event_outlives_its_creators_kill",
-        a_detached_event_outlives_its_creators_kill,
+        "detached_event_outlives_its_creators_kill",
+        detached_event_outlives_its_creators_kill,
     ),
     (
         "persistent_event_counts_on_without_a_handle",
@@ -34,13 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
         detaching_again_tells_the_same_id,
     ),
     (
-        "an_attached_event_ends_with_its_last_user",
-        an_attached_event_ends_with_its_last_user,
+        "attached_event_ends_with_its_last_user",
+        attached_event_ends_with_its_last_user,
     ),
-    (
-        "a_map_is_a_user_of_an_attached_event",
-        a_map_is_a_user_of_an_attached_event,
-    ),
+    ("map_keeps_an_attached_event", map_keeps_an_attached_event),
     (
         "readers_of_one_ring_find_its_history",
         readers_of_one_ring_find_its_history,
@@ -50,12 +47,12 @@ pub(crate) const TESTS: &[Test] = &[
         readers_of_one_ring_are_all_woken,
     ),
     (
-        "a_ring_keeps_its_size_without_maps",
-        a_ring_keeps_its_size_without_maps,
+        "ring_keeps_its_size_without_maps",
+        ring_keeps_its_size_without_maps,
     ),
     (
-        "a_forgotten_reader_loses_nothing_that_fits",
-        a_forgotten_reader_loses_nothing_that_fits,
+        "absent_reader_loses_nothing_that_fits",
+        absent_reader_loses_nothing_that_fits,
     ),
     (
         "every_handle_switches_the_one_event",
@@ -70,14 +67,14 @@ pub(crate) const TESTS: &[Test] = &[
         handles_come_and_go_while_it_counts,
     ),
     (
-        "an_attached_event_that_is_closed_leaves_its_place_on_the_device",
-        an_attached_event_that_is_closed_leaves_its_place_on_the_device,
+        "closed_attached_event_frees_its_place_on_the_device",
+        closed_attached_event_frees_its_place_on_the_device,
     ),
 ];
 
 const PAGES: usize = 64;
 
-fn a_detached_event_outlives_its_creators_kill() -> Outcome {
+fn detached_event_outlives_its_creators_kill() -> Outcome {
     const ENOUGH: u32 = 500;
     let device = fresh()?;
     cpu::pin(1)?;
@@ -211,7 +208,7 @@ impl Place {
     }
 }
 
-fn an_attached_event_ends_with_its_last_user() -> Outcome {
+fn attached_event_ends_with_its_last_user() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -253,7 +250,7 @@ fn an_attached_event_ends_with_its_last_user() -> Outcome {
     place.ensure_free()
 }
 
-fn a_map_is_a_user_of_an_attached_event() -> Outcome {
+fn map_keeps_an_attached_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -338,7 +335,7 @@ fn sized(event: &Event, pages: usize) -> Option<i32> {
     refused(Pages::map(event, pages, READ_WRITE))
 }
 
-fn a_ring_keeps_its_size_without_maps() -> Outcome {
+fn ring_keeps_its_size_without_maps() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -375,7 +372,7 @@ fn a_ring_keeps_its_size_without_maps() -> Outcome {
     Ok(())
 }
 
-fn a_forgotten_reader_loses_nothing_that_fits() -> Outcome {
+fn absent_reader_loses_nothing_that_fits() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
@@ -518,7 +515,7 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     Ok(())
 }
 
-fn an_attached_event_that_is_closed_leaves_its_place_on_the_device() -> Outcome {
+fn closed_attached_event_frees_its_place_on_the_device() -> Outcome {
     const ROUNDS: usize = 8;
     let device = fresh()?;
     os::allow_descriptors(4096)?;

@@ -16,7 +16,7 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("names_are_those_of_events", names_are_those_of_events),
-    ("a_name_is_of_one_event", a_name_is_of_one_event),
+    ("name_belongs_to_one_event", name_belongs_to_one_event),
     (
         "sysfs_lists_persistent_events_until_their_end",
         sysfs_lists_persistent_events_until_their_end,
@@ -87,7 +87,7 @@ fn names_are_those_of_events() -> Outcome {
     Ok(())
 }
 
-fn a_name_is_of_one_event() -> Outcome {
+fn name_belongs_to_one_event() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
     let (first, _) = persistent(&device, &attr, 0, "taken")?;

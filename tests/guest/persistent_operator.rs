@@ -17,8 +17,8 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "the_operators_events_are_found_by_name",
-        the_operators_events_are_found_by_name,
+        "operators_events_are_found_by_name",
+        operators_events_are_found_by_name,
     ),
     (
         "operators_events_hold_records_from_before_the_driver",
@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
         change_of_operators_event_is_refused,
     ),
     ("each_vcpu_has_its_own", each_vcpu_has_its_own),
-    ("a_reader_is_woken_by_a_flush", a_reader_is_woken_by_a_flush),
+    ("reader_is_woken_by_a_flush", reader_is_woken_by_a_flush),
     (
         "reloaded_driver_finds_the_operators_events",
         reloaded_driver_finds_the_operators_events,
@@ -97,7 +97,7 @@ impl Found {
     }
 }
 
-fn the_operators_events_are_found_by_name() -> Outcome {
+fn operators_events_are_found_by_name() -> Outcome {
     let device = Device::open()?;
     ensure_eq!(names()?, NAMES, "names in sysfs");
     for name in NAMES {
@@ -241,7 +241,7 @@ fn each_vcpu_has_its_own() -> Outcome {
     Ok(())
 }
 
-fn a_reader_is_woken_by_a_flush() -> Outcome {
+fn reader_is_woken_by_a_flush() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let found = find(&device, "flight-1")?;

@@ -14,7 +14,7 @@ use crate::raw::{
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_task_is_not_outlived", a_task_is_not_outlived),
+    ("event_ends_with_its_task", event_ends_with_its_task),
     (
         "detach_of_group_member_is_einval",
         detach_of_group_member_is_einval,
@@ -24,8 +24,8 @@ pub(crate) const TESTS: &[Test] = &[
         detach_of_redirected_event_is_einval,
     ),
     (
-        "a_persistent_event_joins_nothing",
-        a_persistent_event_joins_nothing,
+        "persistent_event_cannot_join_a_group",
+        persistent_event_cannot_join_a_group,
     ),
     (
         "others_may_write_into_its_ring",
@@ -39,10 +39,10 @@ pub(crate) const TESTS: &[Test] = &[
         "persistent_events_beyond_the_limit_are_enospc",
         persistent_events_beyond_the_limit_are_enospc,
     ),
-    ("the_list_is_told_in_pieces", the_list_is_told_in_pieces),
+    ("list_is_read_in_pieces", list_is_read_in_pieces),
     (
-        "an_event_refused_stays_as_it_is",
-        an_event_refused_stays_as_it_is,
+        "refused_change_leaves_the_event",
+        refused_change_leaves_the_event,
     ),
     (
         "persistent_calls_of_nobody_are_refused",
@@ -50,7 +50,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-fn a_task_is_not_outlived() -> Outcome {
+fn event_ends_with_its_task() -> Outcome {
     let device = fresh()?;
     let event = device.start(&sequence(&device), How::OWN)?;
     ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "a task's");
@@ -112,7 +112,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     Ok(())
 }
 
-fn a_persistent_event_joins_nothing() -> Outcome {
+fn persistent_event_cannot_join_a_group() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
     let (event, _) = persistent(&device, &sequence(&device), 1, "single")?;
@@ -243,7 +243,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     sweep(&device)
 }
 
-fn the_list_is_told_in_pieces() -> Outcome {
+fn list_is_read_in_pieces() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
     let kept: Vec<(Event, u64)> = (0..5)
@@ -284,7 +284,7 @@ fn the_list_is_told_in_pieces() -> Outcome {
     sweep(&device)
 }
 
-fn an_event_refused_stays_as_it_is() -> Outcome {
+fn refused_change_leaves_the_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let event = device.start(&sequence(&device), How::OWN)?;

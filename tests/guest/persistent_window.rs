@@ -13,14 +13,14 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_detached_events_ring_lies_in_the_window",
-        a_detached_events_ring_lies_in_the_window,
+        "ring_of_a_detached_event_is_in_the_window",
+        ring_of_a_detached_event_is_in_the_window,
     ),
     (
         "ring_in_the_window_is_not_charged_to_the_user",
         ring_in_the_window_is_not_charged_to_the_user,
     ),
-    ("the_window_has_an_end", the_window_has_an_end),
+    ("full_window_refuses_a_ring", full_window_refuses_a_ring),
     ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
     (
         "reloaded_driver_finds_persistent_events",
@@ -57,7 +57,7 @@ fn flags(device: &Device, id: u64) -> Result<u32, Box<dyn std::error::Error>> {
     Ok(device.entry(id)?.ok_or("it is not listed")?.flags)
 }
 
-fn a_detached_events_ring_lies_in_the_window() -> Outcome {
+fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
     let (late, late_id) = persistent(&device, &attr, 1, "late")?;
@@ -123,7 +123,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     Ok(())
 }
 
-fn the_window_has_an_end() -> Outcome {
+fn full_window_refuses_a_ring() -> Outcome {
     const DATA: usize = 256;
     let device = fresh()?;
     let attr = sequence(&device);

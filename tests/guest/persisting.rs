@@ -1,5 +1,5 @@
 //! Shared by the tests of persistent events: sequences of marks, and a clean beginning.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::fs;
 use std::fs::File;

@@ -5,10 +5,13 @@ use crate::programs::{count, json, text, vperf};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_call_tree_is_the_programs", a_call_tree_is_the_programs),
     (
-        "a_recording_without_chains_has_no_tree",
-        a_recording_without_chains_has_no_tree,
+        "call_tree_matches_the_program",
+        call_tree_matches_the_program,
+    ),
+    (
+        "recording_without_chains_has_no_tree",
+        recording_without_chains_has_no_tree,
     ),
     (
         "top_refreshes_with_fresh_counts",
@@ -63,7 +66,7 @@ fn ends(call: &Call, function: &str) -> bool {
     call.name.starts_with("[.]") && call.name.ends_with(&format!("::{function}"))
 }
 
-fn a_call_tree_is_the_programs() -> Outcome {
+fn call_tree_matches_the_program() -> Outcome {
     let file = "/tmp/tree.vperf";
     let output = vperf(&[
         "record",
@@ -157,7 +160,7 @@ fn a_call_tree_is_the_programs() -> Outcome {
     Ok(())
 }
 
-fn a_recording_without_chains_has_no_tree() -> Outcome {
+fn recording_without_chains_has_no_tree() -> Outcome {
     let file = "/tmp/plain.vperf";
     let command = ["guest-tests", "mark", "3", "10"];
     let record = ["record", "-e", "mark=3", "-o", file, "--"];

@@ -11,24 +11,21 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "an_absent_reader_loses_what_is_reported",
-        an_absent_reader_loses_what_is_reported,
+        "absent_readers_losses_are_reported",
+        absent_readers_losses_are_reported,
     ),
     (
-        "a_lagging_reader_loses_what_is_reported",
-        a_lagging_reader_loses_what_is_reported,
+        "lagging_readers_losses_are_reported",
+        lagging_readers_losses_are_reported,
     ),
     (
-        "a_lying_reader_loses_what_is_reported",
-        a_lying_reader_loses_what_is_reported,
+        "lying_readers_losses_are_reported",
+        lying_readers_losses_are_reported,
     ),
-    ("a_ring_wraps_whole", a_ring_wraps_whole),
+    ("ring_wraps_without_loss", ring_wraps_without_loss),
     ("mapping_follows_the_rules", mapping_follows_the_rules),
-    ("a_ring_outlives_its_event", a_ring_outlives_its_event),
-    (
-        "the_metadata_page_tells_the_count",
-        the_metadata_page_tells_the_count,
-    ),
+    ("ring_outlives_its_event", ring_outlives_its_event),
+    ("metadata_page_has_the_count", metadata_page_has_the_count),
 ];
 
 const PAGE: usize = 4096;
@@ -67,7 +64,7 @@ fn ensure_times(samples: &[Sample]) -> Outcome {
     Ok(())
 }
 
-fn an_absent_reader_loses_what_is_reported() -> Outcome {
+fn absent_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
     place(&vpmu, 500)?;
@@ -86,7 +83,7 @@ fn an_absent_reader_loses_what_is_reported() -> Outcome {
     Ok(())
 }
 
-fn a_lagging_reader_loses_what_is_reported() -> Outcome {
+fn lagging_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
     let (mut written, mut lost, mut placed) = (0, 0, 0);
@@ -110,7 +107,7 @@ fn a_lagging_reader_loses_what_is_reported() -> Outcome {
     Ok(())
 }
 
-fn a_lying_reader_loses_what_is_reported() -> Outcome {
+fn lying_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
     // A full ring: the device looks at the tail only when it needs room.
@@ -148,7 +145,7 @@ fn a_lying_reader_loses_what_is_reported() -> Outcome {
     Ok(())
 }
 
-fn a_ring_wraps_whole() -> Outcome {
+fn ring_wraps_without_loss() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
     let id = event.id()?;
@@ -213,7 +210,7 @@ fn mapping_follows_the_rules() -> Outcome {
     Ok(())
 }
 
-fn a_ring_outlives_its_event() -> Outcome {
+fn ring_outlives_its_event() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
     place(&vpmu, 6)?;
@@ -229,7 +226,7 @@ fn a_ring_outlives_its_event() -> Outcome {
     Ok(())
 }
 
-fn the_metadata_page_tells_the_count() -> Outcome {
+fn metadata_page_has_the_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, ring) = small(&vpmu)?;
     place(&vpmu, 6)?;

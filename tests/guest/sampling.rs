@@ -13,24 +13,24 @@ use crate::ensure::{ensure, ensure_eq, errno};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_sample_for_each_period", a_sample_for_each_period),
+    ("sample_for_each_period", sample_for_each_period),
     ("samples_tell_who_and_where", samples_tell_who_and_where),
     (
         "times_increase_and_are_the_guests",
         times_increase_and_are_the_guests,
     ),
     ("two_vcpus_samples_never_mix", two_vcpus_samples_never_mix),
-    ("a_tasks_samples_follow_it", a_tasks_samples_follow_it),
+    ("samples_follow_their_task", samples_follow_their_task),
     (
-        "a_childs_samples_reach_the_parents_ring",
-        a_childs_samples_reach_the_parents_ring,
+        "childs_samples_reach_the_parents_ring",
+        childs_samples_reach_the_parents_ring,
     ),
     ("siblings_are_told_apart", siblings_are_told_apart),
-    ("a_new_period_counts_from_now", a_new_period_counts_from_now),
+    ("new_period_starts_at_once", new_period_starts_at_once),
     ("exits_sample_exactly", exits_sample_exactly),
     (
-        "a_clock_samples_the_loop_that_runs",
-        a_clock_samples_the_loop_that_runs,
+        "clock_samples_the_loop_that_runs",
+        clock_samples_the_loop_that_runs,
     ),
     ("every_nth_record_wakes", every_nth_record_wakes),
     (
@@ -64,7 +64,7 @@ pub(crate) fn sampling(
     Ok((event, ring))
 }
 
-fn a_sample_for_each_period() -> Outcome {
+fn sample_for_each_period() -> Outcome {
     let vpmu = Vpmu::open()?;
     for (period, marks) in [(1, 50), (3, 100), (7, 6), (1000, 1999)] {
         let attr = vpmu.attr("mark=9")?.sampling(period);
@@ -180,7 +180,7 @@ fn two_vcpus_samples_never_mix() -> Outcome {
     Ok(())
 }
 
-fn a_tasks_samples_follow_it() -> Outcome {
+fn samples_follow_their_task() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(1), 4)?;
     for hop in 0..30 {
@@ -196,7 +196,7 @@ fn a_tasks_samples_follow_it() -> Outcome {
     Ok(())
 }
 
-fn a_childs_samples_reach_the_parents_ring() -> Outcome {
+fn childs_samples_reach_the_parents_ring() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = EventAttr {
         inherit: true,
@@ -266,7 +266,7 @@ fn siblings_are_told_apart() -> Outcome {
     Ok(())
 }
 
-fn a_new_period_counts_from_now() -> Outcome {
+fn new_period_starts_at_once() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(10), 4)?;
     for _ in 0..15 {
@@ -329,7 +329,7 @@ fn busy(vpmu: &Vpmu, millis: u64) {
     }
 }
 
-fn a_clock_samples_the_loop_that_runs() -> Outcome {
+fn clock_samples_the_loop_that_runs() -> Outcome {
     const PERIOD: u64 = 2_000_000;
     const ENOUGH: usize = 20;
     let vpmu = Vpmu::open()?;

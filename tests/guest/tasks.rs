@@ -12,7 +12,7 @@ use crate::ensure::ensure_eq;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_count_follows_its_task", a_count_follows_its_task),
+    ("count_follows_its_task", count_follows_its_task),
     (
         "another_tasks_marks_do_not_count",
         another_tasks_marks_do_not_count,
@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("many_events_of_one_task", many_events_of_one_task),
 ];
 
-fn a_count_follows_its_task() -> Outcome {
+fn count_follows_its_task() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=3")?;
     let stop = AtomicBool::new(false);

@@ -32,7 +32,7 @@ pub(crate) const TESTS: &[Test] = &[
         "links_come_and_go_while_tasks_fork",
         links_come_and_go_while_tasks_fork,
     ),
-    ("a_flush_signals", a_flush_signals),
+    ("flush_sends_a_signal", flush_sends_a_signal),
     (
         "flush_of_all_by_nobody_is_refused",
         flush_of_all_by_nobody_is_refused,
@@ -42,8 +42,8 @@ pub(crate) const TESTS: &[Test] = &[
         doorbell_map_without_write_access_is_refused,
     ),
     (
-        "the_doorbell_holds_the_device",
-        the_doorbell_holds_the_device,
+        "doorbell_map_keeps_the_device",
+        doorbell_map_keeps_the_device,
     ),
 ];
 
@@ -231,7 +231,7 @@ fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     Ok(())
 }
 
-fn a_flush_signals() -> Outcome {
+fn flush_sends_a_signal() -> Outcome {
     let device = Device::open()?;
     os::block_signal()?;
     let event = device.start(&silent(device.marks(INSIDE.into(), 1, TID)), How::OWN)?;
@@ -282,7 +282,7 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
     Ok(())
 }
 
-fn the_doorbell_holds_the_device() -> Outcome {
+fn doorbell_map_keeps_the_device() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     drop(device);

@@ -15,13 +15,10 @@ use crate::triggers::{INSIDE, Region, START, STOP};
 use crate::{Outcome, Test, cpu, fields, os};
 
 pub(crate) const TESTS: &[Test] = &[
+    ("child_has_regions_of_its_own", child_has_regions_of_its_own),
     (
-        "a_child_has_regions_of_its_own",
-        a_child_has_regions_of_its_own,
-    ),
-    (
-        "a_family_counts_all_its_regions",
-        a_family_counts_all_its_regions,
+        "family_counts_all_its_regions",
+        family_counts_all_its_regions,
     ),
     (
         "links_made_later_reach_children",
@@ -32,8 +29,8 @@ pub(crate) const TESTS: &[Test] = &[
         children_of_targets_alone_stay_paused,
     ),
     (
-        "a_childs_samples_are_of_its_regions",
-        a_childs_samples_are_of_its_regions,
+        "childs_samples_lie_in_its_regions",
+        childs_samples_lie_in_its_regions,
     ),
     (
         "tasks_that_take_turns_keep_their_regions",
@@ -82,7 +79,7 @@ fn regions(bell: &Doorbell, times: u64) {
     }
 }
 
-fn a_child_has_regions_of_its_own() -> Outcome {
+fn child_has_regions_of_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     let region = family(&device, true)?;
@@ -111,7 +108,7 @@ fn a_child_has_regions_of_its_own() -> Outcome {
     Ok(())
 }
 
-fn a_family_counts_all_its_regions() -> Outcome {
+fn family_counts_all_its_regions() -> Outcome {
     const EACH: u64 = 100;
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -232,7 +229,7 @@ fn children_of_targets_alone_stay_paused() -> Outcome {
     Ok(())
 }
 
-fn a_childs_samples_are_of_its_regions() -> Outcome {
+fn childs_samples_lie_in_its_regions() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     let attr = silent(inherited(device.any_marks(1, TIME | ADDR | fields::TID)));

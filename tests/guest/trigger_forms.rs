@@ -18,27 +18,27 @@ use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
 use crate::{Outcome, Test, cpu, fields};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_chain_starts_link_by_link", a_chain_starts_link_by_link),
+    (
+        "chain_of_starters_starts_link_by_link",
+        chain_of_starters_starts_link_by_link,
+    ),
     ("one_event_starts_many", one_event_starts_many),
     ("one_event_is_a_switch", one_event_is_a_switch),
     ("every_nth_region", every_nth_region),
     ("exits_bound_regions", exits_bound_regions),
     (
-        "a_limited_starter_starts_so_often",
-        a_limited_starter_starts_so_often,
+        "limited_starter_starts_that_often",
+        limited_starter_starts_that_often,
     ),
     (
         "members_of_a_group_are_targets_by_themselves",
         members_of_a_group_are_targets_by_themselves,
     ),
     ("regions_of_a_trace", regions_of_a_trace),
+    ("clock_is_started_and_stopped", clock_is_started_and_stopped),
     (
-        "a_clock_is_started_and_stopped",
-        a_clock_is_started_and_stopped,
-    ),
-    (
-        "a_starters_own_records_are_written",
-        a_starters_own_records_are_written,
+        "starter_writes_its_own_records",
+        starter_writes_its_own_records,
     ),
 ];
 
@@ -46,7 +46,7 @@ fn marks_inside(device: &Device) -> perf_event_attr {
     device.attr(KIND_MARK, INSIDE.into())
 }
 
-fn a_chain_starts_link_by_link() -> Outcome {
+fn chain_of_starters_starts_link_by_link() -> Outcome {
     const LINKS: u32 = 8;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -213,7 +213,7 @@ fn exits_bound_regions() -> Outcome {
     Ok(())
 }
 
-fn a_limited_starter_starts_so_often() -> Outcome {
+fn limited_starter_starts_that_often() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;
@@ -306,7 +306,7 @@ fn regions_of_a_trace() -> Outcome {
     Ok(())
 }
 
-fn a_clock_is_started_and_stopped() -> Outcome {
+fn clock_is_started_and_stopped() -> Outcome {
     const PERIOD: u64 = 1_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -344,7 +344,7 @@ fn a_clock_is_started_and_stopped() -> Outcome {
     Ok(())
 }
 
-fn a_starters_own_records_are_written() -> Outcome {
+fn starter_writes_its_own_records() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;

@@ -24,10 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
         "both_vcpus_have_regions_of_their_own",
         both_vcpus_have_regions_of_their_own,
     ),
-    ("a_tasks_region_follows_it", a_tasks_region_follows_it),
+    ("region_follows_its_task", region_follows_its_task),
     (
-        "the_starting_mark_is_outside_the_stopping_inside",
-        the_starting_mark_is_outside_the_stopping_inside,
+        "region_excludes_its_starting_mark_and_includes_its_stopping_mark",
+        region_excludes_its_starting_mark_and_includes_its_stopping_mark,
     ),
     (
         "event_waiting_for_its_starter_counts_nothing",
@@ -35,12 +35,12 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("samples_are_of_regions_alone", samples_are_of_regions_alone),
     (
-        "a_period_goes_on_in_the_next_region",
-        a_period_goes_on_in_the_next_region,
+        "period_continues_in_the_next_region",
+        period_continues_in_the_next_region,
     ),
     (
-        "the_page_stands_still_outside",
-        the_page_stands_still_outside,
+        "page_does_not_change_outside_a_region",
+        page_does_not_change_outside_a_region,
     ),
     ("ticks_stand_still_outside", ticks_stand_still_outside),
 ];
@@ -128,7 +128,7 @@ fn both_vcpus_have_regions_of_their_own() -> Outcome {
     })
 }
 
-fn a_tasks_region_follows_it() -> Outcome {
+fn region_follows_its_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
@@ -155,7 +155,7 @@ fn a_tasks_region_follows_it() -> Outcome {
     Ok(())
 }
 
-fn the_starting_mark_is_outside_the_stopping_inside() -> Outcome {
+fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;
@@ -244,7 +244,7 @@ fn samples_are_of_regions_alone() -> Outcome {
     Ok(())
 }
 
-fn a_period_goes_on_in_the_next_region() -> Outcome {
+fn period_continues_in_the_next_region() -> Outcome {
     const PERIOD: u64 = 7;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -267,7 +267,7 @@ fn a_period_goes_on_in_the_next_region() -> Outcome {
     Ok(())
 }
 
-fn the_page_stands_still_outside() -> Outcome {
+fn page_does_not_change_outside_a_region() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::allow_ports()?;

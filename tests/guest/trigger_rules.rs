@@ -29,8 +29,8 @@ pub(crate) const TESTS: &[Test] = &[
         links_that_cannot_be_are_refused,
     ),
     (
-        "a_target_has_one_starter_and_one_stopper",
-        a_target_has_one_starter_and_one_stopper,
+        "target_has_one_starter_and_one_stopper",
+        target_has_one_starter_and_one_stopper,
     ),
     (
         "links_go_with_the_event_that_acts",
@@ -42,8 +42,8 @@ pub(crate) const TESTS: &[Test] = &[
         links_go_with_a_killed_process,
     ),
     (
-        "a_target_that_is_off_is_left_alone",
-        a_target_that_is_off_is_left_alone,
+        "target_that_is_off_is_left_alone",
+        target_that_is_off_is_left_alone,
     ),
     (
         "links_come_and_go_while_marks_are_placed",
@@ -128,7 +128,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     Ok(())
 }
 
-fn a_target_has_one_starter_and_one_stopper() -> Outcome {
+fn target_has_one_starter_and_one_stopper() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let target = waiting(&device, &inside(&device), HERE)?;
@@ -279,7 +279,7 @@ fn links_go_with_a_killed_process() -> Outcome {
     Ok(())
 }
 
-fn a_target_that_is_off_is_left_alone() -> Outcome {
+fn target_that_is_off_is_left_alone() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let region = Region::of(&device, &inside(&device), HERE)?;

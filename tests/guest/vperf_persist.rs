@@ -16,18 +16,18 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "a_recorder_is_made_read_and_ended",
-        a_recorder_is_made_read_and_ended,
+        "recorder_is_created_read_and_ended",
+        recorder_is_created_read_and_ended,
     ),
-    ("a_dump_is_a_file_to_report", a_dump_is_a_file_to_report),
-    ("the_newest_marks_are_dumped", the_newest_marks_are_dumped),
+    ("dump_can_be_reported", dump_can_be_reported),
+    ("newest_marks_are_dumped", newest_marks_are_dumped),
     (
         "unread_marks_stay_until_they_are_read",
         unread_marks_stay_until_they_are_read,
     ),
     (
-        "an_attached_event_ends_with_its_reader",
-        an_attached_event_ends_with_its_reader,
+        "attached_event_ends_with_its_reader",
+        attached_event_ends_with_its_reader,
     ),
     (
         "events_of_all_cpus_are_made_or_none",
@@ -46,15 +46,15 @@ pub(crate) const TESTS: &[Test] = &[
         persist_without_perfmon_is_refused,
     ),
     (
-        "a_flush_names_what_it_cannot_find",
-        a_flush_names_what_it_cannot_find,
+        "flush_names_the_missing_event",
+        flush_names_the_missing_event,
     ),
 ];
 
 /// On a machine whose operator has started the event `boot`.
 pub(crate) const OPERATOR: &[Test] = &[(
-    "the_operators_are_read_and_not_ended",
-    the_operators_are_read_and_not_ended,
+    "operators_events_can_be_read_but_not_ended",
+    operators_events_can_be_read_but_not_ended,
 )];
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
@@ -112,7 +112,7 @@ fn fails(args: &[&str], remedy: &str) -> Outcome {
     Ok(())
 }
 
-fn a_recorder_is_made_read_and_ended() -> Outcome {
+fn recorder_is_created_read_and_ended() -> Outcome {
     persisting::fresh()?;
     let made = new(&[
         "-e",
@@ -160,7 +160,7 @@ fn a_recorder_is_made_read_and_ended() -> Outcome {
     Ok(())
 }
 
-fn a_dump_is_a_file_to_report() -> Outcome {
+fn dump_can_be_reported() -> Outcome {
     persisting::fresh()?;
     new(&[
         "-e", "mark=7", "-C", "0", "--size", "16K", "--name", "posts",
@@ -178,7 +178,7 @@ fn a_dump_is_a_file_to_report() -> Outcome {
     Ok(())
 }
 
-fn the_newest_marks_are_dumped() -> Outcome {
+fn newest_marks_are_dumped() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "marks", "-C", "0", "--size", "4K", "--name", "newest"])?;
     place(0..1000)?;
@@ -254,7 +254,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     Ok((seen, reader.wait_with_output()?))
 }
 
-fn an_attached_event_ends_with_its_reader() -> Outcome {
+fn attached_event_ends_with_its_reader() -> Outcome {
     for (name, manner) in [("kept", &["--until-full"][..]), ("newest", &[])] {
         persisting::fresh()?;
         new(&[
@@ -355,7 +355,7 @@ fn persist_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
-fn a_flush_names_what_it_cannot_find() -> Outcome {
+fn flush_names_the_missing_event() -> Outcome {
     persisting::fresh()?;
     said(&["flush"])?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
@@ -364,7 +364,7 @@ fn a_flush_names_what_it_cannot_find() -> Outcome {
     fails(&["flush", "signposts", "nobody"], "vperf persist ls")
 }
 
-fn the_operators_are_read_and_not_ended() -> Outcome {
+fn operators_events_can_be_read_but_not_ended() -> Outcome {
     let operators = |event: &Value| event["operators"] == true;
     let before: Vec<Value> = list()?.into_iter().filter(operators).collect();
     ensure!(!before.is_empty(), "the operator started none");

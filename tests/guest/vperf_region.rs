@@ -28,23 +28,17 @@ pub(crate) const TESTS: &[Test] = &[
         "marks_that_change_nothing_enter_nothing",
         marks_that_change_nothing_enter_nothing,
     ),
-    ("a_cpus_regions_are_exact", a_cpus_regions_are_exact),
+    ("regions_of_a_cpu_are_exact", regions_of_a_cpu_are_exact),
     (
-        "a_running_processs_regions_are_exact",
-        a_running_processs_regions_are_exact,
+        "regions_of_a_running_process_are_exact",
+        regions_of_a_running_process_are_exact,
     ),
-    (
-        "a_group_is_measured_in_the_region",
-        a_group_is_measured_in_the_region,
-    ),
+    ("group_counts_in_the_region", group_counts_in_the_region),
     (
         "samples_are_of_the_region_alone",
         samples_are_of_the_region_alone,
     ),
-    (
-        "a_trace_is_of_the_region_alone",
-        a_trace_is_of_the_region_alone,
-    ),
+    ("trace_covers_only_the_region", trace_covers_only_the_region),
     (
         "stat_names_the_region_and_its_visits",
         stat_names_the_region_and_its_visits,
@@ -167,7 +161,7 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
     Ok(())
 }
 
-fn a_cpus_regions_are_exact() -> Outcome {
+fn regions_of_a_cpu_are_exact() -> Outcome {
     // A program that vperf starts stays on that CPU, too.
     cpu::pin(0)?;
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
@@ -178,7 +172,7 @@ fn a_cpus_regions_are_exact() -> Outcome {
     Ok(())
 }
 
-fn a_running_processs_regions_are_exact() -> Outcome {
+fn regions_of_a_running_process_are_exact() -> Outcome {
     // The process begins once the measurement runs, and the measurement ends with it: each waits at a FIFO.
     let (go, over) = ("/tmp/region.go", "/tmp/region.over");
     ensure!(
@@ -203,7 +197,7 @@ fn a_running_processs_regions_are_exact() -> Outcome {
     Ok(())
 }
 
-fn a_group_is_measured_in_the_region() -> Outcome {
+fn group_counts_in_the_region() -> Outcome {
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
         &["workload", "regions", "50", "--marks", "4", "--outside"],
@@ -250,7 +244,7 @@ fn samples_are_of_the_region_alone() -> Outcome {
     Ok(())
 }
 
-fn a_trace_is_of_the_region_alone() -> Outcome {
+fn trace_covers_only_the_region() -> Outcome {
     let file = "/tmp/region-trace.vperf";
     let trace = format!("exit-trace-{PORT_REASON}");
     cpu::leave_console()?;

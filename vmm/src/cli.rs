@@ -78,7 +78,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_definition_holds() {
+    fn definition_holds() {
         Cli::command().debug_assert();
     }
 

@@ -38,7 +38,7 @@ const DEFAULT_WINDOW: u64 = 16 << 20;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Batched where the host's samples name guest addresses, else exit
+    /// Batched where the host's samples contain guest addresses, else exit
     #[default]
     Auto,
     /// The host samples while the vCPU runs on

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_end_is_believed() {
+    fn first_reported_end_is_kept() {
         let end = End::new().expect("an event descriptor");
         assert!(!end.reached());
         end.announce(Ok(Ending::Reset));

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_does_not_open_comes_with_its_remedy() {
+    fn device_that_does_not_open_names_the_remedy() {
         let remedy = "load its module";
         let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno), remedy).to_string();
         assert!(told(libc::ENOENT).contains(remedy));

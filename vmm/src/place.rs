@@ -202,7 +202,7 @@ fn older(name: &OsStr) -> OsString {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::fs;
     use std::io::Write;

@@ -155,7 +155,7 @@ pub(crate) fn keep(place: &Place) -> Result<(), RecordingError> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::fs;
 

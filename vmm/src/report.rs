@@ -253,7 +253,7 @@ fn held_back(ran: &Ran) -> HeldBack {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rounded for people anyway")]
+#[expect(clippy::cast_precision_loss, reason = "rounded for display")]
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }

@@ -1,6 +1,6 @@
 //! Signals: the kick that makes a vCPU leave the guest, and the signals that end the run.
 
-#![expect(unsafe_code, reason = "signalfd has no safe form")]
+#![expect(unsafe_code, reason = "signalfd has no safe wrapper")]
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,6 +1,6 @@
 //! The command line: each mistake is reported in one line, each ending by its exit status.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -142,7 +142,7 @@ fn wrong_usage_is_told_in_one_line() {
 }
 
 #[test]
-fn a_configuration_with_an_unknown_field_is_refused() {
+fn configuration_with_an_unknown_field_is_refused() {
     let bench = Bench::new();
     let config = bench.file("vm.json", br#"{"kernel": "x", "cpus": 2}"#);
     let config = config.to_str().expect("a plain path");
@@ -254,7 +254,7 @@ fn port_writes_are_counted_exactly() {
 }
 
 #[test]
-fn a_report_is_written_when_the_machine_fails_too() {
+fn failed_machine_writes_its_report() {
     let bench = Bench::new();
     let report = bench.file(
         "report.json",
@@ -290,7 +290,7 @@ fn overhead_in_the_report_excludes_guest_memory() {
 }
 
 #[test]
-fn a_machine_without_the_pmu_runs() {
+fn machine_without_the_pmu_runs() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
     let report = bench.path("report.json");
@@ -307,7 +307,7 @@ fn a_machine_without_the_pmu_runs() {
 }
 
 #[test]
-fn a_configuration_file_does_what_the_flags_do() {
+fn configuration_file_equals_flags() {
     let bench = Bench::new();
     let kernel = bench.kernel(&out(0x505, 1));
     let text = serde_json::json!({"kernel": kernel, "memory": 16, "vcpus": 2});
@@ -323,7 +323,7 @@ fn a_configuration_file_does_what_the_flags_do() {
 }
 
 #[test]
-fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
+fn prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
     let bench = Bench::new();
     let prompt: Vec<u8> = b"login: "
         .iter()
@@ -342,7 +342,7 @@ fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
 }
 
 #[test]
-fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
+fn reader_that_does_not_read_does_not_delay_the_end() {
     let bench = Bench::new();
     // The same byte forever: the pipe fills up soon.
     let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
@@ -371,7 +371,7 @@ fn all_output_arrives_however_slow_its_reader() {
 }
 
 #[test]
-fn a_signal_ends_the_run_in_order() {
+fn signal_ends_the_run_in_order() {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());
     for (signal, number) in [("-TERM", 15), ("-INT", 2), ("-HUP", 1)] {

@@ -1,6 +1,6 @@
 //! `vmm ctl` and a running machine, with the built programs.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -122,7 +122,7 @@ fn recordings_are_written_on_demand() {
 }
 
 #[test]
-fn a_flush_waits_for_a_vcpu_that_never_leaves_by_itself() {
+fn flush_kicks_a_vcpu_that_never_exits() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     // The exit engine holds a clock's samples until the vCPU leaves the guest.
@@ -155,7 +155,7 @@ fn refusal_of_the_machine_is_one_line() {
 }
 
 #[test]
-fn a_specification_that_fails_on_one_vcpu_starts_nothing_on_the_others() {
+fn event_that_fails_on_one_vcpu_starts_on_none() {
     let bench = Bench::new();
     let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
     machine.told(&["start", "marks,cpu=1,name=half-1"]);
@@ -194,7 +194,7 @@ fn wrong_usage_and_no_machine_have_their_exit_statuses() {
 }
 
 #[test]
-fn the_socket_is_the_owners_and_one_machines() {
+fn socket_belongs_to_its_owner_and_one_machine() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     let mode = fs::metadata(&machine.socket).expect("there");
@@ -213,7 +213,7 @@ fn the_socket_is_the_owners_and_one_machines() {
 }
 
 #[test]
-fn a_dead_machines_socket_is_taken_over() {
+fn dead_machines_socket_is_taken_over() {
     let bench = Bench::new();
     let mut first = Machine::start(&bench);
     kill("-KILL", &first.child);

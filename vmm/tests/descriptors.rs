@@ -1,6 +1,6 @@
 //! A guest that uses up the VMM's descriptors does not affect the operator's events.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -63,7 +63,7 @@ fn recording_is_written_without_free_descriptors() {
 }
 
 #[test]
-fn the_control_socket_is_served_all_the_same() {
+fn control_socket_is_served_without_descriptors() {
     let bench = Bench::new();
     let socket = bench.path("vm.sock");
     let mut command = poor(&bench.kernel(&greedy(&SPIN)));

@@ -1,6 +1,6 @@
 //! Persistent events of the operator: from the first instruction to each way to end.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -51,7 +51,7 @@ fn every_end_of_a_guest_leaves_a_recording() {
 }
 
 #[test]
-fn a_signal_leaves_one_too() {
+fn signal_leaves_a_recording() {
     let bench = Bench::new();
     let code = [marks(3), out(0x3f8, b'!'), SPIN.to_vec()].concat();
     terminate(running(&mut recorded(&bench, &code)));
@@ -70,7 +70,7 @@ fn without_persistent_events_there_is_nothing_to_record() {
 }
 
 #[test]
-fn a_recording_that_cannot_be_written_changes_nothing_about_the_end() {
+fn failed_recording_keeps_the_exit_status() {
     let bench = Bench::new();
     let directory = bench.path("gone");
     fs::create_dir(&directory).expect("our own directory");
@@ -118,7 +118,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
 }
 
 #[test]
-fn the_transport_says_where_the_window_is() {
+fn transport_reports_the_window() {
     let bench = Bench::new();
     // Selects region 1, then prints for each register 1 if it has the value, else 0.
     let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];

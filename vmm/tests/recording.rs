@@ -1,8 +1,8 @@
 //! The flight recorder of a real run: the events of a small guest are in a file that other programs
 //! read, however the guest ended.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -92,7 +92,7 @@ fn ten_thousand_numbered_marks_are_all_there() {
 }
 
 #[test]
-fn the_newest_records_stay() {
+fn newest_records_are_kept() {
     let bench = Bench::new();
     let code = [marks(1000), power_off()].concat();
     let args = [
@@ -109,7 +109,7 @@ fn the_newest_records_stay() {
 }
 
 #[test]
-fn a_guest_that_dies_leaves_what_it_did() {
+fn guest_that_dies_leaves_its_recording() {
     let bench = Bench::new();
     let code = [marks(100), outs(20), TRIPLE_FAULT.to_vec()].concat();
     let args = ["--persistent", "marks", "--persistent", "exits-io"];
@@ -212,7 +212,7 @@ fn hardware_event_of_a_machine_that_opens_none_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_guest_alone_has_no_file_written() {
+fn guest_without_a_recorder_writes_no_file() {
     let bench = Bench::new();
     let kernel = bench.kernel(&opening(3, OPEN_PERSISTENT, 0, &TRIPLE_FAULT));
     let here = bench.path("here");

@@ -1,6 +1,6 @@
 //! A guest that resets boots again if its operator wants that, and the operator's events continue.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
@@ -78,7 +78,7 @@ fn without_the_word_the_first_reset_ends_the_run() {
 }
 
 #[test]
-fn a_machine_without_the_pmu_boots_again_too() {
+fn machine_without_the_pmu_reboots() {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), out(0xcf9, 0x06)].concat());
     let mut child = run(&kernel)

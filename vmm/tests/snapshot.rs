@@ -1,6 +1,6 @@
 //! Saves a machine while it runs. The machine continues here, and in each restore.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;

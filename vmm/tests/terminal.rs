@@ -1,6 +1,6 @@
 //! The terminal is raw while a guest uses it, and restored afterwards.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 #![allow(unsafe_code)]
 
 #[allow(dead_code, reason = "the other tests use the rest")]
@@ -73,7 +73,7 @@ fn ctrl_a_x_gives_the_terminal_back() {
 }
 
 #[test]
-fn a_signal_gives_the_terminal_back() {
+fn signal_restores_the_terminal() {
     ends(6, |_, child| {
         let status = std::process::Command::new("kill")
             .args(["-TERM", &child.id().to_string()])

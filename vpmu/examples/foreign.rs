@@ -5,12 +5,9 @@
 //! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver that maps the same files.
 //! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
-#![expect(
-    clippy::expect_used,
-    reason = "the driver of the device's tests ends a test that cannot go on"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "the device's tests need more of it")]
+#[expect(dead_code, reason = "the device's tests use the rest")]
 #[path = "../tests/device/driver.rs"]
 mod driver;
 

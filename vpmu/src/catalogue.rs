@@ -480,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn text_is_cut_between_characters() {
         assert_eq!(text::<4>("ab"), *b"ab\0\0");
         assert_eq!(text::<4>("abcdef"), *b"abcd");
         assert_eq!(text::<4>("abc\u{fc}"), *b"abc\0");

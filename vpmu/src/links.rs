@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_has_one_of_each_role() {
+    fn target_has_one_of_each_role() {
         let mut links = Links::default();
         assert_eq!(links.link(1, 9, Role::Starter), Ok(()));
         assert_eq!(links.link(1, 9, Role::Starter), Err(Refused::Linked));

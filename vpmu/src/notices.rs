@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_stands_for_the_wakeup_of_its_overflow_alone() {
+    fn limit_replaces_only_the_wakeup_of_its_overflow() {
         let mut notices = Due::default();
         notices.wake(1, 1);
         notices.wake(2, 1);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_switches_all_the_time_is_never_named_wrongly() {
+    fn samples_of_a_switching_guest_name_the_right_task() {
         let memory = memory();
         let stop = AtomicBool::new(false);
         let histories: Vec<TaskHistory> = std::thread::scope(|scope| {

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_in_each_window() {
+    fn share_in_each_window() {
         let limit = RateLimit::new(300);
         let mut throttle = Throttle::default();
         let at = |time: u64| 70_000_000 + time;

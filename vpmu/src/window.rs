@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_run_that_fits_is_taken() {
+    fn first_run_that_fits_is_taken() {
         let mut window = Allocated::new(u32::MAX);
         assert_eq!(window.take(3, Holder::Guest), Some(0));
         assert_eq!(window.take(3, Holder::Guest), Some(3));

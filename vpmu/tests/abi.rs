@@ -1,9 +1,6 @@
 //! The ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field. For C
 //! and Linux, a C compiler checks a static assertion for each field and constant.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -597,7 +594,7 @@ fn rust_c_and_linux_agree() {
 }
 
 #[test]
-fn a_wrong_offset_would_be_found() {
+fn wrong_offset_is_detected() {
     let wrong = program().replace(
         "offsetof(struct vpmu_reply, value) == 8",
         "offsetof(struct vpmu_reply, value) == 16",

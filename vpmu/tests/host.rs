@@ -1,8 +1,5 @@
 //! The perf source on the machine that runs the tests: real events, signals and clocks.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
@@ -245,7 +242,7 @@ fn many_host_rings_are_shorter_than_few() {
 }
 
 #[test]
-fn a_new_period_holds() {
+fn new_period_is_used() {
     let _alone = alone();
     let source = source();
     let mut counter = open(&source, TASK_CLOCK, every(1_000_000_000_000, Engine::Exit));

@@ -1,9 +1,6 @@
 //! Exits of a real vCPU on the machine that runs the tests, from KVM's tracepoints. The guest is a loop of
 //! three instructions in ring 3 that stores to an address without memory.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 #![expect(
     unsafe_code,
     reason = "guest memory, and a mount namespace of the test's own"

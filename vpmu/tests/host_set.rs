@@ -1,9 +1,6 @@
 //! Sets of counters of one thread that are read together, with real software events.
-#![expect(unsafe_code, reason = "limits of a process have no safe form")]
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(unsafe_code, reason = "limits of a process have no safe wrapper")]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;

@@ -1,14 +1,11 @@
 //! Task switches with real software events: the system calls, counts and file descriptors of the device.
-#![expect(unsafe_code, reason = "a limit on huge pages has no safe form")]
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(unsafe_code, reason = "a limit on huge pages has no safe wrapper")]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
 #[path = "device/driver.rs"]
-#[expect(dead_code, reason = "a driver of what hostile tests need, too")]
+#[expect(dead_code, reason = "hostile tests use the rest")]
 mod driver;
 mod syscalls;
 

@@ -1,8 +1,5 @@
 //! Persistent events on a real host when a vCPU's thread changes: each boot of a machine has new threads.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
@@ -60,7 +57,7 @@ fn only(vpmu: &Vpmu) -> PersistentStatus {
 }
 
 #[test]
-fn a_hosts_clock_goes_on_with_the_next_thread() {
+fn host_clock_continues_on_the_next_thread() {
     let vpmu = device();
     let asked = Persist {
         name: None,

@@ -1,8 +1,5 @@
 //! Sampling clocks of a thread: the host timers that pace them are started and stopped together.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

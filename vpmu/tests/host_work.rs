@@ -1,9 +1,6 @@
 //! Threads of a process that embeds the device: the crate adds one when the source is created. This program
 //! has a single test, so that other tests cannot add threads.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;

@@ -90,7 +90,7 @@ pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
     None
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "takes words' parts apart")]
+#[expect(clippy::cast_possible_truncation, reason = "splits words into fields")]
 fn unlocked(page: &Mapping, lock_index: u64) -> Metadata {
     let load = |offset| page.load(offset, Ordering::Relaxed);
     let conversion = load(WIDTH_SHIFT_MULT);

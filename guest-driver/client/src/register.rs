@@ -1,5 +1,5 @@
 //! The device's doorbell: a page that is a write-only register.
-#![expect(unsafe_code, reason = "the edge to shared memory")]
+#![expect(unsafe_code, reason = "memory shared with the guest")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

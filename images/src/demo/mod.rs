@@ -204,12 +204,12 @@ fn number(object: &Value, name: &'static str) -> Result<u64, DemoError> {
     object[name].as_u64().ok_or(DemoError::Report(name))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rounded for people anyway")]
+#[expect(clippy::cast_precision_loss, reason = "rounded for display")]
 fn ratio(count: u64, samples: u64) -> f64 {
     count as f64 * 1000.0 / samples as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rounded for people anyway")]
+#[expect(clippy::cast_precision_loss, reason = "rounded for display")]
 fn seconds(nanoseconds: u64) -> String {
     format!("{:.2} s", nanoseconds as f64 / 1e9)
 }

@@ -1,9 +1,9 @@
 //! `/dev/vpmu`, and `perf_event_open(2)` beside it.
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "takes words apart; guests are 64-bit machines"
+    reason = "splits words into fields; usize has 64 bits"
 )]
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::fs::File;
 use std::io;

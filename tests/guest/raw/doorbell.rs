@@ -1,5 +1,5 @@
 //! The doorbell: a page of the device in a program, in which a write is a mark.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
 use std::os::fd::AsRawFd;

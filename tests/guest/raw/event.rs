@@ -1,5 +1,5 @@
 //! An open event: what its descriptor can do.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

@@ -1,5 +1,5 @@
 //! Persistent events: made, listed, opened again.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
 use std::mem;

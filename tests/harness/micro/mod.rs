@@ -3,7 +3,7 @@
 //! They run through the built VMM on this machine's `/dev/kvm`, which need not support a stock
 //! kernel.
 
-#![expect(clippy::expect_used, reason = "a harness fails a test by panicking")]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 pub mod attack;
 mod code;

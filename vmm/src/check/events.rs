@@ -148,7 +148,7 @@ pub(super) fn mediated(mediated: Option<bool>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
     use super::*;
 

@@ -38,7 +38,7 @@ fn perf_event_open(kind: u32, config: u64) -> i32 {
 }
 
 #[test]
-fn the_device_is_what_the_file_system_says() {
+fn kvm_survey_matches_the_file_system() {
     let kvm = &surveyed().kvm;
     assert_eq!(kvm.present, Path::new("/dev/kvm").exists());
     let opens = OpenOptions::new().read(true).write(true).open("/dev/kvm");
@@ -52,7 +52,7 @@ fn the_device_is_what_the_file_system_says() {
 }
 
 #[test]
-fn a_stock_kernel_needs_hardware_virtualisation() {
+fn stock_kernel_needs_hardware_virtualisation() {
     let survey = surveyed();
     assert_eq!(
         survey.stock_kernel,
@@ -119,7 +119,7 @@ fn kind_without_an_event_has_the_reason_of_its_plainest() {
 }
 
 #[test]
-fn a_guest_in_ring_3_shows_in_the_hosts_samples() {
+fn guest_in_ring_3_appears_in_host_samples() {
     let survey = surveyed();
     let clock = survey.perf.events["cpu-clock"].opens;
     if !(clock && survey.kvm.usable) {
@@ -132,7 +132,7 @@ fn a_guest_in_ring_3_shows_in_the_hosts_samples() {
 }
 
 #[test]
-fn the_keys_that_others_read_stay() {
+fn public_keys_are_unchanged() {
     let json = serde_json::to_value(surveyed()).unwrap();
     assert!(json["stock_kernel"].is_boolean());
     for key in ["kvm", "guest", "perf", "pmu", "mediated_pmu"] {

@@ -22,7 +22,7 @@ fn kernel() -> RunArgs {
 }
 
 #[test]
-fn a_kernel_is_all_that_is_needed() {
+fn kernel_alone_boots() {
     let config = Config::try_from(&kernel()).expect("valid");
     assert_eq!(config.kernel.as_deref(), Some(Path::new("vmlinux")));
     assert_eq!((config.vcpus, config.memory_mib), (1, 256));
@@ -206,7 +206,7 @@ fn persistent_events_come_from_flags_or_else_from_the_file() {
 }
 
 #[test]
-fn a_file_with_mistakes_is_refused() {
+fn file_with_mistakes_is_refused() {
     for text in [
         "",
         "{",

@@ -6,7 +6,7 @@
 /// `/proc/sys/vm/overcommit_memory` when it first returns memory of one to the kernel: at any moment, on
 /// any thread. The main arena grows and shrinks by `brk` alone.
 #[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "mallopt has no safe form")]
+#[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 pub(super) fn use_one_arena() {
     // SAFETY: sets a number, while there is one thread.
     if unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 1 {

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_one_is_respected_and_a_dead_one_replaced() {
+    fn live_socket_is_refused_and_dead_one_replaced() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
         let living = UnixListener::bind(&path).expect("listens");

@@ -20,7 +20,7 @@ const QUEUE_SIZE: u16 = 256;
 
 /// Keeps the device from being drained while it lives.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
+pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its drop")] MutexGuard<'a, ()>);
 
 /// The thread that drains the device, until dropped.
 #[derive(Debug)]

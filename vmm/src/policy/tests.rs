@@ -1,6 +1,6 @@
 //! Entries of the lists, and their decisions.
 
-#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
 use vpmu::abi::{
     EXIT_IO, KIND_EXIT_TRACE, KIND_GUEST_TIME, KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY, PACE_CYCLES,

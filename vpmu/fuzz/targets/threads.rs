@@ -5,7 +5,7 @@
 #![allow(
     dead_code,
     clippy::expect_used,
-    reason = "the driver, the host and the reader are those of the device's tests"
+    reason = "shared with the device's tests"
 )]
 
 mod shared;

@@ -1,8 +1,5 @@
 //! [`VcpuThread`] with a guest of a few instructions, on this host's KVM.
-#![expect(
-    clippy::expect_used,
-    reason = "a helper that cannot go on fails its test"
-)]
+#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::io;
 use std::sync::Arc;

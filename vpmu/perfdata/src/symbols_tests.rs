@@ -1,7 +1,7 @@
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
-    reason = "a test that cannot go on fails"
+    reason = "tests fail by panicking"
 )]
 
 use std::fs;

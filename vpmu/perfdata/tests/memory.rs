@@ -1,8 +1,5 @@
 //! The memory that a recording takes in addition to its input, for forged rings.
-#![expect(
-    unsafe_code,
-    reason = "an allocator that counts has to be one: the trait is unsafe"
-)]
+#![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;

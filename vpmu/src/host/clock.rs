@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_one_point_is_that_point() {
+    fn line_through_one_point_is_that_point() {
         let line = Line { old: OLD, new: OLD };
         assert_eq!(line.tsc(OLD.raw), OLD.tsc);
         assert_eq!(line.tsc(0), OLD.tsc);
     }
 
     #[test]
-    fn a_broken_line_heals() {
+    fn clock_line_recovers_after_a_jump() {
         let at = |seconds: u64, tsc_per_ns: u64, from: u64| Anchor {
             tsc: from + seconds * 1_000_000_000 * tsc_per_ns,
             raw: seconds * 1_000_000_000,

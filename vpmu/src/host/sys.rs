@@ -2,7 +2,7 @@
 //! calling thread.
 #![expect(
     unsafe_code,
-    reason = "calls of the thread and the process that have no safe form here"
+    reason = "calls on the thread and the process without a safe wrapper"
 )]
 
 use std::collections::BTreeSet;

@@ -241,7 +241,7 @@ fn pages(value: &str) -> Result<u32, PersistSpecError> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use super::*;
 

@@ -144,7 +144,7 @@ fn readings_in_every_format() {
 }
 
 #[test]
-fn a_kernel_thread_has_neither_registers_nor_stack() {
+fn kernel_thread_has_neither_registers_nor_stack() {
     let sample = Sample {
         regs_user: None,
         stack: None,
@@ -186,7 +186,7 @@ fn registers_are_as_many_as_the_mask_says() {
 }
 
 #[test]
-fn a_stack_is_cut_to_what_a_record_holds() {
+fn stack_is_cut_to_the_size_of_a_record() {
     let stack = vec![0xff; 65_528];
     let sample = Sample {
         stack: Some(&stack),
@@ -211,7 +211,7 @@ fn a_stack_is_cut_to_what_a_record_holds() {
 }
 
 #[test]
-fn a_record_that_no_header_can_tell_of_is_refused() {
+fn record_too_long_for_its_header_is_refused() {
     let chain = vec![1; 8190];
     let layout = Layout {
         sample_type: SAMPLE_CALLCHAIN | SAMPLE_STACK_USER,

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_tells_the_access() {
+    fn packet_has_the_access() {
         let task = Task { pid: 5, tid: 6 };
         let io = open_exit(access(ExitReason::Io, true)).packet(task, 1500, false);
         assert_eq!(u64::from(io.reason.get()), EXIT_IO);

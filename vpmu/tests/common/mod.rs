@@ -39,10 +39,7 @@ impl Registers for Still {
 }
 
 /// Installs a handler for the signal of overflows, which interrupts a system call and has no other effect.
-#[expect(
-    clippy::expect_used,
-    reason = "a test that cannot set itself up ends there"
-)]
+#[expect(clippy::expect_used, reason = "tests fail by panicking")]
 pub(crate) fn ignore_signals() {
     extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     register_signal_handler(SIGRTMIN(), ignore).expect("a handler");

@@ -1,5 +1,5 @@
 //! Counts the system calls of a thread exactly, as strace does: another process traces it.
-#![expect(unsafe_code, reason = "fork and ptrace have no safe form")]
+#![expect(unsafe_code, reason = "fork and ptrace have no safe wrapper")]
 
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;

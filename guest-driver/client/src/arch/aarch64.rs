@@ -1,5 +1,5 @@
 //! aarch64.
-#![expect(unsafe_code, reason = "an instruction without a safe form")]
+#![expect(unsafe_code, reason = "an instruction without a safe wrapper")]
 
 /// Number of the first register that packets leave out, x9: the registers before it hold arguments.
 const ARGUMENTS: u32 = 9;

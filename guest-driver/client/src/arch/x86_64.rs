@@ -1,5 +1,5 @@
 //! x86-64.
-#![expect(unsafe_code, reason = "an instruction without a safe form")]
+#![expect(unsafe_code, reason = "an instruction without a safe wrapper")]
 
 /// The guest's TSC.
 pub(crate) fn ticks() -> u64 {

@@ -1,5 +1,5 @@
 //! Accesses to an address that no device answers to, in place of port accesses; and the virtual counter.
-#![expect(unsafe_code, reason = "instructions without a safe form")]
+#![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
 use std::arch::asm;
 use std::io;

@@ -20,12 +20,12 @@ pub(crate) const TESTS: &[Test] = &[
         exits_to_the_vmm_are_among_them,
     ),
     (
-        "a_task_has_the_exits_of_its_own_time",
-        a_task_has_the_exits_of_its_own_time,
+        "task_counts_only_exits_while_it_runs",
+        task_counts_only_exits_while_it_runs,
     ),
     (
-        "a_stalled_reader_loses_what_is_counted",
-        a_stalled_reader_loses_what_is_counted,
+        "stalled_readers_losses_are_counted",
+        stalled_readers_losses_are_counted,
     ),
 ];
 
@@ -217,7 +217,7 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     Ok(())
 }
 
-fn a_task_has_the_exits_of_its_own_time() -> Outcome {
+fn task_counts_only_exits_while_it_runs() -> Outcome {
     const TIMES: u64 = 100;
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -247,7 +247,7 @@ fn a_task_has_the_exits_of_its_own_time() -> Outcome {
     Ok(())
 }
 
-fn a_stalled_reader_loses_what_is_counted() -> Outcome {
+fn stalled_readers_losses_are_counted() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
     let on_cpu = |attr: EventAttr| attr.on_cpu(0);

@@ -1,5 +1,5 @@
 //! Port accesses, and the TSC.
-#![expect(unsafe_code, reason = "instructions without a safe form")]
+#![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
 use std::arch::{asm, x86_64::_rdtsc};
 use std::io;

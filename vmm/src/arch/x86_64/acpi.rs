@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_machine_fits_below_the_reset_vector() {
+    fn largest_machine_fits_below_the_reset_vector() {
         let (bytes, _) = build(&Machine {
             vcpus: 254,
             virtio: true,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pointers_lead_to_the_tables() {
+    fn pointers_lead_to_the_tables() {
         let (bytes, _) = build(&Machine {
             vcpus: 2,
             virtio: false,

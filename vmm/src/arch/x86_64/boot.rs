@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_map_leaves_the_gap_out() {
+    fn memory_map_excludes_the_gap() {
         let ram = |map: Vec<boot_e820_entry>| -> u64 {
             map.iter()
                 .filter(|entry| { entry.r#type } == E820_RAM)

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bzimage_is_entered_past_its_32_bit_code() {
+    fn bzimage_is_entered_past_its_32_bit_code() {
         let image = bzimage(4096, 1, 1 << 20);
         let loaded = load(&memory(), &mut file(&image)).expect("loads");
         assert_eq!(loaded.entry, 0x10_0200);

@@ -10,7 +10,7 @@ fn good_kvm() -> Kvm {
 }
 
 #[test]
-fn a_stock_kernel_needs_kvm_and_a_guest_that_does_everything_right() {
+fn stock_kernel_needs_kvm_and_a_correct_guest() {
     assert!(stock_kernel(&good_kvm(), Some(&Guest::good())));
     assert!(!stock_kernel(&Kvm::default(), Some(&Guest::good())));
     assert!(!stock_kernel(&good_kvm(), None));
@@ -18,7 +18,7 @@ fn a_stock_kernel_needs_kvm_and_a_guest_that_does_everything_right() {
 }
 
 #[test]
-fn the_verdict_tells_no_guest_from_small_guests() {
+fn verdict_distinguishes_no_guest_from_small_guests() {
     let says = |guest: Option<Guest>| verdict(&good_kvm(), guest.as_ref()).consequence;
     assert!(says(Some(Guest::small())).contains("small guests only"));
     assert!(says(None).contains("no guest runs"));
@@ -26,7 +26,7 @@ fn the_verdict_tells_no_guest_from_small_guests() {
 }
 
 #[test]
-fn a_missing_device_is_one_line_with_its_remedy_and_no_guest_lines() {
+fn missing_device_is_one_line_with_its_remedy() {
     let kvm = Kvm {
         error: Some("no permission to open /dev/kvm: join group kvm".into()),
         ..Kvm::default()
@@ -99,7 +99,7 @@ fn kind_that_the_host_refuses_comes_with_the_remedy() {
 }
 
 #[test]
-fn a_trace_of_the_hosts_comes_with_the_reason_against_it() {
+fn host_trace_is_refused_with_its_reason() {
     let trace = |pmu: &str| HostTrace {
         pmu: pmu.into(),
         refused: format!("because of {pmu}"),

@@ -1,6 +1,6 @@
 //! Filters on threads of child processes, and how these processes end.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs::File;
 use std::io::Read;

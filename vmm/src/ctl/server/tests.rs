@@ -69,7 +69,7 @@ fn requests_are_answered_one_by_one_in_their_order() {
 }
 
 #[test]
-fn a_request_may_come_in_pieces_and_its_client_be_done_sending() {
+fn request_in_pieces_is_answered() {
     let bench = Bench::new();
     let mut client = BufReader::new(bench.client());
     for piece in END.as_bytes().chunks(5) {
@@ -105,7 +105,7 @@ fn garbage_is_answered_and_the_client_stays() {
 }
 
 #[test]
-fn a_line_that_does_not_end_ends_its_client_alone() {
+fn endless_line_disconnects_only_its_client() {
     let bench = Bench::new();
     let mut other = BufReader::new(bench.client());
     let mut client = BufReader::new(bench.client());
@@ -117,7 +117,7 @@ fn a_line_that_does_not_end_ends_its_client_alone() {
 }
 
 #[test]
-fn a_client_that_does_not_read_keeps_nobody_waiting() {
+fn client_that_does_not_read_blocks_no_other() {
     let bench = Bench::new();
     let mut stuck = bench.client();
     for _ in 0..3 {
@@ -151,7 +151,7 @@ fn one_client_too_many_takes_the_place_of_the_first() {
 }
 
 #[test]
-fn the_end_of_the_server_is_the_end_of_its_clients_and_its_socket() {
+fn end_of_the_server_closes_clients_and_socket() {
     let mut bench = Bench::new();
     let mut client = BufReader::new(bench.client());
     assert_eq!(ask(&mut client, END), DONE);

@@ -3,7 +3,7 @@
     clippy::cast_possible_truncation,
     clippy::expect_used,
     clippy::unwrap_used,
-    reason = "a test that cannot go on fails"
+    reason = "tests fail by panicking"
 )]
 
 mod hostile;

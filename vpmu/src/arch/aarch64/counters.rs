@@ -1,5 +1,5 @@
 //! Counters that this process reads by an instruction.
-#![expect(unsafe_code, reason = "instructions without a safe form")]
+#![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
 /// The virtual counter. A guest's differs from it by a fixed offset, like the time stamp counter of x86-64.
 pub(crate) fn ticks() -> u64 {

@@ -1,5 +1,5 @@
 //! Counters that this process reads by an instruction.
-#![expect(unsafe_code, reason = "instructions without a safe form")]
+#![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
 /// The time stamp counter.
 pub(crate) fn ticks() -> u64 {

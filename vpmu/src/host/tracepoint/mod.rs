@@ -235,7 +235,7 @@ format:
     }
 
     #[test]
-    fn a_field_that_is_missing_is_named() {
+    fn missing_field_is_named() {
         for name in ["exit_reason", "guest_rip", "isa", "info1", "info2"] {
             let without = EXIT.replace(&format!(" {name};"), " renamed;");
             let refused = Tracepoints::parse(&without, ENTRY).expect_err("not known");

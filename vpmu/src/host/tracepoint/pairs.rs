@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_goes_with_the_entry_after_it() {
+    fn exit_pairs_with_the_next_entry() {
         for tail in (0..SIZE as u64).step_by(8) {
             let mut pairs = Pairs::default();
             let first = [entry(5), exit(10, 1), entry(12), exit(20, 2)];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_something_else_is_none_of_ours() {
+    fn record_of_another_tracepoint_is_ignored() {
         let other = record(14, &[1, 2, 3]);
         let records = [entry(5), exit(10, 1), other, entry(12)];
         assert_eq!(
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_whose_entry_was_lost_has_no_end() {
+    fn exit_whose_entry_was_lost_has_no_end() {
         let records = [entry(5), exit(10, 1), lost(3), exit(30, 2), entry(31)];
         let expected = [found(10, 1, None), Found::Lost(1), found(30, 2, Some(31))];
         // Lost: an entry, an exit and an entry.

@@ -103,14 +103,14 @@ mod tests {
 
     /// VPMU-D-6.8-9.
     #[test]
-    fn the_state_of_the_hosts_page_tables_is_not_told() {
+    fn host_page_table_state_is_hidden() {
         assert_eq!(told(SVM, 0x4e, ALL), [0x36, u64::MAX]);
         assert_eq!(told(SVM, 0x400, ALL), [0x3_0000_0016, u64::MAX]);
         assert_eq!(told(VMX, 48, ALL), [0x187, u64::MAX]);
     }
 
     #[test]
-    fn an_unknown_instruction_set_tells_nothing() {
+    fn unknown_instruction_set_reports_no_values() {
         for isa in [0, 3, u64::MAX] {
             assert!((0..0x500).all(|reason| told(isa, reason, ALL) == [0; 2]));
         }

@@ -7,7 +7,7 @@ use crate::memory::{Memory, View};
 use crate::record::TYPE_ITRACE_START;
 
 #[test]
-fn a_trace_begins_with_a_sync_packet_that_says_everything() {
+fn trace_begins_with_a_sync_packet() {
     let mut rig = Rig::new(4, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(rig.exit(&spec, &mut trace));
@@ -48,7 +48,7 @@ fn a_trace_begins_with_a_sync_packet_that_says_everything() {
 }
 
 #[test]
-fn a_packet_that_would_cross_a_page_begins_the_next() {
+fn packet_that_would_cross_a_page_begins_the_next() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
     // A sync packet and fifteen samples leave 192 bytes of the page.
@@ -88,7 +88,7 @@ fn a_packet_that_would_cross_a_page_begins_the_next() {
 }
 
 #[test]
-fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
+fn loss_of_packets_is_recorded_once_there_is_room() {
     let mut rig = Rig::new(1, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     let written = (0..70).filter(|_| rig.exit(&spec, &mut trace)).count();
@@ -158,7 +158,7 @@ fn span_without_room_is_in_the_next_record() {
 }
 
 #[test]
-fn an_area_that_is_overwritten_tells_when_it_is_asked() {
+fn overwriting_area_has_its_aux_record_at_the_commit() {
     for (pages, exits) in [(2, 1000), (1, 1000), (1, 63), (1, 64)] {
         let mut rig = Rig::new(pages, false, 64);
         let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
@@ -182,7 +182,7 @@ fn an_area_that_is_overwritten_tells_when_it_is_asked() {
 }
 
 #[test]
-fn a_collision_is_said_of_its_piece() {
+fn collision_is_flagged_in_the_aux_record() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
     rig.sample(&spec, &mut trace, 0);
@@ -192,7 +192,7 @@ fn a_collision_is_said_of_its_piece() {
 }
 
 #[test]
-fn a_pause_and_a_new_beginning_are_told_together() {
+fn pause_and_restart_share_a_sync_packet() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     rig.exit(&spec, &mut trace);
@@ -213,7 +213,7 @@ fn a_pause_and_a_new_beginning_are_told_together() {
 }
 
 #[test]
-fn a_beginning_is_announced_once() {
+fn start_of_a_trace_is_recorded_once() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     for _ in 0..2 {
@@ -241,7 +241,7 @@ fn without_an_area_everything_is_lost() {
 }
 
 #[test]
-fn a_driver_keeps_an_area() {
+fn driver_keeps_an_area() {
     let mut rig = Rig::new(1, true, 0);
     rig.sink.close();
     let driven = Area::new(&View::of(&rig.memory), rig.area.clone(), None, true, 0).expect("laid");

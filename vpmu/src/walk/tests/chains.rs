@@ -64,7 +64,7 @@ fn frames_in_a_circle_end_at_the_limit() {
 }
 
 #[test]
-fn a_programs_frame_pointer_into_the_kernel_reads_nothing() {
+fn frame_pointer_into_the_kernel_reads_nothing() {
     let guest = Guest::new();
     guest.kernel_frame(KSTACK + 0x100, 0, 0x5ec2e7);
     let cpu = guest.in_user(UTEXT, KSTACK + 0x100);
@@ -77,7 +77,7 @@ fn a_programs_frame_pointer_into_the_kernel_reads_nothing() {
 }
 
 #[test]
-fn the_kernels_callers_then_the_programs() {
+fn kernel_callers_precede_the_programs() {
     let guest = Guest::new();
     let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
     guest.kernel_frame(fp, fp + 0x20, TEXT + 0x111);
@@ -118,7 +118,7 @@ fn the_kernels_callers_then_the_programs() {
 }
 
 #[test]
-fn a_kernel_frame_lies_on_the_stack_rises_and_returns_to_code() {
+fn kernel_frame_off_the_stack_ends_the_chain() {
     let guest = Guest::new();
     let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
     let chain = |bp| {

@@ -95,7 +95,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_guest_of_noise_does_no_harm(
+    fn guest_of_random_input_does_no_harm(
         seed in any::<[u64; 4]>(),
         cpu in cpu_state(),
         user_regs in address(),
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn a_program_sees_nothing_of_its_kernel(
+    fn program_cannot_see_its_kernel(
         frames in proptest::collection::vec((0..0x800_u64, address(), address()), 0..64),
         mut cpu in cpu_state(),
         spec in spec(),

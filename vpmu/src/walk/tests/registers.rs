@@ -121,7 +121,7 @@ fn registers_in_perfs_order() {
 }
 
 #[test]
-fn the_stack_ends_with_its_last_page() {
+fn stack_ends_with_its_last_page() {
     let guest = Guest::new();
     let sp = USTACK + 0x4000 - 24;
     for word in 0..3 {
@@ -143,7 +143,7 @@ fn the_stack_ends_with_its_last_page() {
 }
 
 #[test]
-fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
+fn position_without_vcpu_state_is_the_address_alone() {
     let guest = Guest::new();
     let everything = CaptureSpec {
         regs_user: 1,

@@ -27,7 +27,7 @@ fn pages_of_every_size_at_every_depth() {
 }
 
 #[test]
-fn a_program_reads_only_what_every_level_opens() {
+fn user_access_needs_the_user_bit_at_every_level() {
     let leaf = 0x20_0000 | P;
     for closed in 0..4 {
         let mut guest = Guest::bare(4);
