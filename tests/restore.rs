@@ -346,7 +346,7 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     }
 }
 
-/// Changed states by name, each with words of the error that refuses it.
+/// The names of forged saved states, each with words of the error of its restore.
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[

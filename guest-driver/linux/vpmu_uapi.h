@@ -412,7 +412,10 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
 
-/* On /dev/vpmu: a call on an event of perf_event_open(2), see struct vpmu_perf. */
+/*
+ * On /dev/vpmu: makes a call on a descriptor of perf_event_open(2), which does not take these
+ * calls itself; see struct vpmu_perf.
+ */
 #define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
 
 /* On an event's file descriptor: sets its wakeup interval, and that of inherited events. */

@@ -53,7 +53,7 @@ pub enum BootError {
     #[error("cannot write a temporary file; is there space?")]
     Temporary(#[source] io::Error),
     /// The machine did not start, or did not end in time.
-    #[error("{place}: the guest did not run; its console is in {console}")]
+    #[error("{place}: the guest did not run; its console output is in {console}")]
     Machine {
         /// The machine that it ran on.
         place: Place,
@@ -64,7 +64,7 @@ pub enum BootError {
         source: MachineError,
     },
     /// The machine ended before its command did, or the VMM failed.
-    #[error("{place}: {what}; its console is in {console}")]
+    #[error("{place}: {what}; its console output is in {console}")]
     Ended {
         /// The machine that it ran on.
         place: Place,

@@ -69,7 +69,7 @@ pub enum Error {
     /// The window is not one region of whole pages.
     #[error("the window must be one region of whole pages, the first of them aligned")]
     Window,
-    /// A producer's name or format is not valid, or another producer has the name.
+    /// A producer's name, text or format is not valid, or another producer has the name.
     #[error(
         "invalid AUX producer {0:?}: it needs a unique name of 1 to 39 bytes, a text of at most 127 bytes, and \
          a format of 128 or more"

@@ -339,7 +339,8 @@ impl Due {
         }
     }
 
-    /// Discards the due notices of a closed event, except its family's wakeup and the list's.
+    /// Discards the due notices of a closed event, except its family's wakeups and changes of the list
+    /// of persistent events.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);

@@ -44,7 +44,7 @@ impl Tasks {
         self.0
     }
 
-    /// The task that runs on the vCPU; the vCPU must not be running meanwhile.
+    /// The vCPU's current task, from its page. May be out of date while the vCPU is in the guest.
     pub(crate) fn running(self, memory: &View<'_>) -> Task {
         let word = self
             .0

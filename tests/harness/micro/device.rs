@@ -120,8 +120,8 @@ impl Device {
                 code = code.store(at, u32::try_from(half & 0xffff_ffff).expect("a half"));
             }
         }
-        // Descriptor 0 is the request and links to 1, the reply. The available ring stays zero:
-        // each entry is descriptor 0.
+        // Descriptor 0 is the request and links to descriptor 1, the reply. The entries of the
+        // available ring stay zero: each names descriptor 0.
         for (at, value) in [
             (0, queue + ASKED),
             (8, length),

@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
-    // A power of two, like the rings of real hosts, or the length of the input.
+    // The size of the ring: a power of two, as on real hosts, or the length of its data.
     let size = match shape % 8 {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),

@@ -26,7 +26,7 @@ pub(crate) enum Refused {
     /// Unread data would be overwritten.
     #[error("the area has no room for the data")]
     NoRoom,
-    /// The pages were memory when the area was created; now they are not.
+    /// The pages were guest memory when the area was created, but no longer are.
     #[error("cannot access the area's pages")]
     Unwritable(#[source] pages::Unwritable),
 }

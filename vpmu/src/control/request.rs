@@ -168,7 +168,8 @@ impl Terms<'_> {
         })
     }
 
-    /// The catalogue entry for the request, if the device supports the request's options for it.
+    /// The catalogue entry for the request, if the policy allows the event and the device supports the
+    /// request's options for it.
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();

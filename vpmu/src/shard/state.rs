@@ -1057,7 +1057,7 @@ impl State {
             if let Some(origin) = origin {
                 self.note(id, &origin, &Note::Throttle);
             }
-            // With silent host counters, the vCPU may not exit for a long time.
+            // Silent host counters cause no exits, so a drain must lift the throttle.
             self.start_collecting();
             if let Some(Err(error)) = rested {
                 self.fail(id, error);
@@ -1380,7 +1380,7 @@ impl State {
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
         if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
-            // With its host counter silent, the vCPU may not exit for a long time.
+            // A silent host counter causes no exits, so a drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1574,7 +1574,7 @@ impl State {
         }
         if last {
             self.note(id, &origin, &Note::Throttle);
-            // With its host counter silent, the vCPU may not exit for a long time.
+            // A silent host counter causes no exits, so a drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {

@@ -7,7 +7,8 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A machine's registers that the embedder emulates. Without variants, as there are none.
+/// A set of registers that the embedder emulates. It has no variants: on arm64, KVM lets an embedder
+/// emulate none.
 #[derive(Debug, Clone)]
 pub enum Emulation {}
 
