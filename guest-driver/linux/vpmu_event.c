@@ -96,19 +96,20 @@ static bool is_stop(u32 op)
  * another CPU never finds a negative time. The rest is subtracted at the next answer.
  *
  * perf core reads its clock before the device reads its own, when an event starts and when it is
- * read. So if the device never ran the event, all running time is subtracted; else, at least the
- * time that the device ran it is left.
+ * read. So if the device never ran the event, all running time is subtracted. Otherwise, at least
+ * the time for which the device ran it remains.
  */
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
+	bool swapped = own->task && event->attr.inherit && event->attr.inherit_stat;
 	bool never = !own->ran_ns && !local64_read(&event->count);
 	u64 room, kept, taken, fresh = 0;
 
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		fresh = perf_core_add_up(event);
 	room = perf_core_running(event) + fresh;
-	/* When perf core swaps contexts, it exchanges the times of events with inherit_stat. */
-	kept = event->attr.inherit_stat ? 0 : min(room, own->ran_ns);
+	/* perf core exchanges the times of such events of two tasks, but not ran_ns. */
+	kept = swapped ? 0 : min(room, own->ran_ns);
 	taken = never || own->unpaid_ns == OWED_ALL ? room : min(own->unpaid_ns, room - kept);
 	perf_core_set_running(event, room - taken);
 	if (own->unpaid_ns != OWED_ALL)
