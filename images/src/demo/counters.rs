@@ -13,7 +13,7 @@ use crate::place::PlaceChoice;
 const PROGRAM: &str = "million";
 /// Words of the program's command line in each run: a million rounds each.
 const WORDS: [u64; 3] = [1, 2, 5];
-/// Instructions of the program for each word, and besides them.
+/// Instructions of the program per word, and outside the loop.
 const PER_WORD: u64 = 2_000_000;
 const BESIDES: u64 = 6;
 /// The event, as perf prints it beside its count.
