@@ -12,7 +12,7 @@ mod area {
         two_maps_of_an_area_are_one,
         part_of_an_area_cannot_be_unmapped,
         ring_of_a_closed_trace_refuses_an_area,
-        forked_child_maps_the_area_itself,
+        forked_child_does_not_inherit_the_area,
         area_outlives_the_rings_last_map,
         area_lives_as_long_as_any_map,
         unmapping_an_area_while_the_host_writes_harms_nothing,
@@ -26,9 +26,9 @@ mod area {
         without_an_area_all_is_lost,
         trace_that_restarts_has_a_sync_packet,
         start_is_recorded_once,
-        pieces_without_a_record_are_told_later,
+        pieces_without_a_record_are_recorded_later,
         ring_without_data_has_an_area,
-        records_of_an_area_tell_whose_they_are,
+        records_of_an_area_name_their_task,
         traces_write_into_anothers_area,
         children_write_into_their_parents_area,
         number_of_aux_bytes_wakes,
@@ -41,9 +41,9 @@ mod area {
 mod traces {
     tests::guest_tests! {
         "aux-traces":
-        each_port_write_stands_in_the_trace_once,
-        accesses_are_told_as_made,
-        each_mark_stands_in_the_trace_once,
+        each_port_write_is_in_the_trace_once,
+        accesses_are_recorded_as_made,
+        each_mark_is_in_the_trace_once,
         time_outside_is_part_of_the_time,
         exit_that_ends_a_trace_is_cut,
         trace_of_all_exits_has_those_of_each_reason,
@@ -61,7 +61,7 @@ mod traces {
         sample_traces_that_cannot_be_are_refused,
         trace_has_only_the_regions,
         trace_has_the_pausing_exit_and_not_the_resuming_one,
-        trace_of_a_task_can_be_paused,
+        pause_of_a_trace_follows_its_task,
         exits_resume_and_pause_each_other,
         paused_trace_stays_enabled,
         pausing_is_for_members_of_a_trace,
@@ -77,7 +77,7 @@ mod perf_core {
         perf_traces_a_task,
         perf_traces_a_cpu,
         perfs_maps_are_refused_as_ever,
-        perfs_area_goes_while_the_host_writes,
+        perfs_area_is_unmapped_while_the_host_writes,
         perfs_reader_keeps_up,
         watermark_wakes_perfs_reader,
         stalled_reader_disables_perfs_event,
@@ -114,7 +114,7 @@ mod hardware {
         "aux-hardware" in lab:
         every_exit_is_traced,
         exits_to_the_vmm_are_among_them,
-        task_counts_only_exits_while_it_runs,
+        hardware_trace_of_a_task_has_only_its_exits,
         stalled_readers_losses_are_counted,
     }
 }

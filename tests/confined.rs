@@ -322,7 +322,7 @@ fn limits_are_those_of_the_machine() {
 }
 
 #[test]
-fn run_without_filters_says_so() {
+fn run_without_filters_warns() {
     let mut machine = Machine::start(&spinning(), &[], &["--no-seccomp"]);
     for status in machine.threads().values() {
         assert_eq!(status["Seccomp"], "0");
@@ -500,7 +500,7 @@ fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
 }
 
 #[test]
-fn snapshot_of_one_user_goes_on_as_another_in_another_root() {
+fn snapshot_of_one_user_continues_as_another_in_another_root() {
     let user = format!("{NOBODY}:{NOBODY}");
     if refused_unless_root(&["--user", &user]) {
         return;

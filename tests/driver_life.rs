@@ -12,7 +12,7 @@ tests::guest_tests! {
     counts_go_on_after_a_hibernation,
     rings_and_traces_end_with_a_hibernation,
     persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
-    vperf_records_on_when_a_cpu_goes,
+    vperf_continues_when_a_cpu_goes_offline,
     vperf_reads_a_persistent_event_whose_cpu_is_offline,
     module_reloads_while_programs_open_and_close,
 }

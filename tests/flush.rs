@@ -11,7 +11,7 @@ mod guest {
         group_is_flushed_as_one,
         all_persistent_events_are_flushed_at_once,
         every_state_can_be_flushed,
-        piece_of_a_trace_is_printed,
+        flush_publishes_a_piece_of_a_trace,
         flush_writes_samples_of_the_exit_engine,
         task_is_flushed_wherever_it_is,
         children_are_flushed_too,

@@ -9,7 +9,7 @@ tests::guest_tests! {
     closed_leader_frees_its_siblings,
     leaders_follow_each_other_without_end,
     group_of_unlike_events_is_refused,
-    inherited_group_is_read_at_once,
+    inherited_group_is_read_with_its_children,
     group_waits_for_its_leaders_exec,
     limit_continues_after_a_pause,
     groups_come_and_go_while_tasks_fork,

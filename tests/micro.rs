@@ -207,7 +207,7 @@ fn triple_fault_on_other_vcpu_ends_run() {
 }
 
 #[test]
-fn check_says_that_such_guests_run_here() {
+fn check_reports_that_such_guests_run_here() {
     let check = Command::new(vmm_binary())
         .args(["check", "--json"])
         .output()

@@ -30,6 +30,6 @@ mod denied {
         denied_events_are_not_listed,
         denied_events_are_closed_by_every_door_and_others_are_not,
         denied_event_of_the_operators_own_is_read,
-        kernel_log_says_that_a_kind_is_denied,
+        kernel_log_reports_a_denied_kind,
     }
 }

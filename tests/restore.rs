@@ -210,7 +210,7 @@ fn whole(console: &[u8]) {
 }
 
 #[test]
-fn guest_that_is_saved_says_every_line_once() {
+fn saved_guest_prints_every_line_once() {
     let session = SESSION.get();
     let log = session.text("live-snapshot");
     assert_eq!(session.exit("live-snapshot"), 0, "{log}");
@@ -219,7 +219,7 @@ fn guest_that_is_saved_says_every_line_once() {
 }
 
 #[test]
-fn each_copy_says_the_rest_of_the_lines_once() {
+fn each_restored_copy_prints_the_remaining_lines_once() {
     let session = SESSION.get();
     for snapshot in ["used", "ended"] {
         let log = session.text(&format!("{snapshot}-snapshot"));

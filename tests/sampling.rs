@@ -3,12 +3,12 @@
 tests::guest_tests! {
     "sampling":
     sample_for_each_period,
-    samples_tell_who_and_where,
+    samples_name_task_and_address,
     times_increase_and_are_the_guests,
     two_vcpus_samples_never_mix,
     samples_follow_their_task,
     childs_samples_reach_the_parents_ring,
-    siblings_are_told_apart,
+    siblings_are_distinguished,
     new_period_starts_at_once,
     exits_sample_exactly,
     clock_samples_the_loop_that_runs,

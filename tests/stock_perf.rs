@@ -38,7 +38,7 @@ mod recording {
         call_graph_by_dwarf_has_the_users_stack,
         top_names_the_hot_function,
         interrupts_of_a_recording_are_one_for_many_samples,
-        cpu_that_goes_away_ends_its_part_alone,
+        cpu_that_goes_offline_ends_only_its_part,
         hardware_events_without_host_counters_fall_back,
         users_without_privilege_sample_their_own_mode,
         users_without_privilege_learn_what_they_lack,

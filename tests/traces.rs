@@ -283,7 +283,7 @@ fn traced(device: &mut Device, trace: &Trace, part: &Code) -> (Code, u32) {
 }
 
 #[test]
-fn every_exit_stands_in_the_trace_once_and_in_order() {
+fn every_exit_is_in_the_trace_once_and_in_order() {
     let (mut device, boot) = Device::bring_up(1);
     let trace = Trace::new(0, 16);
     let part = Part::default().every_kind().times(100);

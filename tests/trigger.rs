@@ -20,7 +20,7 @@ mod regions {
         one_event_is_a_switch,
         every_nth_region,
         exits_bound_regions,
-        limited_starter_starts_that_often,
+        starter_stops_at_its_limit,
         members_of_a_group_are_targets_by_themselves,
         regions_of_a_trace,
         clock_is_started_and_stopped,

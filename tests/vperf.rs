@@ -34,7 +34,7 @@ mod regions {
         marks_that_change_nothing_enter_nothing,
         regions_of_a_cpu_are_exact,
         regions_of_a_running_process_are_exact,
-        group_counts_in_the_region,
+        group_counts_only_in_the_region,
         samples_are_of_the_region_alone,
         trace_covers_only_the_region,
         stat_names_the_region_and_its_visits,

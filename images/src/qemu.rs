@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn ninja_tells_how_far_it_is() {
+    fn ninjas_progress_is_parsed() {
         assert_eq!(tenths("[840/1210] Compiling C object a.o"), Some(6));
         assert_eq!(tenths("[1210/1210] Linking"), Some(10));
         for other in ["[1/0] x", "ninja: no work to do.", "[x/y]", "[1]", ""] {

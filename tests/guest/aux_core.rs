@@ -34,8 +34,8 @@ pub(crate) const TESTS: &[Test] = &[
         perfs_maps_are_refused_as_ever,
     ),
     (
-        "perfs_area_goes_while_the_host_writes",
-        perfs_area_goes_while_the_host_writes,
+        "perfs_area_is_unmapped_while_the_host_writes",
+        perfs_area_is_unmapped_while_the_host_writes,
     ),
 ];
 
@@ -100,18 +100,19 @@ impl Kept {
         })
     }
 
-    /// Takes the records of pieces, which must follow each other up to the head, and the exits. A piece may end
-    /// meanwhile. Returns the exits and the flags of the pieces.
+    /// Takes the exits, and the records of pieces, which must follow each other up to the head. A piece may end
+    /// meanwhile, but only on this CPU: perf core writes its record before it moves the head. Returns the exits and
+    /// the flags of the pieces.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let before = areas::head(&self.ring);
+        let packets = self.area.take(&self.ring)?;
+        self.ledger.follow(&packets)?;
         let told = told(&self.ring.take()?, &self.attr)?;
         self.told = contiguous(&told.chunks, self.told)?;
         let heads = before..=areas::head(&self.ring);
         if !heads.contains(&self.told) {
             return Err(format!("pieces up to {}, head {heads:?}", self.told));
         }
-        let packets = self.area.take(&self.ring)?;
-        self.ledger.follow(&packets)?;
         Ok((exits(&packets), told.flags()))
     }
 }
@@ -315,7 +316,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     Ok(())
 }
 
-fn perfs_area_goes_while_the_host_writes() -> Outcome {
+fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(port_trace(&device)?, 512);
     let stop = AtomicBool::new(false);

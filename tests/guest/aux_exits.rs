@@ -18,13 +18,16 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "each_port_write_stands_in_the_trace_once",
-        each_port_write_stands_in_the_trace_once,
+        "each_port_write_is_in_the_trace_once",
+        each_port_write_is_in_the_trace_once,
     ),
-    ("accesses_are_told_as_made", accesses_are_told_as_made),
     (
-        "each_mark_stands_in_the_trace_once",
-        each_mark_stands_in_the_trace_once,
+        "accesses_are_recorded_as_made",
+        accesses_are_recorded_as_made,
+    ),
+    (
+        "each_mark_is_in_the_trace_once",
+        each_mark_is_in_the_trace_once,
     ),
     (
         "time_outside_is_part_of_the_time",
@@ -68,7 +71,7 @@ fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     Ok(())
 }
 
-fn each_port_write_stands_in_the_trace_once() -> Outcome {
+fn each_port_write_is_in_the_trace_once() -> Outcome {
     const MADE: u64 = 1_000;
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 32, READ_WRITE)?;
@@ -97,7 +100,7 @@ fn each_port_write_stands_in_the_trace_once() -> Outcome {
     Ok(())
 }
 
-fn accesses_are_told_as_made() -> Outcome {
+fn accesses_are_recorded_as_made() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
@@ -134,7 +137,7 @@ fn compare(exits: &[Exit], reason: u64, made: &[Access]) -> Outcome {
     Ok(())
 }
 
-fn each_mark_stands_in_the_trace_once() -> Outcome {
+fn each_mark_is_in_the_trace_once() -> Outcome {
     const MADE: u64 = 300;
     const VALUE: u64 = 9;
     let device = Device::open()?;

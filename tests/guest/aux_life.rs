@@ -14,8 +14,8 @@ use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "forked_child_maps_the_area_itself",
-        forked_child_maps_the_area_itself,
+        "forked_child_does_not_inherit_the_area",
+        forked_child_does_not_inherit_the_area,
     ),
     (
         "area_outlives_the_rings_last_map",
@@ -39,7 +39,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-fn forked_child_maps_the_area_itself() -> Outcome {
+fn forked_child_does_not_inherit_the_area() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let event = event(&device)?;

@@ -24,8 +24,8 @@ pub(crate) const TESTS: &[Test] = &[
         trace_has_the_pausing_exit_and_not_the_resuming_one,
     ),
     (
-        "trace_of_a_task_can_be_paused",
-        trace_of_a_task_can_be_paused,
+        "pause_of_a_trace_follows_its_task",
+        pause_of_a_trace_follows_its_task,
     ),
     (
         "exits_resume_and_pause_each_other",
@@ -140,7 +140,7 @@ fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     Ok(())
 }
 
-fn trace_of_a_task_can_be_paused() -> Outcome {
+fn pause_of_a_trace_follows_its_task() -> Outcome {
     let device = Device::open()?;
     let (mut traced, _members) = regions(&device, io_trace(&device), How::OWN, 64)?;
     traced.event.enable(0)?;

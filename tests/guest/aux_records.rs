@@ -13,16 +13,16 @@ use crate::{Outcome, Test, cpu};
 pub(crate) const TESTS: &[Test] = &[
     ("start_is_recorded_once", start_is_recorded_once),
     (
-        "pieces_without_a_record_are_told_later",
-        pieces_without_a_record_are_told_later,
+        "pieces_without_a_record_are_recorded_later",
+        pieces_without_a_record_are_recorded_later,
     ),
     (
         "ring_without_data_has_an_area",
         ring_without_data_has_an_area,
     ),
     (
-        "records_of_an_area_tell_whose_they_are",
-        records_of_an_area_tell_whose_they_are,
+        "records_of_an_area_name_their_task",
+        records_of_an_area_name_their_task,
     ),
 ];
 
@@ -64,7 +64,7 @@ fn start_is_recorded_once() -> Outcome {
     Ok(())
 }
 
-fn pieces_without_a_record_are_told_later() -> Outcome {
+fn pieces_without_a_record_are_recorded_later() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 8, READ_WRITE)?;
     let fit = (traced.ring.size() - START_RECORD) / AUX_RECORD;
@@ -106,7 +106,7 @@ fn ring_without_data_has_an_area() -> Outcome {
     Ok(())
 }
 
-fn records_of_an_area_tell_whose_they_are() -> Outcome {
+fn records_of_an_area_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(0)?;

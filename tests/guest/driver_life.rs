@@ -60,8 +60,8 @@ pub(crate) const TESTS: &[Test] = &[
         persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
     ),
     (
-        "vperf_records_on_when_a_cpu_goes",
-        vperf_records_on_when_a_cpu_goes,
+        "vperf_continues_when_a_cpu_goes_offline",
+        vperf_continues_when_a_cpu_goes_offline,
     ),
     (
         "vperf_reads_a_persistent_event_whose_cpu_is_offline",
@@ -538,7 +538,7 @@ fn set_online(online: bool) -> io::Result<()> {
     fs::write(CPU1, if online { "1" } else { "0" })
 }
 
-fn vperf_records_on_when_a_cpu_goes() -> Outcome {
+fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
     cpu::pin(0)?;
     for tool in [&["record", "-c", "1"][..], &["stat"]] {
         // CPU 1 is offline when vperf stops its event and reads it.

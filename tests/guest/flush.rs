@@ -42,7 +42,10 @@ pub(crate) const TESTS: &[Test] = &[
         all_persistent_events_are_flushed_at_once,
     ),
     ("every_state_can_be_flushed", every_state_can_be_flushed),
-    ("piece_of_a_trace_is_printed", piece_of_a_trace_is_printed),
+    (
+        "flush_publishes_a_piece_of_a_trace",
+        flush_publishes_a_piece_of_a_trace,
+    ),
     (
         "flush_writes_samples_of_the_exit_engine",
         flush_writes_samples_of_the_exit_engine,
@@ -257,7 +260,7 @@ fn every_state_can_be_flushed() -> Outcome {
     Ok(())
 }
 
-fn piece_of_a_trace_is_printed() -> Outcome {
+fn flush_publishes_a_piece_of_a_trace() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::allow_ports()?;

@@ -33,8 +33,8 @@ pub(crate) const TESTS: &[Test] = &[
         group_of_unlike_events_is_refused,
     ),
     (
-        "inherited_group_is_read_at_once",
-        inherited_group_is_read_at_once,
+        "inherited_group_is_read_with_its_children",
+        inherited_group_is_read_with_its_children,
     ),
     (
         "group_waits_for_its_leaders_exec",
@@ -250,7 +250,7 @@ fn child_places(times: u32) -> Outcome {
     Ok(())
 }
 
-fn inherited_group_is_read_at_once() -> Outcome {
+fn inherited_group_is_read_with_its_children() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = EventAttr {
         inherit: true,

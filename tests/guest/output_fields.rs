@@ -30,8 +30,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("stack_is_copied_unchanged", stack_is_copied_unchanged),
     (
-        "other_records_tell_whose_they_are",
-        other_records_tell_whose_they_are,
+        "other_records_name_their_task",
+        other_records_name_their_task,
     ),
     ("other_fields_are_refused", other_fields_are_refused),
     (
@@ -341,7 +341,7 @@ fn stack_is_copied_unchanged() -> Outcome {
     Ok(())
 }
 
-fn other_records_tell_whose_they_are() -> Outcome {
+fn other_records_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let told = TID | TIME | ID | STREAM_ID | CPU | IDENTIFIER;

@@ -18,13 +18,10 @@ use crate::raw::{
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
+    ("refresh_limits_overflows", refresh_limits_overflows),
     (
-        "refresh_allows_that_many_overflows",
-        refresh_allows_that_many_overflows,
-    ),
-    (
-        "refresh_of_a_counter_is_refused",
-        refresh_of_a_counter_is_refused,
+        "refresh_of_a_counting_or_inherited_event_is_refused",
+        refresh_of_a_counting_or_inherited_event_is_refused,
     ),
     ("period_can_be_changed", period_can_be_changed),
     ("frequency_is_reached", frequency_is_reached),
@@ -38,8 +35,8 @@ pub(crate) const TESTS: &[Test] = &[
         children_are_read_with_their_parent,
     ),
     (
-        "each_childs_count_is_told_at_its_end",
-        each_childs_count_is_told_at_its_end,
+        "count_of_each_child_is_recorded_at_its_end",
+        count_of_each_child_is_recorded_at_its_end,
     ),
     ("excluded_mode_is_not_counted", excluded_mode_is_not_counted),
     ("pinned_event_counts_always", pinned_event_counts_always),
@@ -60,7 +57,7 @@ fn open(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Page
     Ok((event, ring))
 }
 
-fn refresh_allows_that_many_overflows() -> Outcome {
+fn refresh_limits_overflows() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 2, READ));
     let (event, mut ring) = open(&device, &attr)?;
@@ -93,7 +90,7 @@ fn refresh_allows_that_many_overflows() -> Outcome {
     Ok(())
 }
 
-fn refresh_of_a_counter_is_refused() -> Outcome {
+fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     let device = Device::open()?;
     let counting = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     ensure_eq!(
@@ -267,7 +264,7 @@ fn children_are_read_with_their_parent() -> Outcome {
     Ok(())
 }
 
-fn each_childs_count_is_told_at_its_end() -> Outcome {
+fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
     let device = Device::open()?;
     let mut attr = silent(device.marks(VALUE, 1, TID | TIME | ID | CPU | STREAM_ID));
     attr.read_format = FORMAT_ID;

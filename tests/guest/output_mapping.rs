@@ -33,8 +33,8 @@ pub(crate) const TESTS: &[Test] = &[
         two_maps_of_an_event_are_one_ring,
     ),
     (
-        "forked_child_maps_the_ring_itself",
-        forked_child_maps_the_ring_itself,
+        "forked_child_does_not_inherit_the_ring",
+        forked_child_does_not_inherit_the_ring,
     ),
     (
         "ring_lives_as_long_as_any_map",
@@ -52,7 +52,10 @@ pub(crate) const TESTS: &[Test] = &[
         "rings_of_root_have_no_memory_limit",
         rings_of_root_have_no_memory_limit,
     ),
-    ("big_ring_has_its_size", big_ring_has_its_size),
+    (
+        "big_ring_fills_before_it_loses",
+        big_ring_fills_before_it_loses,
+    ),
 ];
 
 const VALUE: u64 = 21;
@@ -160,7 +163,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     Ok(())
 }
 
-fn forked_child_maps_the_ring_itself() -> Outcome {
+fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -339,7 +342,7 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 
-fn big_ring_has_its_size() -> Outcome {
+fn big_ring_fills_before_it_loses() -> Outcome {
     let device = Device::open()?;
     let pages = 2048.min(device.info.max_ring_pages as usize);
     let stack = 32 << 10;

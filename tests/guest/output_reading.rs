@@ -22,8 +22,8 @@ pub(crate) const TESTS: &[Test] = &[
         buffer_that_is_too_short_is_refused,
     ),
     (
-        "every_read_format_stands_in_samples",
-        every_read_format_stands_in_samples,
+        "every_read_format_works_in_samples",
+        every_read_format_works_in_samples,
     ),
     ("each_events_loss_is_its_own", each_events_loss_is_its_own),
     (
@@ -32,8 +32,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("group_is_read_at_one_moment", group_is_read_at_one_moment),
     (
-        "samples_of_a_group_have_one_time",
-        samples_of_a_group_have_one_time,
+        "samples_have_the_counts_of_a_group_at_one_moment",
+        samples_have_the_counts_of_a_group_at_one_moment,
     ),
     ("group_flag_means_all_members", group_flag_means_all_members),
     ("members_outlive_their_leader", members_outlive_their_leader),
@@ -166,7 +166,7 @@ fn buffer_that_is_too_short_is_refused() -> Outcome {
     Ok(())
 }
 
-fn every_read_format_stands_in_samples() -> Outcome {
+fn every_read_format_works_in_samples() -> Outcome {
     let device = Device::open()?;
     for format in 0..FORMATS {
         let mut sampled = silent(device.marks(VALUE, 1, READ | TIME));
@@ -317,7 +317,7 @@ fn group_is_read_at_one_moment() -> Outcome {
     Ok(())
 }
 
-fn samples_of_a_group_have_one_time() -> Outcome {
+fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     let mut sampled = silent(device.marks(VALUE, 5, READ | TIME));

@@ -31,7 +31,10 @@ pub(crate) const TESTS: &[Test] = &[
         "sleepers_of_all_events_that_share_a_ring_are_woken",
         sleepers_of_all_events_that_share_a_ring_are_woken,
     ),
-    ("epoll_tells_each_wakeup_once", epoll_tells_each_wakeup_once),
+    (
+        "epoll_reports_each_wakeup_once",
+        epoll_reports_each_wakeup_once,
+    ),
     ("each_overflow_signals", each_overflow_signals),
     ("burst_signals_each_overflow", burst_signals_each_overflow),
     (
@@ -207,7 +210,7 @@ pub(crate) fn sleepers_are_woken(
     Ok(())
 }
 
-fn epoll_tells_each_wakeup_once() -> Outcome {
+fn epoll_reports_each_wakeup_once() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 2);
     let readable = libc::EPOLLIN.cast_unsigned();

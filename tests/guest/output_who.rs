@@ -27,8 +27,8 @@ pub(crate) const TESTS: &[Test] = &[
         engine_of_an_event_is_reported,
     ),
     (
-        "swapping_tasks_are_told_apart_by_the_exit_engine",
-        swapping_tasks_are_told_apart_by_the_exit_engine,
+        "swapping_tasks_are_distinguished_by_the_exit_engine",
+        swapping_tasks_are_distinguished_by_the_exit_engine,
     ),
     (
         "exit_engine_exits_once_for_a_sample",
@@ -43,8 +43,8 @@ pub(crate) const BATCHED: &[Test] = &[
         clock_is_sampled_only_by_the_batched_engine,
     ),
     (
-        "swapping_tasks_are_told_apart_by_the_batched_engine",
-        swapping_tasks_are_told_apart_by_the_batched_engine,
+        "swapping_tasks_are_distinguished_by_the_batched_engine",
+        swapping_tasks_are_distinguished_by_the_batched_engine,
     ),
     (
         "batched_engine_exits_for_no_sample",
@@ -202,7 +202,7 @@ fn swap_until(
     })
 }
 
-fn swapping_tasks_are_told_apart(engine: u32) -> Outcome {
+fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
     const ENOUGH: usize = 2000;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -252,13 +252,13 @@ fn swapping_tasks_are_told_apart(engine: u32) -> Outcome {
     Ok(())
 }
 
-fn swapping_tasks_are_told_apart_by_the_exit_engine() -> Outcome {
-    swapping_tasks_are_told_apart(ENGINE_EXIT)
+fn swapping_tasks_are_distinguished_by_the_exit_engine() -> Outcome {
+    swapping_tasks_are_distinguished(ENGINE_EXIT)
 }
 
 /// VPMU-G-6.5-1.
-fn swapping_tasks_are_told_apart_by_the_batched_engine() -> Outcome {
-    swapping_tasks_are_told_apart(ENGINE_BATCHED)
+fn swapping_tasks_are_distinguished_by_the_batched_engine() -> Outcome {
+    swapping_tasks_are_distinguished(ENGINE_BATCHED)
 }
 
 /// The figures of a loop that was sampled on a CPU.

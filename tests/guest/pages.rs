@@ -3,7 +3,7 @@
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
 )]
-#![expect(unsafe_code, reason = "memory shared with the guest")]
+#![expect(unsafe_code, reason = "memory shared with the kernel or the host")]
 
 use std::fs::File;
 use std::io;

@@ -151,7 +151,7 @@ fn clock_that_waits_has_not_run() -> Outcome {
     Ok(())
 }
 
-/// perf core reads its clock before the device reads its own: a large group makes that time long.
+/// perf core reads its clock before the device reads its own: a large group makes the difference large.
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;

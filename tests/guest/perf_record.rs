@@ -86,8 +86,8 @@ pub(crate) const TESTS: &[Test] = &[
         interrupts_of_a_recording_are_one_for_many_samples,
     ),
     (
-        "cpu_that_goes_away_ends_its_part_alone",
-        cpu_that_goes_away_ends_its_part_alone,
+        "cpu_that_goes_offline_ends_only_its_part",
+        cpu_that_goes_offline_ends_only_its_part,
     ),
     (
         "hardware_events_without_host_counters_fall_back",
@@ -649,7 +649,7 @@ fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     Ok(())
 }
 
-fn cpu_that_goes_away_ends_its_part_alone() -> Outcome {
+fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
     let mut marker = Marker::start("3")?;
     let mut perf = Controlled::start("hotplug", &["-a", "-e", MARK_3, "-c", "1"])?;

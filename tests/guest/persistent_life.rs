@@ -30,8 +30,8 @@ pub(crate) const TESTS: &[Test] = &[
         event_opened_persistent_outlives_its_handle,
     ),
     (
-        "detaching_again_tells_the_same_id",
-        detaching_again_tells_the_same_id,
+        "second_detach_returns_the_same_id",
+        second_detach_returns_the_same_id,
     ),
     (
         "attached_event_ends_with_its_last_user",
@@ -164,7 +164,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     Ok(())
 }
 
-fn detaching_again_tells_the_same_id() -> Outcome {
+fn second_detach_returns_the_same_id() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "twice")?;
     ensure_eq!(id, event.id()?, "the id that detaching tells");

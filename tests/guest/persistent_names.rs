@@ -21,7 +21,10 @@ pub(crate) const TESTS: &[Test] = &[
         "sysfs_lists_persistent_events_until_their_end",
         sysfs_lists_persistent_events_until_their_end,
     ),
-    ("sysfs_tells_how_to_open_one", sysfs_tells_how_to_open_one),
+    (
+        "sysfs_describes_how_to_open_a_persistent_event",
+        sysfs_describes_how_to_open_a_persistent_event,
+    ),
     (
         "stock_perf_counts_one_by_name",
         stock_perf_counts_one_by_name,
@@ -148,7 +151,7 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     Ok(())
 }
 
-fn sysfs_tells_how_to_open_one() -> Outcome {
+fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     let device = fresh()?;
     let sysfs = Path::new(SYSFS);
     let kind: u32 = fs::read_to_string(sysfs.join("type"))?.trim().parse()?;

@@ -14,7 +14,10 @@ use crate::raw::{
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("event_ends_with_its_task", event_ends_with_its_task),
+    (
+        "persistent_event_of_a_task_is_refused",
+        persistent_event_of_a_task_is_refused,
+    ),
     (
         "detach_of_group_member_is_einval",
         detach_of_group_member_is_einval,
@@ -24,8 +27,8 @@ pub(crate) const TESTS: &[Test] = &[
         detach_of_redirected_event_is_einval,
     ),
     (
-        "persistent_event_cannot_join_a_group",
-        persistent_event_cannot_join_a_group,
+        "persistent_event_refuses_members_and_redirects",
+        persistent_event_refuses_members_and_redirects,
     ),
     (
         "others_may_write_into_its_ring",
@@ -41,8 +44,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("list_is_read_in_pieces", list_is_read_in_pieces),
     (
-        "refused_change_leaves_the_event",
-        refused_change_leaves_the_event,
+        "refused_detach_changes_nothing",
+        refused_detach_changes_nothing,
     ),
     (
         "persistent_calls_of_nobody_are_refused",
@@ -50,7 +53,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-fn event_ends_with_its_task() -> Outcome {
+fn persistent_event_of_a_task_is_refused() -> Outcome {
     let device = fresh()?;
     let event = device.start(&sequence(&device), How::OWN)?;
     ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "a task's");
@@ -112,7 +115,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     Ok(())
 }
 
-fn persistent_event_cannot_join_a_group() -> Outcome {
+fn persistent_event_refuses_members_and_redirects() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
     let (event, _) = persistent(&device, &sequence(&device), 1, "single")?;
@@ -284,7 +287,7 @@ fn list_is_read_in_pieces() -> Outcome {
     sweep(&device)
 }
 
-fn refused_change_leaves_the_event() -> Outcome {
+fn refused_detach_changes_nothing() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let event = device.start(&sequence(&device), How::OWN)?;

@@ -38,8 +38,8 @@ pub(crate) const DENIED: &[Test] = &[
         denied_event_of_the_operators_own_is_read,
     ),
     (
-        "kernel_log_says_that_a_kind_is_denied",
-        kernel_log_says_that_a_kind_is_denied,
+        "kernel_log_reports_a_denied_kind",
+        kernel_log_reports_a_denied_kind,
     ),
 ];
 
@@ -232,7 +232,7 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     Ok(())
 }
 
-fn kernel_log_says_that_a_kind_is_denied() -> Outcome {
+fn kernel_log_reports_a_denied_kind() -> Outcome {
     let output = Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&output.stdout);
     let says = "no software events: the host refused them: disabled by its operator";

@@ -21,8 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
         hardware_that_the_operator_keeps_is_not_offered,
     ),
     (
-        "kernel_log_says_once_that_the_operator_keeps_hardware",
-        kernel_log_says_once_that_the_operator_keeps_hardware,
+        "kernel_log_reports_once_that_the_operator_keeps_hardware",
+        kernel_log_reports_once_that_the_operator_keeps_hardware,
     ),
     (
         "pinned_event_without_a_counter_is_in_error",
@@ -63,7 +63,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     Ok(())
 }
 
-fn kernel_log_says_once_that_the_operator_keeps_hardware() -> Outcome {
+fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
     let output = Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&output.stdout);
     let lines = log.lines().filter(|line| line.contains("ask the operator"));

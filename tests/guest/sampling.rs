@@ -14,7 +14,10 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("sample_for_each_period", sample_for_each_period),
-    ("samples_tell_who_and_where", samples_tell_who_and_where),
+    (
+        "samples_name_task_and_address",
+        samples_name_task_and_address,
+    ),
     (
         "times_increase_and_are_the_guests",
         times_increase_and_are_the_guests,
@@ -25,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
         "childs_samples_reach_the_parents_ring",
         childs_samples_reach_the_parents_ring,
     ),
-    ("siblings_are_told_apart", siblings_are_told_apart),
+    ("siblings_are_distinguished", siblings_are_distinguished),
     ("new_period_starts_at_once", new_period_starts_at_once),
     ("exits_sample_exactly", exits_sample_exactly),
     (
@@ -89,7 +92,7 @@ fn sample_for_each_period() -> Outcome {
     Ok(())
 }
 
-fn samples_tell_who_and_where() -> Outcome {
+fn samples_name_task_and_address() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(1)?;
     let attr = EventAttr {
@@ -232,7 +235,7 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
         .spawn()
 }
 
-fn siblings_are_told_apart() -> Outcome {
+fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
     // One CPU, which the children inherit: each mark is followed by a switch to the sibling.

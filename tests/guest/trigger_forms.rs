@@ -26,10 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("one_event_is_a_switch", one_event_is_a_switch),
     ("every_nth_region", every_nth_region),
     ("exits_bound_regions", exits_bound_regions),
-    (
-        "limited_starter_starts_that_often",
-        limited_starter_starts_that_often,
-    ),
+    ("starter_stops_at_its_limit", starter_stops_at_its_limit),
     (
         "members_of_a_group_are_targets_by_themselves",
         members_of_a_group_are_targets_by_themselves,
@@ -213,7 +210,7 @@ fn exits_bound_regions() -> Outcome {
     Ok(())
 }
 
-fn limited_starter_starts_that_often() -> Outcome {
+fn starter_stops_at_its_limit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;

@@ -33,7 +33,10 @@ pub(crate) const TESTS: &[Test] = &[
         "regions_of_a_running_process_are_exact",
         regions_of_a_running_process_are_exact,
     ),
-    ("group_counts_in_the_region", group_counts_in_the_region),
+    (
+        "group_counts_only_in_the_region",
+        group_counts_only_in_the_region,
+    ),
     (
         "samples_are_of_the_region_alone",
         samples_are_of_the_region_alone,
@@ -197,7 +200,7 @@ fn regions_of_a_running_process_are_exact() -> Outcome {
     Ok(())
 }
 
-fn group_counts_in_the_region() -> Outcome {
+fn group_counts_only_in_the_region() -> Outcome {
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
         &["workload", "regions", "50", "--marks", "4", "--outside"],

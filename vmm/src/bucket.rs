@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_stands_still_or_goes_back_makes_no_tokens() {
+    fn time_that_does_not_advance_adds_no_tokens() {
         let start = Instant::now() + Duration::from_secs(10);
         let mut bucket = Bucket::new(1, u64::MAX, SECOND, start);
         assert_eq!(bucket.take(1, start), 1);

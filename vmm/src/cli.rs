@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_in_one_line() {
+    fn mistakes_are_reported_in_one_line() {
         let wrong: [&[&str]; 4] = [
             &["vmm", "run", "--kernle", "x"],
             &["vmm", "walk"],

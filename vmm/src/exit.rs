@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_goes_on_after_a_reset_but_not_after_an_ending_from_outside() {
+    fn machine_continues_after_a_reset_but_not_after_an_external_end() {
         let end = End::new().expect("event descriptors");
         end.announce(Ok(Ending::Reset));
         assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_tell_endings_from_failures() {
+    fn exit_codes_distinguish_endings_from_failures() {
         let endings = [
             Ending::Poweroff,
             Ending::Reset,

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn mediated_pmu_is_what_the_modules_parameter_says() {
+    fn mediated_pmu_follows_the_modules_parameter() {
         for (module, text, expected) in [
             ("kvm_intel", "Y\n", Some(true)),
             ("kvm_amd", "Y\n", Some(true)),

@@ -20,7 +20,7 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
-fn wrong_usage_is_told_in_one_line() {
+fn wrong_usage_is_reported_in_one_line() {
     refused(&["run", "--kernle", "x"], 2, &["--kernle", "--help"]);
     refused(&["walk"], 2, &["walk", "--help"]);
     refused(&["run"], 2, &["--kernel"]);
@@ -150,7 +150,7 @@ fn configuration_with_an_unknown_field_is_refused() {
 }
 
 #[test]
-fn bad_files_are_told_in_one_line() {
+fn bad_files_are_reported_in_one_line() {
     let bench = Bench::new();
     let run = |kernel: &str, more: &[&str], words: &[&str]| {
         let kernel = bench.path(kernel);
@@ -307,7 +307,7 @@ fn machine_without_the_pmu_runs() {
 }
 
 #[test]
-fn configuration_file_equals_flags() {
+fn flags_override_the_configuration_file() {
     let bench = Bench::new();
     let kernel = bench.kernel(&out(0x505, 1));
     let text = serde_json::json!({"kernel": kernel, "memory": 16, "vcpus": 2});

@@ -212,7 +212,7 @@ fn hardware_event_of_a_machine_that_opens_none_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn guest_without_a_recorder_writes_no_file() {
+fn recording_is_written_only_on_request() {
     let bench = Bench::new();
     let kernel = bench.kernel(&opening(3, OPEN_PERSISTENT, 0, &TRIPLE_FAULT));
     let here = bench.path("here");

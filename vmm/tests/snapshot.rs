@@ -211,7 +211,7 @@ fn restore_refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
-fn snapshot_goes_on_where_it_was_taken_each_time_it_is_restored() {
+fn snapshot_continues_where_it_was_taken_at_each_restore() {
     for args in [&["--no-vpmu"][..], &[], &["--vcpus", "2"]] {
         let bench = Bench::new();
         let mut machine = Machine::boot(&bench, args);
@@ -287,7 +287,7 @@ fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
 }
 
 #[test]
-fn machine_goes_on_if_the_client_of_its_snapshot_is_gone() {
+fn machine_continues_if_the_client_of_its_snapshot_is_gone() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
     drop(machine.asked(&bench));
@@ -302,7 +302,7 @@ fn machine_goes_on_if_the_client_of_its_snapshot_is_gone() {
 }
 
 #[test]
-fn machine_goes_on_if_its_state_cannot_be_written() {
+fn machine_continues_if_its_state_cannot_be_written() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
     assert_eq!(machine.next(), "aa");

@@ -5,7 +5,7 @@
 //! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver that maps the same files.
 //! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
-#![expect(clippy::expect_used, reason = "tests fail by panicking")]
+#![expect(clippy::expect_used, reason = "examples fail by panicking")]
 
 #[expect(dead_code, reason = "the device's tests use the rest")]
 #[path = "../tests/device/driver.rs"]

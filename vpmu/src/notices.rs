@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn one_notice_stands_for_all_persistent_events() {
+    fn one_notice_represents_all_persistent_events() {
         let mut notices = Due::default();
         notices.list(1);
         notices.list(2);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_a_switching_guest_name_the_right_task() {
+    fn history_during_switches_has_the_right_tasks() {
         let memory = memory();
         let stop = AtomicBool::new(false);
         let histories: Vec<TaskHistory> = std::thread::scope(|scope| {

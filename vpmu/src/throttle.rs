@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_goes_back_opens_no_window() {
+    fn time_that_runs_backwards_opens_no_window() {
         let limit = RateLimit::new(100);
         let mut throttle = Throttle::default();
         assert_eq!(throttle.admit(limit, 50_000_000), Verdict::Last);

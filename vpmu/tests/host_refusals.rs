@@ -82,7 +82,7 @@ fn source_without_descriptors_refuses_for_want_of_them() {
 }
 
 #[test]
-fn thread_without_capabilities_is_refused_as_the_level_says() {
+fn thread_without_capabilities_is_refused_by_the_level() {
     let _alone = alone();
     let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").expect("perf events");
     let level: i32 = level.trim().parse().expect("a number");

@@ -130,7 +130,7 @@ fn requirements_are_numbered_by_their_sections() {
 
 /// Each requirement uses a keyword of the virtio specification, such as MUST.
 #[test]
-fn requirement_says_how_binding_it_is() {
+fn requirement_has_a_keyword() {
     for (number, text) in requirements() {
         let binding = ["MUST", "SHOULD", "MAY"];
         assert!(binding.iter().any(|word| text.contains(word)), "{number}");

@@ -102,7 +102,7 @@ fn area_read_advances_tail_and_wraps() {
 }
 
 #[test]
-fn much_comes_in_parts_that_end_with_a_page() {
+fn large_output_is_split_at_page_ends() {
     let pages = 2 * MOST / PAGE;
     let mut host = Host::new(pages);
     let mut area = host.area();

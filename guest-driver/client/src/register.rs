@@ -1,5 +1,5 @@
 //! The device's doorbell: a page that is a write-only register.
-#![expect(unsafe_code, reason = "memory shared with the guest")]
+#![expect(unsafe_code, reason = "a device register has no safe wrapper")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

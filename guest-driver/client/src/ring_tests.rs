@@ -84,7 +84,7 @@ fn sample(ip: u64) -> Record {
 }
 
 #[test]
-fn records_come_once_in_order_and_their_room_goes_back() {
+fn records_are_read_once_in_order_and_their_room_is_freed() {
     let (mut writer, mut ring) = Writer::new(1);
     assert!(ring.next_record().unwrap().is_none());
     writer.sample(1);
@@ -127,7 +127,7 @@ fn head_and_tail_wrap_at_the_end_of_numbers() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_told_and_skipped() {
+fn impossible_sizes_are_reported_and_skipped() {
     for (size, label) in [
         (0u64, "none"),
         (12, "odd"),

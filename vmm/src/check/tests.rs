@@ -132,7 +132,7 @@ fn guest_in_ring_3_appears_in_host_samples() {
 }
 
 #[test]
-fn public_keys_are_unchanged() {
+fn survey_has_its_documented_keys() {
     let json = serde_json::to_value(surveyed()).unwrap();
     assert!(json["stock_kernel"].is_boolean());
     for key in ["kvm", "guest", "perf", "pmu", "mediated_pmu"] {

@@ -22,7 +22,7 @@ fn kernel() -> RunArgs {
 }
 
 #[test]
-fn kernel_alone_boots() {
+fn kernel_is_the_only_required_setting() {
     let config = Config::try_from(&kernel()).expect("valid");
     assert_eq!(config.kernel.as_deref(), Some(Path::new("vmlinux")));
     assert_eq!((config.vcpus, config.memory_mib), (1, 256));
@@ -74,7 +74,7 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
-fn confinement_comes_from_flags_or_else_from_the_file() {
+fn confinement_from_flags_overrides_the_file() {
     let config = Config::try_from(&kernel()).expect("valid");
     assert_eq!(
         (
@@ -260,7 +260,7 @@ fn machines_out_of_bounds_are_refused() {
 }
 
 #[test]
-fn policy_comes_from_flags_or_else_from_the_file() {
+fn policy_from_flags_overrides_the_file() {
     let text = r#"{"pmu": "clocks", "allow-events": ["cycles"], "deny-events": ["exits-*"]}"#;
     let config = with_file(text, kernel()).expect("valid");
     assert_eq!(config.policy.tier, Some(Tier::Clocks));

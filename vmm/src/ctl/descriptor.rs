@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_comes_with_the_bytes_that_it_was_sent_with() {
+    fn file_arrives_with_its_bytes() {
         let (one, other) = UnixStream::pair().expect("sockets");
         let mut file = tempfile::tempfile().expect("a file");
         send(&one, b"first", None).expect("sent");

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_desk_answers_who_waits_and_who_comes() {
+    fn closed_desk_answers_waiting_and_later_requests() {
         let desk = desk();
         let file = || tempfile::tempfile().expect("a file");
         thread::scope(|scope| {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_directory_goes_and_one_that_was_there_stays_empty() {
+    fn unfinished_directory_is_removed_and_an_existing_one_stays_empty() {
         let bench = tempfile::tempdir().expect("a directory");
         let path = bench.path().join("snapshot");
         drop(Directory::make(&path).expect("made"));

@@ -1,6 +1,6 @@
 //! Pages of an event, mapped into this process. The kernel or the host can write them at any moment, so
 //! they are accessed only as atomic words. The module does not interpret them.
-#![expect(unsafe_code, reason = "memory shared with the guest")]
+#![expect(unsafe_code, reason = "memory shared with the kernel")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

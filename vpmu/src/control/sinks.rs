@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn sink_goes_with_its_last_family() {
+    fn sink_ends_with_its_last_family() {
         let mut sinks = sinks(&[1, 2, 3]);
         sinks.move_family(2, Some(1));
         sinks.move_family(3, Some(1));

@@ -182,7 +182,7 @@ mod tests {
     use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW};
 
     #[test]
-    fn host_is_excluded_where_the_request_says_so() {
+    fn host_is_excluded_as_requested() {
         for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
             for exclude_host in [false, true] {
                 let request = Request {

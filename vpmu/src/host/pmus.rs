@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_event_has_16_bits_where_sysfs_does_not_say() {
+    fn raw_event_has_16_bits_without_a_format_in_sysfs() {
         assert_eq!(mask(&[]), 0xffff);
         let nowhere = CpuPmu::find(Path::new("/nonexistent"), &BTreeSet::new());
         assert_eq!(nowhere, Ok(CpuPmu::default()));

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn key_comes_again_after_4096_uses_of_its_slot() {
+    fn key_repeats_after_4096_uses_of_its_slot() {
         let mut readings = Readings::default();
         let first = readings.take().unwrap();
         let mut key = first;

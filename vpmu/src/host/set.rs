@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn counter_that_a_group_refuses_goes_to_a_further_group() {
+    fn counter_that_a_group_refuses_joins_another_group() {
         let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let (tell, told) = channel();
         let (end, ended) = channel::<()>();

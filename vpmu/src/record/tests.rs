@@ -97,7 +97,7 @@ fn parts() -> Vec<(u64, Vec<u64>)> {
 }
 
 #[test]
-fn every_combination_of_fields_stands_in_perfs_order() {
+fn every_combination_of_fields_is_in_perfs_order() {
     let parts = parts();
     let all = parts.iter().fold(0, |bits, (bit, _)| bits | bit);
     assert_eq!(all, SAMPLE_ALLOWED, "a part for each allowed bit");
@@ -169,7 +169,7 @@ fn kernel_thread_has_neither_registers_nor_stack() {
 }
 
 #[test]
-fn registers_are_as_many_as_the_mask_says() {
+fn registers_are_as_many_as_the_mask_has_bits() {
     for values in [&[][..], &[11], &[11, 12, 13]] {
         let regs = Some(Regs { abi: 1, values });
         let sample = Sample {

@@ -74,7 +74,7 @@ fn feature_that_is_not_offered_is_not_accepted() {
 
 /// VPMU-D-3-5.
 #[test]
-fn driver_that_knows_of_no_bits_beyond_four_has_persistence_links_and_flushes() {
+fn driver_without_later_feature_bits_has_persistence_links_and_flush() {
     let mut rig = Rig::new();
     rig.vpmu.reset();
     rig.activate(ALL_FEATURES);

@@ -40,7 +40,7 @@ fn everything() -> Layout {
 }
 
 #[test]
-fn traces_tell_where_their_bytes_stand() {
+fn traces_report_the_offsets_of_their_bytes() {
     let aux = |flags| match parse(11, &[4096, 128, flags], &plain(0)) {
         Ok(Record::Aux(aux)) => aux,
         other => panic!("{other:?}"),
@@ -243,7 +243,7 @@ fn other_types_and_fields_are_not_guessed() {
 }
 
 #[test]
-fn losses_are_told_with_and_without_whose_they_are() {
+fn losses_are_recorded_with_and_without_their_owner() {
     let lost = parse(2, &[42, 17], &plain(SAMPLE_DEFAULT)).unwrap();
     let (id, lost_records) = (42, 17);
     let expected = |who| Record::Lost {

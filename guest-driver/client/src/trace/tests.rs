@@ -87,7 +87,7 @@ fn exit_packet_has_every_field() {
 }
 
 #[test]
-fn reasons_are_told_apart_and_addresses_are_not_made_up() {
+fn reasons_are_distinguished_and_missing_addresses_omitted() {
     let of = |reason, flags| {
         let bytes = composed::Exit {
             flags,
@@ -152,7 +152,7 @@ fn samples_have_their_registers_by_the_kernels_numbers() {
 }
 
 #[test]
-fn syncs_say_what_is_missing() {
+fn syncs_report_what_is_missing() {
     for (flags, expected) in [
         (1, [true, false, false, false]),
         (2, [false, true, false, false]),

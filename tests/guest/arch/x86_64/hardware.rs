@@ -20,8 +20,8 @@ pub(crate) const TESTS: &[Test] = &[
         exits_to_the_vmm_are_among_them,
     ),
     (
-        "task_counts_only_exits_while_it_runs",
-        task_counts_only_exits_while_it_runs,
+        "hardware_trace_of_a_task_has_only_its_exits",
+        hardware_trace_of_a_task_has_only_its_exits,
     ),
     (
         "stalled_readers_losses_are_counted",
@@ -217,7 +217,7 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     Ok(())
 }
 
-fn task_counts_only_exits_while_it_runs() -> Outcome {
+fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     const TIMES: u64 = 100;
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn command_line_is_bounded_and_whole() {
+    fn command_line_too_long_or_with_nul_is_refused() {
         let write = |cmdline: &str| write(&memory(), &kernel(), None, cmdline, &MACHINE);
         let longest = "x".repeat(layout::CMDLINE_MAX - 1);
         assert!(write(&longest).is_ok());

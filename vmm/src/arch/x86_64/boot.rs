@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_bounded_and_whole() {
+    fn command_line_too_long_or_with_nul_is_refused() {
         let longest = "x".repeat(layout::CMDLINE_MAX - 1);
         assert!(write_cmdline(&memory(), &longest).is_ok());
         assert!(matches!(

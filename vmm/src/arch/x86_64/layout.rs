@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_gap_goes_on_at_four_gib() {
+    fn memory_beyond_the_gap_continues_at_four_gib() {
         assert_eq!(ram(GAP + 4096), [(0, GAP), (GAP_END, 4096)]);
         assert_eq!(ram(8 << 30), [(0, GAP), (GAP_END, 5 << 30)]);
     }

@@ -68,7 +68,7 @@ fn refused_events_name_the_remedy() {
 }
 
 #[test]
-fn kind_that_the_host_refuses_comes_with_the_remedy() {
+fn kind_that_the_host_refuses_names_the_remedy() {
     let line = |name: &str, perf: &Perf| {
         let mut lines = counters(perf).into_iter();
         lines
@@ -99,7 +99,7 @@ fn kind_that_the_host_refuses_comes_with_the_remedy() {
 }
 
 #[test]
-fn host_trace_is_refused_with_its_reason() {
+fn host_traces_are_listed_with_the_reason_of_refusal() {
     let trace = |pmu: &str| HostTrace {
         pmu: pmu.into(),
         refused: format!("because of {pmu}"),

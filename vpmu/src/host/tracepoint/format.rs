@@ -85,7 +85,7 @@ print fmt: \"ID: %u field:x; offset:1; size:1;\", REC->exit_reason
 ";
 
     #[test]
-    fn fields_lie_where_the_file_says() {
+    fn fields_are_at_the_offsets_of_the_file() {
         let format = Format::parse(TEXT).expect("a format");
         assert_eq!(format.id, 1473);
         let raw: Vec<u8> = (0..24).collect();

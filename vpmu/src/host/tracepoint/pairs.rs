@@ -311,7 +311,7 @@ mod tests {
 
     /// VPMU-D-6.8-9.
     #[test]
-    fn only_the_guests_words_are_told() {
+    fn exit_without_guest_information_has_none() {
         // An external interrupt, whose words may be stale.
         let records = [
             entry(5),

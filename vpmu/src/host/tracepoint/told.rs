@@ -80,7 +80,7 @@ mod tests {
 
     /// VPMU-D-6.8-9.
     #[test]
-    fn interrupts_of_the_host_tell_nothing() {
+    fn interrupts_of_the_host_report_no_details() {
         for reason in [
             0x52,
             0x60,

@@ -243,7 +243,7 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
 /// A mark of vCPU 0 stops a sampling event of vCPU 1. The stop finds an overflow of that event, which starts an
 /// event of vCPU 0.
 #[test]
-fn chain_of_triggers_goes_from_vcpu_to_vcpu_and_back() {
+fn chain_of_triggers_crosses_vcpus_and_returns() {
     let mut rig = Rig::new();
     let mark = OpenRequest {
         period: 1.into(),

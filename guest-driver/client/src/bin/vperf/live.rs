@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn more_places_than_are_told_apart_are_others() {
+    fn places_beyond_the_limit_are_counted_as_others() {
         let mut live = Live::new();
         for ip in 0..MOST_SPOTS as u64 + 7 {
             live.record(&sample(ip << 12));

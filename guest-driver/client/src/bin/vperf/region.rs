@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn passages_are_told_by_side() {
+    fn passages_are_counted_by_side() {
         let describe = |from: Option<u64>, left| {
             let passages = Passages {
                 from: from.map(|_| 7),

@@ -123,7 +123,7 @@ fn rates_and_shares_are_numbers_of_their_kind() {
 }
 
 #[test]
-fn traces_are_told_of() {
+fn report_describes_traces() {
     let mut recording = recording();
     recording.add(Line::Trace(TraceLine {
         name: "exit-trace-user".into(),

@@ -128,7 +128,7 @@ fn trace_with_any_bytes_reads_back() {
 }
 
 #[test]
-fn bytes_that_were_cut_off_are_left_out_and_wrong_lengths_are_told() {
+fn truncated_bytes_are_omitted_and_wrong_lengths_reported() {
     let aux = |bytes: u64, data: &str| {
         format!("{{\"aux\":{{\"trace\":0,\"place\":0,\"position\":0,\"bytes\":{bytes}}}}}\n{data}")
     };

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_are_said_as_people_do() {
+    fn accesses_are_described_in_words() {
         let of =
             |reason, address, detail| words(exit(0, reason, address, detail), Processor::Unknown).1;
         assert_eq!(

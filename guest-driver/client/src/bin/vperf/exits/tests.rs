@@ -204,7 +204,7 @@ fn truncated_recording_takes_loss_from_packets() {
 }
 
 #[test]
-fn garbage_costs_a_page_and_is_told() {
+fn garbage_costs_a_page_and_is_reported() {
     let mut stream = packets().concat();
     stream.resize(4096, 0xee);
     stream.extend(sync(8, 9, 0));
