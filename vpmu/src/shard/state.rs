@@ -675,20 +675,19 @@ impl State {
         }
     }
 
-    /// Changes an event, and updates its hooks.
+    /// Changes an event, and updates its hooks. Its vCPU may read them meanwhile, so hooks that the event keeps
+    /// stay set.
     fn with_hooks<T>(
         &mut self,
         id: u64,
         change: impl FnOnce(&mut Event, &mut Cpu) -> T,
     ) -> Option<T> {
         let event = self.events.get_mut(&id)?;
-        let active = event.active_on().is_some();
-        if active {
-            self.hooks.drop(event.hooks(), &self.cpu.vcpu);
-        }
+        let before = event.active_on().map(|_| event.hooks());
         let changed = change(event, &mut self.cpu);
-        if active {
+        if let Some(before) = before {
             self.hooks.want(event.hooks(), &self.cpu.vcpu);
+            self.hooks.drop(before, &self.cpu.vcpu);
         }
         Some(changed)
     }

@@ -1,9 +1,13 @@
 //! The ring that an event writes to, and its lifetime.
 
+use std::thread;
+
+use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use crate::reader::{Raw, SAMPLE};
 use crate::rig::{Rig, open_of, sampling};
+use crate::world::At;
 
 fn open(rig: &mut Rig, vcpu: u32) -> u64 {
     let request = OpenRequest {
@@ -47,6 +51,34 @@ fn records_are_redirected_to_another_ring_and_back() {
     let mut own = rig.map(two, 1);
     rig.mark(0, 5, 1);
     assert_eq!((ids(&ring.raw()), ids(&own.raw())), (vec![one], vec![two]));
+}
+
+/// The vCPU reads the hooks of its events without a lock.
+#[test]
+fn exits_during_redirections_are_all_counted() {
+    const EXITS: u64 = 2_000_000;
+    let mut rig = Rig::new();
+    let one = open(&mut rig, 0);
+    let two = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
+        ..sampling(open_of(KIND_EXITS, EXIT_IO, 0), u64::MAX >> 1)
+    };
+    let two = rig.open(&two).expect("open");
+    let _ring = rig.map(one, 1);
+    let mut session = rig.vcpus.take(0);
+    let vcpu = thread::spawn(move || {
+        for _ in 0..EXITS {
+            session.enter();
+            session.leave(ExitReason::Io, &mut At(1));
+        }
+        session
+    });
+    while !vcpu.is_finished() {
+        rig.redirect(two, one).expect("redirected");
+        rig.redirect(two, 0).expect("back");
+    }
+    rig.vcpus.set(0, Some(vcpu.join().expect("no panic")));
+    assert_eq!(rig.value(0, two), EXITS);
 }
 
 #[test]
