@@ -79,7 +79,7 @@ impl Backend {
         }
     }
 
-    /// The catalogue, made at the first call: by then the machine has its vCPUs and their
+    /// The catalogue, made at the first call; by then, the machine must have its vCPUs and their
     /// statistics.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         self.catalogue.get_or_init(|| {

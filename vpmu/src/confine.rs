@@ -53,7 +53,7 @@ pub struct Argument {
     pub index: u8,
     /// The compared bits. An `int` has the low 32.
     pub mask: u64,
-    /// Their value.
+    /// The value of these bits.
     pub value: u64,
 }
 
@@ -114,7 +114,7 @@ pub fn descriptors(settings: &Settings) -> u64 {
 
 /// Maximum number of bytes that the host locks for the device: rings and metadata pages of its
 /// events. Without `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by
-/// `RLIMIT_MEMLOCK`; if that limit is too low, rings are shorter and events may not open.
+/// `RLIMIT_MEMLOCK`; if that limit is too low, rings are shorter and events can fail to open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)

@@ -63,7 +63,7 @@ pub enum Error {
         /// The number of queues that the transport set up.
         given: usize,
     },
-    /// A queue's rings are outside guest memory.
+    /// A queue's size or rings are not valid, or the control queue is not ready.
     #[error("the driver set up queue {0} outside guest memory, or not at all")]
     Queue(usize),
     /// The window is not one region of whole pages.
@@ -182,7 +182,7 @@ impl Vpmu {
     /// the area: packets of traces that share it are lost and counted.
     ///
     /// # Errors
-    /// [`AuxError`]; [`AuxError::Nested`] while another writer is open.
+    /// [`AuxError`]; [`AuxError::Nested`] while another writer of the area is open.
     pub fn aux_begin(&self, trace: u64) -> Result<AuxWriter<'_>, AuxError> {
         AuxWriter::begin(self, trace)
     }
@@ -299,7 +299,8 @@ impl Vpmu {
     /// `queues`, one for each index, and reports used buffers through `interrupt`.
     ///
     /// # Errors
-    /// [`Error`]: a queue or the features are not valid; the device stays inactive.
+    /// [`Error`]: the queues or the features are not valid, or the window overlaps guest memory; the device
+    /// stays inactive.
     pub fn activate(
         &self,
         memory: impl Into<Memory>,

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: AtomicUsize,
-    /// Locked alone, and last: see [`crate::locks`].
+    /// Locked only while no other lock is held: see [`crate::locks`].
     gate: Mutex<()>,
     left: Condvar,
 }

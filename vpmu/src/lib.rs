@@ -1,7 +1,7 @@
 //! A paravirtual PMU device for VMMs whose guest memory implements vm-memory's traits ([`Memory`]). The device marks
 //! the pages that it writes in the memory's dirty bitmaps.
 //!
-//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device asks of it)
+//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (services of the VMM that the device uses)
 //! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
 //! transport, whose queues ([`QueueState`]) and [`Interrupt`] it hands over at [`Vpmu::activate`]. Each
 //! vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
@@ -10,8 +10,8 @@
 //! device; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM, event
 //! loops or command lines.
 //!
-//! Events belong to the vCPU that they are placed on. A vCPU's work takes only the lock of its own
-//! shard; the order of all locks is documented in `locks`.
+//! Events belong to the vCPU that they are placed on. Of all shards, a vCPU's work usually locks only
+//! its own; the order of all locks is documented in `locks`.
 
 pub use vpmu_abi as abi;
 mod arch;

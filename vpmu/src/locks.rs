@@ -9,9 +9,9 @@
 //! | `DRAIN` | number of shards that need draining | a shard that starts or stops needing it |
 //! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring there |
 //!
-//! The gate of [`crate::flush`] is locked alone. A thread takes locks in this order, from the top,
-//! and never two of one kind: two shards are visited one after the other, under `CONTROL` if an
-//! event must not move between them. Debug builds check each acquisition.
+//! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in
+//! this order, from the top, and never two of one kind: two shards are visited one after the other,
+//! under `CONTROL` if an event must not move between them. Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};

@@ -98,8 +98,8 @@ pub trait Machine: Send + Sync + Debug {
     /// Halts of the vCPU so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
     /// Whether the host's samples of a vCPU's thread in guest mode have the guest's instruction
-    /// pointer and mode, kernel and user. Called once, when an event that depends on it is opened,
-    /// without the device's locks: finding out may take a while.
+    /// pointer and mode, kernel and user. Called at most once, when an event that depends on it is
+    /// opened or restored, without the device's locks: finding out may take a while.
     ///
     /// By default they do not, and every sample costs an exit.
     fn reports_guest_ips(&self) -> bool {
@@ -108,8 +108,9 @@ pub trait Machine: Send + Sync + Debug {
     /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
     /// about every ten milliseconds from a thread other than a vCPU's.
     ///
-    /// Without draining, which is the default, samples of the batched engine reach the guest when
-    /// it stops or reads their event, and a throttled event resumes when its vCPU leaves the guest.
+    /// Without draining, which is the default, samples of the batched engine reach the guest only with
+    /// its commands or other overflows of the vCPU. A throttled event then resumes when its vCPU leaves
+    /// the guest; an event of the batched engine, at its next command or overflow.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }

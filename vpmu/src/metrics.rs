@@ -23,7 +23,7 @@ pub struct ExitCounts {
 }
 
 impl ExitCounts {
-    /// All of them.
+    /// The sum of all counts.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.io + self.mmio + self.hlt + self.signal + self.other
@@ -79,7 +79,7 @@ pub struct Metrics {
     pub notices: u64,
     /// Marks placed.
     pub marks: u64,
-    /// Wakeup marks that rings crossed.
+    /// Wakeups of the readers of rings and areas.
     pub wakeups: u64,
     /// Bytes that traces wrote to AUX areas.
     pub aux_written: u64,
@@ -87,7 +87,7 @@ pub struct Metrics {
     pub aux_lost: u64,
     /// Records that announce spans of AUX areas.
     pub aux_records: u64,
-    /// Malformed guest requests that could not be answered.
+    /// Malformed guest requests that could not be answered, and unusable buffers of the event queue.
     pub bad_requests: u64,
     /// Work for the guest's requests, marks and exits.
     pub work: Work,

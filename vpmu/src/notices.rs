@@ -18,8 +18,7 @@ use crate::save::{Fault, SavedNotice, SavedQueue};
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    /// Whether a notice may be deliverable; [`Notices::deliver`] looks for due notices only then. It clears the flag
-    /// when notices or buffers run out.
+    /// Whether a notice may be deliverable; [`Notices::deliver`] looks for due notices only then, and clears the flag.
     ready: AtomicBool,
     interrupts: AtomicU64,
     state: Lock<State, NOTICES>,
@@ -75,7 +74,7 @@ impl Notices {
         }
     }
 
-    /// Makes the notices `all` due, before any of them can be delivered.
+    /// Makes the notices `all` due, or retracts them, before any of them can be delivered.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
         let mut due = self.due();
         for tell in all {
@@ -301,13 +300,13 @@ impl Due {
         waking
     }
 
-    /// Makes the error of an event due; called once in the event's life.
+    /// Makes the `NOTICE_ERROR` of an event due; called once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// Makes the limit that an event has reached due. The limit is a wakeup too, and replaces the `woke` wakeups of the
-    /// last overflow: a program that counts signals gets one for each overflow.
+    /// Makes a `NOTICE_LIMIT` of an event due. The notice is a wakeup too, and replaces the `woke` wakeups of the last
+    /// overflow: a program that counts signals gets one for each overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
         if let Some(waking) = self.waking.get_mut(&event) {
             *waking = waking.saturating_sub(woke);

@@ -1,5 +1,5 @@
-//! The memory of a ring. The ring's algorithm accesses memory only through [`Pages`], so that tests can substitute a
-//! model of memory. Implementations decide nothing: callers pass even the memory order.
+//! The memory of a ring or an AUX area. Their algorithms access memory only through [`Pages`], so that tests can
+//! substitute a model of memory. Implementations decide nothing: callers pass even the memory order.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -16,7 +16,7 @@ const WORD: usize = size_of::<u64>();
 /// and a CPU forwards pending stores only to loads of the same width: wider ones would stall.
 const SHORT: usize = 16;
 
-/// A ring's pages are not writable memory, or no longer.
+/// Pages of a ring or area are not writable memory, or no longer are.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("not guest memory")]
@@ -27,7 +27,7 @@ pub(crate) enum Unwritable {
     NoPage,
 }
 
-/// The pages of one ring: the metadata page, shared with the reader, and the data pages.
+/// The pages of one ring or area: the metadata page, shared with the reader, and the data pages.
 pub(crate) trait Pages {
     /// The word at `field` of the metadata page.
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable>;

@@ -7,7 +7,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// An adaption step applies 1 in `STEPS` of the correction to the period.
 const STEPS: i128 = 8;
 
-/// perf accepts no longer period.
+/// The longest period that perf accepts.
 pub(crate) const LONGEST: u64 = u64::MAX >> 1;
 
 /// A period, fixed or adapted to a frequency, and the elapsed part of it.
@@ -169,7 +169,7 @@ fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     }
     let right = u128::from(grown) * u128::from(NANOS_PER_SECOND)
         / (u128::from(elapsed) * u128::from(hertz));
-    // perf accepts no longer period.
+    // The longest period that perf accepts.
     let right = i128::try_from(right)
         .unwrap_or(i128::MAX)
         .min(i128::from(i64::MAX));

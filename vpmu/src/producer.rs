@@ -73,10 +73,11 @@ impl From<Refused> for AuxError {
 /// The position of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxPlace {
-    /// Bytes ever written to the area before the next one, modulo 2^64; in the area modulo its size.
+    /// Bytes ever written to the area before the next byte, modulo 2^64. The next byte's offset in the
+    /// area is this position modulo the area's size.
     pub position: u64,
-    /// Bytes from there on without unread data, according to the guest's tail when it was last
-    /// read: at the beginning, and when data did not fit.
+    /// Free bytes from there on, according to the guest's tail when the device last read it: at the
+    /// beginning of the write, and when data did not fit.
     pub room: u64,
 }
 
@@ -185,8 +186,8 @@ impl<'a> AuxWriter<'a> {
     ///
     /// # Errors
     /// [`AuxError::NoRoom`] if less was written; [`AuxError::Words`]; [`AuxError::NoEvent`] and
-    /// [`AuxError::NoArea`] if the guest has closed the trace, or removed its area. Nothing is
-    /// published then.
+    /// [`AuxError::NoArea`] if the guest has closed the trace, or removed its area;
+    /// [`AuxError::Unwritable`]. Nothing is published then.
     pub fn end(mut self, size: u64) -> Result<(), AuxError> {
         let (trace, token, size) = (self.trace, self.token, whole_words(size)?);
         let released = |sink: &Sink| {

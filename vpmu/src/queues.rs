@@ -144,7 +144,7 @@ struct Active {
     memory: Memory,
     index: u16,
     queue: QueueState,
-    /// Whether the rings were inconsistent; the queue then stays unused until a reset.
+    /// Whether the rings were inconsistent or inaccessible; the queue then stays unused until a reset.
     broken: bool,
     /// Descriptors that the current notification may still use.
     descriptors: usize,
@@ -172,7 +172,7 @@ struct Part {
     writable: bool,
 }
 
-/// A buffer outside memory, or too short.
+/// A buffer that is broken (see [`Chain`]) or too short.
 #[derive(Debug, thiserror::Error)]
 #[error("the buffer is outside guest memory, or too short")]
 pub(crate) struct BadChain;

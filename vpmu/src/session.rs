@@ -16,9 +16,9 @@ use crate::work::{Turn, Work};
 
 /// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
-/// The device counts on the attached thread, so the session must stay on it. Usually, a session takes only the lock of
-/// its own vCPU's shard. It takes the locks of other shards and of the control plane for a command about another vCPU's
-/// event, and when its events affect such events: a leader its members, a trigger its targets.
+/// The device counts on the attached thread, so the session must stay on it. Usually, a session locks only the shard of
+/// its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a command about another
+/// vCPU's event, and when its events affect such events: a leader its members, a trigger its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
@@ -94,7 +94,7 @@ impl VcpuSession {
         vcpu.leave(exit.reason, &*shared.backend.source);
         let mut view = ExitView::new(regs, None);
         if std::mem::take(&mut self.in_traced_exit) {
-            // The run call failed before guest entry: that exit is over now.
+            // `enter` was not called since the previous exit: that exit is over now.
             shared.on(shard, |state| state.end_exit(true));
         }
         if let Some(tsc) = tsc {

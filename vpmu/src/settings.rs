@@ -156,14 +156,14 @@ pub enum Engines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of open events. Events that only count share one host file descriptor per vCPU and kind; sampling
-    /// events have counters of their own.
+    /// Maximum number of open events. Events that only count the same thing share one host file descriptor per vCPU;
+    /// sampling events have counters of their own.
     pub max_events: u32,
-    /// Maximum number of host counters that sampling events hold open, on all vCPUs together. Each takes a descriptor
-    /// and two pages; some take more, but at most 8 MiB together. While the limit allows, an event keeps one for each
-    /// vCPU that it ran on.
+    /// Maximum number of host counters that the guest's sampling events hold open, on all vCPUs together. Each takes a
+    /// descriptor (a trace of exits: two) and two pages; some take more pages, but at most 8 MiB together. While the
+    /// limit allows, an event keeps one for each vCPU that it ran on.
     pub max_host_counters: u32,
-    /// Maximum number of these that run on one vCPU at once; other events wait. Not zero.
+    /// Maximum number of these that run on one vCPU at once; other events wait, or fail if pinned. Not zero.
     pub max_active_counters: u32,
     /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,

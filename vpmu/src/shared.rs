@@ -51,7 +51,7 @@ impl Shared {
         self.shard(vcpu).map(|_| vcpu)
     }
 
-    /// Runs `act` on a shard, then the work that it leaves for others. The caller must hold no
+    /// Runs `act` on a shard, then the work that it leaves for other shards. The caller must hold no
     /// lock.
     pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = shard.with(act);

@@ -284,7 +284,7 @@ impl Sink {
         produced
     }
 
-    /// Writes the next packet of a trace; `None` if the sink has no area, or the event may not write to it now.
+    /// Writes the next packet of a trace; `None` if the sink has no area, or the driver has granted the event no room.
     pub(crate) fn produce(
         &self,
         record: &mut Record,

@@ -25,8 +25,8 @@ pub trait Source: Send + Sync + Debug {
     /// Opens a stopped counter on `thread`, at zero.
     ///
     /// # Errors
-    /// The host's error. Events in [`Source::offers`] fail only when descriptors or counters run
-    /// out.
+    /// The host's error; for events in [`Source::offers`] usually because descriptors, counters or
+    /// lockable memory have run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
     /// Begins to hold counters of `thread`: a counter that starts from now on may wait for [`Source::release`], so that
     /// all start at one moment; if one stops meanwhile, others may pause until then, too. A host whose timers pace such
@@ -246,7 +246,7 @@ pub struct HostExit {
 /// One overflow from the host's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overflow {
-    /// The host's time stamp counter at that moment.
+    /// The host's time stamp counter at the overflow.
     pub tsc: u64,
     /// The guest's instruction pointer, if the vCPU was in the guest.
     pub ip: u64,

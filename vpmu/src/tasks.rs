@@ -101,7 +101,7 @@ impl TaskHistory {
         for switch in first..count {
             let index = usize::try_from(switch % ENTRIES).ok()?;
             let at = HISTORY + index * size_of::<TaskSwitch>();
-            // In memory order, as it is parsed.
+            // In memory byte order: `task` parses it.
             let word = page.load::<u64>(at, Ordering::Relaxed).ok()?;
             let since = load(at + 8, Ordering::Relaxed)?;
             switches.push((since, task(word)));

@@ -52,7 +52,7 @@ impl TimeLimit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SamplingTime {
     window: u64,
-    /// In this window. An excess is charged to the next.
+    /// Nanoseconds in this window. An excess is charged to the next.
     spent: u64,
     total: u64,
 }
@@ -267,7 +267,7 @@ impl Throttle {
         self.closed
     }
 
-    /// Whether `time` is in a new window for the first time since the limit was used up.
+    /// Ends the suppression if `time` is in a later window; returns whether it did.
     pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> bool {
         let over = self.closed && time / limit.window > self.window;
         self.closed &= !over;

@@ -42,7 +42,8 @@ impl Hooks {
         self.0 & 1 << hook as u32 != 0
     }
 
-    /// Whether an exit needs the shard: events count it, or host overflows must be found.
+    /// Whether an exit needs the shard: events count it, host overflows must be found, or an event
+    /// is throttled.
     pub(crate) fn needs_shard(self) -> bool {
         self.has(Hook::Exits) || self.has(Hook::HostSamples) || self.has(Hook::Throttled)
     }
@@ -318,7 +319,8 @@ impl Vcpu {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds inside the run call at the last exit, measured while any event needs them.
+    /// Total nanoseconds inside the run call up to the last exit, measured only while an event needs
+    /// them.
     pub(crate) fn guest_time(&self) -> u64 {
         self.guest_time.load(Ordering::Relaxed)
     }

@@ -70,7 +70,7 @@ impl Window {
         })
     }
 
-    /// The window's memory alone, without the guest's.
+    /// The window's memory, without the guest's.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }

@@ -1,5 +1,5 @@
-//! The cost of a guest's requests: operations on events and calls of the host, counted on the
-//! thread that executes them. A request may name few or many events, so work is charged, not
+//! The cost of a guest's requests: operations and calls of the host, counted on the thread that
+//! executes them. A request may name few or many events, so the limits apply to work, not to
 //! requests.
 //!
 //! The account is per thread because one request can go through several shards and down to the
@@ -8,8 +8,8 @@
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// Maximum number of operations on events in one turn, except for the request that crosses the limit. Enough to switch
-/// every event of the default limit in and out.
+/// Maximum number of operations in one turn, except for the request that crosses the limit. Enough to switch every
+/// event of the default limit in and out.
 const TURN_OPERATIONS: u64 = 4096;
 /// Maximum number of calls of the source in one turn, except for the request that crosses the limit.
 const TURN_HOST_CALLS: u64 = 512;
@@ -27,7 +27,8 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Events started, stopped, read, counted or written for, each time.
+    /// Events started, stopped, read, counted or written for, each time; requests, commands and their
+    /// descriptors; several page addresses, or visits to events, as one.
     pub operations: u64,
     /// Calls of the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,

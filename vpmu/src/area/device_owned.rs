@@ -1,5 +1,5 @@
-//! An area that the device manages: it takes room from the reader's tail, and selects the spans to
-//! report to the reader.
+//! An area that the device manages: the reader's tail determines the room, and the device selects the
+//! spans to report to the reader.
 
 use std::sync::atomic::Ordering;
 
@@ -41,7 +41,7 @@ impl DeviceOwned {
         }
     }
 
-    /// Resets writer and reader, independent of an earlier area of the same ring.
+    /// Resets both positions in the metadata page, where an earlier area of the ring may have left its own.
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)
@@ -195,7 +195,7 @@ impl DeviceOwned {
     /// Skips `skip` bytes, then writes the producer's words.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written; [`Refused::Unwritable`].
     pub(super) fn put(
         &mut self,
         pages: &mut impl Pages,

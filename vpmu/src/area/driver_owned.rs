@@ -1,4 +1,4 @@
-//! An area that the driver manages, as the guest kernel's own perf does: the driver announces room,
+//! An area that the driver manages, as the guest kernel's own perf does: the driver grants room,
 //! fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
@@ -9,7 +9,8 @@ use crate::save::{Fault, SavedKeeper, SavedTurn};
 #[derive(Debug)]
 pub(super) struct DriverOwned {
     writer: Writer,
-    /// The driver is notified at multiples of this many bytes, or when half of the room is used.
+    /// The driver is notified at multiples of this many bytes, when half of the room is used, or at a
+    /// loss.
     watermark: u64,
     turn: Option<Turn>,
 }

@@ -196,7 +196,7 @@ impl Area {
         matches!(self.keeper, Keeper::Driver(_))
     }
 
-    /// Position of the next entry of `event`; `None` while it may not write.
+    /// Position of the next entry of `event`; `None` while the driver has granted it no room.
     pub(crate) fn position(&self, event: u64) -> Option<u64> {
         match &self.keeper {
             Keeper::Device(_, kept) => Some(kept.head()),
@@ -227,7 +227,7 @@ impl Area {
         }
     }
 
-    /// Whether the area has written data that is not published; for areas that the device manages.
+    /// Whether the area has an open span that events may end; `false` if the driver manages it.
     pub(crate) fn is_begun(&self) -> bool {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
@@ -267,7 +267,8 @@ impl Area {
     /// Skips `skip` bytes, then writes the producer's words.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`], [`Refused::Unwritable`]: nothing was written.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written; [`Refused::Unwritable`]: skipped
+    /// bytes may remain.
     pub(crate) fn put(
         &mut self,
         memory: &View<'_>,
@@ -282,7 +283,7 @@ impl Area {
     /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less; [`Refused::Unwritable`].
     pub(crate) fn release(
         &mut self,
         memory: &View<'_>,

@@ -117,7 +117,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
         match sampling.engine {
             Engine::Exit => attr.__bindgen_anon_2.wakeup_events = 1,
             Engine::Batched => {
-                // It has no waiters, so the host need not look for any.
+                // The event has no waiters, so the host need not look for any.
                 attr.set_watermark(1);
                 attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
             }

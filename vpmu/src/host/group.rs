@@ -98,7 +98,7 @@ pub(super) struct Group {
     class: Class,
     /// In order of opening, which is the order of the host's values; the first leads.
     members: Vec<Member>,
-    /// Whether the host refused a member; cleared when a member leaves.
+    /// Whether the host refused a member; cleared when a member other than the leader leaves.
     full: bool,
     /// The times of the last reading.
     times: Reading,
@@ -112,7 +112,7 @@ struct Member {
     event: File,
     /// Its metadata page.
     page: Option<Mapping>,
-    /// The host's count when it was added: a leader may have existed before.
+    /// The host's count when it was added; not zero for a reused leader.
     base: u64,
 }
 
@@ -168,7 +168,7 @@ impl Group {
         !self.full && self.members.len() < self.class.most()
     }
 
-    /// Refuses members until one leaves.
+    /// Refuses members until one other than the leader leaves.
     pub(super) fn close_to_others(&mut self) {
         self.full = true;
     }
@@ -267,7 +267,7 @@ impl Group {
         true
     }
 
-    /// Reads every member now and stores the readings, or only one; `own`: on the thread of the
+    /// Reads every member now, and stores all readings or that of `only`; `own`: on the thread of the
     /// counters.
     pub(super) fn refresh(
         &mut self,
@@ -356,7 +356,7 @@ fn software_pmu(what: &Request) -> Option<u64> {
 
 /// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot
 /// count all at once, `E2BIG` if it cannot read them at once, `ENODEV` (Linux 6.15 and newer) if
-/// the group's thread has ended, for which an event alone fails with `ESRCH`.
+/// the group's thread has ended, for which an event without a group fails with `ESRCH`.
 fn is_misfit(error: &io::Error) -> bool {
     let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
     error

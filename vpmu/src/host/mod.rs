@@ -118,8 +118,8 @@ impl PerfSource {
     /// This host's events are probed later, when the guest's driver or the VMM first asks for them: each
     /// candidate is opened once on the thread that asks, with its capabilities.
     ///
-    /// `signal` is sent to a vCPU's thread when one of its sampling events overflows. The VMM's
-    /// handler must make the run call return; without a handler the signal ends the process.
+    /// `signal` is sent to a vCPU's thread when one of its events of the exit engine overflows. The
+    /// VMM's handler must make the run call return; without a handler the signal ends the process.
     ///
     /// # Errors
     /// [`Error::Signal`] for anything but a real-time signal; [`Error::Thread`], with the error of

@@ -17,7 +17,7 @@ use vpmu_perf::record::halves;
 use crate::arch;
 use crate::source::Reading;
 
-/// Concurrent updates by the kernel that the reader tolerates before it calls the kernel.
+/// Attempts to read the page, which a concurrent update invalidates, before the kernel is called.
 const TRIES: usize = 4;
 
 /// A metadata page, and the CPU that the reader runs on.
@@ -46,7 +46,7 @@ impl Metadata for Mapping {
 }
 
 /// The event's current count and times; `None` if only the kernel can read them: the event has no
-/// counter now, or the page does not permit it.
+/// counter now, the page does not permit it, or it keeps changing.
 pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     for _ in 0..TRIES {
         let before = event.word(LOCK_INDEX);
@@ -61,7 +61,7 @@ pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     None
 }
 
-/// The event from one pass over the page, which the kernel may have changed meanwhile.
+/// The reading from one pass over the page, which the kernel may have changed meanwhile.
 fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     let capabilities = event.word(CAPABILITIES);
     let needed = CAP_USER_RDPMC | CAP_USER_TIME;

@@ -34,8 +34,8 @@ pub(super) struct CpuPmu {
 }
 
 impl Default for CpuPmu {
-    /// The host's only PMU. As on every PMU, a raw event is a number of 16 bits, or an event and a
-    /// mask of 8 bits each.
+    /// The host's only PMU. If sysfs does not describe it, a raw event has 16 bits: a number, or an
+    /// event and a mask of 8 bits each.
     fn default() -> Self {
         Self {
             named: None,
@@ -59,7 +59,7 @@ impl CpuPmu {
     ///
     /// # Errors
     /// [`Refusal::SeveralPmus`]: there is no such PMU, and a generic event would not count on some
-    /// CPUs.
+    /// CPUs; or the CPUs of the process are unknown.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {
@@ -100,7 +100,7 @@ impl CpuPmu {
         config & !self.raw_bits == 0
     }
 
-    /// Rejects a raw event with other bits.
+    /// Rejects a raw event with bits that are not permitted.
     ///
     /// # Errors
     /// `ENOENT`.

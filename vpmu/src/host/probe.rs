@@ -83,7 +83,7 @@ pub(super) fn is_clock(kind: u32, config: u64) -> bool {
 pub(super) struct Probed {
     /// Every candidate that opens.
     pub(super) offers: Vec<Offer>,
-    /// Kinds without an event that opens, with the reasons.
+    /// Kinds without an event that opens, except cache and raw events, with the reasons.
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
@@ -206,7 +206,7 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
-            // If this opens, the host's work can be counted, too.
+            // An event that opens without the host's work also opens with it.
             exclude_host: offer.guest_only,
             pinned: false,
         };

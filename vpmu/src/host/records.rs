@@ -40,7 +40,7 @@ pub(super) enum Notice {
     Throttle,
 }
 
-/// The content of a record other than a sample, which every event can have.
+/// The content of a record other than a sample; every event can have such records.
 pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Option<Notice> {
     match record.header.kind {
         TYPE_LOST if record.words() >= LOST_WORDS => Some(Notice::Lost(record.word(1))),
@@ -53,7 +53,7 @@ pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Optio
 /// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first. `word`
 /// returns the aligned word at an offset below `size`.
 ///
-/// Afterwards the reader's tail is `head`: the ring is empty.
+/// Afterwards the caller stores `head` as the reader's tail: the ring is empty.
 pub fn take(
     word: impl Fn(u64) -> u64,
     size: u64,

@@ -67,7 +67,7 @@ pub(super) struct HostRing {
     mapping: Mapping,
     page: usize,
     size: u64,
-    /// For a long ring, held while its pages are.
+    /// For a long ring: its pages of the pool.
     _share: Option<Share>,
 }
 

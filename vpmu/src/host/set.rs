@@ -35,7 +35,7 @@ impl PerfSet {
         }
     }
 
-    /// Opens a counter in the first group that accepts it; returns the group.
+    /// Opens a counter in the first group that accepts it, or a new one; returns the group's index.
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,

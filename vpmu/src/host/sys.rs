@@ -44,7 +44,7 @@ fn open_at(attr: &perf_event_attr, place: Place<'_>) -> io::Result<File> {
     }
 }
 
-/// Events get only descriptors below this number: the lowest are assigned first.
+/// Events get only descriptors below this number: the kernel assigns the lowest free one.
 fn most_descriptors() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -126,7 +126,7 @@ struct State {
     on: bool,
     /// Number of members that should count.
     running: usize,
-    /// Members whose wanted state differs from the host event's. They are changed while the leader
+    /// Members whose wanted state may differ from the host event's. They are changed while the leader
     /// is disabled.
     changed: Vec<Weak<Member>>,
 }

@@ -29,7 +29,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const RING_PAGES: u64 = 16;
 const EVENT: u64 = 1;
 
-/// An area of 2^n pages after a metadata page at the start of the memory.
+/// An area of 2^n pages; its metadata page is the first page of the memory.
 #[derive(Debug)]
 pub struct AuxArea {
     memory: GuestMemoryMmap,

@@ -25,10 +25,10 @@ pub(crate) struct Sample<'a> {
     pub(crate) read: Reading<'a>,
     /// With the values that mark a mode.
     pub(crate) chain: &'a [u64],
-    /// `None` for a task without user mode.
+    /// `None` if unknown, or for a task without user mode.
     pub(crate) regs_user: Option<Regs<'a>>,
     /// The readable part of the stack, from its pointer on, up to the size that the event requests;
-    /// `None` for a task without user mode.
+    /// `None` like `regs_user`.
     pub(crate) stack: Option<&'a [u8]>,
     /// `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,

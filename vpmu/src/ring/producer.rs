@@ -303,7 +303,8 @@ impl Producer {
         }
     }
 
-    /// Start and length of the readable records; `None` if an older one was partly overwritten.
+    /// Start and length of the readable records; `None` if older ones were overwritten and the start of
+    /// the oldest is unknown.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
         let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
@@ -341,7 +342,7 @@ fn unwritable(error: &pages::Unwritable) -> Outcome {
     Outcome::default()
 }
 
-/// Whether a count has reached its mark; restarts the count then.
+/// Whether a count has reached `every`; then reduces it modulo `every`.
 fn take(count: &mut u64, every: u32) -> bool {
     let every = u64::from(every.max(1));
     let reached = *count >= every;

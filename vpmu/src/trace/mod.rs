@@ -1,5 +1,5 @@
-//! State of a tracing event: packet numbers, bytes, and due sync packets. Every packet of every
-//! format passes through here; the destination is unknown here.
+//! State of a tracing event: packet numbers, bytes, and due sync packets. Every packet that the
+//! device makes passes through here; the destination is unknown here.
 
 mod exits;
 mod samples;
@@ -35,9 +35,9 @@ pub(crate) enum Packet<'a> {
 pub(crate) struct Trace {
     /// Number of the next packet.
     sequence: u64,
-    /// Bytes since the count was last zero, lost ones included.
+    /// Bytes since the count was last reset, lost ones included.
     count: u64,
-    /// Bytes of packets that did not fit.
+    /// Bytes of lost packets.
     lost: u64,
     /// `SYNC_*` flags of the next sync packet, if one is due.
     due: u8,
@@ -51,7 +51,7 @@ pub(crate) struct Laid {
     skip: u64,
     sync: Option<[u64; size_of::<SyncPacket>() / 8]>,
     packet: [u64; LONGEST],
-    /// Number of its words.
+    /// Number of the packet's words.
     len: usize,
     collision: bool,
 }

@@ -18,7 +18,7 @@ const ABI_64: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CpuContext {
     pub(crate) regs: GuestRegs,
-    /// Its whole state, if an event needs that; also `None` if the hypervisor does not provide it.
+    /// Its whole state; `None` if no event needs it, or the hypervisor does not provide it.
     pub(crate) cpu: Option<CpuState>,
 }
 
@@ -100,7 +100,7 @@ impl Capture {
         self.chain.entries()
     }
 
-    /// Registers in user mode; `None` for a task without user mode.
+    /// Registers in user mode; `None` if unknown, or for a task without user mode.
     pub(crate) fn regs_user(&self) -> Option<Regs<'_>> {
         self.regs_user.get()
     }
@@ -110,7 +110,7 @@ impl Capture {
         self.regs_intr.get()
     }
 
-    /// The readable part of the user stack; `None` for a task without user mode.
+    /// The readable part of the user stack; `None` like [`Capture::regs_user`].
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Page {
     pub(crate) mask: u64,
     /// Its guest-physical address.
     pub(crate) physical: u64,
-    /// Whether programs may read it.
+    /// Whether programs may access it.
     pub(crate) user: bool,
     /// Whether the kernel may execute it.
     pub(crate) executable: bool,
@@ -87,7 +87,7 @@ impl<'a> AddressSpace<'a> {
         done
     }
 
-    /// Whether the guest's kernel can execute `address`.
+    /// Whether `address` is in a page that the guest's kernel can execute and programs cannot access.
     pub(super) fn is_kernel_code(&mut self, address: u64) -> bool {
         if !self.code.is_some_and(|page| page.holds(address)) {
             self.code = self.tables.walk(self.memory, address);

@@ -12,8 +12,8 @@ pub(crate) fn ticks() -> u64 {
     ticks
 }
 
-/// Whether the device reads performance counters by an instruction: it does not, as user space may only
-/// where an administrator permits it.
+/// Whether the device reads performance counters by an instruction: it does not, because user space needs
+/// an administrator's permission for that.
 pub(crate) const READS_COUNTERS: bool = false;
 
 /// Performance counter `index` of this CPU; `None` unless [`READS_COUNTERS`].

@@ -89,7 +89,7 @@ pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
 pub(crate) struct Tables(paging::Tables);
 
 impl Tables {
-    /// The tables of `cpu`; `None` if translation is off, or of a kind that is not walked.
+    /// The tables of `cpu`; `None` if translation is off.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let control = Control {
             sctlr: cpu.sctlr,

@@ -29,7 +29,7 @@ pub(crate) const SP: usize = 7;
 pub(crate) const IP: usize = 8;
 const CS: usize = 10;
 
-/// Registers that an event may ask for: AX to SS, then R8 to R15; no DS, ES, FS, GS.
+/// Registers that an event may ask for: AX to SS, then R8 to R15; not DS, ES, FS, GS.
 pub(crate) const REGISTERS: u64 = 0xff_0fff;
 
 /// Kernel stacks of Linux are of this size, and begin at a multiple of it.

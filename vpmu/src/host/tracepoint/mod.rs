@@ -43,15 +43,15 @@ pub enum Refusal {
     /// The events' formats are unknown.
     #[error("kvm:kvm_exit and kvm:kvm_entry lack a field {0} here")]
     Field(&'static str),
-    /// No driver hits them.
+    /// No driver that hits the tracepoints is loaded.
     #[error(
         "neither kvm_intel nor kvm_amd is loaded: this host's KVM driver does not hit the tracepoints"
     )]
     Driver,
-    /// perf denies access to their data.
+    /// perf denies access to the tracepoints' data.
     #[error("tracepoints with their data are refused: run as root, or give CAP_PERFMON")]
     Permission,
-    /// perf does not open them.
+    /// perf does not open the tracepoints.
     #[error("kvm:kvm_exit does not open")]
     Open(#[source] io::Error),
 }
@@ -60,11 +60,11 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracepoints {
     pub(super) layout: Layout,
-    /// Whether access to their data is unrestricted.
+    /// Whether access to the tracepoints' data is unrestricted.
     open_to_all: bool,
 }
 
-/// Positions of the fields in the raw data of both.
+/// Positions of the fields in the raw data of both tracepoints.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     /// The `common_type` of each.
@@ -97,7 +97,7 @@ pub(super) fn offer() -> Offer {
 }
 
 impl Tracepoints {
-    /// Finds them in the host's tracefs, without opening them, because closing takes long.
+    /// Finds the tracepoints in the host's tracefs, without opening them, because closing takes long.
     /// [`Tracepoints::permitted`] checks the permission.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Tracepoints {
         }
     }
 
-    /// Opens them on the calling thread, and closes them again, which takes long.
+    /// Opens the tracepoints on the calling thread, and closes them again, which takes long.
     ///
     /// # Errors
     /// [`Refusal::Open`].
@@ -145,7 +145,7 @@ impl Tracepoints {
         recorder::probe(&self.layout).map_err(Refusal::Open)
     }
 
-    /// Parses the `format` files of both.
+    /// Parses the `format` files of both tracepoints.
     fn parse(exit: &str, entry: &str) -> Result<Self, Refusal> {
         let of = |text| Format::parse(text).ok_or(Refusal::Field("ID"));
         let (exit, entry) = (of(exit)?, of(entry)?);

@@ -1,4 +1,4 @@
-//! Combines the records of a host ring to exits of a vCPU, each with the entry that ended it.
+//! Combines the records of a host ring into exits of a vCPU, each with the entry that ended it.
 //! Lengths are not trusted; unreadable records count as losses.
 
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
@@ -42,7 +42,7 @@ enum Moment {
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
     open: Option<Exit>,
-    /// The last record was an entry.
+    /// The last record, lost or not, was an entry.
     inside: bool,
 }
 
@@ -84,7 +84,7 @@ impl Pairs {
         }
     }
 
-    /// Reports the open exit without an entry, which will not come.
+    /// Reports the open exit without an entry, because none will follow.
     pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
         if let Some(exit) = self.open.take() {
             found(Found::Exit(exit));

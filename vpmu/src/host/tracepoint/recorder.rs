@@ -39,7 +39,7 @@ pub(in crate::host) struct Recorder {
 }
 
 impl Recorder {
-    /// Opens both, stopped, on `thread`.
+    /// Opens both tracepoints, stopped, on `thread`.
     pub(in crate::host) fn open(
         tracepoints: &Tracepoints,
         thread: i32,
@@ -72,7 +72,7 @@ impl Recorder {
     }
 }
 
-/// Opens both on the calling thread, and closes them again.
+/// Opens both tracepoints on the calling thread, and closes them again.
 pub(super) fn probe(layout: &Layout) -> io::Result<()> {
     let exits = sys::open(&attr(layout.exit, true), 0)?;
     sys::open_member(&attr(layout.entry, false), 0, &exits)?;
@@ -91,7 +91,7 @@ fn attr(id: u16, disabled: bool) -> perf_event_attr {
     attr.__bindgen_anon_1.sample_period = 1;
     attr.set_disabled(disabled.into());
     attr.set_use_clockid(1);
-    // It has no waiters, so the host need not look for any.
+    // The event has no waiters, so the host need not look for any.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr

@@ -8,7 +8,8 @@ pub(super) const SVM: u64 = 2;
 /// For a page fault: the bits for a write, user mode, a fetch, and the guest's protection keys. The
 /// other bits concern page tables of the host.
 const FAULT_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5;
-/// For a nested page fault also: at the address itself, or on the walk of the guest's tables.
+/// For a nested page fault: the bits for a write, user mode, a fetch, and for a fault at the address itself
+/// or on the walk of the guest's tables.
 const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
 /// For an EPT violation: the bits for a read, a write, a fetch; a valid linear address, and whether
 /// the access was to it or to the guest's tables.
