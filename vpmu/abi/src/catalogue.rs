@@ -100,7 +100,7 @@ wire! {
 pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
 /// [`CatalogueEntry::flags`]: the count excludes host work for the vCPU.
 pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
-/// [`CatalogueEntry::flags`]: any config value is valid (`mark`).
+/// [`CatalogueEntry::flags`]: other configs are valid, too: a mark's value, or a raw event's number.
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;

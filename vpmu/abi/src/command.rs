@@ -3,15 +3,16 @@
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
-    /// One command on a vCPU queue. A buffer holds any number of commands, then space for as many
-    /// replies ([`Reply`]), which the device writes before the notifying instruction retires.
+    /// One command on a vCPU queue. A buffer holds commands, at most 2048 in one notification, then
+    /// space for as many replies ([`Reply`]), which the device writes before the notifying
+    /// instruction retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event; zero for [`COMMAND_VCPU`], and to [`COMMAND_FLUSH`] all persistent events of
-        /// the vCPU.
+        /// The event; zero for [`COMMAND_VCPU`], or to make [`COMMAND_FLUSH`] flush all persistent
+        /// events of the vCPU.
         pub event: U64,
         /// The new period for [`COMMAND_PERIOD`], the number of further overflows for
         /// [`COMMAND_REFRESH`], the head for [`COMMAND_AUX_BEGIN`], else zero.

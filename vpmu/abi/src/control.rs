@@ -35,8 +35,8 @@ pub const CONTROL_TASK_PAGE: u32 = 6;
 pub const CONTROL_REDIRECT: u32 = 7;
 /// Control operation: stop or resume writing to a ring; [`PauseRequest`], [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
-/// Control operation: attach AUX pages to the ring mapped with an event; [`MapRequest`],
-/// [`ControlReply`].
+/// Control operation: attach AUX pages to the ring mapped with an event, or with
+/// [`MAP_DRIVER_OWNED`] to the event; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
 /// Control operation: detach the AUX pages; after the reply the device no longer writes there.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
@@ -59,7 +59,7 @@ pub const CONTROL_WAKEUP: u32 = 15;
 pub const CONTROL_FEATURES: u32 = 16;
 
 wire! {
-    /// The reply to a control request that returns only a status.
+    /// The reply to every control request except [`CONTROL_OPEN`]; entries may follow it.
     pub struct ControlReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
@@ -130,7 +130,7 @@ wire! {
     }
 }
 
-/// [`WakeupRequest::unit`]: records.
+/// [`WakeupRequest::unit`]: sample records.
 pub const WAKEUP_RECORDS: u32 = 1;
 /// [`WakeupRequest::unit`]: bytes of records.
 pub const WAKEUP_BYTES: u32 = 2;

@@ -22,8 +22,8 @@ wire! {
         pub sample_type: U64,
         /// `OPEN_*`.
         pub flags: U32,
-        /// Records between wakeups, or bytes with [`OPEN_WATERMARK`]; zero: a wakeup at every full
-        /// page.
+        /// Sample records between wakeups, or bytes with [`OPEN_WATERMARK`]; zero: a wakeup at every
+        /// full page.
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,

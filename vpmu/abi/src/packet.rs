@@ -47,7 +47,7 @@ wire! {
         pub vcpu: U32,
         /// [`SYNC_MAGIC`].
         pub magic: U64,
-        /// The traced event.
+        /// The id of the trace's event.
         pub event: U64,
         /// Guest time, nanoseconds.
         pub time: U64,

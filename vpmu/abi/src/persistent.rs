@@ -1,4 +1,4 @@
-//! Persistent events, which outlive their handles and a guest reset.
+//! Persistent events, which outlive their handles and can outlive a guest reset.
 
 use zerocopy::little_endian::{U32, U64};
 

@@ -49,7 +49,7 @@ impl DrainTimer {
         }
     }
 
-    /// Returns whether a drain is due, and resets that.
+    /// Returns whether a drain is due, and consumes the timer's expirations.
     #[must_use]
     pub fn take(&self) -> bool {
         (&self.timer).read_exact(&mut [0; 8]).is_ok()

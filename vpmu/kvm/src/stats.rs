@@ -153,7 +153,7 @@ impl Statistics {
         }
     }
 
-    /// Returns the counter `name` of `vcpu`; `None` if this kernel lacks it.
+    /// Returns the counter `name` of `vcpu`; `None` if this kernel lacks it or it cannot be read.
     #[must_use]
     pub fn read(&self, vcpu: u32, name: &str) -> Option<u64> {
         let index = usize::try_from(vcpu).ok()?;

@@ -14,7 +14,7 @@ use crate::run_page::{self, RunPage};
 /// A vCPU on the thread that runs it, with its session. The thread's kicks go to it.
 #[derive(Debug)]
 pub struct VcpuThread {
-    // Fields drop in this order: counters can overflow after the session's end, so kicks need the page until last.
+    // Fields drop in this order: host counters can overflow after the session ends, and a kick then writes to the page.
     session: Option<VcpuSession>,
     /// Accepts the accesses that a bus reports by [`here`](crate::here), if there is a session.
     accesses: Option<Accesses>,

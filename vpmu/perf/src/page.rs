@@ -33,7 +33,7 @@ pub const DATA_TAIL: usize = offset_of!(Page, data_tail);
 pub const AUX_HEAD: usize = offset_of!(Page, aux_head);
 /// Bytes of the AUX area that the reader has consumed so far.
 pub const AUX_TAIL: usize = offset_of!(Page, aux_tail);
-/// Offset of the event's descriptor at which the AUX area is mapped.
+/// Offset in the event's descriptor at which the AUX area is mapped.
 pub const AUX_OFFSET: usize = offset_of!(Page, aux_offset);
 /// Bytes of the AUX area.
 pub const AUX_SIZE: usize = offset_of!(Page, aux_size);

@@ -3,7 +3,7 @@
 //!
 //! [`histories`] reads the records from the device; [`Recording`] checks them and writes the file.
 //! A guest can write to its rings, so records are not copied: each is checked and rebuilt. The file
-//! describes the guest alone, not the host, so an operator can share it.
+//! describes only the guest, not the host, so an operator can share it.
 //!
 //! ```no_run
 //! # fn dump(vpmu: &vpmu::Vpmu) -> std::io::Result<()> {

@@ -194,7 +194,7 @@ impl Form {
         from.skip(rest.checked_add(u64::from(times))?)
     }
 
-    /// Rebuilds a throttle record from its time, if its event is this one.
+    /// Rebuilds a throttle record from its time; `None` if it is of another event.
     fn throttle(&self, kind: u32, mut from: Words<'_>) -> Option<Record> {
         let time = from.next()?;
         (from.next()? == self.id).then(|| Record {

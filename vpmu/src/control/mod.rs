@@ -218,8 +218,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Chains count references to their memory. Each vCPU gets a reference count of its own;
-            // the cache line of a shared one would move between CPUs at every notification.
+            // Chains count references to their memory. Each queue gets a reference count of its own;
+            // the cache line of a shared count would move between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -372,7 +372,7 @@ impl Control {
         })
     }
 
-    /// Moves a task event and its group to the shard of `to`, except for events that a vCPU runs.
+    /// Moves a task event and its group to the shard of `to`, except events scheduled in on a vCPU.
     fn bring(&mut self, id: u64, to: u32) {
         let Some(entry) = self.events.get(&id) else {
             return;
@@ -485,7 +485,7 @@ impl Control {
         };
         let event = header.event.get();
         if event != 0 {
-            // Earlier samples go to the sink of the event before the request.
+            // Earlier samples go to the sink that the event has before the request.
             self.flush_sink(event);
         }
         match header.op.get() {
@@ -570,7 +570,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy: (!operators).then_some(&backend.settings.policy),
             settings: &backend.settings,
-            // The operator opens events before a driver has negotiated rings.
+            // The operator can open events before a driver has negotiated rings.
             has_rings: operators || self.has_rings(),
             has_areas: self.has_areas(),
             guest_ips: backend.guest_ips(),
@@ -945,8 +945,8 @@ impl Control {
         Ok(first)
     }
 
-    /// Creates an event's ring in `pages` of `memory`, which the caller has checked; `run` holds them in
-    /// the window.
+    /// Creates an event's ring in `pages` of `memory`, which the caller has checked; `run` keeps
+    /// them allocated, if they are in the window.
     fn lay(
         &mut self,
         spec: &EventSpec,
@@ -1340,7 +1340,7 @@ impl Control {
         });
     }
 
-    /// The default name and the owner of the guest's next event `id`, opened as persistent.
+    /// The persistence of the guest's next event `id`, with its default name; checks the limit.
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
         Ok(Persistence {
@@ -1349,7 +1349,7 @@ impl Control {
         })
     }
 
-    /// Checks that the guest's event `id` may have `name`.
+    /// Checks that event `id` can have `name`: it is not reserved, and no other event has it.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1370,8 +1370,8 @@ impl Control {
         })
     }
 
-    /// The name that the operator requested, or the default name of the next event. Checks that no
-    /// other event of the operator has the name.
+    /// The name that the operator requested, or the default name of the next event. Checks that the
+    /// name is valid and that no event of the operator has it.
     fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
         let Some(text) = asked else {
             return Ok(Name::of(self.next_id));
@@ -1577,7 +1577,7 @@ impl Control {
 
     // The host's flushes.
 
-    /// The events to flush; `None` if the event does not exist.
+    /// The events to flush: `event`, or all persistent events. `None` if `event` does not exist.
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
         match event {
             Some(id) => self.events.contains_key(&id).then(|| vec![id]),
@@ -1585,7 +1585,8 @@ impl Control {
         }
     }
 
-    /// Writes held records of events whose vCPU is outside the guest; returns the current visits of the other vCPUs.
+    /// Writes the overflows that the host holds for events whose vCPU is outside the guest; returns the
+    /// current visits of the other vCPUs.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {

@@ -36,7 +36,7 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<ControlReply>(1))
     }
 
-    /// Writes an [`OpenReply`]: engine and id, or the error.
+    /// Writes an [`OpenReply`]: engine and id, or the error and the host's refusal.
     pub(super) fn opened(
         mut self,
         open: impl FnOnce() -> Result<(u32, u64), Denied>,

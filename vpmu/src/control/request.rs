@@ -42,7 +42,7 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// The action of an overflow on the trace that leads the group.
+/// The flags that make an overflow act on the trace that leads the group, with the action.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
@@ -53,7 +53,7 @@ pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// The largest user stack of a sample in perf.
+/// In perf, the user stack of a sample must be smaller.
 const STACK_BOUND: u32 = 65_535;
 
 /// The side that opens an event.
@@ -65,7 +65,7 @@ pub(crate) enum Maker {
     Operator(Persistence),
 }
 
-/// The conditions for an open request, apart from other events.
+/// The conditions for an open request that do not depend on other events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
@@ -92,7 +92,7 @@ pub(super) struct Opening {
 }
 
 impl Terms<'_> {
-    /// Checks the context and every field of a request.
+    /// Checks the fields whose validity does not depend on the host; returns the context.
     ///
     /// # Errors
     /// As specified for `CONTROL_OPEN`.
@@ -227,8 +227,8 @@ impl Opening {
         }
     }
 
-    /// The properties of an event that the host can no longer count; the event enters the error
-    /// state.
+    /// The properties of an event that the host can no longer count or the policy now denies; the
+    /// event enters the error state.
     pub(super) fn lost(engine: u32, flags: u32) -> Self {
         Self {
             engine,
@@ -298,8 +298,8 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the batched engine supports such samples. The host records only time and guest position:
-/// it reads and changes nothing while the vCPU is stopped.
+/// Whether the batched engine supports such samples. The host records only time and guest position;
+/// the vCPU does not stop, so nothing else can be read or steered at the overflow.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
         && request.kind.get() != KIND_SAMPLE_TRACE

@@ -37,8 +37,8 @@ use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
-/// Restored figures must be smaller: a device cannot count that far, and a sum stays far from an
-/// overflow.
+/// The next id and the sum of exits must be smaller: a device cannot count that far, and further
+/// counting stays far from an overflow.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -492,7 +492,7 @@ impl Control {
 
     // Events.
 
-    /// Restores an event; returns the host's reason if the restore put it in error.
+    /// Restores an event; returns the reason if the restore put it in error.
     fn restore_event(&mut self, khz: u32, saved: &SavedEvent) -> Result<Option<Refusal>, Fault> {
         let SavedEvent { spec, life, .. } = saved;
         let operators = saved.persistence.as_ref();

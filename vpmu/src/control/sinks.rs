@@ -99,7 +99,7 @@ impl Sinks {
         self.window.as_mut()?.retake(first, count, holder)
     }
 
-    /// Adds a sink without a family; `run` holds its ring's pages in the window.
+    /// Adds a sink without families; `run` holds the ring's pages in the window.
     pub(super) fn adopt(&mut self, sink: Sink, run: Option<Run>) {
         let entry = Entry {
             sink: Arc::new(sink),
@@ -242,7 +242,7 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds the sink of a family without one; `run` holds its ring's pages in the window.
+    /// Adds a sink for the family with the same id; `run` holds the ring's pages in the window.
     pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
         self.adopt(sink, run);
@@ -278,7 +278,7 @@ impl Sinks {
         }
     }
 
-    /// Removes every event that is not in `kept`, and its sink, without a write to any ring.
+    /// Keeps only the events in `kept` and the sinks that were mapped with them; writes to no ring.
     pub(super) fn retain(&mut self, kept: &BTreeSet<u64>) {
         for family in self.families.values_mut() {
             family.events.retain(|id| kept.contains(id));

@@ -49,9 +49,9 @@ impl OwnCounter {
 
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// Host counters that overflow for this event alone, one on each vCPU that it ran on.
+    /// Host counters of only this event, which sample or record exits: one on each vCPU that it ran on.
     Own(Vec<OwnCounter>),
-    /// Host counters shared by all events of a vCPU, one on each vCPU that it ran on.
+    /// Host counters shared by equal events of a vCPU: one on each vCPU that the event ran on.
     Shared(Vec<(u32, Lease)>),
     Tsc,
     AllExits,
@@ -92,7 +92,7 @@ impl Backing {
         }
     }
 
-    /// Opens a host counter on `cpu` for the guest or the operator, unless there is one.
+    /// Opens a host counter, which must not exist yet, on `cpu` for the guest or the operator.
     ///
     /// # Errors
     /// The host's error; `EMFILE` for the first counter of a guest's event when the operator's

@@ -49,7 +49,7 @@ impl LastCounts {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// The count, and the overflows without a record.
+    /// The count, and the overflows without a record; for a trace, the lost bytes.
     pub(crate) fn get(&self) -> (u64, u64) {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         (load(&self.value), load(&self.lost))

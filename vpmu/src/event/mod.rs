@@ -57,7 +57,7 @@ pub(crate) enum Persistent {
 pub(crate) struct Event {
     pub(crate) spec: EventSpec,
     pub(crate) context: Context,
-    /// Its group: it counts while the leader is enabled.
+    /// Its group: the event counts only while the leader is enabled.
     pub(crate) group: Option<Arc<Group>>,
     /// Its own entry among the counts of the group.
     last_counts: Option<Arc<LastCounts>>,
@@ -77,7 +77,7 @@ pub(crate) struct Event {
     pub(crate) sink: Option<Arc<Sink>>,
     /// The effects of its overflows on other events, by their ids.
     pub(crate) effects: Vec<(u64, Effect)>,
-    /// Totals of its trace, if it is one: its count is the traced bytes.
+    /// For a trace: its totals. Its count is the traced bytes.
     pub(crate) trace: Option<Trace>,
     /// Whether the event is paused: it neither counts nor writes until it is resumed. Its state and
     /// times continue.
@@ -216,14 +216,14 @@ impl Event {
         self.enabled
     }
 
-    /// Enables or disables it, and with a leader its group; returns whether it was enabled.
+    /// Enables or disables it; a leader publishes that to its group. Returns whether it was enabled.
     pub(crate) fn set_enabled(&mut self, enabled: bool) -> bool {
         let before = std::mem::replace(&mut self.enabled, enabled);
         self.publish_on();
         before
     }
 
-    /// Whether it has no leader, or an enabled one.
+    /// Whether it has no leader, or its leader is enabled and not in error.
     pub(crate) fn is_led_on(&self) -> bool {
         let led = self.group.as_ref().filter(|_| !self.leads());
         led.is_none_or(|group| group.is_on())
@@ -418,7 +418,7 @@ impl Event {
         }
     }
 
-    /// Interrupts per second of its host counter, if known.
+    /// Interrupts per second of its host counter; zero if unknown.
     fn interrupts(&self) -> u64 {
         let rate = self.period.map(Period::rate);
         rate.map_or(0, |rate| self.spec.interrupts(rate))
@@ -523,7 +523,7 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// Pauses or resumes it: events during a pause are not counted.
+    /// Pauses or resumes it: it does not count during a pause.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -679,7 +679,7 @@ impl Event {
         self.throttle.is_closed()
     }
 
-    /// Whether the throttle is lifted at `time`: overflows make records again.
+    /// Lifts the throttle if its window is over at `time`; returns whether it was lifted.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -754,8 +754,8 @@ fn ran_throughout(before: Reading, now: Reading) -> bool {
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// The share of `ticks` that `running` has in `enabled`; all `ticks` if the host measured no time,
-/// as for events that it does not multiplex.
+/// `ticks` times `running` / `enabled`; all `ticks` if the host measured no time, as for events that
+/// it does not multiplex.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
         return ticks;

@@ -25,7 +25,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 pub(crate) enum Context {
     /// A vCPU, with any task.
     Vcpu(u32),
-    /// A task, on the vCPU that the driver last scheduled it in on.
+    /// A task, with the vCPU that it is scheduled in on, if any.
     Task(Option<u32>),
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The event that provides the ring and the id of its records: itself, or its parent.
+    /// The event that provides the ring and the id of its records: the first event of its family.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
@@ -84,7 +84,7 @@ impl EventSpec {
         self.flags & flag != 0
     }
 
-    /// Interrupts per second of its host counter at a rate, if the rate determines them.
+    /// Interrupts per second of its host counter at a rate; zero if the rate does not determine them.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,

@@ -22,9 +22,9 @@ pub(crate) struct Persistence {
 
 /// A persistent event of the operator: the guest can read it, but not change it.
 ///
-/// It counts and samples from its vCPU's first instruction, over every reset, until
-/// [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window, is
-/// written backwards and overwrites the oldest records.
+/// It counts and samples from its opening or its vCPU's start, whichever is later, over every reset,
+/// until [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window,
+/// is written backwards and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
     /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None` for
@@ -84,11 +84,11 @@ pub struct PersistentStatus {
     pub time_enabled: u64,
     /// Guest nanoseconds counted.
     pub time_running: u64,
-    /// Overflows without a record.
+    /// Overflows without a record; for a trace, lost bytes.
     pub lost: u64,
     /// Data pages of its ring; `None` without a ring.
     pub pages: Option<u32>,
-    /// Whether the ring is in the window, so that both outlive a reset.
+    /// Whether the ring is in the window: it outlives a reset, unless it has an AUX area.
     pub window: bool,
 }
 
@@ -121,7 +121,7 @@ pub enum PersistError {
         /// The number of vCPUs.
         vcpus: u32,
     },
-    /// The catalogue lacks the event.
+    /// The catalogue lacks the event, or the event does not take this value or suffix.
     #[error("this host has no event `{0}`")]
     NoEvent(String),
     /// The request is not supported.

@@ -88,7 +88,7 @@ fn counted<'a>(
     Ok((entry, config, modes))
 }
 
-/// The name with which an operator would request the event: the inverse of [`Persist::event`].
+/// The event in the format of [`Persist::event`]; empty if the catalogue lacks it.
 pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32) -> String {
     let modes = match flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) {
         0 => "",
@@ -117,7 +117,7 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
     }
 }
 
-/// A value as written to the doorbell.
+/// Parses a value, decimal or hexadecimal with `0x`.
 fn number(text: &str) -> Option<u64> {
     let value = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

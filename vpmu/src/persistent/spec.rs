@@ -36,8 +36,8 @@ const COUNTED: [&str; 7] = [
 /// ```
 ///
 /// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the bytes of its ring, with K or M;
-/// `name`. Without them each overflow of a mark or an exit is a sample, clocks and hardware events are sampled
-/// 1000 times a second, and events without samples only count.
+/// `name`. Without `period` and `freq`, each mark or exit is a sample, clocks and hardware events are sampled
+/// 1000 times a second, and events without samples, or with `size=0`, only count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistSpec {
     event: String,
@@ -49,7 +49,7 @@ pub struct PersistSpec {
     name: Option<String>,
 }
 
-/// Errors of a description.
+/// Errors in the text of a [`PersistSpec`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PersistSpecError {
     /// The event's name is missing.
@@ -146,7 +146,7 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`; `several`: others of the same name are on other vCPUs.
+    /// The request for `vcpu`; `several`: other vCPUs get the event, too, so the name gets a number.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {
@@ -182,7 +182,7 @@ impl<'de> serde::Deserialize<'de> for PersistSpec {
     }
 }
 
-/// A valid name made from an event's: invalid characters become dashes.
+/// A name made from an event: characters that a name cannot contain become dashes.
 fn name(event: &str) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let dash = |c| if allowed(c) { c } else { '-' };

@@ -21,7 +21,7 @@ pub enum SaveError {
 /// The fault of a part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
-/// Why a state cannot be restored. The device is new again then.
+/// Why a state cannot be restored. The device is then as before.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The device has had events, or has a driver or a vCPU's thread.
@@ -52,7 +52,7 @@ pub enum RestoreError {
         /// As given now.
         given: u64,
     },
-    /// The transport's queues or features are not valid.
+    /// The transport's queues or features are not valid, or the window overlaps guest memory.
     #[error("cannot restore the driver's queues or features")]
     Driver(#[from] Error),
     /// An event is invalid.

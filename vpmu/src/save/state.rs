@@ -107,7 +107,7 @@ saved! {
         pub(crate) life: SavedLife,
     }
 
-    /// The request that opened an event.
+    /// The specification of an event: its open request, with the current wakeup interval.
     pub(crate) struct SavedSpec {
         pub(crate) id: u64,
         pub(crate) owner: u64,
@@ -134,7 +134,7 @@ saved! {
         pub(crate) enabled: bool,
         pub(crate) paused: bool,
         pub(crate) failed: bool,
-        /// Its overflows make no records, and its counter is silent.
+        /// Its overflows make no records.
         pub(crate) throttled: bool,
         /// The task at the last schedule-in, and its vCPU.
         pub(crate) task: Option<Task>,

@@ -1,5 +1,5 @@
-//! The vCPU queues: commands that the driver sends with interrupts off, executed on the vCPU's own
-//! thread before the notifying instruction retires.
+//! The vCPU queues: commands that the driver sends with interrupts off, executed on the notifying
+//! vCPU's thread before the notifying instruction retires.
 
 use std::io::{Read, Write};
 
@@ -70,7 +70,7 @@ impl CommandBuffer {
     }
 
     /// Executes the commands on the queue of `state`, notified by the vCPU `by`, up to a command
-    /// whose event another shard has, or to the end of the turn.
+    /// whose event is not in this shard, or to the end of the turn.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
             // The notified queue is gone.
@@ -115,7 +115,7 @@ impl CommandBuffer {
         self.done += 1;
     }
 
-    /// Takes the next buffer off the queue; `false` if the queue is empty.
+    /// Takes the next valid buffer; `false` if the queue, or the notification's limit, is used up.
     fn next(&mut self, state: &mut State) -> bool {
         while self.buffers > 0 {
             self.buffers -= 1;
@@ -142,7 +142,7 @@ impl CommandBuffer {
         false
     }
 
-    /// Copies the commands of a buffer with room for their replies.
+    /// Copies the commands of a buffer; fails if they are too many or lack room for their replies.
     fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;

@@ -3,7 +3,7 @@
 use crate::event::Event;
 use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};
 
-/// Hooks by number of events, and the active events visited at exits, marks and drains.
+/// The number of active events per hook, and the active events visited at exits, marks and drains.
 #[derive(Debug, Default)]
 pub(super) struct HookCounts {
     counts: [u32; HOOKS],

@@ -35,7 +35,7 @@ pub(crate) struct Shard {
 }
 
 /// Work that the events of one shard leave for another shard, or for an event's current shard. The
-/// thread that caused it executes it after it unlocks the shard, before its vCPU continues.
+/// thread that caused the work executes it after unlocking the shard, before its vCPU continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Errand {
     /// The event's leader was enabled.

@@ -11,7 +11,7 @@ use crate::tasks::Task;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::walk::CpuContext;
 
-/// The moment of an overflow, shared by all that one exit finds.
+/// The moment of an overflow, shared by all overflows that one exit finds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) vcpu: u32,
@@ -19,7 +19,7 @@ pub(super) struct Moment {
     pub(super) tsc: u64,
     /// The same in guest nanoseconds.
     pub(super) time: u64,
-    /// `None` if the hypervisor does not provide it.
+    /// `None` if the hypervisor does not provide it, or the vCPU has run since the exit.
     pub(super) place: Option<CpuContext>,
     pub(super) task: Task,
     /// The value of a mark; zero for any other exit.
@@ -104,7 +104,7 @@ impl<'a> ExitView<'a> {
         *self.regs.get_or_insert_with(|| self.registers.registers())
     }
 
-    /// With the whole state if an event of the vCPU needs it.
+    /// The registers, with the whole state if an event of the vCPU needs it.
     pub(super) fn place(&mut self, state: &State) -> Option<CpuContext> {
         let regs = self.regs()?;
         let cpu = match state.hooks.has(Hook::State) {

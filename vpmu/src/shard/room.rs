@@ -15,8 +15,9 @@ pub(crate) struct RoomLimit {
 }
 
 impl RoomLimit {
-    /// Whether a clock of a rate fits beside others. A single clock always fits, since its rate was
-    /// checked at the open; so does a counter of unknown rate: zero.
+    /// Whether a clock with `rate` fits beside clocks with the total rate `others`. A single clock
+    /// always fits, since its rate was checked at the open; so does a counter whose rate is unknown
+    /// (zero).
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
     }
@@ -44,7 +45,7 @@ pub(crate) struct Place {
 }
 
 impl Room {
-    /// Takes a place for a counter with `rate` interrupts per second, as far as known, if it fits.
+    /// Takes a place for a counter with `rate` interrupts per second, zero if unknown, if it fits.
     pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);

@@ -131,7 +131,7 @@ impl Counts {
     }
 }
 
-/// The state of an event at one moment, for its driver or its operator.
+/// The state of an event at one moment, for the driver or the operator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View {
     pub(crate) enabled: bool,
@@ -148,7 +148,7 @@ pub(crate) struct State {
     pub(super) writer: Writer,
     pub(super) hooks: HookCounts,
     pub(super) queue: DeviceQueue,
-    /// Number of resets: a queue from before the last one is gone.
+    /// Number of resets: a queue from before the last reset is gone.
     pub(super) resets: u64,
     pub(super) metrics: Metrics,
     events: Events,
@@ -343,8 +343,8 @@ impl State {
         ids
     }
 
-    /// Adds an event, which starts if it is enabled. The host counts for it from now on; an
-    /// operator's event without a vCPU thread is counted from the thread's attachment on.
+    /// Adds an event, which starts if it is enabled. Opens its host counter; for an operator's event
+    /// on a vCPU without a thread, that happens when a thread attaches.
     ///
     /// # Errors
     /// The host's error; the event is then not added.
@@ -445,7 +445,7 @@ impl State {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The open exit began before the event. Recording that exit may show that its leader is
+            // The open exit began before the event. Recording that exit may put the event's leader
             // in error.
             self.claim_exit();
         }
@@ -479,7 +479,7 @@ impl State {
         Ok(())
     }
 
-    /// Queues an event that now waits for room.
+    /// Queues an event if it now waits for room.
     fn note_wait(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_waiting) {
             self.metrics.counter_waits += 1;
@@ -526,8 +526,8 @@ impl State {
         self.publish(id, stopped)
     }
 
-    /// Removes an event from the active ones without stopping its counter; returns whether it was
-    /// active.
+    /// Cuts an exit trace, and removes an event's hooks without stopping its counter; returns whether
+    /// the event was active.
     fn deactivate(&mut self, id: u64) -> Result<bool, Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
@@ -582,7 +582,7 @@ impl State {
         }
     }
 
-    /// Enables an event, and with a leader its group.
+    /// Enables an event; if it leads a group, also starts the enabled members.
     pub(crate) fn enable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let was_enabled = event.set_enabled(true);
@@ -594,7 +594,7 @@ impl State {
         started
     }
 
-    /// Disables an event, and with a leader its group.
+    /// Disables an event; if it leads a group, also stops the members.
     pub(super) fn disable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         event.set_enabled(false);
@@ -705,7 +705,7 @@ impl State {
         result.map_err(|error| self.fail(id, error))
     }
 
-    /// Reports an event that the host revoked to the driver, once. Members of its group stop.
+    /// Puts an event in error, reports that to the driver, once, and stops the members that it leads.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
         // The event may be inactive, or closed.
         let _ = self.deactivate(id);
@@ -834,7 +834,7 @@ impl State {
         }
     }
 
-    /// The traces of a producer of the VMM that are active on `vcpu`.
+    /// The traces of a producer of the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.ids(|event| {
             let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
@@ -885,7 +885,7 @@ impl State {
         self.announce(id);
     }
 
-    /// The driver grants a trace room in the area that it manages.
+    /// Grants a trace `room` bytes from `head` on, in an area that the driver manages.
     pub(super) fn aux_begin(&mut self, id: u64, head: u64, room: u64) -> Result<(), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if !head.is_multiple_of(PACKET_ALIGN as u64) {
@@ -896,7 +896,7 @@ impl State {
         begun.map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// The driver withdraws the room; returns the head and the lost bytes.
+    /// Withdraws the room of a trace; returns the head and the lost bytes.
     pub(super) fn aux_end(&mut self, id: u64) -> Result<(u64, u64), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
@@ -920,8 +920,8 @@ impl State {
         }
     }
 
-    /// The current counts for a record of an event; the group's, read once for all records of an
-    /// exit, if its `read_format` requires that.
+    /// The current counts for a record of an event, or of the whole group if `read_format` requires
+    /// that: a group is read once for all records of an exit.
     fn counts(&mut self, id: u64) -> Counts {
         let Some(event) = self.events.get(&id) else {
             return Counts::default();
@@ -1127,8 +1127,8 @@ impl State {
 
     // The open exit.
 
-    /// Finds the traces that record the session's open exit: active and unpaused ones. Called
-    /// before either changes, and when the exit is over.
+    /// Finds the active, unpaused traces that record the session's open exit. Called before a trace
+    /// starts, stops, pauses or resumes, and when the exit is over.
     fn claim_exit(&mut self) {
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
             return;
@@ -1179,7 +1179,7 @@ impl State {
         self.cpu.vcpu.open_exit().withdraw();
     }
 
-    /// Writes the open exit of a trace that ends or loses its area, up to now.
+    /// Writes the open exit, up to now, to a trace that stops or loses its ring or area.
     pub(crate) fn cut(&mut self, id: u64) {
         self.claim_exit();
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
@@ -1357,7 +1357,7 @@ impl State {
     }
 
     /// Handles an overflow of an event with records after `period`. The last overflow of its limit
-    /// disables the event; returns whether it stays enabled.
+    /// disables the event; returns whether it stays enabled and not in error.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
         let Some((verdict, silenced)) = self.admit(id, moment) else {
@@ -1640,7 +1640,7 @@ impl State {
         watched.filter(throttled).collect()
     }
 
-    /// Lifts the throttle of an event if its window is over.
+    /// Lifts the throttle of an event if its window is over and samples have time left.
     pub(super) fn unthrottle(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_throttled) {
             let time = self.cpu.time();
@@ -1795,7 +1795,7 @@ impl State {
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
-            // All records up to here are written: later overflows are not in that window.
+            // All records up to `until` are written, so a window that ended before is complete.
             let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
             for id in self.throttled(true) {
                 self.unthrottle_at(id, time);
@@ -1937,7 +1937,7 @@ impl State {
                 sink.burst(|session| self.write_burst(session, &sink, rest, history))
             });
             rest = match written.unwrap_or(0) {
-                // The overflow has further effects, or its event has no ring.
+                // The overflow is not a plain sample, or its event has no ring.
                 0 => {
                     self.overflow_recorded(first, history);
                     others
@@ -2053,8 +2053,8 @@ impl State {
         })
     }
 
-    /// Makes packets of the exits that the host recorded for a trace, oldest first, including those
-    /// that its kernel handled itself.
+    /// Makes packets of the exits that the host recorded for a trace, oldest first, including exits
+    /// that the host kernel handled itself.
     fn write_exits(&mut self, id: u64, recorded: &[Recorded]) {
         let Some(event) = self.events.get_mut(&id).filter(|_| !recorded.is_empty()) else {
             return;

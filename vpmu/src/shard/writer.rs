@@ -17,7 +17,7 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 pub(crate) struct Writer {
     notices: Arc<Notices>,
-    /// Notices to send once the shard is unlocked: a woken reader must find its records.
+    /// Notices to make due before the shard is unlocked: a woken reader must find its records.
     told: Vec<Tell>,
     /// The guest's RAM, as passed at activation.
     guest: Memory,
@@ -304,7 +304,8 @@ impl Writer {
         }
     }
 
-    /// Calls `act` on the sink of an event, if it has one, and wakes its readers.
+    /// Calls `act` on the sink of an event, if it has one, and wakes the reader if that is due; returns
+    /// whether `act` wrote a record.
     fn write(
         &mut self,
         sink: Option<&Sink>,

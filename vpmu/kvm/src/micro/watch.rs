@@ -73,7 +73,7 @@ impl Watch {
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Unblocks the signal within this vCPU's run calls.
+    /// Unblocks the signal, and all others, within this vCPU's run calls.
     ///
     /// The thread keeps the signal blocked everywhere else: a signal that arrives just before a run call
     /// stays pending and ends the call immediately.

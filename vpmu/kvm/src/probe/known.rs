@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes read of the file; an answer is shorter.
+/// Maximum number of bytes to read from the file; an answer is shorter.
 const MOST: u64 = 4096;
 /// KVM's device in sysfs.
 const DEVICE: &str = "devices/virtual/misc/kvm";
@@ -79,7 +79,7 @@ impl Known {
             _ => {}
         }
         let unfinished = self.unfinished();
-        // A process that had our number may have died while it wrote.
+        // An earlier process with this id may have died while it wrote the file.
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -80,8 +80,8 @@ impl Samples {
     /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Whether sampling can end: there are enough samples of the guest, or so many samples in total that none
-    /// of the guest are to be expected.
+    /// Whether sampling can end: there are enough samples of the guest, or so many samples in total that the
+    /// host evidently takes few or none of the guest.
     fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
@@ -111,7 +111,7 @@ impl Samples {
 
 /// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and user mode;
 /// for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once, which takes tens of
-/// milliseconds, three threads besides the caller's, and the signal `SIGRTMIN + 9`.
+/// milliseconds (up to seconds on a busy host), three threads besides the caller's, and the signal `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
     conclusive_guest_ips().unwrap_or(false)
@@ -191,7 +191,8 @@ impl GuestIps {
     }
 }
 
-/// Samples the CPU clock of a thread whose vCPU loops in `ring`, until there are enough samples.
+/// Samples the CPU clock of a thread whose vCPU loops in `ring`, until there are enough samples or the attempts of
+/// `how` are used up.
 ///
 /// # Errors
 /// [`MicroError`]: the host cannot run a guest, or cannot sample the clock.
