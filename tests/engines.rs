@@ -63,7 +63,7 @@ fn exits(ran: &Ran) -> &Value {
     &ran.report["vcpus"][0]["exits"]
 }
 
-/// Checks the ring's records: the addresses are in the program, in order of time.
+/// Checks the ring's records: at least `least`, in order of time, with addresses in the program.
 fn check_records(ran: &Ran, at: &Looping, least: u32) {
     // The sent part of the ring may end within a record.
     let whole = ran.console.len() - ran.console.len() % RECORD as usize;

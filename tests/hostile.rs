@@ -12,7 +12,7 @@ mod programs {
     }
 }
 
-/// Kernels of a few instructions, on this machine's `/dev/kvm`. `vmm/tests/recording_memory.rs`
+/// Kernels of a few instructions, on this machine's `/dev/kvm`. `vpmu/perfdata/tests/memory.rs`
 /// measures the memory of a recording, and `vpmu/tests/device` the cost of attacks to the device.
 mod kernels {
     use std::fs::File;
@@ -406,7 +406,7 @@ mod kernels {
         }
     }
 
-    /// Code that `times` times sets the device up with a queue outside guest memory.
+    /// Code that sets the device up `times` times, with a queue outside guest memory.
     fn bad_setups(times: u32) -> Code {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let setup = [
@@ -441,7 +441,7 @@ mod kernels {
         let [written, left_out] = ["log_lines", "log_lines_left_out"]
             .map(|name| number(&ran.report, &format!("/limits/{name}")));
         assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
-        // One a second, ten at once, and the count of dropped lines before each.
+        // At most ten lines at once and one a second, each perhaps after a line with the number left out.
         let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
         assert!(written <= 10 + seconds, "{written} in {seconds} s");
         assert!(lines <= 2 * written + 1, "{lines}");

@@ -116,7 +116,7 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; returns whether it is within its limit. A door that the guest does not support has dashes.
+/// Prints a row; returns whether it is within its limit. An interface without figures has a dash.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
         println!("  {name:32} {:>8}", "-");

@@ -27,7 +27,7 @@ const NAMES: [(&str, &str); 3] = [
 ];
 /// Bytes that the VMM may take besides the guest's memory.
 const MEMORY: u64 = 5 << 20;
-/// Nanoseconds that an unused device may add to a boot.
+/// Nanoseconds that an unused device may add to a start on this machine's own KVM.
 const DEVICE: u64 = 1_000_000;
 /// Starts of each on this machine's own KVM.
 const STARTS: u32 = 200;
@@ -79,7 +79,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
     Ok((outcome.place.to_string(), told.collect()))
 }
 
-/// Prints the table and the limits; returns whether all hold.
+/// Prints the table and the limits; returns whether all hold, `None` if a figure is missing.
 fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
     println!(
         "\n  {:16} {:>22} {:>22} {:>18}",
@@ -137,7 +137,7 @@ fn hold(limits: &[(bool, String)]) -> bool {
 }
 
 /// Starts a guest of a few instructions with and without the device, in turns, on this machine's own KVM; returns
-/// whether the limit holds.
+/// whether the limit holds, or true without `/dev/kvm`.
 fn starts() -> Result<bool, Box<dyn Error>> {
     if !Path::new("/dev/kvm").exists() {
         println!("\nStarts: not measured, this machine has no /dev/kvm");

@@ -20,12 +20,12 @@ use crate::{Outcome, cpu, os};
 
 /// Marks of a boot, half of them on each vCPU.
 const MARKS: u32 = 1_000;
-/// Marks that the guest's own persistent event has of each boot.
+/// Marks that the guest's own persistent event counts in each boot.
 const OWN: u32 = 50;
 /// Events of one group that [`close`] closes: a group may have no more.
 const CLOSED_GROUP: usize = 64;
 const OWN_NAME: &str = "own";
-/// The count of the guest's own event.
+/// The value of the marks that the guest's own event counts.
 const OWN_VALUE: u64 = 500_000;
 
 /// `guest-tests act`: performs this boot's act. An act that ends the guest does not return.
@@ -221,7 +221,7 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
         os::is_readable(ring.address())? && event.count()? > 0,
         "{name} before its end"
     );
-    // Takes a wakeup from before this descriptor, which poll reports to it, too.
+    // Takes a wakeup that is older than this descriptor: poll reports it here, too.
     event.poll(0)?;
     Ok((event, ring))
 }

@@ -159,7 +159,7 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
     ensure!(marks[0].ip >> 63 == 1, "a kernel at {:#x}", marks[0].ip);
-    // The command that disabled: another register of the same device.
+    // The command that disabled the trace wrote to another register of the device.
     ensure_eq!(end.flags, HAS_IP | CUT, "flags of the end");
     ensure!(
         end.qualification != marks[0].qualification,

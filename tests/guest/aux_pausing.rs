@@ -195,8 +195,8 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     traced.balance()?;
     drop(members);
     let packets = traced.area.take(&traced.ring)?;
-    // The trace's state at each write, after the writes before it: a resuming exit is not in, a
-    // pausing one is; where both come at one exit, in the order in which the members were opened.
+    // Whether the trace runs at each write: it has the exit that pauses it and not the one that
+    // resumes it. At an exit that does both, the members act in the order in which they were opened.
     let mut running = false;
     let mut inside = 0;
     for write in 1..=30 {

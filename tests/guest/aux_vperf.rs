@@ -48,7 +48,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
-/// The device's numbers for kinds of traces, and for the exits and the pace of one.
+/// The device's numbers of two kinds of traces, of the exits to the VMM, and of a pace.
 const KIND_EXIT_TRACE: u32 = 0x105;
 const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
@@ -182,7 +182,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    // By the device's own reasons or by the hardware's: an access reads the same.
+    // The device's reasons and the hardware's describe an access in the same words.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
     let ports = rows(&trace)?

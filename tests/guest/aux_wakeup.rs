@@ -42,7 +42,7 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
-    // Seven exits behind a sync are 512 bytes; each page begins with one.
+    // Seven exits behind a sync are 512 bytes; each page begins with a sync.
     let marks: Vec<u64> = (1..=16)
         .map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64))
         .collect();

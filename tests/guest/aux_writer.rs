@@ -56,7 +56,7 @@ fn trace_wraps_without_loss() -> Outcome {
     let (count, lost) = traced.read()?;
     ensure_eq!(lost, 0, "lost");
     ensure_eq!(traced.ledger.packets, made, "exits in the trace");
-    // A sync for each page begun; no padding, for 64 packets fill a page.
+    // A sync for each page begun; no padding, since 64 packets fill a page.
     let packets = made + made.div_ceil(PER_PAGE);
     ensure_eq!(count, packets * EXIT_BYTES, "bytes of {made} exits");
     ensure!(

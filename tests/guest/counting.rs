@@ -195,7 +195,7 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let within = within.read()?.value;
     let guest = guest.read()?.value;
     let around = around.read()?.value;
-    // Two readings of the host's: perf's clock of the vCPU's thread, and the scheduler's CPU
+    // Two clocks of the host: perf's clock of the vCPU's thread, and the scheduler's CPU
     // time of that thread inside the run call. The guest is in its loop all the time.
     ensure!(
         (within - within / 20..=around).contains(&guest),

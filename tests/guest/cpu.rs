@@ -86,10 +86,10 @@ fn fair_servers() -> io::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// The CPU that serves the console's interrupts, and with it the only one that makes exits for them.
+/// The CPU that serves the console's interrupts: the only one that makes exits for them.
 const CONSOLE: usize = 0;
 
-/// A CPU whose port accesses are its programs' alone.
+/// A CPU on which only programs access ports.
 const QUIET: usize = 1;
 
 /// Binds the console's interrupt to [`CONSOLE`]; the next interrupt moves it there.

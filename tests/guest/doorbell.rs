@@ -30,7 +30,7 @@ fn store_to_the_doorbell_is_a_mark() -> Outcome {
         bell.mark(VALUE + 1);
     }
     ensure_eq!(event.count()?, 200, "marks by stores on two CPUs");
-    // Of each task on this CPU.
+    // Counts the marks of each task on this CPU.
     cpu::pin(1)?;
     let all = device.start(&device.attr(KIND_MARK, VALUE.into()), How::on_cpu(1))?;
     // The mapping outlives its file, and a child inherits it.

@@ -638,7 +638,7 @@ fn hibernate() -> Outcome {
 
 fn counts_go_on_after_a_hibernation() -> Outcome {
     let device = fresh()?;
-    // The CPU that stays: perf core ends the events of one that goes.
+    // CPU 0 stays online: perf core ends the events of a CPU that goes offline.
     cpu::pin(0)?;
     let own = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let id = own.id()?;

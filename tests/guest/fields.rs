@@ -80,7 +80,7 @@ pub(crate) struct Sample {
     pub(crate) read: Option<Reading>,
     pub(crate) chain: Option<Vec<u64>>,
     pub(crate) regs_user: Option<Regs>,
-    /// The words that were asked for, and how many bytes of them are the stack's.
+    /// The requested words, and how many bytes of them were copied from the stack.
     pub(crate) stack: Option<(Vec<u64>, u64)>,
     pub(crate) regs_intr: Option<Regs>,
 }
@@ -224,7 +224,7 @@ pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, 
     Ok(sample)
 }
 
-/// The trailer of another record, behind its own `body` words, which are returned as well.
+/// Returns the first `body` words of a record that is not a sample, and the trailer behind them.
 pub(crate) fn trailer(
     record: &Record,
     body: usize,

@@ -483,7 +483,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
                 for value in 1..=EACH {
                     bell.mark(value);
                     match value % 16 {
-                        // Its own, the other's, all.
+                        // Flushes its own event, the other's, all.
                         3 => events[vcpu].flush(0).map(|_| ())?,
                         9 => events[1 - vcpu].flush(0).map(|_| ())?,
                         15 => device.flush().map(|_| ())?,

@@ -237,7 +237,7 @@ fn librarys_counter_begins_with_the_exec() -> Outcome {
         let marks = (0..5).try_for_each(|_| vpmu.mark(3));
         marks.map_err(|_| std::io::ErrorKind::Other.into())
     };
-    // SAFETY: the child makes system calls alone, and allocates nothing.
+    // SAFETY: the child makes only system calls, and allocates nothing.
     unsafe { child.pre_exec(place) };
     let status = child.status()?;
     ensure!(status.success(), "{status}");
@@ -269,7 +269,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
 
 /// PAPI looks its events up in tables of its own, which do not list PMUs of sysfs.
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
-    // At Debian's level PAPI does not even try.
+    // At Debian's `perf_event_paranoid` PAPI does not even try.
     os::set_paranoid(2)?;
     let papi = "papi_command_line perf::TASK-CLOCK perf::PAGE-FAULTS";
     let script = format!("guest-tests mark 3 20; {papi}; guest-tests mark 3 30");

@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[(
 
 const SEED: u64 = 0x5eed_0001;
 const OPERATIONS: u64 = 600;
-/// Half of them are root's.
+/// Number of processes; half of them are root's.
 const PROCESSES: u64 = 6;
 /// Descriptors and maps that a process keeps at most.
 const KEPT: usize = 20;
@@ -144,7 +144,7 @@ impl Hammer {
         })
     }
 
-    /// A descriptor: mostly one of the events, sometimes none or another.
+    /// A descriptor: mostly an event's, sometimes -1, another or a closed one.
     fn fd(&mut self) -> i32 {
         let device = self.device.as_raw_fd();
         match self.random.below(12) {
@@ -477,11 +477,11 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
     os::set_paranoid(-1)?;
     let mut started = Vec::new();
     for process in 0..PROCESSES {
-        // SAFETY: the one thread of the process is the one that goes on in the child.
+        // SAFETY: the process has one thread, which goes on in the child.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let done = hammer(seed + process, process % 2 == 1, operations);
-            // SAFETY: ends the child without what its parent has yet to do.
+            // SAFETY: ends the child before it runs code that is meant for its parent.
             unsafe { libc::_exit(i32::from(done.is_err())) };
         }
         started.push(pid);

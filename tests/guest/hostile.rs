@@ -125,7 +125,7 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
 }
 
 fn mark_of_nobody_is_exact() -> Outcome {
-    // At Debian's own level, at which nobody opens any event.
+    // At Debian's own level, the user nobody cannot open any event.
     os::set_paranoid(3)?;
     let device = Device::open()?;
     for (cpu, number) in (0..CPUS).zip(0..) {

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs;
 
-/// The number of the interrupt, and how often each CPU has taken it in all.
+/// The number of the interrupt, and how often all CPUs together have taken it.
 fn line() -> Result<(u32, u64), Box<dyn Error>> {
     // The vPMU's transport among the machine's others, by the driver bound to it.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
@@ -29,7 +29,7 @@ pub(crate) fn taken() -> Result<u64, Box<dyn Error>> {
     line().map(|(_, taken)| taken)
 }
 
-/// Binds the interrupt to `cpu`: only there does its handler make exits, two of each interrupt.
+/// Binds the interrupt to `cpu`: its handler makes exits only there, two for each interrupt.
 pub(crate) fn bind(cpu: usize) -> Result<(), Box<dyn Error>> {
     let (number, _) = line()?;
     let mask = format!("{:x}", 1 << cpu);

@@ -1,5 +1,5 @@
 //! Another kernel, started by this one without a reset of the machine: the device must write nothing more to the
-//! first kernel's memory, and must keep events with rings in the host's.
+//! first kernel's memory, and must keep events whose rings are in the host's memory.
 //!
 //! The init of either kernel runs the same command; only the second finds the persistent event.
 

@@ -247,7 +247,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `guest-tests hammer SEED OPERATIONS`: as the test does, with a seed and a length of one's own.
+/// `guest-tests hammer SEED OPERATIONS`: like the test, with this seed and number of calls.
 fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
     let (Ok(seed), Ok(operations)) = (seed.parse(), operations.parse()) else {
         return usage();
@@ -268,7 +268,7 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Runs the tests one after another; the frames tell their verdicts.
+/// Runs the tests one after another; prints a framed line for each, and one for the kernel's log.
 fn run(name: &str, tests: &[Test]) -> ExitCode {
     if let Err(error) = cpu::bind_console() {
         eprintln!("binding the console's interrupt: {error}");

@@ -89,9 +89,9 @@ pub(crate) struct Arrived {
     pub(crate) fd: i32,
 }
 
-/// `si_code` of a signal that says: there is something to read.
+/// `si_code` of a signal that reports records to read.
 pub(crate) const POLL_IN: i32 = 1;
-/// `si_code` of a signal that says: nothing more will come.
+/// `si_code` of a signal that reports that no more will come.
 pub(crate) const POLL_HUP: i32 = 6;
 
 fn signals() -> libc::sigset_t {
@@ -180,7 +180,7 @@ pub(crate) fn drain_console() {
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
 }
 
-/// Mounts a file system of the kernel's own.
+/// Mounts a virtual file system of the kernel.
 pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     let (kind, at) = (kind.as_ptr(), at.as_ptr());
     // SAFETY: strings that live through the call; the kind takes no data.
@@ -216,13 +216,13 @@ pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     Ok(ready > 0)
 }
 
-/// Runs `child` in a forked process and returns its exit code. This process has one thread.
+/// Runs `child` in a forked process and returns its exit code. This process must have one thread.
 pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: the one thread of the process is the one that goes on in the child.
+    // SAFETY: the process has one thread, which goes on in the child.
     let pid = checked(unsafe { libc::fork() })?;
     if pid == 0 {
         let code = child();
-        // SAFETY: ends the child without what its parent has yet to do.
+        // SAFETY: ends the child before it runs code that is meant for its parent.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
@@ -235,7 +235,7 @@ pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     })
 }
 
-/// A pipe that is filled with `bytes` bytes, a power of two and at least a page: that much memory of the kernel's.
+/// A pipe that is filled with `bytes` bytes, a power of two and at least a page: it takes that much kernel memory.
 pub(crate) fn full_pipe(bytes: usize) -> io::Result<(PipeReader, PipeWriter)> {
     let size = i32::try_from(bytes).map_err(io::Error::other)?;
     let (reader, mut writer) = io::pipe()?;
@@ -322,7 +322,7 @@ pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
     keep_capabilities(kept)
 }
 
-/// Whether others of this process's user may trace it.
+/// Sets whether other processes of the same user may trace this one.
 pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
     // SAFETY: numbers alone.
     checked(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, i32::from(dumpable), 0, 0, 0) })?;
@@ -445,8 +445,8 @@ impl BpfCounter {
     }
 }
 
-/// Code that the kernel runs on request, whose instructions are known: its compiler for BPF makes one
-/// of each addition.
+/// Code that the kernel runs on request, whose instructions are known: the compiler for BPF makes one
+/// instruction of each addition.
 #[derive(Debug)]
 pub(crate) struct KernelCode(OwnedFd);
 
@@ -492,7 +492,7 @@ impl KernelCode {
 
 /// `bpf(2)` with the first words of its attributes; the others are zero.
 fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
-    // SAFETY: the kernel reads so many bytes, and reaches what they point to, in the call alone.
+    // SAFETY: the kernel reads so many bytes, and accesses what they point to, only during the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, call, words.as_ptr(), size_of_val(words)) };
     checked(i32::try_from(result).map_err(io::Error::other)?)
 }
@@ -546,7 +546,7 @@ impl Sleeper {
         checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
         // SAFETY: the pipe's ends are new and nobody else's.
         let [read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // SAFETY: the one thread of the process is the one that goes on in the child.
+        // SAFETY: the process has one thread, which goes on in the child.
         let pid = checked(unsafe { libc::fork() })?;
         if pid == 0 {
             let kept = prepare();

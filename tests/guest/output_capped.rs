@@ -1,4 +1,4 @@
-//! The cap on the sampling rate, in a machine that was started with a low one: overflows above it make neither
+//! The cap on the sampling rate, in a machine that was started with a low cap: overflows above it make neither
 //! records nor losses, and records in the ring mark the beginning and the end.
 
 use crate::ensure::{ensure, ensure_eq};

@@ -83,7 +83,7 @@ fn refresh_limits_overflows() -> Outcome {
         5,
         "records of 2 and 3 overflows allowed"
     );
-    // Enabled without a limit, it has none.
+    // Enabling the event removes the limit.
     event.enable(0)?;
     device.place(VALUE, 40)?;
     ensure_eq!(ring.take()?.len(), 20, "records with no limit");
@@ -182,7 +182,7 @@ fn frequency_is_reached() -> Outcome {
         (RATE / 2..=RATE * 2).contains(&rate),
         "{rate} samples a second, {RATE} asked for"
     );
-    // However it changed, the periods add up to the count.
+    // However the period changed, the periods add up to the count.
     let sum: u64 = samples.iter().filter_map(|sample| sample.period).sum();
     let last = samples[samples.len() - 1]
         .read
@@ -341,7 +341,7 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: of user mode");
-            // Those are the driver's own, where its notifications have the same reason.
+            // The kernel's are the driver's notifications, where those have the same reason.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(of_kernel > 0, drivers, "{what}: {of_kernel} of the kernel");
         }
@@ -372,7 +372,7 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, TIME));
     let event = device.open_event(&attr, How::OWN)?;
-    // perf changes the attributes of breakpoints alone.
+    // perf changes the attributes only of breakpoints.
     ensure_eq!(
         refused(event.modify(&attr)),
         Some(libc::EOPNOTSUPP),

@@ -182,7 +182,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
         }
     })?;
     ensure_eq!(code, 0, "what the child found");
-    // The child consumed them for both; the parent's map works on.
+    // The child consumed the records for both; the parent's map works on.
     device.place(VALUE, 4)?;
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;

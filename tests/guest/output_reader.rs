@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[(
 
 const VALUE: u64 = 130;
 
-/// Places the marks of one round while the reader reads, and compares what it says.
+/// Places the marks of one round while the reader reads, and checks its output.
 fn round(device: &Device, marks: u64, together: bool) -> Outcome {
     let thread = cpu::thread_id().to_string();
     // The reader inherits CPU 0.
@@ -60,7 +60,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
             .map(str::parse)
             .collect::<Result<_, _>>()?;
         number += 1;
-        // The count in each record says whether the losses before it are all that was lost.
+        // The count in each record shows whether the losses before it are all that was lost.
         ensure_eq!(words[1], number, "the mark of {line:?}");
         ensure!(
             words[0] > time || number == 1,

@@ -49,7 +49,7 @@ const FORMATS: u64 = 32;
 fn attr(device: &Device, member: u64, format: u64) -> perf_event_attr {
     let mut attr = device.attr(KIND_MARK, VALUE + member);
     attr.read_format = format;
-    // Members wait for their leader alone.
+    // Members are enabled, so they wait only for their leader.
     attr.set_disabled((member == 0).into());
     attr
 }

@@ -79,7 +79,7 @@ const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
 /// Long enough for what must come, however slow the machine.
 const LONG: i32 = 10_000;
-/// A sleeper that nobody wakes is found by the harness: a time-out would look again by itself.
+/// No time-out, at whose end poll looks again: a sleeper that nobody wakes hits the test's limit.
 const FOREVER: i32 = -1;
 /// No wait is needed for a wakeup that must not come: a wakeup is as old as the exit of its record.
 const NOW: i32 = 0;
@@ -91,7 +91,7 @@ fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pag
     Ok((event, ring))
 }
 
-/// One wakeup at exactly these records, of all that are placed.
+/// Checks for one wakeup at each of these records, and at no other.
 fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
     let mut placed = 0;
     for &mark in marks {
@@ -109,7 +109,7 @@ fn every_full_page_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &device.marks(VALUE, 1, FIELDS))?;
     wakes_at(&event, &device, &[PER_PAGE, 2 * PER_PAGE, 3 * PER_PAGE])?;
-    // Round the ring the pages are the same.
+    // Past the ring's end, too, a wakeup comes when a page is full.
     ensure_eq!(ring.take()?.len() as u64, 3 * PER_PAGE, "records");
     device.place(VALUE, 2 * PER_PAGE - 1)?;
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll past the ring's end");
@@ -296,7 +296,7 @@ fn burst_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// Has the kernel write a line to the serial console, a character an exit, with interrupts off.
+/// Has the kernel write a line to the serial console, one exit per character, with interrupts off.
 fn print_long() -> std::io::Result<()> {
     let line = format!("<1>guest-tests: interrupts wait {}", ".".repeat(800));
     fs::write("/dev/kmsg", line)
@@ -308,7 +308,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
     interrupt::bind(0)?;
     cpu::pin(1)?;
-    // More than these are not queued, and come as SIGIO.
+    // Signals beyond this limit are not queued, and come as SIGIO.
     os::limit_signals(2 * OVERFLOWS)?;
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
@@ -361,7 +361,7 @@ fn signals() -> Result<u64, Box<dyn std::error::Error>> {
 /// Marks come from another thread without a pause; the interval changes between two of them.
 fn interval_changes_while_records_flow() -> Outcome {
     const STAGE: u64 = 300;
-    // 64 bytes a record: 10 records, 25, 1, and 40 by bytes.
+    // Unit, interval, and wakeups by 300 records of 64 bytes.
     let stages = [
         (WAKEUP_RECORDS, 10, 30),
         (WAKEUP_RECORDS, 25, 12),
@@ -412,7 +412,7 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // It has inherited the event by now; those that come later have the interval from the start.
+    // The child has inherited the event by now; later children have the interval from the start.
     event.wakeup(3, WAKEUP_RECORDS, 0)?;
     let mut turns = child.stdin.take().ok_or("no pipe")?;
     let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);
@@ -624,9 +624,8 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     Ok(())
 }
 
-/// How many interrupts the device raises is exact, and is asserted where nothing else counts: in
-/// the device's own tests. The line's count in a guest can be some higher, because the lab's
-/// emulated CPU may deliver an injected interrupt twice.
+/// The device's own tests assert the exact number of interrupts that it raises. The line's count in
+/// a guest can be higher, because the lab's emulated CPU may deliver an injected interrupt twice.
 fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     const RECORDS: u64 = 480;
     const TWICE: u64 = 2;

@@ -148,7 +148,7 @@ fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages
     Ok((event, page))
 }
 
-/// Pseudo-random numbers, in step with no scheduler.
+/// Pseudo-random numbers, so that the times do not keep step with a scheduler.
 struct Random(u64);
 
 impl Random {

@@ -128,7 +128,7 @@ pub(crate) struct Placed {
     pub(crate) packet: Packet,
 }
 
-/// The exits among them.
+/// The exits among the packets.
 pub(crate) fn exits(packets: &[Placed]) -> Vec<Exit> {
     packets
         .iter()
@@ -136,7 +136,7 @@ pub(crate) fn exits(packets: &[Placed]) -> Vec<Exit> {
         .collect()
 }
 
-/// The samples among them.
+/// The samples among the packets.
 pub(crate) fn samples(packets: &[Placed]) -> Vec<Sample> {
     packets
         .iter()
@@ -144,7 +144,7 @@ pub(crate) fn samples(packets: &[Placed]) -> Vec<Sample> {
         .collect()
 }
 
-/// The syncs among them.
+/// The syncs among the packets.
 pub(crate) fn syncs(packets: &[Placed]) -> Vec<Sync> {
     packets
         .iter()
@@ -258,7 +258,7 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
 }
 
 /// Parses all packets in `[begin, end)`; `word` returns the word at a position. Each page must begin with a sync that
-/// has the page's flag, which no other sync may have.
+/// has [`SYNC_PAGE`], and no other sync may have it.
 pub(crate) fn decode(
     begin: u64,
     end: u64,
@@ -291,7 +291,7 @@ pub(crate) struct Ledger {
     next: u64,
     /// Lost bytes that syncs have reported.
     pub(crate) lost: u64,
-    /// The sync before the next packet.
+    /// A sync that no packet has followed yet.
     due: Option<Sync>,
     /// Time of the last packet of each vCPU.
     times: [u64; 2],

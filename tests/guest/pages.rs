@@ -139,7 +139,7 @@ impl Pages {
         self.word(offset).load(Ordering::Relaxed)
     }
 
-    /// The same; what the host wrote before the word is visible, too.
+    /// Like [`Pages::load`]; also makes visible what the host wrote before the word.
     pub(crate) fn load_acquire(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }

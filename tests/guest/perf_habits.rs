@@ -105,8 +105,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// Marks that the threads of [`place_by_threads`] place in one round, the first thread's first.
 const BY_THREADS: [u32; 3] = [3, 5, 7];
 
-/// `guest-tests threads [in-turn]`: three threads place a round of marks. With `in-turn` they place one for each byte
-/// of the input, which is passed on when the round has ended.
+/// `guest-tests threads [in-turn]`: three threads place a round of marks. With `in-turn` they place a round for each
+/// byte of the input, which is passed on when the round has ended.
 pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     let endless = rounds == Some("in-turn");
     let place = || -> Outcome {
@@ -179,7 +179,7 @@ impl Threads {
         Ok(())
     }
 
-    /// The ids of the threads, the first's first.
+    /// The ids of the threads, the first thread's first.
     fn ids(&self) -> Fallible<Vec<String>> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()))?;
         let mut ids = Vec::new();
@@ -563,8 +563,8 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
     Ok(())
 }
 
-/// `-s` asks for a record of each task's counts as it ends; perf core writes as many of ours as of its
-/// own events.
+/// `-s` asks for a record of each task's counts as it ends; perf core writes as many for our events as
+/// for its own.
 fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
     let shell = "guest-tests mark 3 5; guest-tests mark 3 6";
     let mut records = Vec::new();

@@ -230,7 +230,7 @@ fn record_per_thread_has_the_threads_samples() -> Outcome {
     Ok(())
 }
 
-/// Two processes take turns on one CPU: a mark, then the other.
+/// Two processes take turns on one CPU, after each mark.
 fn record_of_cpus_names_each_task() -> Outcome {
     let shell = "mkfifo there back 2>/dev/null; \
         taskset 2 guest-tests mark 4 40 in-turn < there > back & \
@@ -256,7 +256,7 @@ fn record_of_cpus_names_each_task() -> Outcome {
     Ok(())
 }
 
-/// A process that places marks of `value` when it gets a line, and answers each with one.
+/// A process that places a mark of `value` for each byte of input, and then outputs the byte.
 pub(crate) struct Marker {
     pub(crate) process: Child,
 }
@@ -271,7 +271,7 @@ impl Marker {
         Ok(Self { process })
     }
 
-    /// So many marks; they are placed when this returns.
+    /// Has the process place `times` marks, and waits until it has.
     pub(crate) fn place(&mut self, times: usize) -> Outcome {
         let input = self.process.stdin.as_mut().ok_or("no input")?;
         let output = self.process.stdout.as_mut().ok_or("no output")?;
@@ -285,7 +285,7 @@ impl Marker {
 
 impl Drop for Marker {
     fn drop(&mut self) {
-        // It has ended, or ends so.
+        // The process has ended, or ends now.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -334,7 +334,7 @@ impl Controlled {
         writeln!(self.control, "{word}")?;
         let mut answer = Vec::new();
         self.acknowledged.read_until(b'\n', &mut answer)?;
-        // A zero ends the answer before.
+        // A zero byte ends the previous answer.
         ensure!(answer.ends_with(b"ack\n"), "{word}: {}", text(&answer));
         Ok(())
     }
@@ -417,7 +417,7 @@ fn records_of_two_perfs_are_both_whole() -> Outcome {
 }
 
 fn group_samples_have_the_counts_of_their_moment() -> Outcome {
-    // Two marks of the other value before each of the one that samples, on one CPU.
+    // Two marks of the other value before each mark of the value that samples, on one CPU.
     cpu::pin(1)?;
     let shell = "for i in 1 2 3 4 5; do guest-tests mark 4 2; guest-tests mark 3 1; done";
     let events = format!("{{{MARK_3},{MARK_4}}}:S");
@@ -558,7 +558,7 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         .collect::<Result<_, _>>()?;
     ensure!(samples > 0, "no samples");
     ensure_eq!(stacks.len(), samples, "stacks");
-    // A program that has just begun has less.
+    // A program that has just begun has a smaller stack.
     ensure!(
         stacks.contains(&1024) && stacks.iter().all(|size| (1..=1024).contains(size)),
         "bytes of stacks: {stacks:?}"
@@ -658,7 +658,7 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     fs::write(ONLINE, "0")?;
     marker.place(10)?;
     fs::write(ONLINE, "1")?;
-    // On the CPU that stayed, for the other's event is gone.
+    // On the CPU that stayed online: the event of the other CPU has ended.
     let id = marker.process.id().to_string();
     let status = Command::new("taskset")
         .args(["-p", "1", &id])
@@ -780,7 +780,7 @@ fn users_without_privilege_learn_what_they_lack() -> Outcome {
 }
 
 fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
-    // precise: perf asks for less; a period of what is not sampled; fields of the current task.
+    // precise_ip, a period for an event that cannot sample, and fields that the device lacks.
     for (event, option) in [
         ("vpmu/cpu-clock/p", "-d"),
         ("vpmu/halts/", "-d"),

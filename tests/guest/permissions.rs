@@ -564,7 +564,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     Ok(())
 }
 
-/// Calls `act` with one percent of the device's events.
+/// Limits users without CAP_PERFMON to one percent of the events while `act` runs, which gets their number.
 fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcome {
     os::set_paranoid(OPEN)?;
     let shown = fs::read_to_string(format!("{PARAMETERS}/unprivileged_percent"))?;

@@ -162,7 +162,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     );
     let format = fs::read_to_string(sysfs.join("format/id"))?;
     ensure_eq!(format.trim_end(), "config:0-63", "format/id");
-    // Opens the event by what sysfs says alone.
+    // Opens the event with only the contents of sysfs.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;

@@ -142,7 +142,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
         boot.event.count()? >= samples.len() as u64,
         "fewer counted than recorded"
     );
-    // The event has been enabled since the guest's first instruction, up to a second.
+    // The event has been enabled since the guest's first instruction, to within a second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
     let uptime = Duration::from_secs_f64(uptime);

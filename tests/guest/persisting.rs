@@ -26,7 +26,7 @@ pub(crate) fn sequence(device: &Device) -> perf_event_attr {
     silent(device.any_marks(1, TIME | ADDR))
 }
 
-/// The same, written backwards, so that any reader finds the newest.
+/// Like [`sequence`], written backwards, so that any reader finds the newest.
 pub(crate) fn backwards(device: &Device) -> perf_event_attr {
     let mut attr = sequence(device);
     attr.set_write_backward(1);
@@ -42,7 +42,7 @@ pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u
     Ok(samples.iter().filter_map(|sample| sample.addr).collect())
 }
 
-/// The same of a backward ring, the oldest first.
+/// Like [`values`], of a backward ring, the oldest first.
 pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let head = ring.head();
     let mut records = Vec::new();
@@ -132,7 +132,7 @@ impl Doomed {
     /// Forks; the child runs `body`, which sends numbers with [`tell`], and then waits to be killed.
     pub(crate) fn start(body: impl FnOnce(&mut File) -> Outcome) -> io::Result<Self> {
         let (said, mut tells) = pipe()?;
-        // SAFETY: the one thread of the process is the one that goes on in the child.
+        // SAFETY: the process has one thread, which goes on in the child.
         let pid = unsafe { libc::fork() };
         if pid < 0 {
             return Err(io::Error::last_os_error());
@@ -140,7 +140,7 @@ impl Doomed {
         if pid == 0 {
             if let Err(error) = body(&mut tells) {
                 eprintln!("the doomed: {error}");
-                // SAFETY: ends the child without what its parent has yet to do.
+                // SAFETY: ends the child before it runs code that is meant for its parent.
                 unsafe { libc::_exit(1) };
             }
             loop {

@@ -44,7 +44,7 @@ fn count_mode_of_the_operator_is_reported() -> Outcome {
     Ok(())
 }
 
-/// The flag changes nothing, also for an event that cannot exclude anything.
+/// The flag changes nothing, even for an event that cannot exclude anything.
 fn event_excluding_the_hypervisor_counts_at_both_doors() -> Outcome {
     let device = Device::open()?;
     let excluding = |mut attr: perf_event_attr| {

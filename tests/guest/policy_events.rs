@@ -54,7 +54,7 @@ const MEMBERS: [(&str, u64, u64, bool); 3] = [
     ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
     ("mark=7", KIND_MARK, 7, true),
 ];
-/// Events of the same kinds that neither of them names.
+/// Events of the same kinds that neither list names.
 const OTHERS: [(&str, u64, u64, bool); 2] = [
     ("exits-user", KIND_EXITS, EXIT_USER, true),
     ("mark=8", KIND_MARK, 8, true),
@@ -93,7 +93,7 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
     Ok(())
 }
 
-/// Checks `/dev/vpmu` alone: perf core has traces in another PMU.
+/// Checks only `/dev/vpmu`: perf core has traces in another PMU.
 fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     let attr = device.attr(KIND_EXIT_TRACE, config);
     for how in [How::OWN, How::on_cpu(0)] {
@@ -222,7 +222,7 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     let kept = listed.iter().find(|entry| entry.name() == "kept");
     let kept = device.reopen(kept.ok_or("it is not listed")?.id, 0)?;
     let before = kept.count()?;
-    // Each is a store to the doorbell.
+    // Each mark is a store to the doorbell.
     device.place(8, 50)?;
     let counted = kept.count()? - before;
     // The driver's notifications are stores, too.

@@ -207,7 +207,7 @@ fn top_names_the_hot_function() -> Outcome {
     let workload = ["--", "workload", "hot", "--ms", "60000"];
     let frames = frames(&[&options[..], &workload].concat())?;
     ensure_eq!(frames.len(), 5, "frames asked for");
-    // The first may be over before the program has begun its work.
+    // The first frame may be over before the program has begun its work.
     let last = &frames[4];
     let rows = last["rows"].as_array().ok_or("no rows")?;
     let is_hot = |row: &&serde_json::Value| {

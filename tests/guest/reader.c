@@ -5,8 +5,8 @@
  *
  *	reader THREAD VALUE COUNT
  *
- * Samples each mark VALUE of THREAD; prints "ready", then a line for each record, and ends
- * when COUNT of them were read or lost.
+ * Samples each mark VALUE of THREAD; prints "ready", then a line for each record, and when
+ * COUNT of them were read or lost, the event's count.
  */
 #include <linux/perf_event.h>
 
@@ -31,7 +31,7 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* Bytes out of the ring, which may lie at its end and its beginning. */
+/* Copies bytes out of the ring; they may lie at its end and its beginning. */
 static void copy(void *to, const uint8_t *data, uint64_t size, uint64_t at, uint64_t bytes)
 {
 	uint64_t offset = at % size;
@@ -69,7 +69,7 @@ static int open_marks(int device, int thread, uint64_t value)
 	return fd;
 }
 
-/* The number of overflows that a record stands for. */
+/* Prints a record; returns the number of overflows that it stands for. */
 static uint64_t print(const struct perf_event_header *header, const uint64_t *body)
 {
 	switch (header->type) {
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		seen += drain(page);
-		/* A loss that nothing follows is told to whoever reads the count. */
+		/* A loss that no record follows is recorded when the count is read. */
 		if (read(event, &count, sizeof(count)) != sizeof(count))
 			fail("reading the count");
 		seen += drain(page);

@@ -49,7 +49,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
             "an event of kind {kind}"
         );
     }
-    // perf core's own types of them, too.
+    // perf core's own types of these events are refused, too.
     for kind in [0, 3] {
         let opened = os::open_perf_event(kind, 0);
         ensure_eq!(refused(opened), Some(libc::ENOENT), "perf's type {kind}");

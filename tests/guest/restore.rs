@@ -1,4 +1,4 @@
-//! A guest that its host saves: numbered lines, by both vCPUs in turn, and events that see each.
+//! A guest that its host saves: numbered lines, by both vCPUs in turn, and events that see each line.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};

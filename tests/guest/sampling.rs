@@ -356,7 +356,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     let clock = event.read()?.value;
     let (last, missed) = drain(&mut ring)?;
     samples.extend(last);
-    // One for each period; what the event ran beyond its last period makes none.
+    // One for each period; the time beyond the last whole period makes no sample.
     let taken = samples.len() as u64 + lost + missed;
     ensure!(taken <= clock / PERIOD + 1, "{taken} samples in {clock} ns");
     let inside = samples.iter().filter(|s| in_loop(s)).count();

@@ -115,7 +115,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
 }
 
 fn stat_of_more_events_than_counters_scales_each() -> Outcome {
-    /// In user mode and in both the loop is nearly all that they count.
+    /// In user mode, and in both modes, these count little but the loop.
     const KINDS: [&str; 4] = [
         "instructions",
         "cycles",
@@ -166,7 +166,7 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
     record("cycles", &run)?;
     let lines = script("cycles", "ip,sym")?;
     let inside = lines.iter().filter(|line| in_loop(line)).count();
-    // Cycles of the loop are its instructions in the lab; elsewhere a loop of two may take fewer.
+    // In the lab each instruction takes a cycle; elsewhere the loop's two may take fewer.
     ensure!(
         inside > 0 && inside * 100 >= lines.len() * 95,
         "{inside} of {} in the loop",

@@ -102,7 +102,7 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     Ok(lines)
 }
 
-/// The only count, which ran all the time.
+/// The count of the only event, which must have run all the time.
 fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
@@ -202,7 +202,7 @@ fn cpus_count_apart() -> Outcome {
     Ok(())
 }
 
-/// Each interval reads while the task runs; one in which it did not is `<not counted>`.
+/// perf reads the counts in each interval; an interval in which the task did not run is `<not counted>`.
 fn intervals_add_up() -> Outcome {
     const FILE: &str = "/tmp/intervals";
     // perf prints no interval that the program's end cuts short: wait for one that begins after the marks.

@@ -1,5 +1,5 @@
-//! Sampling storms: a clock of ten microseconds of a program without privileges leaves its vCPU to
-//! others.
+//! Sampling storms: a clock with a period of ten microseconds, opened by a program without
+//! privileges, leaves its vCPU to others.
 
 use std::hint::black_box;
 use std::process::{Child, Command, Stdio};

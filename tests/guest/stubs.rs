@@ -57,7 +57,7 @@ fn at(label: *const u8) -> u64 {
 }
 
 /// One write to the idle port with every register known; returns the stack pointer at the write.
-/// [`allow_ports`](crate::arch::allow_ports) comes first.
+/// Call [`allow_ports`](crate::arch::allow_ports) first.
 pub(crate) fn out_known() -> u64 {
     let mut sp = 0;
     // SAFETY: keeps the calling convention, writes one word through its argument.
@@ -79,7 +79,7 @@ pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
     sp
 }
 
-/// Where the system call of [`mark_known`] returns to.
+/// The return address of the system call of [`mark_known`].
 pub(crate) fn mark_known_ip() -> u64 {
     at(&raw const vpmu_mark_known_ip)
 }
@@ -110,7 +110,7 @@ pub(crate) fn nest_out() -> u64 {
     at(&raw const vpmu_nest_out)
 }
 
-/// Where the leaf's system call returns to.
+/// The return address of the leaf's system call.
 pub(crate) fn nest_marked() -> u64 {
     at(&raw const vpmu_nest_marked)
 }

@@ -59,9 +59,9 @@ const ROUNDS: u64 = 500;
 const PERIOD: u64 = 3_600_000_000_000;
 /// The CPU that both tasks run on.
 const CPU: usize = 1;
-/// The other one.
+/// The other CPU.
 const READERS: usize = 0;
-/// Everything there.
+/// Everything on [`CPU`].
 const ALL: How<'_> = How::on_cpu(1);
 
 /// One end of a turn that two tasks hand to each other: a task waits for it, and gives it back.
@@ -94,13 +94,13 @@ impl Turn {
     }
 }
 
-/// Keeps this thread on [`CPU`], where nothing but its partner runs while it does.
+/// Keeps this thread on [`CPU`]; besides its partner, nothing else runs there meanwhile.
 pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
 }
 
-/// MMIO exits of [`CPU`] in [`ROUNDS`] times to another task and back; each task opens its events.
+/// MMIO exits of [`CPU`] in [`ROUNDS`] switches to another task and back; each opens its events.
 fn exits_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
@@ -113,7 +113,7 @@ fn exits_of_rounds(
     let [mut one, mut other] = Turn::pair()?;
     let (device, page, first, second) = (&device, &page, &first, &second);
     thread::scope(|scope| {
-        // Each task has its end of the turn: if it fails, the other one waits no longer.
+        // Each task owns its end of the turn: if it fails, the other task stops waiting.
         let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
             let _events = second(device)?;
@@ -122,7 +122,7 @@ fn exits_of_rounds(
                 other.wait()?;
                 other.give()?;
             }
-            // Its end is later than the count's.
+            // Ends only after the count.
             other.wait()?;
             Ok(())
         });
@@ -150,7 +150,7 @@ fn exits_of_rounds(
     })
 }
 
-/// So many marks of a thread's own, by either door.
+/// Opens and enables `count` events of the calling thread's marks, by either door.
 fn marks(
     device: &Device,
     count: u64,
@@ -192,7 +192,7 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
             2 * ROUNDS
         );
     }
-    // One door each, sampling beside counting.
+    // Each task uses another door, and one samples, too.
     let exits = exits_of_rounds(
         |device| {
             let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);

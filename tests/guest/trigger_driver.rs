@@ -56,7 +56,7 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
 }
 
 /// A target that waits. Its records name no task, so that only links keep tasks from swapping what they inherited;
-/// the same holds for the next two.
+/// the same holds for the starter and the stopper.
 fn target(device: &Device, how: How<'_>) -> io::Result<Event> {
     let attr = inherited(device.attr(KIND_MARK, INSIDE.into()));
     device.start(&attr, how.with(FLAG_ON_STARTER))

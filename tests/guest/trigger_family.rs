@@ -183,7 +183,7 @@ fn links_made_later_reach_children() -> Outcome {
             let (bell, ready, go) = (&bell, &ready, &go);
             scope.spawn(move || -> std::io::Result<()> {
                 cpu::pin(vcpu)?;
-                // Not linked yet: nothing starts them.
+                // Not linked yet: nothing starts the targets.
                 regions(bell, 5);
                 ready.wait();
                 go.wait();

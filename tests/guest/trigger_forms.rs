@@ -202,7 +202,7 @@ fn exits_bound_regions() -> Outcome {
         if number % 5 == 0 {
             running = false;
         }
-        // By a system call: a store may be such an exit itself.
+        // Marks by a system call, since a store may be such an exit itself.
         device.mark(INSIDE.into())?;
         expected += u64::from(running);
     }

@@ -96,7 +96,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
 fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
-    // One vCPU has all events of a task, the other of a CPU.
+    // On one vCPU all events are of a task, on the other of the CPU.
     let run = |vcpu: u64| -> Result<(u64, u64), String> {
         let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
             cpu::pin(usize::try_from(vcpu)?)?;

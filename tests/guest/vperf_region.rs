@@ -73,7 +73,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
 
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     cpu::leave_console()?;
-    // In each region one mark and one port write, and between two the same again.
+    // In each region one mark and one port write, and between two regions the same again.
     let exits = cpu::own_port_exits();
     let events = format!("mark=3,{exits},task-clock");
     let counts = stat(
@@ -283,7 +283,7 @@ fn trace_covers_only_the_region() -> Outcome {
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
     ensure_eq!(writes, [300], "{report}");
-    // Elsewhere the driver's notifications and marks by stores exit for the same reason.
+    // Where port accesses are accesses to memory, the driver's notifications and marks exit for the same reason.
     if !cpu::OWN_IN_USER_MODE {
         ensure_eq!(trace["exits"], 300, "{report}");
     }

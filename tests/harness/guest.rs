@@ -1,5 +1,5 @@
-//! A group of guest tests: one boot of a stock guest, shared by host tests that each report one of
-//! the guest's.
+//! A group of guest tests: one boot of a stock guest, shared by host tests that each report the
+//! verdict of one guest test.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -70,7 +70,7 @@ impl Group {
         Self::with(name, |_| Ok(Files::new()))
     }
 
-    /// The same in a machine with these arguments for `vmm run`, in place of the usual ones.
+    /// Like [`Group::new`], in a machine with these arguments for `vmm run`, in place of the usual ones.
     #[must_use]
     pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
         let mut group = Self::new(name);
@@ -78,7 +78,7 @@ impl Group {
         group
     }
 
-    /// The same with more words on the guest kernel's command line.
+    /// Like [`Group::new`], with more words on the guest kernel's command line.
     #[must_use]
     pub const fn appending(name: &'static str, append: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -86,8 +86,8 @@ impl Group {
         group
     }
 
-    /// The same in the lab of x86, whatever this machine can do: for exits by the processor's own numbers,
-    /// which take a host that shows the VMM everything.
+    /// Like [`Group::new`], in the lab of x86 on any machine: exits by the processor's own numbers need a host that
+    /// grants the VMM its tracepoints.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -95,8 +95,8 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// The same with more files, on one vCPU of the exact lab of x86: `vmm` runs the guest in place of the
-    /// product's program.
+    /// Like [`Group::with`], on one vCPU of the exact lab of x86: the program `vmm` runs the guest in place of
+    /// the product's.
     #[must_use]
     pub const fn run_by(
         vmm: &'static str,
@@ -111,7 +111,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// The same, on x86-64 alone: it tests features that only x86 has.
+    /// The same, only on x86-64: it tests features that only x86 has.
     #[must_use]
     pub const fn on_x86_64(mut self) -> Self {
         self.arch = Arch::X86_64;
@@ -133,7 +133,7 @@ impl Group {
         self
     }
 
-    /// The same with more files for the guest.
+    /// Like [`Group::new`], with more files for the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ForeignError>) -> Self {
         Self {
@@ -151,7 +151,7 @@ impl Group {
         }
     }
 
-    /// The same on one vCPU of the lab of aarch64.
+    /// The same on one vCPU of the exact lab of aarch64.
     #[must_use]
     pub const fn on_aarch64(mut self) -> Self {
         self.arch = Arch::Aarch64;
@@ -192,7 +192,7 @@ impl Group {
     /// Passes if the guest ran these tests and no other.
     ///
     /// # Panics
-    /// If the lists differ: a test was added on one side alone.
+    /// If the lists differ, as when a test was added on one side only, or if no guest booted.
     pub fn check_names(&self, expected: &[&str]) {
         let mut expected: Vec<&str> = expected.to_vec();
         expected.push(KERNEL_LOG);
@@ -258,7 +258,7 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: expected a series, like 6.12 or 6.1-kasan"))
 }
 
-/// The series that a lab's host and its guests run on. A checker is for guests of groups alone.
+/// The series that a lab's host and its guests run on. A checker applies only to guests of groups.
 pub(crate) fn series() -> Result<String, String> {
     let kernel = env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned());
     named(&kernel).map(|(series, _)| series)
@@ -295,8 +295,8 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
     }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest also holds them packed, beside its root file system, which takes at most half of
-    // the rest.
+    // The guest also holds the files packed, beside its root file system, which takes at most half
+    // of the rest.
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {

@@ -62,7 +62,7 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            // The root file system in it holds snapshots.
+            // The root file system, in memory, holds snapshots.
             memory_mib: 1024,
             place,
             timeout: LIMIT,
@@ -174,7 +174,7 @@ impl SharedSession {
         }
     }
 
-    /// The same without perf.
+    /// Like [`SharedSession::with_perf`], without perf.
     #[must_use]
     pub const fn new(script: &'static str) -> Self {
         Self {
@@ -187,13 +187,13 @@ impl SharedSession {
         }
     }
 
-    /// The same on the lab of aarch64, without perf.
+    /// Like [`SharedSession::new`], on the exact lab of aarch64.
     #[must_use]
     pub const fn on_aarch64(script: &'static str) -> Self {
         Self {
             script,
             arch: Arch::Aarch64,
-            // Its counters are exact there.
+            // Counters are exact in this lab.
             place: PlaceChoice::Exact,
             free: false,
             perf: false,
@@ -201,7 +201,7 @@ impl SharedSession {
         }
     }
 
-    /// The same on the architecture that `VPMU_TEST_ARCH` names.
+    /// The same on the architecture that `VPMU_TEST_ARCH` names, if it is set.
     #[must_use]
     pub const fn on_any(mut self) -> Self {
         self.free = true;

@@ -32,7 +32,7 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// No core completes more instructions in a cycle.
 const WIDEST: u64 = 16;
 
-/// Returns what `count` exceeds `each` times the rounds by, which must be the same for all numbers of rounds.
+/// Returns the excess of `count` over `each` times the rounds, which must be the same for all numbers of rounds.
 fn border(
     each: u64,
     // One function, so that the code around the loop is the same each time.
@@ -66,7 +66,7 @@ fn user_loop() -> Found {
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
 
-/// Runs of which the least counts: an interrupt only adds to a count.
+/// Runs, of which the least count is used: an interrupt only adds to a count.
 const TRIES: usize = 9;
 /// Runs of the kernel's code within one count.
 const RUNS: u32 = 100;

@@ -45,7 +45,7 @@ pub(crate) fn counts() -> Outcome {
     }
 }
 
-/// Exits of a loop, whose cost on the host is counted in one mode alone.
+/// Exits of a loop, whose cost on the host is counted in only one count mode.
 const WRITES: u64 = 1_000;
 
 /// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.
@@ -63,7 +63,7 @@ const INST_RETIRED: What = What {
     config: 0x08,
 };
 
-/// The raw event's count of a loop of 10,000 rounds, as a word.
+/// The raw event's count of a loop of 10,000 rounds, or `refused`.
 fn of_raw() -> Result<String, Box<dyn Error>> {
     Ok(match offered(INST_RETIRED, Mode::User)? {
         None => "refused".to_owned(),

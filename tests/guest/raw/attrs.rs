@@ -40,7 +40,7 @@ pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_att
     attr
 }
 
-/// Sets a watermark that only a loss reaches.
+/// Sets a watermark that records never reach, so that only a loss wakes.
 pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
     watermark(attr, u32::MAX)
 }

@@ -35,7 +35,7 @@ impl Device {
         Ok(Self { file, info })
     }
 
-    /// An attr of the PMU: disabled, counting, with the count alone in a reading.
+    /// An attr of the PMU: disabled, counting, with only the count in a reading.
     pub(crate) fn attr(&self, kind: u64, event: u64) -> perf_event_attr {
         let mut attr = perf_event_attr {
             type_: self.info.pmu_type,

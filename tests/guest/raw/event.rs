@@ -106,7 +106,7 @@ impl Event {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns when all its samples and packets are in its pages; with [`GROUP`](super::GROUP), all of its group's.
+    /// Returns when all samples and packets of the event, with [`GROUP`](super::GROUP) of its group, are in the pages.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_FLUSH.into(), flags) })

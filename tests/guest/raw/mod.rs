@@ -46,7 +46,7 @@ pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
 pub(crate) const FORMAT_LOST: u64 = 1 << 4;
 pub(crate) const FLAG_NO_GROUP: u64 = 1 << 0;
 pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
-/// The driver's own, beside perf's.
+/// Flags of the driver's own, in addition to perf's.
 pub(crate) const FLAG_PERSISTENT: u64 = vpmu_abi::uapi::FLAG_PERSISTENT;
 pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
 /// The argument of an ioctl that means the whole group.

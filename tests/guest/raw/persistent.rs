@@ -39,12 +39,12 @@ impl Entry {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// The data pages to map.
+    /// The data pages to map; `None` without a ring.
     pub(crate) fn data_pages(&self) -> Option<usize> {
         (self.pages as usize).checked_sub(1)
     }
 
-    /// The attributes that it was opened with.
+    /// The attributes that it was opened with, except that `disabled` is its current state.
     pub(crate) fn attr(&self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
         let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);

@@ -12,7 +12,7 @@ pub const MOST_COMMANDS: u32 = 2048;
 const COMMAND: u32 = 32;
 const REPLY: u32 = 40;
 
-/// Sends the last control request of `device` `times` more, without checking the replies.
+/// Sends the last control request of `device` `times` more times, without checking the replies.
 #[must_use]
 pub fn again(device: &mut Device, times: u32) -> Code {
     let control = queue(0);

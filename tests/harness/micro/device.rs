@@ -1,5 +1,5 @@
 //! A driver of the device in a few instructions: it sets up queues, sends requests and commands,
-//! and triple-faults if one is refused.
+//! and triple-faults if a reply has an unexpected status.
 
 use super::code::Code;
 

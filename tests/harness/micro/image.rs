@@ -9,7 +9,7 @@ use super::code::Code;
 const LOAD: u32 = 0x10_0000;
 /// Bytes of the file before the loaded part.
 const HEADERS: usize = 64 + 56;
-/// Number of vCPUs that are done; memory is zero at the start.
+/// Address of the number of vCPUs that are done; memory is zero at the start.
 const DONE: u32 = 0x80_0000;
 /// Real-mode pages where vCPUs 1, 2, ... start.
 const TRAMPOLINE: u32 = 0x1_0000;

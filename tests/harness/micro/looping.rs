@@ -10,7 +10,7 @@ use super::sampled::{
     USER_STACK, VIRTIO, enter_user, load, send,
 };
 
-/// Address of the head in a ring's metadata page.
+/// Address of the head in the ring's metadata page.
 const HEAD: u64 = RING + 1024;
 
 /// Address ranges of the program while it is sampled.
@@ -24,7 +24,7 @@ pub struct Looping {
 
 impl Sampled {
     /// The kernel file of a guest that opens an event with `open`, maps a ring of one page, and
-    /// loops until it holds `bytes`.
+    /// loops until the ring holds `bytes` bytes.
     #[must_use]
     pub fn looping(mut self, open: &[u64], bytes: u32) -> (Vec<u8>, Looping) {
         const CLOSE: u64 = 2;

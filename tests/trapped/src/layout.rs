@@ -18,7 +18,7 @@ const AMD_EAX_PERFMON_V2: u32 = 1;
 
 /// `GenuineIntel`, in the order EBX, EDX, ECX.
 const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
-/// Family 6 with an unused model: its driver identifies the PMU only by its CPUID leaf.
+/// Family 6 with an unused model: its driver identifies such a PMU only by the CPUID leaf.
 const INTEL_MODEL: u32 = 0x0002_0600;
 const MODEL_BITS: u32 = 0x0fff_3ff0;
 const INTEL_VERSION: u32 = 2;
@@ -122,7 +122,8 @@ impl Layout {
         self != Self::Amd
     }
 
-    /// Every trapped register. RDPMC reads the first ones: see [`rdpmc`](crate::rdpmc).
+    /// Every trapped register. RDPMC reads those from 0 and from [`INTEL_FIXED_INDEX`] on: see
+    /// [`rdpmc`](crate::rdpmc).
     pub(crate) fn ranges(self) -> Vec<Range<u32>> {
         let mut ranges = Vec::from([Range {
             start: 0,

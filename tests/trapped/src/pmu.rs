@@ -124,7 +124,7 @@ impl Counter {
         }
         let overflowed = value >= OVERFLOW;
         if overflowed {
-            // Once, even if the timer is late.
+            // Counts once, even if the timer is late.
             self.clock.disarm()?;
         }
         self.since = now;
@@ -173,7 +173,7 @@ struct VcpuPmu {
     status: u64,
     /// The interrupt of an overflow is pending.
     interrupt: bool,
-    /// An error of the host while a register was written.
+    /// An error of the host while a register was read or written.
     failed: Option<io::Error>,
 }
 
@@ -246,7 +246,7 @@ impl VcpuPmu {
                 self.control = value;
                 self.apply()
             }
-            // Write-one-to-clear only.
+            // Read-only: `StatusClear` clears its bits.
             Register::Status => Ok(()),
             Register::StatusClear => {
                 self.status &= !value;

@@ -13,7 +13,7 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The exits of the most complete trace: those that reach the VMM. The device reads KVM's own trace on x86 alone.
+/// The exits of the most complete trace: those that reach the VMM. The device reads KVM's own trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
 /// Reasons for which no vCPU exits to the VMM.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
@@ -23,7 +23,7 @@ pub(crate) const EXITS_AT_ONCE: bool = false;
 /// How perf prints the instruction pointer among registers, up to its digits.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
 
-/// Tests of exits by the hardware's own numbers: KVM has a trace of them on x86 alone.
+/// Tests of exits by the hardware's own numbers: KVM has a trace of them only on x86.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     None
 }

@@ -19,7 +19,7 @@ pub(crate) const PORT_REASON: &str = "mmio";
 pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
 /// A write's detail in a packet: a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
-/// Whether events must exclude the kernel to count a program's own exits for the reason alone: the driver's
+/// Whether events must exclude the kernel to count only a program's own exits for this reason: the driver's
 /// notifications are such exits of the kernel.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
 /// Exits for the same reason by a mark that is a store: the store itself.
@@ -27,10 +27,10 @@ pub(crate) const STORE_EXITS: u64 = 1;
 /// An address that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 
-/// Its mapping in this process, or null.
+/// The mapping of [`IDLE_PORT`] in this process, or null.
 static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// Maps the address into this process; it stays mapped.
+/// Maps [`IDLE_PORT`] into this process; it stays mapped.
 pub(crate) fn allow_ports() -> io::Result<()> {
     if MAPPED.load(Ordering::Acquire).is_null() {
         MAPPED.store(map_physical(IDLE_PORT)?, Ordering::Release);

@@ -39,7 +39,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// The same of the register at index `place` of a packet, which leaves out X9 to X18 and ends with PSTATE.
+/// Like [`at_write`], for the register at index `place` of a packet, which leaves out X9 to X18 and ends with PSTATE.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     match place {
         0..9 => at_write(place, sp),

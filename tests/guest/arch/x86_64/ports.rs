@@ -16,8 +16,8 @@ pub(crate) const PORT_REASON: &str = "io";
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
 /// A write's detail in a packet: one access, a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
-/// Whether events must exclude the kernel to count a program's own exits for the reason alone: nothing else makes
-/// them.
+/// Whether events must exclude the kernel to count only a program's own exits for this reason: besides
+/// programs, only the console's driver makes them, whose interrupts tests avoid.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
 /// Exits for the same reason by a mark that is a store: none, since a store exits for MMIO.
 pub(crate) const STORE_EXITS: u64 = 0;

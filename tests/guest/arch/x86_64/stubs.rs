@@ -52,7 +52,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// The same of the register at index `place` of a packet.
+/// Like [`at_write`], for the register at index `place` of a packet.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     at_write(place, sp)
 }
