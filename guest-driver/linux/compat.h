@@ -51,7 +51,7 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
  * Replaces perf_paranoid_any() of Debian's kernels, which is inline and reads a
  * variable that is not exported. Upstream's kernels have no such level.
  *
- * Return: true if CAP_PERFMON is needed for any event.
+ * Return: true if every event needs CAP_PERFMON, as at an unknown level.
  */
 static inline bool vpmu_paranoid_refuses_all(int level)
 {

@@ -211,7 +211,7 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
  *
  * Safe: enum event_type_t of core.c has the same values in all versions. ctx_sched_out()
  * clears the bits of the events that leave before the first of them does. From 6.2 on it may
- * take out the events of one PMU alone.
+ * take out the events of only one PMU.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -423,7 +423,7 @@ static inline bool perf_core_is_of_task(const struct perf_event *event)
 }
 
 /**
- * perf_core_is_alone() - whether an event is in no group
+ * perf_core_is_alone() - whether an event is not in a group
  * @event: the event
  *
  * Safe: the answer is a hint, because a program that holds a descriptor can

@@ -197,7 +197,7 @@ struct vpmu_persistent_set {
 
 /**
  * struct vpmu_lookup - events by the device's id, for notices
- * @lock: keeps the events that were found here, and protects vpmu_file::family,
+ * @lock: keeps events that were found here alive; protects vpmu_file::family,
  *        vpmu_file::output.ring, vpmu_ring::writers, vpmu_event::trace and
  *        ::sampler for notices; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
@@ -219,7 +219,7 @@ struct vpmu_lookup {
  * @lost: the negative errno of all requests: -EIO for a device that was given
  *        up, -ENODEV for a removed device; 0 for a device in use
  * @asleep: the machine sleeps: no event is started or read
- * @lock: protects @events, and keeps the events in it; sleeps
+ * @lock: protects @events, and keeps its events alive; sleeps
  * @events: the vpmu_events of perf events, in the order of creation: an event
  *          follows its parent and its leader
  * @give_up: ends the use of a device that does not answer
@@ -353,7 +353,7 @@ static inline bool vpmu_config_is_trace(u64 config)
 	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
-/* Whether @config is a trace whose packets contain registers, which may leak kernel secrets. */
+/* Whether @config is a trace whose packets may contain registers, which can leak kernel secrets. */
 static inline bool vpmu_config_has_registers(u64 config)
 {
 	return vpmu_config_is_trace(config) &&

@@ -152,7 +152,7 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes the leader's trace */
 #define VPMU_OPEN_PAUSED		(1U << 14)	/* opens paused, for its starter */
 #define VPMU_OPEN_PERSISTENT		(1U << 15)	/* opens persistent */
-#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* whatever the count mode is */
+#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* exclude the host's work */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
@@ -247,7 +247,7 @@ struct vpmu_map_request {
 /**
  * struct vpmu_redirect_request - VPMU_CONTROL_REDIRECT
  * @header: event names the event whose records are redirected
- * @target: the event with the ring; zero restores the event's own
+ * @target: the event with the ring; zero ends the redirection
  */
 struct vpmu_redirect_request {
 	struct vpmu_control_header header;
@@ -326,7 +326,8 @@ struct vpmu_persistent_request {
 /**
  * struct vpmu_persistent_event - the current state of a persistent event
  * @id: its id
- * @open: the request that would open it; VPMU_OPEN_ENABLED reflects the current state
+ * @open: the request that would open it; VPMU_OPEN_ENABLED, period and engine are the current
+ *        ones
  * @pages: number of pages of its ring, the metadata page included; zero without a ring
  * @map: VPMU_MAP_* of its ring
  * @window_page: with VPMU_MAP_WINDOW the number of the ring's first page in the window
@@ -471,11 +472,11 @@ struct vpmu_reply {
 };
 
 /* vpmu_notice::kind */
-#define VPMU_NOTICE_WAKEUP	1	/* a record of the event crossed the ring's wakeup mark */
+#define VPMU_NOTICE_WAKEUP	1	/* the event's ring or AUX area needs a wakeup */
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
 #define VPMU_NOTICE_LIMIT	3	/* the overflows of VPMU_COMMAND_REFRESH are used up */
-#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or is filling up */
-#define VPMU_NOTICE_PERSISTENT	5	/* the host started or ended persistent events */
+#define VPMU_NOTICE_AUX		4	/* a trace in a driver-owned area needs AUX_END */
+#define VPMU_NOTICE_PERSISTENT	5	/* the host started, ended or renamed persistent events */
 
 /* Maximum number of wakeups in one notice */
 #define VPMU_NOTICE_COUNT	256

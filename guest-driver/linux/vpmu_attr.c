@@ -224,7 +224,7 @@ int vpmu_attr_check_replay(const struct perf_event *event)
  * @attr: from vpmu_attr_check()
  * @trace: the event writes to an AUX area
  *
- * Registers may leak kernel secrets.
+ * PERF_SAMPLE_REGS_USER does not count: only registers of the kernel leak its secrets.
  *
  * Return: true if they do.
  */
@@ -457,7 +457,7 @@ static bool attr_counts_time(u64 config)
  * @request: its flags are filled in
  *
  * A clock opened with perf_event_open(2) cannot exclude a mode, like the kernel's own clocks:
- * it counts both modes, and samples of the other mode are dropped.
+ * it counts both modes, and samples of the excluded mode are dropped.
  *
  * Return: 0; or -EACCES if the event would count the kernel for a program without permission.
  * perf explains this errno to its user.

@@ -340,8 +340,8 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 /**
  * vpmu_call_event() - send a command for one event
  * @event: the event
- * @op: VPMU_COMMAND_PERIOD; or VPMU_COMMAND_REFRESH or VPMU_COMMAND_ENABLE, to continue an
- *      event that has used up its refreshes
+ * @op: VPMU_COMMAND_PERIOD; VPMU_COMMAND_REFRESH; or VPMU_COMMAND_ENABLE, to continue an event
+ *      that has used up its refreshes
  * @value: the command's value
  *
  * Return: 0 or a negative errno, the device's own included.

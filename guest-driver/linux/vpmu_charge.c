@@ -26,7 +26,7 @@ MODULE_PARM_DESC(mlock_kb,
  * @charge: filled in, for vpmu_uncharge()
  * @count: number of pages
  *
- * Return: 0, or -EPERM where perf refuses to lock this many pages.
+ * Return: 0, or -EPERM above RLIMIT_MEMLOCK without CAP_IPC_LOCK.
  */
 int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 {

@@ -517,7 +517,7 @@ int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
  * vpmu_control_redirect() - send an event's records to the ring of another event
  * @dev: the device
  * @id: the event's id
- * @target: id of the event with the ring; zero for the event's own ring
+ * @target: id of the event with the ring; zero to end the redirection
  *
  * Return: 0 or a negative errno.
  */

@@ -13,8 +13,8 @@
  * vpmu_control_detach() - make an event persistent
  * @dev: the device
  * @id: the event's id
- * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero: the device
- *        chooses the name
+ * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero keeps
+ *        the current name, or has the device choose one
  *
  * Return: 0 or a negative errno, the device's own included.
  */

@@ -364,7 +364,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 /*
  * Pins the contexts of a family, one of whose events could not be opened for a
  * new task: perf core considers the task's context equal to the others, and
- * would swap them at a switch. A family that has ended has nothing to keep apart.
+ * would swap them at a switch. After a reset has ended the parent, nothing is done.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {

@@ -29,12 +29,12 @@ struct vpmu_view;
  *      not be opened for a new task, was lost, or became persistent
  * @task: the event is of a task: started and stopped by IN and OUT, not by
  *        ENABLE and DISABLE
- * @started: the command to count it was given
+ * @started: its command to start counting was queued or sent
  * @coming: it was started early, for a task that is being switched in; see
  *          vpmu_switch.c
- * @unexpected: it was started, but perf core did not add it: what it counted is
+ * @unexpected: it was started, but perf core did not add it: its count is
  *              dropped; see vpmu_context.c
- * @limit_hit: its refreshes are used up, and the device has it off
+ * @limit_hit: it must not start: its refreshes are used up, or it is persistent
  * @stopping: it is being stopped, after a READ that shows whether its refreshes
  *            are used up
  * @count: the device's last count
@@ -60,7 +60,7 @@ struct vpmu_view;
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event was not
  *         started since
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
- * @view: the view that @event is since the event became persistent
+ * @view: the view that @event became when it was made persistent, or NULL
  * @tracks: it holds a reference of vpmu_task_get()
  * @switches: it holds a reference of vpmu_switch_get()
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an

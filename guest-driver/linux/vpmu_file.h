@@ -75,7 +75,7 @@ struct vpmu_place {
  * @trace: the event writes packets to an AUX area, and has no samples
  * @inherit: perf_event_attr::inherit; false for an event that is made persistent
  *
- * Set as the event is opened. The group's lock protects changes of @period.
+ * Set as the event is opened. The group's lock protects changes of @period and @inherit.
  */
 struct vpmu_spec {
 	u32 type;

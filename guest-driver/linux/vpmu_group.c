@@ -163,8 +163,8 @@ void vpmu_group_leave(struct vpmu_file *file)
 }
 
 /*
- * Whether perf core has enabled the leader's event in the context of @event. If the leader
- * waits for an exec, it is disabled until then.
+ * Whether perf core has enabled the leader's event in the context of @event; true if the context
+ * has none. If the leader waits for an exec, it is disabled until then.
  */
 static bool group_leader_is_on(const struct perf_event *event, const struct vpmu_file *leader)
 {

@@ -5,7 +5,7 @@
  * A reset removes everything from the device except persistent events. If the device does not
  * come back for its users, because it does not answer or its transport was unbound, open events
  * end: programs stop waiting for the device, and the memory of rings stays until it is
- * unmapped. After a sleep, counting events are opened again and continue.
+ * unmapped. After a sleep, events that event_can_go_on() allows are opened again and continue.
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -136,7 +136,7 @@ void vpmu_life_remove(struct vpmu_event *own)
 	mutex_unlock(&own->dev->life.lock);
 }
 
-/* Stops or starts counting events on the CPUs where they are active. */
+/* Stops or starts events other than traces, on the CPUs where they are active. */
 static void events_switch(struct vpmu_device *dev)
 {
 	struct vpmu_event *own;
@@ -164,8 +164,9 @@ void vpmu_life_pause(struct vpmu_device *dev)
 }
 
 /*
- * Whether a new event on the device can replace one that a reset ended. It cannot if programs
- * have mapped its output, or if other events start and stop it.
+ * Whether a new event on the device can replace one that a reset ended. It cannot replace a
+ * trace, nor an event of /dev/vpmu that samples, has a ring, or is linked. Samples of perf core
+ * do not contain the device's id.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {

@@ -25,7 +25,7 @@
  * @ctx: the context that it is scheduled with; NULL until it has one
  * @inherited: the event was inherited
  *
- * The pointers only identify events and are never dereferenced.
+ * The pointers are only compared, and never dereferenced.
  */
 struct link_end {
 	u64 id;

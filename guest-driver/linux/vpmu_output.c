@@ -96,9 +96,9 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
  * @target: the event whose ring gets their records; NULL to end the redirection, after
  *          which @file has no ring until it is mapped itself
  *
- * Return: 0; -EPERM if one of them is the host's; -EINVAL as in perf for the event itself,
- * another CPU or task, opposite directions, a target without a ring, or a mapped event; or
- * another negative errno.
+ * Return: 0; -EPERM if one of them is an event of the host; -EINVAL as in perf for the event
+ * itself, another CPU or task, opposite directions, a target without a ring, or a mapped event;
+ * or another negative errno.
  */
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
@@ -124,10 +124,10 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 
 /**
  * vpmu_output_pause() - PERF_EVENT_IOC_PAUSE_OUTPUT
- * @file: a file of an event with the ring
+ * @file: the file of an event that writes to the ring
  * @paused: true to pause, false to resume
  *
- * Return: 0; -EINVAL without a ring that has data; or another negative errno.
+ * Return: 0; -EINVAL without a ring, or if it has no data pages; or another negative errno.
  */
 int vpmu_output_pause(struct vpmu_file *file, bool paused)
 {
@@ -213,7 +213,7 @@ void vpmu_output_gone(struct vpmu_file *file)
 
 /*
  * Wakes programs that poll the ring of @file, and signals its owner for @reason, @count times:
- * programs count overflows by signals.
+ * programs may count wakeups by signals.
  */
 static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {

@@ -3,8 +3,8 @@
  * VPMU_IOC_PERF: this driver's calls on descriptors of perf_event_open(2).
  *
  * perf core does not pass ioctls to a PMU, so a program passes the descriptor to /dev/vpmu. Any
- * holder of the descriptor may make the call: it changes only that event and another event of
- * the caller.
+ * holder of the descriptor may make the call, with CAP_PERFMON for persistence: it changes only
+ * that event and another event of the caller.
  */
 #include <linux/capability.h>
 #include <linux/dcache.h>
@@ -157,7 +157,7 @@ put:
  * @arg: a struct vpmu_perf
  *
  * Return: 0; -EBADF for a descriptor that is not a perf event of this device; -EOPNOTSUPP for a
- * call that such events do not support; else as the call on /dev/vpmu.
+ * call that such events do not support; else as the call on an event of /dev/vpmu.
  */
 int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
 {

@@ -52,7 +52,8 @@ MODULE_PARM_DESC(unprivileged_percent,
  * vpmu_permission_init() - find the sysctl
  * @dev: the device
  *
- * Without it, as in a kernel without procfs, only CAP_PERFMON opens events.
+ * Without it, as in a kernel without procfs, opening events needs CAP_PERFMON, unless the
+ * parameter paranoid is set.
  */
 void vpmu_permission_init(struct vpmu_device *dev)
 {

@@ -165,7 +165,7 @@ static void persistent_name(struct vpmu_device *dev)
 /**
  * vpmu_persistent_detach() - VPMU_IOC_DETACH
  * @file: the file of the event, which is persistent from now on
- * @name: VPMU_PERSISTENT_NAME bytes; NULL or all zero for the device's choice
+ * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL is like all zero
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a group or
  * redirected; or another negative errno, the device's own included.

@@ -59,7 +59,7 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 /**
  * vpmu_persistent_list() - VPMU_IOC_PERSISTENT
  * @dev: the device
- * @arg: the first id to list, and the program's buffer
+ * @arg: the id after which the list starts, and the program's buffer
  *
  * Every program may list the events; opening one needs permission.
  *

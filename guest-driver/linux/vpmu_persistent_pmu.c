@@ -28,7 +28,7 @@ static const struct attribute_group format_group = {
 	.attrs = format_attrs,
 };
 
-/* Filled by vpmu_persistent_show() while the PMU is registered */
+/* Empty: vpmu_persistent_show() adds files while the PMU is registered */
 static struct attribute *events_attrs[] = {
 	NULL,
 };

@@ -195,7 +195,7 @@ static int persistent_see(struct vpmu_device *dev,
  * vpmu_persistent_refresh() - compare the list with the device's list
  * @dev: the device; its persistent.lock is held
  *
- * Ended events are removed first: a new event may have the name of one.
+ * Ended events are removed first: a new event may have the same name.
  *
  * Return: 0 or a negative errno.
  */

@@ -187,7 +187,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	/* Traces of perf core use another PMU, which can have AUX areas. */
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
-	/* Refused by perf core's other PMUs, too; perf retries with less. */
+	/* As a CPU PMU without precise samples: perf retries with a lower precise_ip. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {

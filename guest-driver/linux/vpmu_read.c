@@ -82,8 +82,8 @@ static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *valu
  * @values: set to an array for the caller to free, on success
  * @room: size of the program's buffer in bytes
  *
- * Return: length of @values in bytes; 0 without @values if a count was lost; -ENOSPC; or
- * another negative errno.
+ * Return: length of @values in bytes; 0 without @values if a count was lost; -ENOSPC if @room
+ * is too small; or another negative errno.
  */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
 {

@@ -409,7 +409,7 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 /**
  * vpmu_replay_counts() - whether perf core is reading an event for a replayed record
  * @vcpu: this CPU's queue; interrupts are off
- * @event: the event, of the PMU vpmu_device::counting
+ * @event: the event, of the PMU vpmu or vpmu_trace
  *
  * Return: true if its count is currently set back to the value at the sample.
  */

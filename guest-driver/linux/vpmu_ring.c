@@ -334,7 +334,7 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_ended() - detach the ring of an event that the host has ended
+ * vpmu_ring_ended() - take back the ring of an event that the host or a reset has ended
  * @file: the event's file
  *
  * A ring in the guest's memory can still be read.
@@ -408,7 +408,7 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
  *       see vpmu_aux_mmap()
  *
  * Unlike in perf, an event with inheritance has a ring too: the device writes to it from every
- * vCPU. The ring of a persistent event stays without maps.
+ * vCPU. The ring of a persistent event stays even without maps.
  *
  * Return: 0 or a negative errno.
  */

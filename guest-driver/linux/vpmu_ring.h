@@ -58,7 +58,7 @@ struct vpmu_aux {
  * @id: the device's id of the event that the ring was first mapped with
  * @writers: the files whose events write to the ring
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
- * @kept: the ring stays without maps, because its event is persistent
+ * @kept: the ring stays even without maps, because its event is persistent
  * @window: the ring is in the window, from @pfn on
  * @overwrites: new records overwrite old ones: no reader moves the tail
  * @ended: the device does not write to the ring any more
@@ -70,8 +70,8 @@ struct vpmu_aux {
  * @count: number of pages
  * @pages: the metadata page, then the data pages; empty with @window
  *
- * vpmu_device::output_lock protects the ring; @writers and @wakeup are changed
- * with vpmu_device::lookup.lock held as well.
+ * vpmu_device::output_lock protects the ring, except for @wakeup, which only
+ * vpmu_device::lookup.lock protects; @writers are changed with both held.
  */
 struct vpmu_ring {
 	unsigned int mapped;

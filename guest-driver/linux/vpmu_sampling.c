@@ -29,7 +29,7 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Data pages of a ring: some 800 samples without call chains, 50 with the longest. */
+/* Data pages of a ring: some 1300 samples without call chains, 60 with the longest. */
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 

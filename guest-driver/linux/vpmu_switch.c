@@ -8,8 +8,8 @@
  * finds complete counts.
  *
  * An event scheduled in this way is "coming" until perf core adds it. Interrupts stay off from
- * the kick until then. This is done only for groups that perf core is sure to add:
- * groups of this driver's events alone, because perf core finds room for any number of events
+ * the kick until then. This is done only for groups that perf core is sure to add: groups
+ * that have only events of the PMU vpmu, because perf core finds room for any number of events
  * of a software context. Other CPUs see a coming event as inactive. perf core's own calls to
  * the event wait on that CPU, because the task already runs on it; this driver's calls wait in
  * vpmu_call.c.

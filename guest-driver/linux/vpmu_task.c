@@ -44,9 +44,9 @@ static void task_write(struct task_struct *task)
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
-	 * The device reads these fields while this CPU is stopped between two
-	 * instructions. Zero keeps a sample from combining one task with the
-	 * registers of the other.
+	 * For a sample at an exit, the device reads these fields while this CPU is
+	 * stopped between two instructions. Zero keeps such a sample from combining
+	 * one task with the registers of the other.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
 	/* A single store: the device sees both numbers or neither. */

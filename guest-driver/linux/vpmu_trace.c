@@ -4,8 +4,8 @@
  *
  * perf core owns the area, its head and its records; the device writes the data. So the driver
  * lends it the area in turns. A turn begins when perf core grants room, and ends when the event
- * stops or when the device sends a notice, where hardware would raise an interrupt. The event
- * is disabled between turns, so the trace does not contain the driver's own kicks.
+ * stops, at a flush, or when the device sends a notice, where hardware would raise an interrupt.
+ * The event is disabled between turns, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
@@ -50,8 +50,8 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 /*
  * Gets room from perf core. The device knows only an event's own area, and two events that
  * share a ring cannot both write to the area beside it: so an event writes only to its own
- * area, and an inherited event to its parent's. Returns 0; -ENOSPC if a packet does not fit,
- * which is about to disable the event; or -EINVAL without an area, or if it is full, which
+ * area, and an inherited event to its parent's. Returns 0; -ENOSPC if no packet fits: the
+ * event is then about to be disabled; or -EINVAL without an area, or if the area is full, which
  * perf core reports itself.
  */
 static int trace_room(struct vpmu_trace *trace)

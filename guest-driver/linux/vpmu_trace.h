@@ -46,8 +46,8 @@ struct vpmu_area {
  * @lost: bytes that the last turn lost
  * @period: the period that the device uses
  *
- * vpmu_device::output_lock protects @area and @buffer. Only the CPU of the turn
- * uses the others.
+ * vpmu_device::output_lock protects changes of @area and @buffer. Only the CPU of
+ * the turn uses the others, but any CPU reads @cpu and sets @noticed.
  */
 struct vpmu_trace {
 	struct vpmu_event *own;

@@ -12,7 +12,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* struct vpmu_info::count_mode */
+/* struct vpmu_info::count_mode, for hardware events */
 #define VPMU_COUNT_GUEST	0	/* only while the guest runs */
 #define VPMU_COUNT_VCPU		1	/* host work for the vCPU included */
 
@@ -80,7 +80,7 @@ struct vpmu_open {
 };
 
 /* struct vpmu_open::flags */
-#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* also makes it persistent */
+#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* opens persistent */
 #define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
 
 /* Bytes of a persistent event's name, with at least one zero at the end */
@@ -117,13 +117,13 @@ struct vpmu_persistent {
  * struct vpmu_persistent_entry - the current state of a persistent event
  * @id: the config that reopens it
  * @name: its name in sysfs
- * @cpu: the CPU to reopen it on
+ * @cpu: the CPU to reopen it on; all ones while it is unknown
  * @pages: number of pages to map for its ring, the metadata page included; zero: it has no
  *         ring yet
  * @engine: its sampling engine, VPMU_ENGINE_*
  * @flags: VPMU_PERSISTENT_*
- * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; disabled reflects the current
- *        state
+ * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; disabled and the period are
+ *        the current ones
  */
 struct vpmu_persistent_entry {
 	__u64 id;
@@ -136,7 +136,7 @@ struct vpmu_persistent_entry {
 };
 
 /* struct vpmu_persistent_entry::flags */
-#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* owned by the host: only read and flush */
+#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* host-owned: read, flush, map read-only */
 #define VPMU_PERSISTENT_WINDOW		(1U << 1)	/* its ring outlives a reset of the guest */
 #define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 
@@ -263,7 +263,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_SYNC_MAGIC		0x434e5953554d5056ULL	/* "VPMUSYNC" */
 
 /* vpmu_sync_packet::flags */
-#define VPMU_SYNC_START		(1U << 0)	/* the trace begins */
+#define VPMU_SYNC_START		(1U << 0)	/* the trace begins, or was off before it */
 #define VPMU_SYNC_LOSS		(1U << 1)	/* packets right before it were lost */
 #define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before it */
 #define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */
@@ -317,8 +317,8 @@ struct vpmu_sync_packet {
  * @time: guest time at the exit, nanoseconds
  * @ip: linear address of the instruction at the exit
  * @outside: nanoseconds until guest re-entry
- * @qualification: port, or guest-physical address
- * @detail: VPMU_DETAIL_*
+ * @qualification: port or guest-physical address; with VPMU_PACKET_HARDWARE see vpmu/SPEC.md
+ * @detail: VPMU_DETAIL_*; with VPMU_PACKET_HARDWARE see vpmu/SPEC.md
  * @pid: the running process
  * @tid: the running thread
  * @sequence: number of the packet in its trace; lost packets are numbered, too

@@ -30,7 +30,7 @@
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /**
- * vpmu_view_alloc() - allocate a view without an event
+ * vpmu_view_alloc() - allocate a view, without a persistent event yet
  * @event: perf core's event
  *
  * Return: the view, for vpmu_view_close(); or NULL.

@@ -95,7 +95,7 @@ pub struct Info {
     pub max_events: u32,
     /// Most data pages of one ring.
     pub max_ring_pages: u32,
-    /// Whether counts include host work for the vCPU where the backing cannot exclude it.
+    /// Whether counts of hardware events include the host's work for the vCPU.
     pub host_work_counted: bool,
     /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`, nanoseconds.
     pub time_zero: u64,
@@ -152,7 +152,7 @@ impl Vpmu {
     /// # Errors
     /// See [`Vpmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
-        // Also for writing: the driver requires it for calls that change state.
+        // Also for writing: the kernel requires it to map the doorbell.
         let file =
             File::options()
                 .read(true)
@@ -226,7 +226,8 @@ impl Vpmu {
     /// and one reading returns the counts of the whole group at one moment.
     ///
     /// # Errors
-    /// See [`Vpmu::open_event`]; `EINVAL` if the two measure different tasks or CPUs.
+    /// See [`Vpmu::open_event`]; `EINVAL` if the two measure different tasks or CPUs, `E2BIG` if
+    /// the group already has 64 events.
     pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, Error> {
         self.open_in(attr, Some(leader))
     }
@@ -252,7 +253,8 @@ impl Vpmu {
     /// readers before it returns.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EIO` if an event is in error; the others are flushed.
+    /// [`Error::Device`], with `EPERM` without CAP_PERFMON and `EIO` if an event is in error; the
+    /// others are flushed.
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }

@@ -30,7 +30,8 @@ const MOST_BYTES: usize = 1 << 20;
 pub struct Ready {
     /// The ring has crossed its wakeup watermark since the last wait.
     pub readable: bool,
-    /// The event makes no more records: its task exited, or the host lost its counter.
+    /// The event makes no more records: its task exited, the host lost its counter, or it has no
+    /// ring.
     pub closed: bool,
 }
 
@@ -127,7 +128,8 @@ impl Event {
         call::refresh(self, overflows).map_err(EventError::Refresh)
     }
 
-    /// Redirects records to the ring of `target`; `None` restores the event's own ring.
+    /// Redirects records to the ring of `target`; `None` ends the redirection, after which the
+    /// event has no ring until it is mapped.
     ///
     /// # Errors
     /// [`EventError::Output`], with `EINVAL` if the two cannot share a ring.
@@ -146,7 +148,7 @@ impl Event {
     /// Changes the attributes that the kernel allows to change to those of `attr`.
     ///
     /// # Errors
-    /// [`EventError::Modify`].
+    /// [`EventError::Modify`], for every event of the vPMU: perf modifies only breakpoints.
     pub fn modify(&self, attr: &EventAttr) -> Result<(), EventError> {
         call::modify(self, &attr.to_raw()).map_err(EventError::Modify)
     }
@@ -164,7 +166,8 @@ impl Event {
     /// it returns.
     ///
     /// # Errors
-    /// [`EventError::Flush`], with `EIO` if the event is in error.
+    /// [`EventError::Flush`], with `EIO` if the event is in error and `ENOTTY` for an event opened
+    /// with `perf_event_open(2)`: see [`crate::Vpmu::flush_perf`].
     pub fn flush(&self) -> Result<(), EventError> {
         sys::flush(self.as_fd(), Scope::Event).map_err(EventError::Flush)
     }
@@ -293,7 +296,7 @@ impl Event {
         Ring::new(self.as_fd(), pages, self.layout)
     }
 
-    /// Maps the metadata page and `data_pages` data pages: 0 for counts alone. Does not check the
+    /// Maps the metadata page and `data_pages` data pages: 0 for counts only. Does not check the
     /// number, so that tests can see the kernel refuse it.
     ///
     /// # Errors

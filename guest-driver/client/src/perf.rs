@@ -54,7 +54,7 @@ pub enum PerfError {
     /// A term of an event that is neither `name` nor `name=number`, or does not fit its bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
-    /// Persistent events cannot be opened with `perf_event_open(2)`.
+    /// `perf_event_open(2)` cannot open an event as persistent.
     #[error("persistent events cannot be opened with perf_event_open: use /dev/vpmu")]
     Door,
     /// The kernel refused the event.

@@ -97,11 +97,11 @@ pub struct Persistent {
     pub id: u64,
     /// Its name in sysfs.
     pub name: String,
-    /// The CPU that it counts on.
+    /// The CPU that it counts on; `u32::MAX` while it is unknown.
     pub cpu: u32,
     /// Data pages of its ring; `None` before the ring is made.
     pub data_pages: Option<u32>,
-    /// Whether the host's operator owns it: the guest can only read and flush it.
+    /// Whether the host's operator owns it: the guest can only read, flush and map it read-only.
     pub is_operators: bool,
     /// Whether its ring outlives a guest reset.
     pub outlives_reset: bool,
@@ -165,7 +165,7 @@ impl Vpmu {
     /// Opens another handle of a persistent event, with the same ring and its history.
     ///
     /// # Errors
-    /// [`PersistentError::Open`], with `ENOENT` if it has ended.
+    /// [`PersistentError::Open`], with `ENOENT` if it has ended and `EPERM` without CAP_PERFMON.
     pub fn reopen(&self, event: &Persistent) -> Result<Event, Error> {
         let by_id = EventAttr {
             disabled: false,
@@ -213,8 +213,8 @@ impl Event {
     /// the id.
     ///
     /// # Errors
-    /// [`PersistentError::Detach`], with `EINVAL` for an event of a task and `EPERM` without
-    /// CAP_PERFMON; [`PersistentError::Name`].
+    /// [`PersistentError::Detach`], with `EINVAL` for an event of a task, in a group or redirected,
+    /// and `EPERM` without CAP_PERFMON; [`PersistentError::Name`].
     pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
         detach(name, |bytes| sys::detach(self.as_fd(), bytes))
     }
@@ -222,8 +222,8 @@ impl Event {
     /// Makes the event end with its last handle.
     ///
     /// # Errors
-    /// [`PersistentError::Attach`], with `EINVAL` if it was not persistent and `EPERM` if it is
-    /// the operator's.
+    /// [`PersistentError::Attach`], with `EINVAL` if it was not persistent and `EPERM` for an event
+    /// of the operator or without CAP_PERFMON.
     pub fn attach(&self) -> Result<(), PersistentError> {
         sys::attach(self.as_fd()).map_err(PersistentError::Attach)
     }

@@ -148,7 +148,7 @@ fn dummy() -> perf_event_attr {
 }
 
 /// Parses a record whose last two words are thread and time. Returns `None` for a new or renamed
-/// thread of a process, the kernel's own mappings and malformed records.
+/// thread of a process, the kernel's own mappings, other types and malformed records.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);

@@ -61,7 +61,8 @@ impl Event {
     ///
     /// # Errors
     /// [`TriggerError::Starter`]: `EEXIST` if this event is the starter already, `EBUSY` if another
-    /// is, `EINVAL` for itself, another task or CPU, or if this event does not sample.
+    /// is, `EINVAL` for itself, another task or CPU, or if this event does not sample, `EOPNOTSUPP`
+    /// if the batched engine samples it.
     pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
         sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
     }

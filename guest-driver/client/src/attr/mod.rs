@@ -77,7 +77,7 @@ pub struct EventAttr {
     pub cpu: i32,
     /// Events between samples, or samples per second with [`Self::freq`]; 0 only counts.
     pub period: u64,
-    /// [`Self::period`] is a frequency; the kernel adjusts the period to the event's rate.
+    /// [`Self::period`] is a frequency; the device adjusts the period to the event's rate.
     pub freq: bool,
     /// `SAMPLE_*`.
     pub sample_type: u64,
@@ -106,7 +106,7 @@ pub struct EventAttr {
     pub sample_id_all: bool,
     /// The ring is written backwards, as [`crate::Event::map_overwrite`] requires.
     pub backward: bool,
-    /// Most addresses in a call chain; 0 for the kernel's limit.
+    /// Most addresses in a call chain; 0 for the device's limit, 127.
     pub max_stack: u16,
     /// Call chains omit the kernel's frames.
     pub exclude_callchain_kernel: bool,
@@ -217,7 +217,7 @@ impl EventAttr {
         }
     }
 
-    /// Adds call chains of at most `max_stack` addresses to samples; 0 for the kernel's limit.
+    /// Adds call chains of at most `max_stack` addresses to samples; 0 for the device's limit.
     #[must_use]
     pub fn with_call_chains(self, max_stack: u16) -> Self {
         Self {

@@ -98,9 +98,8 @@ impl Measuring {
         Ok(false)
     }
 
-    /// Stops counting. Ignores the errors of events that surviving children inherited, which cannot
-    /// be stopped and count until read, and of events on an offline CPU, which have stopped
-    /// already.
+    /// Stops counting. Ignores the errors of events on an offline CPU, which have stopped already,
+    /// and of events that the driver cannot stop.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
             match opened.event.disable() {

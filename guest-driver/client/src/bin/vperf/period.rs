@@ -12,7 +12,7 @@ const DEFAULT_PERIOD: u64 = 1_000_000;
 #[group(multiple = false)]
 pub(crate) struct PeriodArgs {
     /// Take a sample every COUNT units of the event. [default: 1 ms for events in ns or ticks, 1
-    /// for exits, halts and marks, else 1000000]
+    /// for exits, halts, marks, page faults, context switches and migrations, else 1000000]
     #[arg(short = 'c', long = "count", value_name = "COUNT",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,

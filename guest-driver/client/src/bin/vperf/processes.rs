@@ -21,8 +21,8 @@ pub(crate) struct Processes {
     followed: Vec<Tasks>,
     /// The last written state of processes read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Processes not to look up again: until the next read of samples or, if the kernel reports
-    /// changes, at all.
+    /// Processes that are not looked up again: until the next read of samples or, if the kernel
+    /// reports changes, until the end.
     told: HashSet<u32>,
     /// Processes in samples since the last read, with the time of the first sample.
     seen: Vec<(u32, u64)>,

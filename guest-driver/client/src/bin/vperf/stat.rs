@@ -134,7 +134,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
 /// By event index, the reason for a refusal.
 type Refused = Vec<Option<String>>;
 
-/// Opens the selected events. A default event may be refused, one named by the user may not.
+/// Opens the selected events. A refusal is an error only for an event that the user named.
 fn open_all(
     vpmu: &Vpmu,
     target: &Target,

@@ -1,5 +1,5 @@
-//! The file of `vperf record`: one JSON object per line, in order of recording, so that a truncated
-//! file can be read up to its end.
+//! The file of `vperf record` and `vperf exits record`: one JSON object per line, in order of
+//! recording, so that a truncated file can be read up to its end.
 //!
 //! | line | contents |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `aux` | packets of a trace: the given number of raw bytes follows the line, then a newline |
 //! | `traced` | bytes that a trace produced on one CPU or thread, and its lost bytes |
 //! | `throttle` | the event was throttled from `time` on |
-//! | `kernel` | the kernel's functions that samples hit |
+//! | `kernel` | the kernel's functions on the addresses of samples, call chains and packets |
 //! | `end` | totals; a file without it is truncated |
 
 mod file;

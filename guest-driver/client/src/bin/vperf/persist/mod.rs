@@ -128,7 +128,7 @@ fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentErr
     Ok(events)
 }
 
-/// Fails for the operator's events, which the guest may not end.
+/// Fails for the operator's events, which the guest cannot end.
 fn not_operators(event: &Persistent) -> Result<(), PersistError> {
     if event.is_operators {
         Err(PersistError::Operators {
