@@ -285,8 +285,8 @@ struct vpmu_permission {
  *
  *   persistent.lock, vpmu_group::lock of a leader, of a sibling, {exec_update_lock},
  *     {ctx->mutex}, {child_mutex}
- *   vpmu_group::lock, or persistent.lock or {ctx->mutex} and life.lock, or {mmap_lock};
- *     output_lock, lookup.lock
+ *   vpmu_group::lock or {mmap_lock}, output_lock, lookup.lock
+ *   persistent.lock or {ctx->mutex}, life.lock, output_lock, lookup.lock
  *   {ctx->mutex}, link_lock, lookup.lock
  *   notices.lock, lookup.lock, {ctx->lock} of the old task, {ctx->lock} of the
  *     new task (only tried), vpmu_vcpu::lock

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Differences between architectures: the only file that checks for one.
+ * Differences between architectures: the only file that checks the architecture.
  */
 #ifndef _VPMU_ARCH_H
 #define _VPMU_ARCH_H

@@ -413,8 +413,8 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  * @close: the request, with @request.answered set; see vpmu_control_post()
  * @id: the event's id
  *
- * A task that closes its events would sleep for each one, and at each sleep its
- * remaining events would be scheduled out and in. Later requests find the event
+ * Otherwise a task that closes its events would sleep for each of them, and at each
+ * sleep its remaining events would be scheduled out and in. Later requests find the event
  * closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)

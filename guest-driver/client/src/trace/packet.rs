@@ -116,13 +116,14 @@ impl Exit {
         self.0.flags & PACKET_USER != 0
     }
 
-    /// Nanoseconds until guest re-entry, or up to the trace's end for a cut exit.
+    /// Nanoseconds until guest re-entry; of a cut exit, the known part, which can be 0.
     #[must_use]
     pub fn outside(&self) -> u64 {
         self.0.outside.get()
     }
 
-    /// Whether the trace ended before the vCPU re-entered the guest.
+    /// Whether the trace ended or was paused before the vCPU re-entered the guest, or the host did
+    /// not record the re-entry.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.0.flags & PACKET_CUT != 0

@@ -251,8 +251,7 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 impl Target {
     /// Opens the `index`th event with `door`, which receives the place's number, on every measured
     /// task or CPU, in the same order for all events. A command's event is enabled by its exec,
-    /// others by [`Target::start`]. A CPU that went offline since is skipped, unless it is the only
-    /// one.
+    /// others by [`Target::start`]. CPUs that went offline since are skipped, unless all did.
     pub(crate) fn open(
         &self,
         index: usize,

@@ -13,7 +13,7 @@
 //! | `aux` | packets of a trace: the given number of raw bytes follows the line, then a newline |
 //! | `traced` | bytes that a trace produced on one CPU or thread, and its lost bytes |
 //! | `throttle` | the event was throttled from `time` on |
-//! | `kernel` | the kernel's functions on the addresses of samples, call chains and packets |
+//! | `kernel` | the kernel's functions at the recorded addresses |
 //! | `end` | totals; a file without it is truncated |
 
 mod file;

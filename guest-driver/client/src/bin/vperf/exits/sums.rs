@@ -54,7 +54,7 @@ pub(super) struct Sum {
     pub(super) exits: u64,
     pub(super) total_ns: u64,
     pub(super) worst_ns: u64,
-    /// Exits cut by the end of the trace: their time is incomplete.
+    /// Exits whose time is incomplete: see [`Exit::is_cut`].
     pub(super) cut: u64,
 }
 
