@@ -74,7 +74,7 @@ pub enum AptError {
         #[source]
         source: ProcessError,
     },
-    /// The directory of the lists could not be read.
+    /// A list or their directory could not be read.
     #[error("cannot read apt's lists {path}")]
     Lists {
         /// A list, or their directory.
@@ -297,8 +297,8 @@ impl Apt {
         })
     }
 
-    /// Updates the lists, unless their state already differs from `before`. Returns the update's result.
-    /// Fails with `error` if a retry would not help.
+    /// Updates the lists, unless their state already differs from `before`. Returns the update's result. Fails
+    /// with `error` if this process has updated them before, with [`AptError::NotRoot`] if it may not update.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = self.may_update.then(|| self.locks.lock("apt"));

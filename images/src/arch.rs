@@ -117,7 +117,7 @@ impl Arch {
         }
     }
 
-    /// The workspace's packages whose programs go into every guest and into the lab.
+    /// The workspace's packages whose programs go into every guest (all but the VMM) or into the lab.
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["vmm", "vpmu-client", "outb"],

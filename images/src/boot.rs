@@ -58,7 +58,7 @@ pub struct Boot {
     pub place: PlaceChoice,
     /// Longest run time of the machine.
     pub timeout: Duration,
-    /// The program that runs the guest: `vmm`, or one of the tests that takes its arguments.
+    /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes its arguments.
     pub vmm: String,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,

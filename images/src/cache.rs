@@ -97,8 +97,8 @@ impl Cache {
         .map_err(|source| failed("lock", &path, source))
     }
 
-    /// Takes a turn to keep one of this machine's processors busy; waits while there are as many turns as
-    /// processors.
+    /// Takes a turn to keep one of this machine's processors busy; waits while each
+    /// processor has one.
     ///
     /// # Errors
     /// [`CacheError`].

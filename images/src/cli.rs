@@ -160,8 +160,8 @@ impl PlaceArgs {
         self.lab.unwrap_or_default()
     }
 
-    /// The aarch64 lab is always exact: it is for hardware counters, and only in the exact lab QEMU's PMU
-    /// counts instructions.
+    /// The aarch64 lab of the command line is always exact, for hardware counters: QEMU's PMU counts
+    /// instructions only in the exact lab.
     pub(crate) fn choice(self) -> PlaceChoice {
         let exact = self.exact || self.lab == Some(Arch::Aarch64);
         match (exact, self.lab.is_some(), self.direct) {

@@ -164,7 +164,7 @@ fn build(
 }
 
 /// Writes `source/.config`: the stock kernel's configuration without modules, cut down by [`GUEST`], with the
-/// checker's options.
+/// checker's options, which the source must accept.
 fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelError> {
     let path = source.join(".config");
     fs::copy(stock, &path).map_err(FileError::at(stock))?;

@@ -4,8 +4,8 @@
 
 const START: &str = "\n@@vpmu:";
 
-/// The parts of a console's output. Outside the lab the console has only the command's output; the caller
-/// fills in the VMM's and the host's parts.
+/// The parts of a console's output. Outside the lab the console has only the command's output and exit code;
+/// the caller fills in the VMM's and the host's parts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Transcript {
     /// The command's output.
@@ -41,7 +41,7 @@ pub struct Frames {
     mark: Vec<u8>,
     held: Vec<u8>,
     part: Part,
-    /// `held` begins with the newline of the last mark.
+    /// Whether `held` begins with the newline that ended the last mark.
     after_mark: bool,
     transcript: Transcript,
 }

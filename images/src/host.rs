@@ -16,7 +16,7 @@ use crate::sys;
 /// Something is missing and cannot be installed.
 #[derive(Debug, Error)]
 pub enum HostError {
-    /// Not root, or not Debian.
+    /// Not root, not Debian, or installed but not found.
     #[error("this host lacks {what}; {remedy}")]
     Missing {
         /// Programs and libraries, separated by commas.
@@ -87,7 +87,7 @@ pub enum Need {
     Perl,
     /// Checks the driver's annotations.
     Sparse,
-    /// Lists modules by the names of their devices.
+    /// For DKMS.
     Depmod,
     /// The shell and tools of guests; linked statically.
     Busybox,

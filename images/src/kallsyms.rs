@@ -17,7 +17,7 @@ const LONGEST_TOKEN: usize = 128;
 const MARKED: usize = 256;
 /// Plausible numbers of names.
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
-/// Kernels are linked in the last 2 GiB.
+/// x86-64 kernels are linked in the last 2 GiB of the address space.
 const LOWEST: u64 = 0xffff_ffff_8000_0000;
 /// Most bytes between the number of names and the tokens.
 const REACH: usize = 32 << 20;
@@ -163,7 +163,7 @@ fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> 
     })
 }
 
-/// Resolves an offset. One that is not negative is an absolute address, of a per-CPU variable.
+/// Resolves an offset. An offset of zero or more is an absolute address, of a per-CPU variable.
 fn address(offset: &[u8], base: u64) -> u64 {
     let offset = offset.try_into().map_or(0, i32::from_le_bytes);
     match u64::try_from(offset) {

@@ -80,7 +80,7 @@ impl Stale for KernelError {
     }
 }
 
-/// The user's own parts, in place of stock ones.
+/// The choice of a kernel: a stock one, one with a checker, or the user's own parts.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The guests' architecture.
@@ -105,13 +105,13 @@ pub struct Sources {
 pub struct Kernel {
     /// The image to boot: on x86 an ELF vmlinux, unless the user gave another.
     pub image: PathBuf,
-    /// The package's image, on x86 a bzImage; the same as `image` for a kernel of the user's.
+    /// The image as packaged, on x86 a bzImage; the same as `image` on aarch64 and for the user's own kernel.
     pub bzimage: PathBuf,
     /// `/lib/modules/VERSION`; `None` if everything is built in.
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
-    /// A digest of all this.
+    /// An identifier, with a digest of all this.
     pub id: String,
     /// Its architecture.
     pub arch: Arch,

@@ -108,7 +108,7 @@ impl Lab {
             qemu.args(["-L", directory]);
         }
         qemu.args(["-M", "q35"]);
-        // Without XSAVE: TCG lets a guest's XSETBV past KVM, whose CPUID then contradicts it.
+        // Without XSAVE: TCG does not intercept a guest's XSETBV, so KVM's CPUID would contradict it.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);

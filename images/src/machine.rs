@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::{process, sys};
 
 const CHUNK: usize = 4096;
-/// Interval between looks at a program that closed its streams.
+/// Interval between checks whether a program that closed its streams has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Errors of running a machine.

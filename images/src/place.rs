@@ -92,8 +92,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Whether a stock kernel boots on this machine's KVM, by `vmm check`. The answer holds until
-/// the next boot of the machine, or until the VMM or the device's permissions change.
+/// Whether a stock kernel boots on this machine's KVM, by `vmm check`. The answer is kept until the machine's
+/// next boot, or until the VMM, the permissions of /dev/kvm or the user (root or not) change.
 ///
 /// # Errors
 /// [`PlaceError`].

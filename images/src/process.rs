@@ -11,7 +11,7 @@ use crate::sys;
 /// Errors of running a program.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// The program is missing or not executable.
+    /// The program is missing or not executable; from [`follow`], also a failed read or wait.
     #[error("cannot start {program}")]
     Start {
         /// Its name.

@@ -46,7 +46,7 @@ struct Machine {
     arch: Arch,
     /// The devices, in QEMU's configuration.
     devices: &'static str,
-    /// A patch of its source.
+    /// Patches of QEMU's source, concatenated.
     fix: &'static str,
     /// Name of the fix, for outputs.
     fix_name: &'static str,

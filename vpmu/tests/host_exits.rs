@@ -109,7 +109,7 @@ fn drained(recorder: &mut dyn Counter) -> (Vec<HostExit>, u64) {
     (exits, lost)
 }
 
-/// On hosts without tracepoints, too.
+/// Also runs on hosts without tracepoints.
 #[test]
 fn guest_exits_at_each_store() {
     let Some(mut guest) = guest() else {

@@ -46,7 +46,7 @@ fn persist(event: &str) -> Persist {
     }
 }
 
-/// Runs the vCPU for some CPU time of its thread.
+/// Runs the vCPU for 20 ms.
 fn run(vpmu: &Vpmu) {
     let mut session = vpmu.attach(0, 0).expect("the vCPU");
     for _ in 0..20 {
@@ -78,7 +78,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();
     assert_eq!(made.len(), before + 1);
-    // If the host can trace exits, the thread closes those counters.
+    // If the host can trace exits, the closer thread closes the counters of the exit trace.
     for event in ["task-clock", "cpu-clock", "exit-trace"] {
         for _ in 0..3 {
             let started = vpmu.persist(&persist(event));

@@ -1,4 +1,4 @@
-//! A Debian archive for tests, served over HTTP from this process, and an apt that fetches from it alone.
+//! A Debian archive for tests, served over HTTP from this process, and an apt that fetches only from it.
 //! Like a mirror, the archive drops the files of a version when it publishes the next.
 
 use std::collections::BTreeMap;
@@ -279,8 +279,7 @@ impl Archive {
         process::output(self.apt().get().arg("update")).unwrap();
     }
 
-    /// Number of times the lists were fetched or found unchanged: each time, apt requests this file
-    /// once.
+    /// Number of times the lists were fetched or found unchanged: apt requests `InRelease` each time.
     pub(crate) fn updates(&self) -> usize {
         self.answers(&format!("{DIST}/InRelease")).len()
     }

@@ -1,6 +1,6 @@
 //! Cost of a traced exit, and the slowdown of a guest that does nothing but exit.
 //!
-//! A minimal VMM embeds the device and runs a vCPU in ring 3 on this machine's `/dev/kvm`, which writes to
+//! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`; in ring 3, the vCPU writes to
 //! a port in each round. Slices with the trace off and on alternate in one run, and each is compared with
 //! its neighbours, because whole runs drift on a machine with other users. Times are CPU time of the vCPU's
 //! thread, which excludes other programs.

@@ -1,4 +1,4 @@
-//! All calls of the device on a vCPU's thread, and the notification of its control queue.
+//! All calls to the device on a vCPU's thread, and the notification of the control queue.
 
 use std::io;
 use std::sync::Arc;

@@ -51,8 +51,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Opens and enables the events on the vCPU's thread, and enters the guest. Events of a task count the
-    /// `software` events, cyclically.
+    /// Opens and enables the events on the vCPU's thread, and enters the guest. Task events count the
+    /// `software` events in turn.
     pub(crate) fn begin(
         load: Load,
         mut seat: Seat,

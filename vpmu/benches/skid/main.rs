@@ -155,7 +155,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     };
     let target = control.open(&OpenRequest {
         config: TARGET.into(),
-        // It never overflows. The period gives it a host counter of its own, for `Watched` to see.
+        // The target never overflows. The period gives it a host counter of its own, for `Watched` to see.
         period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open

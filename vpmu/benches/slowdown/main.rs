@@ -101,7 +101,7 @@ struct Run {
 }
 
 impl Run {
-    /// Measures a run. `one` measures a slice; its argument says whether to sample.
+    /// Measures a run. `one` measures a slice; its argument is whether to sample.
     fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
         let mut run = Self {
             without: vec![one(false)?],

@@ -75,7 +75,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns how many of `most` bytes to transfer; every other call would block.
+    /// Returns how many of `most` bytes to transfer; every second call would block.
     fn turn(&self, most: usize) -> io::Result<usize> {
         match self.pause.replace(!self.pause.get()) {
             true => Err(ErrorKind::WouldBlock.into()),
@@ -184,7 +184,7 @@ fuzz_target!(|input: &[u8]| {
     let _ = work(&mut stage, &mut input);
     let piece = *input.choose(&[4096, 1, 7, 100]).unwrap_or(&1);
     let sends = lines(&mut input).unwrap_or_default();
-    // The server searches for the end of a line after each piece: limit their number.
+    // The server searches for the end of a line after each piece: limit the number of pieces.
     let piece = piece.max(sends.len() / 16);
     stage.leave_all();
     // A line above the limit gets an answer, and ends the conversation.

@@ -28,7 +28,7 @@ const ANY_HEAD: u64 = 0x200;
 const TEXT: u64 = 0x400;
 
 thread_local! {
-    /// Parsing them takes longer than the rest of an execution.
+    /// Parsed once, because parsing takes longer than the rest of an execution.
     static OWN_FORMATS: Option<ExitFormats> = ExitFormats::parse(FORMATS[0], FORMATS[1]);
 }
 

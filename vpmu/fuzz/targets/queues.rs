@@ -21,7 +21,7 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
         if stage.forged {
-            // The indices of its queues may have any values, so requests may stay unanswered.
+            // The indices of the restored queues may have any values, so requests may stay unanswered.
             stage.notify_all();
             host_ops::step(stage, input)?;
             continue;

@@ -1,5 +1,5 @@
 //! Recordings of rings with forged contents: an independent reader parses the file to its end, and finds as
-//! many samples as the summary says and no record that perf would act on.
+//! many samples as the summary counts and no record that perf would act on.
 #![no_main]
 #![allow(
     dead_code,

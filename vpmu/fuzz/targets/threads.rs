@@ -35,7 +35,7 @@ struct VcpuThread<'a> {
     queue: DriverQueue,
     vpmu: &'a Vpmu,
     world: &'a World,
-    /// Serializes attaching: the world must know the thread first.
+    /// Serializes attaches: [`World::be_thread`] sets the thread of the next attach.
     attaching: &'a Mutex<()>,
     marks: u64,
 }

@@ -1,4 +1,4 @@
-//! The budget of a guest's work: operations on events and calls of the source that one notification, mark or
+//! The budget of a guest's work: operations on events and calls to the source that one notification, mark or
 //! exit can cause. Work beyond the budget of a turn waits while other vCPUs are served.
 
 use vm_memory::{Bytes, GuestAddress};

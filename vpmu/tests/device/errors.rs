@@ -206,7 +206,7 @@ impl Scene {
         self.rig.vpmu.persist(&asked).expect("started")
     }
 
-    /// An event of vCPU 0 that the host has revoked.
+    /// An event of vCPU 0 in error: the host has revoked its counter.
     fn failed(&mut self) -> u64 {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),

@@ -32,9 +32,9 @@ pub(crate) enum Forgery {
     Plus(u64),
     Flip,
     Null,
-    /// Removes the leaf from its parent.
+    /// Removes the leaf from the array around it; elsewhere, makes it null.
     Remove,
-    /// Repeats the leaf in its parent.
+    /// Repeats the leaf in the array around it; elsewhere, makes it null.
     Repeat,
 }
 

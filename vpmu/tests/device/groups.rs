@@ -113,7 +113,7 @@ fn leader_in_error_stops_its_group() {
     assert_eq!(rig.value(0, member), 2);
 }
 
-/// The counts in a sample of only [`SAMPLE_READ`].
+/// The counts in samples of only [`SAMPLE_READ`].
 fn counts(raw: &[Raw]) -> Vec<&[u64]> {
     raw.iter()
         .map(|record| {

@@ -354,7 +354,7 @@ fn queues_whose_region_is_removed_fall_silent() {
     );
 }
 
-/// Memory behind a translation that lets the device only read a range of addresses.
+/// Memory behind a translation that does not let the device write to a range of addresses.
 struct Translated {
     memory: GuestMemoryMmap,
     read_only: Range<u64>,

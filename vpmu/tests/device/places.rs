@@ -268,8 +268,8 @@ fn record_size_fits_its_header() {
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
-    // REGS_INTR come last, after the size of the stack that was read: the words that are left by the header,
-    // nine fields, a chain of three, twice 21 words of registers and two sizes.
+    // The stack gets the words left by the header, nine fields, a chain of three with its length, twice 21 words of
+    // registers and two sizes. REGS_INTR comes last, after the size of the stack that was read.
     let record = &records[0];
     let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
     assert_eq!(record[record.len() - 22], room);

@@ -240,7 +240,7 @@ proptest! {
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];
         for step in &steps {
-            // Only rings, limits and marks: other steps would change the counts of these events.
+            // Only rings, time and marks: other steps would change the counts of these events.
             match step {
                 Step::Redirect(..) | Step::Pause(..) | Step::Map(..) | Step::Unmap(_)
                 | Step::Read(_) | Step::Pass(_) => run.step(step),

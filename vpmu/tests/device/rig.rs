@@ -122,7 +122,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     }
 }
 
-/// Makes a request sample all fields with a period.
+/// Makes a request sample IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID and IDENTIFIER with a period.
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     OpenRequest {
         period: period.into(),
@@ -512,7 +512,7 @@ impl Rig {
         i32::try_from(reply.status.get()).expect("an errno")
     }
 
-    /// Flushes an event of `vcpu`; returns the status.
+    /// Flushes an event by a command of `vcpu`; returns the status.
     pub(crate) fn flush(&mut self, vcpu: u32, event: u64) -> Errno {
         let reply = self.command(vcpu, COMMAND_FLUSH, event);
         i32::try_from(reply.status.get()).expect("an errno")

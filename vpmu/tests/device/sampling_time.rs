@@ -11,7 +11,7 @@ use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
 /// Ticks that a sample takes. 25 of them are a quarter of a window plus some ticks, because each clock read takes
-/// one, which is charged to the guest.
+/// a tick, which is charged to the guest.
 const COST: u64 = 100_100;
 /// The period of a host counter that is throttled.
 const NEVER: u64 = u64::MAX >> 1;

@@ -44,7 +44,7 @@ pub(crate) struct World {
     signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
-    /// A barrier at which a caller of `knows_ips` stops twice.
+    /// A barrier at which a caller of `reports_guest_ips` stops twice.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
     /// vCPUs that were kicked.
@@ -221,7 +221,7 @@ impl World {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the next caller of `knows_ips` wait for the test at the barrier twice.
+    /// Makes the next caller of `reports_guest_ips` wait for the test at the barrier twice.
     pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));

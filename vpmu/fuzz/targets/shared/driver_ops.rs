@@ -198,7 +198,7 @@ fn map_own_as(stage: &mut Stage, event: u64, data: u64, writable: bool, opened: 
 }
 
 fn map_own(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    // The direction of its writes is unknown here, so its contents are not checked.
+    // The direction of the ring is unknown here, so its contents are not checked.
     let event = stage.event(input)?;
     let data = *input.choose(&[0, 1, 2, 4])?;
     if let Some(pages) = stage.own_pages(1 + data) {
@@ -334,7 +334,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sends a request that consists of the header: close, unmap or attach.
+/// Sends a request that is only a header: close, unmap or attach.
 fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     let ops = [

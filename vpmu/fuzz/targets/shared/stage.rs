@@ -36,7 +36,7 @@ const PRODUCER: AuxProducer = AuxProducer {
 /// The event that the operator denies the guest.
 const DENIED: EventMatch = EventMatch::one(KIND_MARK, u32::MAX as u64);
 
-/// The lower limit of guest pages in rings and areas.
+/// The smaller choice of [`Limits::max_pages`], the limit of guest pages in rings and areas.
 const FEW_PAGES: u32 = 8;
 
 /// A device in use.

@@ -153,7 +153,7 @@ fn largest_area_can_be_mapped() {
     let event = rig.open(&trace()).expect("open");
     let ring = pages(&mut rig, 1);
     rig.map_pages(event, 0, &ring).expect("a ring");
-    // The largest number that fits in this memory, not contiguous.
+    // The largest power of two that fits in this memory beside the queues, not contiguous.
     let area: Vec<u64> = (0..4096).map(|page| 0x200_0000 + page * 0x2000).collect();
     map_aux(&mut rig, event, 0, &area).expect("an area");
 }

@@ -30,7 +30,7 @@ fn pages(rig: &mut Rig, count: u64) -> Vec<u64> {
     (0..count).map(|page| first + page * 0x1000).collect()
 }
 
-/// An enabled trace, with readers of its ring and its area.
+/// A trace, with readers of its ring and its area.
 struct Traced {
     event: u64,
     ring: Reader,

@@ -289,7 +289,7 @@ fn only_active_producer_traces_are_written() {
         Err(AuxError::Inactive(_))
     ));
     assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
-    // The target of a starter is not started yet.
+    // A trace that opens paused is not written until it is resumed.
     let paused = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
         ..request(0)

@@ -204,7 +204,7 @@ fn pending_loss_is_written_if_it_fits() {
     let head = ring.head();
     assert_eq!(head, 56 * 72);
     assert_eq!(rig.flush(0, event), 0);
-    // The LOST record fits into them.
+    // The LOST record fits into these 64 bytes.
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds.len(), 57);
     assert_eq!(kinds.last(), Some(&LOST));

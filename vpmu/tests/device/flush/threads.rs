@@ -11,7 +11,7 @@ use crate::rig::{self, Rig};
 use crate::world::At;
 
 const FLUSHES: u64 = 500;
-/// Maximum number of overflows of each vCPU: the capacity of its ring.
+/// Maximum number of overflows of each vCPU: fewer records than its ring holds.
 const OVERFLOWS: u64 = 50_000;
 
 #[test]

@@ -53,7 +53,7 @@ fn vcpu() -> impl Strategy<Value = u32> {
     prop_oneof![9 => Just(0_u32), 1 => Just(1)]
 }
 
-/// Every other event is a task event, which opens scheduled out.
+/// Half of the events are task events, which open scheduled out.
 fn context() -> impl Strategy<Value = Context> {
     prop_oneof![vcpu().prop_map(Context::Vcpu), Just(Context::Task(None))]
 }

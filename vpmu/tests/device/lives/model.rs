@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    /// Whether a new event with such a context can have this leader.
+    /// Whether a new event like `event` can have this leader.
     pub(super) fn can_lead(&self, leader: u64, event: &Event) -> bool {
         self.events.get(&leader).is_some_and(|leader| {
             leader.leader.is_none()

@@ -71,7 +71,7 @@ fn forged_records_are_omitted_or_end_the_history() {
         .expect("in memory");
     let history = rig.vpmu.history(event).expect("a history");
     assert!(history.records.len() <= 4096);
-    // Only the guest uses the metadata page.
+    // The device reads nothing from the metadata page of a ring in overwrite mode.
     memory
         .write_slice(&[0xff; 4096], GuestAddress(WINDOW))
         .expect("in memory");

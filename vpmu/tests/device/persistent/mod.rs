@@ -114,8 +114,8 @@ pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader 
     Reader::new(window, &pages)
 }
 
-/// An operator's request: a sample for each overflow with period 1, all fields except counts and call
-/// chain, four data pages.
+/// An operator's request: a sample for each overflow with period 1, with the fields of [`sampling`], and four
+/// data pages.
 pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     Persist {
         name: Some("recorder".to_owned()),
@@ -127,7 +127,7 @@ pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     }
 }
 
-/// The words of each sample in an event's history, the header first: ID, IP, task, TIME, ID, STREAM_ID,
+/// The words of each sample in an event's history: the header, IDENTIFIER, IP, TID, TIME, ID, STREAM_ID,
 /// CPU, PERIOD.
 pub(crate) fn samples(rig: &Rig, event: u64) -> Vec<Vec<u64>> {
     let history = rig.vpmu.history(event).expect("a history");
@@ -144,7 +144,7 @@ pub(crate) fn samples(rig: &Rig, event: u64) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Samples every mark with value 5 on a vCPU, enabled.
+/// A request for an enabled event that samples every mark with value 5 on a vCPU.
 pub(crate) fn marks(vcpu: u32) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),

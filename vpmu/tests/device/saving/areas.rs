@@ -7,7 +7,7 @@ use crate::rig::{Rig, command, open_of};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
-/// A trace of vCPU 0's port accesses with a ring and an area of its own.
+/// Opens, maps and enables a trace with a ring and an area of its own.
 fn traced(rig: &mut Rig, request: &OpenRequest, flags: u32) -> (u64, AreaReader) {
     let event = rig.open(request).expect("open");
     let first = rig.next_ring;

@@ -275,7 +275,7 @@ fn chain_of_triggers_crosses_vcpus_and_returns() {
     assert_eq!(rig.value(0, second), 100);
 }
 
-/// Links in a circle of events on three vCPUs terminate.
+/// Links in a circle of events on two vCPUs terminate.
 ///
 /// VPMU-D-6.11-4.
 #[test]

@@ -208,7 +208,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
     let mut area = map(&mut rig, event, 4);
-    // The second vCPU is in an exit all the time, which another trace records.
+    // Another trace records the second vCPU's exits, also that of `COMMAND_IN`, which this trace omits.
     let other = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)

@@ -133,7 +133,7 @@ fn task_event(kind: u32, config: u64) -> OpenRequest {
     }
 }
 
-/// An enabled member of the group of `leader`.
+/// Makes `request` open a member of the group of `leader`.
 fn led(leader: u64, request: OpenRequest) -> OpenRequest {
     OpenRequest {
         leader: leader.into(),

@@ -121,7 +121,7 @@ fn session_continues_in_another_thread() {
         lane.session.enter();
         lane.mark(5);
     });
-    // The device counts the events of the attached thread.
+    // The device still counts on the thread that attached.
     rig.world.work(rig::thread(0), 10, 4);
     let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();

@@ -62,7 +62,7 @@ struct Storm {
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
-    /// Serializes attaches, because the world must know the thread's id first.
+    /// Serializes attaches: [`World::be_thread`] sets the thread of the next attach.
     attaching: Mutex<()>,
     /// Set when resets, requests and the host's calls must end.
     over: AtomicBool,
@@ -116,7 +116,7 @@ impl Storm {
             }
             session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
             match dice.below(64) {
-                // The thread ends in an exit or, as here, in the guest.
+                // The thread ends in an exit or in the guest.
                 0 => {
                     if dice.below(2) == 0 {
                         session.enter();
@@ -340,7 +340,7 @@ impl Storm {
         let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
-    /// Calls of the VMM: drains, flushes, metrics.
+    /// Calls of the VMM: drains, flushes, ends of events, metrics.
     fn host(&self, dice: &mut Dice) {
         match dice.below(5) {
             0 => self.vpmu.drain(),
