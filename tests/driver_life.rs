@@ -11,6 +11,7 @@ tests::guest_tests! {
     fork_with_inherited_events_of_a_lost_device_succeeds,
     counts_go_on_after_a_hibernation,
     rings_and_traces_end_with_a_hibernation,
+    linked_events_of_perf_core_end_with_a_hibernation,
     persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
     vperf_continues_when_a_cpu_goes_offline,
     vperf_reads_a_persistent_event_whose_cpu_is_offline,

@@ -48,6 +48,7 @@ struct vpmu_view;
  * @file: the event of /dev/vpmu; NULL for an event through perf core
  * @family: in vpmu_file::family
  * @call_seq: number of the last call that reached it, see vpmu_call_group()
+ * @linked: VPMU_IOC_PERF has made it a starter, a stopper or a target
  * @incomplete: an event that inherits it could not be opened on the device
  * @pinned: it has pinned its context, so that perf core does not swap it
  * @flushed: the result of its last VPMU_COMMAND_FLUSH
@@ -91,6 +92,7 @@ struct vpmu_event {
 	struct vpmu_file *file;
 	struct list_head family;
 	u64 call_seq;
+	bool linked;
 	bool incomplete;
 	bool pinned;
 	int flushed;

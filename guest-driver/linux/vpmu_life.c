@@ -165,14 +165,14 @@ void vpmu_life_pause(struct vpmu_device *dev)
 
 /*
  * Whether a new event on the device can replace one that a reset ended. It cannot replace a
- * trace, nor an event of /dev/vpmu that samples, has a ring, or is linked. Samples of perf core
- * do not contain the device's id.
+ * trace, nor a linked event, nor an event of /dev/vpmu that samples or has a ring. Samples of
+ * perf core do not contain the device's id.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {
 	const struct vpmu_file *file = own->file;
 
-	if (own->trace)
+	if (own->trace || READ_ONCE(own->linked))
 		return false;
 	if (!file)
 		return true;

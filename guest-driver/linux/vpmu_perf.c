@@ -126,6 +126,15 @@ static int perf_attach(const struct vpmu_device *dev, struct perf_event *event)
 	return perfmon_capable() ? -EINVAL : -EPERM;
 }
 
+/* Notes that a new event on the device cannot replace this one, unless it is a view. */
+static void perf_mark_linked(const struct vpmu_device *dev, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!perf_view(dev, event))
+		WRITE_ONCE(own->linked, true);
+}
+
 static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
 		     enum vpmu_role role)
 {
@@ -146,6 +155,10 @@ static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
 	 */
 	err = event->attr.inherit || target->attr.inherit ?
 		-EOPNOTSUPP : vpmu_link_ids(dev, perf_id(dev, event), perf_id(dev, target), role);
+	if (!err) {
+		perf_mark_linked(dev, event);
+		perf_mark_linked(dev, target);
+	}
 put:
 	fput(filp);
 	return err;

@@ -116,11 +116,11 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; returns whether it is within its limit. An interface without figures has a dash.
+/// Prints a row; returns whether it is within its limit. An interface without figures has a dash, and keeps no limit.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
         println!("  {name:32} {:>8}", "-");
-        return true;
+        return limit.is_none();
     };
     let kept = limit.is_none_or(|limit| row.returns <= limit);
     let aimed = limit.map_or_else(String::new, |limit| format!("<= {limit}"));

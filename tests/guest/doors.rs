@@ -74,7 +74,7 @@ const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
 /// The PMU of traces, which write to AUX areas.
 const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
-fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
+pub(crate) fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
 }
 

@@ -9,8 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
+use vpmu_client::Vpmu;
+use vpmu_client::perf::PerfPmu;
+
 use crate::arch::MOST_EXITS;
 use crate::areas::Area;
+use crate::doors::mark_attr;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TID;
 use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
@@ -54,6 +58,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "rings_and_traces_end_with_a_hibernation",
         rings_and_traces_end_with_a_hibernation,
+    ),
+    (
+        "linked_events_of_perf_core_end_with_a_hibernation",
+        linked_events_of_perf_core_end_with_a_hibernation,
     ),
     (
         "persistent_event_of_a_given_up_device_opens_again_after_a_hibernation",
@@ -733,6 +741,37 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     open.persistent.flush(0)?;
     drop(open);
     ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// Opened again, they would lack their link, and the target would never start.
+fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    cpu::pin(0)?;
+    let target = pmu.open_event(&mark_attr(&pmu, 3)?.enabled_on_starter())?;
+    let starter = pmu.open_event(&mark_attr(&pmu, 1)?.sampling(1))?;
+    let other = pmu.open_event(&mark_attr(&pmu, 3)?)?;
+    vpmu.set_perf_starter(&starter, &target)?;
+    for event in [&target, &starter, &other] {
+        event.enable()?;
+    }
+    for value in [3, 1, 3] {
+        vpmu.mark(value)?;
+    }
+    ensure_eq!(
+        (target.read()?.value, other.read()?.value),
+        (1, 2),
+        "before"
+    );
+    hibernate()?;
+    for value in [1, 3] {
+        vpmu.mark(value)?;
+    }
+    for event in [&target, &starter] {
+        let ended = event.read()?;
+        ensure_eq!(ended.time_running, 0, "{ended:?}");
+    }
+    ensure_eq!(other.read()?.value, 3, "an event without a link");
     ensure_no_complaint()
 }
 

@@ -145,13 +145,15 @@ impl Member {
     /// Gives the host's event the wanted state.
     fn settle(&self) -> io::Result<()> {
         let runs = self.runs.load(Ordering::Relaxed);
-        if self.on.swap(runs, Ordering::Relaxed) == runs {
+        if self.on.load(Ordering::Relaxed) == runs {
             return Ok(());
         }
         match runs {
-            true => sys::enable(&self.event),
-            false => sys::disable(&self.event),
+            true => sys::enable(&self.event)?,
+            false => sys::disable(&self.event)?,
         }
+        self.on.store(runs, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -279,11 +281,12 @@ impl TimerGroup {
         if state.on == on {
             return Ok(());
         }
-        state.on = on;
         match on {
-            true => sys::enable(&self.leader),
-            false => sys::disable(&self.leader),
+            true => sys::enable(&self.leader)?,
+            false => sys::disable(&self.leader)?,
         }
+        state.on = on;
+        Ok(())
     }
 }
 
