@@ -56,7 +56,7 @@ impl Bus {
     /// Puts `device` at `start`, `size` addresses long.
     ///
     /// # Errors
-    /// [`Overlap`] if another device claims one of the addresses.
+    /// [`Overlap`] if another device claims one of the addresses, or they exceed 64 bits.
     pub fn insert(
         &mut self,
         start: u64,

@@ -222,7 +222,7 @@ impl ConfigError {
         })
     }
 
-    /// The exit status: a snapshot that cannot be restored is not a usage error.
+    /// The exit status: a snapshot that cannot be restored is a usage error only if a flag contradicts it.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -233,7 +233,7 @@ impl ConfigError {
     }
 }
 
-/// The file of `--config`: the flags by their long names, all optional.
+/// The file of `--config`: keys as in `vmm run --help`, all optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Document {

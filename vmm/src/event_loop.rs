@@ -37,7 +37,7 @@ const DESK: u32 = 7;
 /// Errors of the event loop.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// Standard input is closed.
+    /// Standard input is closed, or the host has no free descriptors.
     #[error("cannot read standard input")]
     Input(#[source] io::Error),
     /// The host has no free descriptors, or a call failed.
@@ -270,7 +270,7 @@ struct Keyboard {
     /// Input for which the guest has no room yet.
     pending: Vec<u8>,
     watched: bool,
-    /// Files and the null device cannot be watched; they are always readable.
+    /// Regular files and the null device cannot be watched; they are always readable.
     watchable: bool,
     ended: bool,
 }

@@ -19,7 +19,7 @@ pub enum Ending {
     TripleFault,
     /// The guest kernel panicked.
     GuestPanic,
-    /// Ctrl-A x.
+    /// Ctrl-A x, or a snapshot with `--then-exit`.
     ByHand,
     /// A signal to the VMM.
     Signal(c_int),

@@ -60,8 +60,8 @@ pub fn start() {
     let _ = log::set_logger(limited);
 }
 
-/// Limits the log to about `lines` per second; zero: unlimited. `RUST_LOG` requests everything, so
-/// it disables the limit.
+/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set:
+/// its user wants every line that it selects.
 pub fn limit(lines: u32) {
     let Some(log) = LOG.get().filter(|_| std::env::var_os("RUST_LOG").is_none()) else {
         return;

@@ -69,7 +69,7 @@ pub enum MemoryError {
 /// so that [`Footprint`](crate::footprint::Footprint) can distinguish them.
 ///
 /// # Errors
-/// [`MemoryError::Reserve`].
+/// [`MemoryError::Reserve`], [`MemoryError::Guard`].
 pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let ranges = ranges(mib);
     let memory = GuestMemoryMmap::from_ranges(&ranges)
@@ -144,7 +144,7 @@ fn map_ranges(
 /// mappings with the same advice, and would merge the window with guest memory.
 ///
 /// # Errors
-/// [`MemoryError::ReserveWindow`].
+/// [`MemoryError::ReserveWindow`], [`MemoryError::Guard`].
 pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let size = usize::try_from(bytes).unwrap_or(usize::MAX);
     let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(WINDOW), size)])
@@ -158,7 +158,7 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
 /// Frees the pages of `memory`, which reads as zeros afterwards.
 ///
 /// # Errors
-/// [`MemoryError::Empty`].
+/// [`MemoryError::Empty`], [`MemoryError::Guard`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     for region in memory.iter().filter(|it| it.file_offset().is_some()) {
         // Pages freed by MADV_DONTNEED would be read from the file again: replace the mapping.

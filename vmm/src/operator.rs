@@ -140,9 +140,9 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Writes the recording, if there is one to write; call it while vCPUs are stopped and guest
-    /// memory exists. Includes the guest's own events only if --recording was given. Errors are
-    /// logged and do not affect the result of the run.
+    /// Writes the recording, if there are events to record and, at a reset, --max-recordings permits it;
+    /// call it while vCPUs are stopped and guest memory exists. Includes the guest's own events only if
+    /// --recording was given. Errors are logged and do not affect the result of the run.
     pub fn record(&self, occasion: Occasion) -> Option<Recorded> {
         let wanted = |event: &PersistentStatus| event.operator || self.asked;
         if !self.vpmu.persistent().iter().any(wanted) {

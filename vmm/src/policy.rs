@@ -299,7 +299,7 @@ fn of_hardware(event: &EventMatch) -> bool {
     Policy::new(vec![*event], Vec::new()).allows_hardware()
 }
 
-/// Whether hardware counts the event with this name, of the catalogue or --persistent.
+/// Whether hardware counts the event with this name in the catalogue or in --persistent.
 pub(crate) fn is_hardware(name: &str) -> bool {
     matches(name).is_ok_and(|events| events.iter().any(of_hardware))
 }
@@ -311,7 +311,7 @@ fn raw_config(name: &str) -> Option<u64> {
 
 impl PolicyArgs {
     /// The decision for the flags, or else for `file`; `persistent` are the names of the operator's
-    /// own events, and `no_vpmu` the older flag for a machine without a PMU.
+    /// own events; `no_vpmu` rules the PMU out, for `--no-vpmu` or a snapshot without one.
     ///
     /// # Errors
     /// [`PolicyError`], if they contradict each other.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// Most raw events of a list: each has an entry in the catalogue, and is opened once at the start.
+/// Most raw events of a list: each has an entry in the catalogue, and is opened once by the probe.
 const MOST: usize = 256;
 /// Bits of a guest's config.
 const BITS: u32 = 48;

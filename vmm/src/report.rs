@@ -114,7 +114,7 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Output that the guest's limits suppressed.
+/// Effects of the guest's limits on output, resets and recordings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Lines of the log written.
@@ -154,7 +154,7 @@ pub struct Report {
     pub vpmu: Option<VpmuReport>,
     /// The last recording; absent if nothing was recorded.
     pub recording: Option<Recorded>,
-    /// Output that the limits suppressed.
+    /// Effects of the guest's limits.
     pub limits: HeldBack,
     /// The process's remaining privileges while the guest ran; absent if it never ran.
     pub confinement: Option<Confined>,

@@ -1,4 +1,5 @@
-//! The user's terminal: raw while the guest uses it, and restored on every exit path.
+//! The user's terminal: raw while the guest uses it, and restored at the end of the run, a panic,
+//! a crash, and a refused system call.
 
 #![allow(unsafe_code)]
 

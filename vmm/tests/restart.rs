@@ -11,7 +11,7 @@ use common::{
     Bench, HALT, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run, terminate,
 };
 
-/// `out`, register `al` to the console.
+/// Writes register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
 
 /// A guest that counts its boots in the window and prints three digits for each: the number of the

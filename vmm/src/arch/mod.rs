@@ -1,9 +1,9 @@
-//! The one place that chooses an architecture; everything else speaks of "the" architecture.
+//! The only place that chooses an architecture; code outside this directory is the same for all.
 //!
 //! Each module has the same items. For the machine: `layout`, `board` (devices and their
 //! addresses), and boot images (`kernel`, `boot`). For KVM: `platform` (a VM and its requirements),
-//! `cpus`, `clock`, `state` (saves and restores these), `exits`, `emulation`, and the requests of seccomp
-//! filters (`calls`). For the survey: `check`.
+//! `cpus`, `clock`, `state` (saves and restores these), `exits`, `emulation`, and system calls and
+//! requests for seccomp filters (`calls`). For the survey: `check`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -59,12 +59,13 @@ pub struct Perf {
     pub paranoid: Option<i32>,
     /// Candidate events by name.
     pub events: BTreeMap<&'static str, Event>,
-    /// The reason why hardware events are refused, with the remedy; `None` if one opens.
+    /// The reason why hardware events are refused or not used, with the remedy; `None` if one opens and
+    /// `vmm run` uses it.
     pub hardware_refused: Option<String>,
     /// The reason why KVM may lose counts of hardware events that the host moves between counters;
     /// `None` if it does not.
     pub hardware_loses: Option<String>,
-    /// Like [`Perf::hardware_refused`], for software events.
+    /// The reason why software events are refused, with the remedy; `None` if one opens.
     pub software_refused: Option<String>,
     /// Whether `exclude_host` keeps host work out of a software clock; `None` if not observed.
     pub software_excludes_host: Option<bool>,

@@ -1,6 +1,6 @@
 //! `vmm check`: the abilities of this machine, and their consequences.
 //!
-//! Every result comes from an experiment: guests of a few instructions, events that are opened and
+//! Most results come from experiments: guests of a few instructions, events that are opened and
 //! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
 //! bounded, so that a broken hypervisor appears in the table and does not hang the program.
 

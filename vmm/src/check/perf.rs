@@ -223,7 +223,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether the host records the exits of a looping guest; the exit that stops it is one.
+/// Whether the host records the exits of a looping guest, at least the exit that stops the guest;
+/// without `guests`, whether the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {

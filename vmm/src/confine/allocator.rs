@@ -3,8 +3,8 @@
 /// Makes all threads allocate from one arena. Call it before the first thread starts.
 ///
 /// The GNU C library gives each thread an arena of its own, and opens
-/// `/proc/sys/vm/overcommit_memory` when it first returns memory of one to the kernel: at any moment, on
-/// any thread. The main arena grows and shrinks by `brk` alone.
+/// `/proc/sys/vm/overcommit_memory` when such an arena first returns memory to the kernel: at any moment,
+/// on any thread. The main arena grows and shrinks by `brk`, which needs no file.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 pub(super) fn use_one_arena() {

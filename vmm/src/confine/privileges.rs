@@ -33,7 +33,7 @@ impl FromStr for User {
         let number = |text: &str| {
             let digits = text.bytes().all(|byte| byte.is_ascii_digit());
             let number = text.parse().ok().filter(|_| digits);
-            // The kernel takes the highest number for "no change".
+            // The kernel treats the highest number as "no change".
             number.filter(|&number| number != u32::MAX)
         };
         let (uid, gid) = text.split_once(':').ok_or(UserError)?;
@@ -99,10 +99,10 @@ const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors that a low limit reserves: for the machine, and for the counting events of each vCPU.
+/// Descriptors that are reserved within the limit: for the machine, and for the counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
-/// Most descriptors reserved for the operator's events; a low limit reserves an eighth of itself.
+/// Most descriptors reserved for the operator's events; if the limit is low, an eighth of it is reserved.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
 /// Lowers the device's limit of open host counters to fit the limit of descriptors, and reserves
@@ -139,8 +139,8 @@ pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), Confin
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
     lower(Resource::Nofile, descriptors).map_err(|e| ConfineError::Limit("descriptors", e))?;
-    // Guest memory and window are excluded by advice; copies of their contents in the VMM's own
-    // memory are not.
+    // `madvise` excludes guest memory and the window from core dumps, but not copies of their contents
+    // in the VMM's own memory.
     lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
     let locked = settings.map_or(0, vpmu::confine::locked_memory);
     let set = match set(Resource::Memlock, locked) {

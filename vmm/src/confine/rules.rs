@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) restarts: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
-    /// The directory of the control socket, by which the machine can be saved.
+    /// The directory of the control socket; without a socket, the machine cannot be saved.
     pub(super) socket: Option<RawFd>,
 }
 
@@ -135,7 +135,7 @@ fn drain(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// Calls of the machine's devices on any thread.
+/// Calls of the machine's devices on any thread but the closer.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = [
         Argument::int(0, plan.process),

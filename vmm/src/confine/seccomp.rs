@@ -34,7 +34,7 @@ thread_local! {
 }
 
 impl Filters {
-    /// Makes the filters of every kind, and installs the handler that reports refused calls.
+    /// Makes the filters of every kind, and installs the handlers that report refused calls and panics.
     pub(super) fn prepare(plan: &Plan) -> Result<Self, ConfineError> {
         report_refused_calls()?;
         report_panics();

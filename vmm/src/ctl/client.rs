@@ -292,7 +292,7 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
     Ok(answer)
 }
 
-/// Writes a snapshot. The machine writes its memory to a file that is opened here, and its answer has its state.
+/// Writes a snapshot. The machine writes its memory to a file that is opened here, and answers with its state.
 /// A second request then reports to the machine whether both files are complete.
 fn snapshot(
     socket: &Path,

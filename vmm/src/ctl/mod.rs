@@ -1,7 +1,7 @@
 //! `vmm ctl`: a running machine and its persistent events, from outside.
 //!
 //! A Unix socket carries one request of JSON per line, and one reply per line. Access to it grants
-//! the operator's control of this machine's PMU, so only the owner may open it.
+//! control of the machine and its PMU, so only its owner and root can use it.
 
 mod client;
 mod descriptor;

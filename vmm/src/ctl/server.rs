@@ -30,10 +30,10 @@ pub enum ServerError {
     /// The host has no free descriptors or threads.
     #[error("the host has no more {0} for the control socket")]
     Host(&'static str, #[source] io::Error),
-    /// The thread failed.
+    /// The thread could not be started.
     #[error("cannot serve the control socket")]
     Thread(#[source] ConfineError),
-    /// The event loop failed.
+    /// The event loop could not be set up.
     #[error("the event loop of the control socket failed")]
     Loop(#[source] event_manager::Error),
 }
@@ -223,7 +223,7 @@ impl MutEventSubscriber for Clients {
     }
 }
 
-/// A client. Its next request is not read before it has received the reply.
+/// A client. Its next request is not served before the previous reply is sent.
 struct Client<S = UnixStream> {
     stream: S,
     /// Received bytes that have not been served.

@@ -109,7 +109,7 @@ impl Drop for Socket {
         }
         match self.place.remove() {
             Ok(()) => {}
-            // The user may not write to the directory: the next machine replaces the socket.
+            // The user has no right to write to the directory: the next machine replaces the socket.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 log::info!("the control socket stays: {error}");
             }

@@ -44,7 +44,7 @@ pub struct Output {
 /// Totals of the guest's console output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConsoleBytes {
-    /// Bytes written to standard output.
+    /// Bytes accepted for standard output.
     pub taken: u64,
     /// Bytes dropped by the limit per second.
     pub left_out: u64,
@@ -55,7 +55,7 @@ impl Output {
     /// when the first byte of a batch is held back.
     ///
     /// # Errors
-    /// Standard output is closed.
+    /// Standard output is closed, or the host has no free descriptors.
     pub fn new(waiting: Arc<EventFd>, stall: StallPolicy, most: u64) -> io::Result<Self> {
         let out = io::stdout().as_fd().try_clone_to_owned()?;
         Ok(Self::to(File::from(out), waiting, stall, most))
@@ -95,8 +95,8 @@ impl Output {
         taken
     }
 
-    /// Writes the held bytes, and waits for a slow reader. Drops the output if the reader is gone,
-    /// with one warning.
+    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the run ends
+    /// first, drops this and all later output, with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {

@@ -101,7 +101,7 @@ pub trait Backend: Send + Sync + Debug {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
     /// Stops the device: it must no longer access memory and queues.
     fn reset(&self);
-    /// Handles a notification of `queue` by `vcpu`, which waits until this returns.
+    /// Handles a notification of `queue` by the vCPU of `caller`, which waits until this returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 
@@ -168,7 +168,8 @@ impl VirtioMmio {
         })
     }
 
-    /// Resets the device like a driver: every register gets its power-on value.
+    /// Resets the device like a driver: every register gets its power-on value, except the
+    /// generation of configuration space.
     pub fn reset(&self) {
         self.reset_state(&mut self.state());
     }

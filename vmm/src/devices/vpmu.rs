@@ -18,7 +18,7 @@ use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 /// Maximum number of entries of each virtqueue.
 const QUEUE_SIZE: u16 = 256;
 
-/// Keeps the device from being drained while it lives.
+/// Keeps the drain thread from draining the device until dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its drop")] MutexGuard<'a, ()>);
 

@@ -1,5 +1,5 @@
-//! Passes snapshot requests from the control socket's thread to the main thread, which alone can stop
-//! the whole machine.
+//! Passes snapshot requests from the control socket's thread to the main thread, the only one that can
+//! stop the whole machine.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     answer: SyncSender<Result<Taken, String>>,
 }
 
-/// Whether a snapshot's files are complete; the error says why not.
+/// Whether a snapshot's files are complete; the error is the reason why not.
 pub(crate) type Whole = Result<(), String>;
 
 #[derive(Debug, Default)]
@@ -110,7 +110,7 @@ impl Desk {
     /// Records that the client of the snapshot `id` has finished it or failed to.
     ///
     /// # Errors
-    /// The main thread has not taken this snapshot.
+    /// No snapshot with this id waits to be finished, or the main thread cannot be notified.
     pub(crate) fn finish(&self, id: &str, whole: Whole) -> Result<(), String> {
         {
             let mut slot = self.slot();
@@ -150,7 +150,7 @@ impl Desk {
         self.slot().asked.take()
     }
 
-    /// Refuses later requests, because the main thread no longer takes them.
+    /// Refuses the waiting request and later ones, because the main thread no longer takes them.
     pub(crate) fn close(&self) {
         let mut slot = self.slot();
         slot.closed = true;
@@ -164,7 +164,7 @@ impl Desk {
 }
 
 impl AsRawFd for Desk {
-    /// Readable after a request.
+    /// Readable after a request, or a finished snapshot.
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }

@@ -28,7 +28,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Creates `path` for its owner alone, or uses it if it is empty. Leftover files of an interrupted
+    /// Creates `path` with access only for its owner, or uses it if it is empty. Leftover files of an interrupted
     /// snapshot are removed.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ fn lock(path: &Path) -> io::Result<File> {
 }
 
 /// The files of an interrupted snapshot, none in an empty directory; an error if there are other files. The state
-/// is renamed last: without a file of its final name, the directory is not a snapshot.
+/// is renamed last: without a file `state`, the directory is not a snapshot.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;

@@ -56,9 +56,9 @@ struct Region {
 struct Since {
     /// The id of the last complete snapshot.
     base: Option<String>,
-    /// Pages of each region written since then.
+    /// Pages of each region written since then, or since `taken`.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, with its pages since the base.
+    /// A snapshot that its client has not finished, with the pages written between the base and it.
     taken: Option<(String, Vec<Pages>)>,
 }
 
@@ -141,8 +141,8 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Ends the last snapshot. If it is `whole`, it is the new base. If not, the base stays, and its pages
-    /// count as written since that base.
+    /// Ends the last snapshot. If it is `whole`, it is the new base. If not, the base stays, and the pages
+    /// of the snapshot count as written since that base.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {

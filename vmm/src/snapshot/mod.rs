@@ -3,7 +3,7 @@
 //!
 //! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and a
 //! last page with the snapshot's name. `state` has one line of facts and one line with everything else,
-//! both JSON. It is written last: a directory without it is not a snapshot.
+//! both JSON. `state` is written last: a directory without it is not a snapshot.
 //!
 //! A diff has only the pages written since another snapshot, its base, which may be a diff, too.
 
@@ -171,7 +171,7 @@ struct Format {
 #[serde(deny_unknown_fields)]
 pub struct Base {
     pub(crate) id: String,
-    /// Its directory: absolute, or its name beside the diff's directory.
+    /// Its directory: an absolute path, or a name in the parent of the diff's directory.
     directory: PathBuf,
     /// SHA-256 of its state file.
     digest: String,
@@ -180,7 +180,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// The snapshot in `directory` as the base of a diff in `diff`, which may not exist yet.
+    /// The snapshot in `directory` as the base of a diff in `diff`, which need not exist yet.
     ///
     /// # Errors
     /// [`SnapshotError`].

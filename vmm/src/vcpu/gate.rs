@@ -74,7 +74,7 @@ impl Gate {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Waits while the gate is closed, with the state of `vcpu` that `save` returns. Returns whether it waited.
+    /// If the gate is closed, stores the state of `vcpu` that `save` returns, and waits. Returns whether it waited.
     pub(super) fn pass(&self, vcpu: u32, save: impl FnOnce() -> Saved) -> bool {
         if !self.is_closed() {
             return false;

@@ -44,7 +44,7 @@ pub enum VmError {
     /// The snapshot cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
-    /// KVM lacks what a snapshot needs.
+    /// This KVM cannot save a machine.
     #[error("the machine could not be saved; it runs without --ctl")]
     Saver(#[source] state::StateError),
     /// KVM, or a request to it.

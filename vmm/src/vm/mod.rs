@@ -86,7 +86,7 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// Output that the guest's limits suppressed.
+/// Effects of the guest's limits on output, resets and recordings.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
     /// Resets that were delayed.
@@ -102,7 +102,7 @@ pub struct HeldBack {
 pub struct Ran {
     /// The end of the run.
     pub ending: Result<Ending, VmError>,
-    /// Time from the first guest entry to the end.
+    /// Time from the call of [`Vm::run`] to the end.
     pub wall: Duration,
     /// Time from the first guest entry until init reported that it runs.
     pub boot: Option<Duration>,
@@ -110,7 +110,7 @@ pub struct Ran {
     pub boots: u64,
     /// The last recording, if anything was recorded.
     pub recorded: Option<Recorded>,
-    /// Output that the guest's limits suppressed.
+    /// Effects of the guest's limits.
     pub held_back: HeldBack,
     /// The name of the tier that the guest's events began with, or `list`.
     pub policy: &'static str,
@@ -128,7 +128,7 @@ pub struct Ran {
     pub footprint: Footprint,
 }
 
-/// The directory of the host's probe results, which last until the host boots again.
+/// The directory of the host's probe results, valid until the host boots or loads KVM again.
 const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
@@ -215,7 +215,7 @@ impl Vm {
                 boot
             }
         };
-        // Threads inherit the mask: block the signals before the first one.
+        // Threads inherit the mask: block the signals before any thread that runs with the guest.
         let signals = EndingSignals::new()?;
         // The window has the slots after the RAM. It is registered meanwhile: nothing needs it before the guest
         // runs.
@@ -397,7 +397,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Runs one boot up to the end of its VM, which it drops.
+    /// Runs the guest until this boot ends; drops the boot with its VM.
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
         let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {

@@ -221,7 +221,7 @@ impl Pmu {
     }
 }
 
-/// `memory`, with `tracker` marking what is written to it.
+/// `memory`, with `tracker` marking the writes.
 fn watched(
     tracker: &Tracker,
     memory: &GuestMemoryMmap,
@@ -241,8 +241,8 @@ enum PmuError {
     Driver,
 }
 
-/// Restores the saved device, before any vCPU runs. Its queues are then processed once, because notifications may
-/// have been pending at the save.
+/// Restores the saved device, before any vCPU runs. Its control and event queues are then processed once, because
+/// notifications may have been pending at the save.
 ///
 /// # Errors
 /// [`VmError::Snapshot`].

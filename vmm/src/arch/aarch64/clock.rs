@@ -21,7 +21,7 @@ mod request {
     );
 }
 
-/// The counter that a guest's time is read from; its vCPUs share one.
+/// The counter that a guest's time is read from; all of its vCPUs share it.
 #[derive(Debug, Clone)]
 pub struct GuestClock {
     /// The guest's counter minus the host's.
@@ -59,8 +59,8 @@ impl GuestClock {
             set_offset(vm, self.offset).map_err(KvmError::refused("place the guest's counter"))?;
             return Ok(self.clone());
         }
-        // Before Linux 6.4, KVM takes a value of the counter but no offset: set it, then measure the
-        // offset.
+        // Before Linux 6.4, KVM takes a value of the counter but no offset: set the value, then
+        // measure the offset.
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };

@@ -131,7 +131,7 @@ fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
 /// Makes `first` the boot vCPU, which starts at `entry` with the address of the device tree in X0.
 ///
 /// # Errors
-/// [`KvmError::Refused`].
+/// [`CpuError::Kvm`].
 pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
     for (number, value) in [
         (reg::PSTATE, reg::PSTATE_EL1),
@@ -143,7 +143,7 @@ pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
     Ok(())
 }
 
-/// The affinity that KVM gives vCPU `index`: groups of 16, which is what the GICv3 can address.
+/// The affinity that KVM gives vCPU `index`: groups of 16, the size of a GICv3 target list.
 pub(super) fn mpidr(index: u8) -> u64 {
     let index = u64::from(index);
     index & 0xf | (index >> 4) << 8

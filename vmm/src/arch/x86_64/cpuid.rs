@@ -87,7 +87,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
     let count = u32::from(cpu.count);
     match entry.function {
         LEAF_FEATURES => {
-            // The number of ids has 8 bits: 255 stands for more.
+            // The number of ids has 8 bits: 255 means 255 or more.
             let ids = (1 << cpu.core_bits()).min(0xff);
             entry.ebx = entry.ebx & 0xffff | ids << 16 | index << 24;
             entry.ecx = entry.ecx & !FEATURES_ECX_PDCM | FEATURES_ECX_HYPERVISOR;

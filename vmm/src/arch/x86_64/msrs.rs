@@ -15,9 +15,9 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::kvm::KvmError;
 
-/// A machine's registers.
+/// The emulated registers of a machine.
 pub trait MsrDevice: Debug + Send + Sync {
-    /// The registers' numbers: at most 16 ranges of at most 12,288 registers.
+    /// The registers' numbers: at most 16 ranges, each of at most 12,288 registers.
     fn ranges(&self) -> Vec<Range<u32>>;
 
     /// Changes a vCPU's CPUID leaves.
@@ -39,7 +39,7 @@ pub trait MsrDevice: Debug + Send + Sync {
     fn vcpu(&self, index: u32) -> io::Result<Box<dyn VcpuMsrs>>;
 }
 
-/// A vCPU's registers; every call comes from its thread.
+/// The emulated registers of a vCPU; every call comes from the vCPU's thread.
 pub trait VcpuMsrs: Debug {
     /// The register's value; `None` injects a general protection fault into the guest.
     fn read(&mut self, register: u32) -> Option<u64>;

@@ -19,7 +19,7 @@ pub const HOST: Host = Host {
 /// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
 
-/// Creates a VM with interrupt controllers and without a hardware PMU.
+/// Creates a VM with interrupt controllers, and without a hardware PMU if KVM can disable it.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

@@ -87,7 +87,7 @@ impl Interrupt {
         self.status.store(STARTED, Ordering::SeqCst);
     }
 
-    /// Called when the device is reset: the status stays zero from now on.
+    /// Called when the device is reset: the status stays zero until the next start.
     pub(super) fn stop(&self) {
         self.status.store(0, Ordering::SeqCst);
     }
