@@ -123,7 +123,7 @@ static void event_owe(struct vpmu_event *own, u64 time)
 		own->unpaid_ns = OWED_ALL;
 }
 
-/* Adds the increase in the device's answer to perf's event or to the file's tally. */
+/* Adds what the device has counted since its last answer to the event and the file's tally. */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {

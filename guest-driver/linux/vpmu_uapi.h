@@ -304,7 +304,7 @@ struct vpmu_sync_packet {
 #define VPMU_PACKET_REGS	(1U << 4)	/* @regs are known */
 #define VPMU_PACKET_COLLISION	(1U << 5)	/* represents several overflows */
 
-/* vpmu_exit_packet::detail of port and memory-mapped I/O, bits 0-7: bytes of an access */
+/* vpmu_exit_packet::detail of port and memory-mapped I/O; bits 0-7: size of an access in bytes */
 #define VPMU_DETAIL_WRITE	(1U << 8)
 #define VPMU_DETAIL_COUNT_SHIFT	32	/* of port I/O: number of accesses */
 

@@ -1,4 +1,4 @@
-//! Marks by a store alone: the doorbell in a program's own memory.
+//! Marks by a single store to the doorbell's page, mapped into a program.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};

@@ -58,7 +58,7 @@ impl EndingSignals {
                 Err(error) => return Err(SignalError::Block(error)),
             }
         }
-        let set = create_sigset(&ENDING).map_err(|error| SignalError::Handler(error.into()))?;
+        let set = create_sigset(&ENDING).map_err(|error| SignalError::Descriptor(error.into()))?;
         // SAFETY: the kernel reads the set during the call only.
         let fd =
             unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };

@@ -96,8 +96,8 @@ wire! {
         pub outside: U64,
         /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
         pub qualification: U64,
-        /// Port or memory-mapped I/O: the bytes of an access in bits 0 to 7, [`DETAIL_WRITE`] for a
-        /// write. Port I/O: the number of accesses in bits 32 to 63.
+        /// Port or memory-mapped I/O: the size of an access in bytes in bits 0 to 7, [`DETAIL_WRITE`]
+        /// for a write. Port I/O: the number of accesses in bits 32 to 63.
         pub detail: U64,
         /// The running process.
         pub pid: U32,

@@ -88,7 +88,7 @@ impl Machine for Host {
 struct Slice {
     /// Rounds per nanosecond of CPU time.
     speed: f64,
-    /// Returns from the run call that did not end a slice.
+    /// How often the run call returned without ending the slice.
     returns: u64,
     samples: u64,
 }

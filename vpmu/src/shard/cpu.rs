@@ -124,7 +124,8 @@ impl Cpu {
         self.room.take_freed()
     }
 
-    /// Makes unshared counters start and stop together from now on, until [`Cpu::release_own`].
+    /// Holds changes of unshared counters from now on, so that [`Cpu::release_own`] starts and stops
+    /// them together.
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
             && let Some(thread) = self.thread()

@@ -1356,8 +1356,8 @@ impl State {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// Handles an overflow of an event with records after `period`. The last overflow of its limit
-    /// disables the event; returns whether it stays enabled and not in error.
+    /// Handles an overflow, after `period`, of an event that makes records. The overflow that uses up
+    /// the event's limit disables it. Returns whether the event is still enabled and not in error.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
         let Some((verdict, silenced)) = self.admit(id, moment) else {

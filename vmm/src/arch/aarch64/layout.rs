@@ -1,7 +1,7 @@
 //! Guest-physical addresses and interrupt lines.
 //!
-//! Only constants; the guest gets these numbers from its device tree. Devices are lowest, followed by the
-//! window, and by memory, which has no upper limit.
+//! The guest learns of them from its device tree. Devices are lowest, followed by the window, and by
+//! memory, which has no upper limit.
 
 /// The distributor of the interrupt controller.
 pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;

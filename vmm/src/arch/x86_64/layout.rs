@@ -1,6 +1,6 @@
 //! Guest-physical addresses, ports and interrupt lines.
 //!
-//! Only constants; the guest gets these numbers from ACPI and the boot parameters.
+//! The guest learns of its memory and its devices from the boot parameters and ACPI.
 
 /// The boot descriptor table (GDT).
 pub const GDT: u64 = 0x500;

@@ -106,7 +106,8 @@ impl Tables {
     }
 }
 
-/// Table entries that let programs access a page: for a table, and for a page.
+/// Flags of entries of page tables with which user mode may access a page: of an entry for a table,
+/// and of one for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

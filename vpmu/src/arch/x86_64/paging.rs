@@ -23,7 +23,8 @@ const PAGE_BITS: u32 = 12;
 /// Address bits that each level of tables resolves.
 const INDEX_BITS: u32 = 9;
 
-/// Table entries that let programs access a page: for a table, and for a page.
+/// Flags of entries of page tables with which user mode may access a page: of an entry for a table,
+/// and of one for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 
