@@ -1,5 +1,7 @@
 //! Regions between two marks.
 
+use std::hint::black_box;
+
 use super::event::{INSTRUCTIONS, MOST_BORDER, PER_ROUND, spin};
 use super::{Found, Row, absent, holds};
 use crate::ensure::ensure;
@@ -7,6 +9,14 @@ use crate::raw::{Device, Doorbell, How};
 use crate::triggers::{Region, START, STOP};
 
 pub(super) const ROWS: &[Row] = &[("region_counts_its_instructions", region)];
+
+/// Passes a region. The compiler must use the same instructions for any number of rounds.
+#[inline(never)]
+fn pass(bell: &Doorbell, rounds: u64) {
+    bell.mark(START);
+    spin(rounds);
+    bell.mark(STOP);
+}
 
 fn region() -> Found {
     let Ok(device) = Device::open() else {
@@ -19,9 +29,7 @@ fn region() -> Found {
     let mut borders = Vec::new();
     for rounds in [1_000, 100_000, 10_000_000] {
         let before = region.target.count()?;
-        bell.mark(START);
-        spin(rounds);
-        bell.mark(STOP);
+        pass(&bell, black_box(rounds));
         let count = region.target.count()? - before;
         borders.push(count.wrapping_sub(PER_ROUND * rounds));
     }
