@@ -72,7 +72,7 @@ impl Entry {
         }
     }
 
-    /// The same, for a trace of packets of `format`.
+    /// Turns the entry into that of a trace, with packets of `format`.
     fn tracing(self, format: u16) -> Self {
         Self {
             excludes: true,
@@ -175,7 +175,7 @@ impl Catalogue {
                 EXITS,
                 STATISTICS,
                 None,
-                "every VM exit, those that the host's kernel handles by itself included",
+                "every VM exit, including those that the host's kernel handles by itself",
             ));
         }
         entries.extend(reachable(&USER_EXITS).map(|(config, name, counts)| Entry {
@@ -199,8 +199,8 @@ impl Catalogue {
                 GUEST_TIME,
                 "device, thread CPU clock",
                 None,
-                "time for which the vCPU's thread had a CPU inside the run call, the host's \
-                 kernel part of it included",
+                "CPU time of the vCPU's thread inside the run call, including its time in the \
+                 host's kernel",
             );
             entries.push(Entry {
                 unit: "ns",
@@ -363,14 +363,14 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
-/// A mark's value has 32 bits.
+/// Matches marks of any single value. A value has 32 bits, so this does not match [`MARK_ANY`].
 const MARK_OF_A_VALUE: EventMatch = EventMatch {
     kind: KIND_MARK,
     config: 0,
     mask: !(u32::MAX as u64),
 };
 
-/// The names in catalogues, except raw events and the VMM's traces, with their events.
+/// The catalogue names of all events except raw events and the VMM's traces, each with what it matches.
 pub(crate) fn names() -> Vec<(String, EventMatch)> {
     let of_host = host::candidates().map(|offer| {
         let event = EventMatch::one(offer.kind, offer.config);

@@ -1,8 +1,8 @@
 //! System calls of the device by thread: data for the seccomp filter of a VMM that embeds it.
 //!
 //! Each call has a reason, and may have conditions on its arguments. A call with several entries is
-//! allowed under any of them. The lists cover the crate itself, and the standard library and the C
-//! library on its behalf: locks, memory, clocks. The VMM adds the calls of its
+//! allowed if any of them matches. The lists cover the calls of the crate itself, and those that the standard
+//! library and the C library make for it: for locks, memory and clocks. The VMM adds the calls of its
 //! [`Machine`](crate::Machine), its logger and its own loop.
 //!
 //! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread
@@ -51,7 +51,7 @@ pub struct Call {
 pub struct Argument {
     /// Index of the argument, from 0.
     pub index: u8,
-    /// The compared bits. An `int` has the low 32.
+    /// The compared bits. For an `int`, these are the low 32.
     pub mask: u64,
     /// The value of these bits.
     pub value: u64,
@@ -92,8 +92,8 @@ impl Argument {
 /// The crate's calls on a thread of this kind.
 pub fn calls(thread: Thread) -> impl Iterator<Item = &'static Call> {
     let own: &'static [&'static [Call]] = match thread {
-        // Each may start an event on any vCPU: through a command, a request, or an overflow of
-        // another event.
+        // Each of these threads may start an event on any vCPU: through a command, a request, or an
+        // overflow of another event.
         Thread::Vcpu | Thread::Service | Thread::Drain => &[&COUNTERS, &CLOSING, &RUNTIME],
         Thread::Closer => &[&CLOSING, &RUNTIME],
     };
@@ -139,7 +139,7 @@ const RUNTIME: [Call; 26] = [
         sched_yield,
         SYS_sched_yield,
         [],
-        "a channel that is in use for a moment"
+        "spinning while another thread uses a channel"
     ),
     call!(
         mmap,
@@ -197,7 +197,7 @@ const RUNTIME: [Call; 26] = [
         rt_sigaction,
         SYS_rt_sigaction,
         [],
-        "a crash takes its default action"
+        "the handler of a crash restores the default action"
     ),
     call!(
         sigaltstack,

@@ -86,7 +86,7 @@ pub enum Error {
     Attached(u32),
 }
 
-/// An error of a flush. All other events' data have been published.
+/// An error of [`Vpmu::flush`]. The data of all other events has been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.
@@ -215,7 +215,7 @@ impl Vpmu {
         }
     }
 
-    /// Exact exits of a vCPU by reason since the start.
+    /// The exact numbers of a vCPU's exits by reason since the start; zeros if the vCPU does not exist.
     #[must_use]
     pub fn exits(&self, vcpu: u32) -> ExitCounts {
         let exits = self.shared.shard(vcpu).map(|shard| shard.vcpu.exits());
@@ -357,10 +357,11 @@ impl Vpmu {
     // Save and restore.
 
     /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count up to now
-    /// is in guest memory or the window. The VMM copies both afterwards, and until then calls no method of
-    /// the device. The device itself can continue; only the current exit is recorded in traces as cut.
+    /// is in guest memory or the window. The VMM copies both afterwards, and must not call a method of the
+    /// device before it has. The device can continue after that, but traces record the current exit of each
+    /// vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
-    /// Every vCPU must have left the guest, with its exit handled: this does not make vCPUs leave.
+    /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave.
     ///
     /// # Errors
     /// [`SaveError`]; the device continues.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Number of waiting flushes, and the wait for exits.
+/// Counts the waiting flushes, and lets them wait for exits.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: AtomicUsize,
@@ -13,7 +13,7 @@ pub(crate) struct Flushes {
     left: Condvar,
 }
 
-/// A vCPU in the guest, with the number of its visit.
+/// One stay of a vCPU in the guest: from the entry until the exit is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Visit {
     pub(crate) vcpu: u32,

@@ -1,4 +1,5 @@
-//! Parts of the device for this project's own benchmarks. Not a stable interface for embedders.
+//! Parts of the device for this project's own benchmarks and fuzz targets. Not a stable interface for
+//! embedders.
 
 mod areas;
 mod callers;

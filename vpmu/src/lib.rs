@@ -2,16 +2,16 @@
 //! the pages that it writes in the memory's dirty bitmaps.
 //!
 //! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (services of the VMM that the device uses)
-//! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
-//! transport, whose queues ([`QueueState`]) and [`Interrupt`] it hands over at [`Vpmu::activate`]. Each
-//! vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
-//! notifications to its [`VcpuSession`]. The operator's persistent events survive every reset, in a window of the VMM's
-//! memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`] restores it into a new
-//! device; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM, event
-//! loops or command lines.
+//! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and connects it to a virtio
+//! transport. [`Vpmu::activate`] gives the device the transport's queues ([`QueueState`]) and its
+//! [`Interrupt`]. Each vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
+//! notifications to its [`VcpuSession`]. The operator's persistent events survive every reset, in a window of
+//! the VMM's memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`] restores
+//! it into a new device; the feature `serde` serializes it. The crate uses guest memory and perf; it does not
+//! depend on KVM, an event loop or a command line.
 //!
-//! Events belong to the vCPU that they are placed on. Of all shards, a vCPU's work usually locks only
-//! its own; the order of all locks is documented in `locks`.
+//! Each vCPU has a shard, which holds the events placed on that vCPU. A vCPU's work usually locks no shard
+//! but its own. The module `locks` documents the order of all locks.
 
 pub use vpmu_abi as abi;
 mod arch;

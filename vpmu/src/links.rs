@@ -1,4 +1,4 @@
-//! Starters and stoppers of events. Knows only the events' ids.
+//! Starters and stoppers of events. This module knows only the events' ids.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,8 @@ struct Link {
     /// stopper.
     starts: bool,
     stops: bool,
-    /// The role of a member of the group that the target leads; any number of members may have it.
+    /// The role of the trigger as a member of the group that the target leads. Any number of members may have
+    /// the same role.
     steers: Option<Role>,
 }
 

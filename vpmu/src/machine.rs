@@ -1,4 +1,4 @@
-//! The services of the machine that carries the device, and the device's view of exits.
+//! The services that the VMM provides to the device, and the exits that it reports.
 
 use std::fmt::Debug;
 use std::io;
@@ -86,14 +86,15 @@ pub trait Interrupt: Send + Sync + Debug {
     fn used(&self, queues: &[u16]) -> io::Result<()>;
 }
 
-/// The services that the device asks of the machine that carries it.
+/// The services that the VMM provides to the device.
 ///
 /// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a [`VcpuSession`](crate::VcpuSession), not even
 /// for metrics: the device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
 /// [`draining`](Machine::draining) while it holds locks that those types take.
 pub trait Machine: Send + Sync + Debug {
-    /// The number of the vCPU's exits so far, from the hypervisor's statistics. It never decreases, not even over a
-    /// restart of the machine. `None` if the machine cannot read it; the catalogue then has no such event.
+    /// The number of the vCPU's exits so far, from the hypervisor's statistics. It never decreases, not even
+    /// across a restart of the machine. `None` if the machine cannot read it; the catalogue then has no such
+    /// event.
     fn exits(&self, vcpu: u32) -> Option<u64>;
     /// Halts of the vCPU so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
@@ -101,7 +102,7 @@ pub trait Machine: Send + Sync + Debug {
     /// pointer and mode, kernel and user. Called at most once, when an event that depends on it is
     /// opened or restored, without the device's locks: finding out may take a while.
     ///
-    /// By default they do not, and every sample costs an exit.
+    /// Returns `false` by default; every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {
         false
     }

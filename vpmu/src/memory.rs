@@ -34,7 +34,7 @@ struct Parts {
     window: Option<Extent>,
 }
 
-/// A range of another memory.
+/// A range of addresses that another memory backs.
 #[derive(Clone)]
 struct Extent {
     first: u64,
@@ -435,11 +435,11 @@ impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
 }
 
 /// The same bytes without a bitmap: the caller marks writes.
-#[expect(unsafe_code, reason = "no safe way to leave a bitmap behind")]
+#[expect(unsafe_code, reason = "there is no safe way to drop a slice's bitmap")]
 fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
     slice: &VolatileSlice<'a, B>,
 ) -> VolatileSlice<'a> {
-    // SAFETY: the very bytes of `slice`, which its memory keeps mapped for 'a.
+    // SAFETY: these are exactly the bytes of `slice`, which its memory keeps mapped for 'a.
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
 }
 

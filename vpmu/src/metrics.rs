@@ -71,7 +71,7 @@ pub struct Metrics {
     pub samples_unnamed: u64,
     /// Drains of the host's records.
     pub drains: u64,
-    /// Exits by signal with host overflows.
+    /// Exits for a signal at which overflows of host counters were found.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
     pub interrupts: u64,

@@ -74,7 +74,7 @@ impl Notices {
         }
     }
 
-    /// Makes the notices `all` due, or retracts them, before any of them can be delivered.
+    /// Makes notices due, or retracts them, as listed in `all`. None is delivered before all are applied.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
         let mut due = self.due();
         for tell in all {
@@ -90,7 +90,8 @@ impl Notices {
 
     /// Handles the driver's notification of the event queue: it has posted buffers.
     pub(crate) fn posted(&self) {
-        // Set `ready` under the lock: a delivery that has just found no buffer would clear it again.
+        // Set `ready` under the lock: otherwise, a delivery that has just found no buffer could clear it
+        // again.
         let state = self.state.lock();
         self.ready.store(true, Ordering::Relaxed);
         drop(state);
@@ -179,7 +180,7 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
 /// A notice that a shard makes due, or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tell {
-    /// Wake the readers of a family.
+    /// Wake the readers of the family of events with this owner.
     Wake(u64),
     /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),

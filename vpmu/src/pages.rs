@@ -99,7 +99,7 @@ impl<'a> GuestPages<'a> {
             .ok_or(Unwritable::NoPage)
     }
 
-    /// The metadata page for a write.
+    /// The metadata page, which the caller is about to write.
     fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
@@ -146,8 +146,8 @@ impl<'a> GuestPages<'a> {
         Ok(())
     }
 
-    /// Copies a prefix of `bytes` to `position` at once, as long as the pages from there on are
-    /// contiguous in memory; returns its length, a multiple of 8.
+    /// Copies a prefix of `bytes` to `position` in one step: the part that lies on pages that are contiguous
+    /// in memory. Returns its length, a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);

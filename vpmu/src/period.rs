@@ -4,7 +4,7 @@ use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// An adaption step applies 1 in `STEPS` of the correction to the period.
+/// A step of the adaptation applies 1/`STEPS` of the correction to the period.
 const STEPS: i128 = 8;
 
 /// The longest period that perf accepts.
@@ -37,7 +37,7 @@ struct Frequency {
 }
 
 impl Period {
-    /// A full period; `length` is not zero.
+    /// A new period of `length`, which is not zero.
     pub(crate) fn new(length: u64) -> Self {
         Self {
             length: length.max(1),
@@ -100,14 +100,14 @@ impl Period {
         self.frequency.is_some()
     }
 
-    /// Resumes after a standstill, whose duration must not affect the adaption.
+    /// Resumes after a standstill, whose duration must not affect the adaptation.
     pub(crate) fn resume(&mut self) {
         if let Some(frequency) = &mut self.frequency {
             frequency.since = None;
         }
     }
 
-    /// Adds `more` to the count; `now` returns guest nanoseconds.
+    /// Adds `more` to the count; `now` returns guest nanoseconds. Returns the overflows that this completed.
     pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
         let before = self.counted;
         let completed = self.complete(more);

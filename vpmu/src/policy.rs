@@ -69,7 +69,7 @@ impl EventMatch {
 /// Predefined lists for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Clocks, marks, and exits that the VMM counts: without hardware counters, traces, and host
+    /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and host
     /// activity other than the guest's.
     Clocks,
     /// [`Tier::Clocks`], and the CPU's generic and cache events, the host's software events and
@@ -81,7 +81,7 @@ pub enum Tier {
 }
 
 const CLOCKS: [EventMatch; 11] = [
-    // perf's numbers of its cpu-clock and task-clock.
+    // PERF_COUNT_SW_CPU_CLOCK and PERF_COUNT_SW_TASK_CLOCK.
     EventMatch::one(KIND_SOFTWARE, 0),
     EventMatch::one(KIND_SOFTWARE, 1),
     EventMatch::kind(KIND_TSC),
@@ -110,7 +110,7 @@ const STANDARD: [EventMatch; 11] = [
 ];
 
 impl Tier {
-    /// The events of the tier that the host may count.
+    /// The events of the tier. A host may be unable to count some of them.
     #[must_use]
     pub fn events(self) -> Vec<EventMatch> {
         match self {
@@ -150,7 +150,7 @@ impl Policy {
         self.allows_some(&EventMatch::one(kind, config))
     }
 
-    /// Whether the guest may open any of these.
+    /// Whether the guest may open any of the events that `of` matches.
     #[must_use]
     pub fn allows_some(&self, of: &EventMatch) -> bool {
         let met = self.allowed.iter().filter_map(|allowed| allowed.meet(of));

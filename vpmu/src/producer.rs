@@ -12,7 +12,7 @@ use crate::sink::Sink;
 const LONGEST_NAME: usize = 39;
 const LONGEST_TEXT: usize = 127;
 
-/// The guest's description of a producer.
+/// A producer, as the catalogue describes it to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxProducer {
     /// Its catalogue name; at most 39 bytes, and unique.
@@ -49,10 +49,10 @@ pub enum AuxError {
     #[error("the area is being written to")]
     Nested,
     /// The area is full of unread data, or `end` was called for more bytes than were written.
-    #[error("the area has no room for it")]
+    #[error("the area has no room for the data")]
     NoRoom,
     /// Only whole words can be written.
-    #[error("{0} bytes are not a number of 64-bit words")]
+    #[error("{0} bytes are not a whole number of 64-bit words")]
     Words(u64),
     /// The area is no longer guest memory.
     #[error("the area cannot be written to")]

@@ -1,4 +1,4 @@
-//! Reasons of a host that refuses counters: as text with a remedy for the operator, as a number for
+//! Reasons why a host refuses counters: as text with a remedy for the operator, and as a number for
 //! the guest.
 
 use std::io;
@@ -30,7 +30,7 @@ pub enum Refusal {
     #[error("no descriptor is left: raise 'ulimit -n', or sysctl fs.file-max")]
     Descriptors,
     /// The host has no such event, or no PMU.
-    #[error("it has no such event, or no PMU")]
+    #[error("the host has no such event, or no PMU")]
     Absent,
     /// The operator has disabled such events.
     #[error("disabled by the operator")]

@@ -23,7 +23,7 @@ use crate::work::{Turn, Work};
 pub struct VcpuSession {
     shared: Arc<Shared>,
     index: u32,
-    /// Whether traces may record the current exit at its end; it is published until then.
+    /// Whether traces may record the current exit when it ends; the exit stays published until then.
     in_traced_exit: bool,
     buffer: CommandBuffer,
     /// A notification with commands left.
@@ -89,7 +89,7 @@ impl VcpuSession {
         let (exit, vcpu) = (exit.into(), &shard.vcpu);
         let hooks = vcpu.hooks();
         let traced = hooks.has(Hook::Traced);
-        // Read it first: the VMM's work from here on is time outside the guest.
+        // Read the TSC first: the VMM's work from here on is time outside the guest.
         let tsc = traced.then(|| vcpu.guest_tsc(&*shared.backend.source));
         vcpu.leave(exit.reason, &*shared.backend.source);
         let mut view = ExitView::new(regs, None);
@@ -243,9 +243,9 @@ impl VcpuSession {
     }
 }
 
-/// A paused vCPU, by [`VcpuSession::pause`].
+/// A paused vCPU, from [`VcpuSession::pause`] until this value is dropped.
 #[derive(Debug)]
-#[must_use = "the vCPU goes on when it is dropped"]
+#[must_use = "the vCPU continues when this value is dropped"]
 pub struct Paused<'a>(&'a mut VcpuSession);
 
 impl Drop for Paused<'_> {

@@ -65,8 +65,8 @@ impl Settings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hardware {
-    /// Whether hardware events may be opened. While one is open, Linux starts no VM with a mediated
-    /// PMU on the host.
+    /// Whether hardware events may be opened. While one is open, Linux does not start a VM with a
+    /// mediated PMU on the host.
     pub events: bool,
     /// Whether hardware events are disabled in favour of VMs with a mediated PMU.
     pub left_to_mediated: bool,
@@ -81,7 +81,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// With the fields that `set` changes.
+    /// Returns the value with the fields changed by `set`.
     #[must_use]
     pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
         set(&mut self);
@@ -101,11 +101,11 @@ impl Default for Hardware {
     }
 }
 
-/// The raw events that a guest may have: numbers of the host's PMU for events without a name in the
-/// kernel. Some of them see more than this guest, such as a shared cache's activity for others.
+/// The raw events that a guest may open: numbers of the host's PMU for events without a name in the
+/// kernel. Some of them count more than this guest, such as a shared cache's activity for other VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// These, each tested before it is listed.
+    /// Only these configs. The host lists those of them that it can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
@@ -163,7 +163,8 @@ pub struct Limits {
     /// descriptor (a trace of exits: two) and two pages; some take more pages, but at most 8 MiB together. While the
     /// limit allows, an event keeps one for each vCPU that it ran on.
     pub max_host_counters: u32,
-    /// Maximum number of these that run on one vCPU at once; other events wait, or fail if pinned. Not zero.
+    /// Maximum number of these host counters that run on one vCPU at once; other events wait, or fail if
+    /// pinned. Not zero.
     pub max_active_counters: u32,
     /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,
@@ -216,7 +217,7 @@ pub enum LimitsError {
 }
 
 impl Limits {
-    /// With the fields that `set` changes.
+    /// Returns the value with the fields changed by `set`.
     #[must_use]
     pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
         set(&mut self);

@@ -1,5 +1,5 @@
-//! Sources of counts: the host's clocks and perf events, behind a trait so that tests can use exact
-//! ones.
+//! Sources of counts: the host's clocks and perf events. They are behind a trait, so that tests can use
+//! sources with exact counts.
 
 use std::fmt::Debug;
 use std::io;
@@ -28,9 +28,10 @@ pub trait Source: Send + Sync + Debug {
     /// The host's error; for events in [`Source::offers`] usually because descriptors, counters or
     /// lockable memory have run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Begins to hold counters of `thread`: a counter that starts from now on may wait for [`Source::release`], so that
-    /// all start at one moment; if one stops meanwhile, others may pause until then, too. A host whose timers pace such
-    /// counters can then serve all of them with one interrupt.
+    /// Begins to hold counters of `thread`. A counter that starts from now on may wait for
+    /// [`Source::release`], so that all such counters start at one moment. If a counter stops meanwhile,
+    /// others may pause until the release, too. A host whose timers pace these counters can then serve all of
+    /// them with one interrupt.
     ///
     /// By default, each counter starts and stops immediately.
     fn hold(&self, thread: i32) {
@@ -85,7 +86,7 @@ pub struct Offer {
     pub counts: &'static str,
     /// The shortest sampling period of the host; `None` if the event cannot sample.
     pub shortest_period: Option<u64>,
-    /// Whether host work is excluded, through [`Request::exclude_host`] if hardware counts the event.
+    /// Whether the count can exclude host work; for hardware events, [`Request::exclude_host`] does that.
     pub guest_only: bool,
     /// Whether exclusions of guest modes are supported.
     pub excludes: bool,
@@ -106,7 +107,7 @@ pub struct Request {
     pub exclude_kernel: bool,
     /// Exclude the host's work for the vCPU; for hardware events.
     pub exclude_host: bool,
-    /// Pin the counter: it is in error rather than share hardware with others.
+    /// Pin the counter: it goes into error when it would have to share hardware with others.
     pub pinned: bool,
 }
 
@@ -122,16 +123,16 @@ pub struct Sampling {
 /// The rate of a counter's overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
-    /// After each growth of the count by this; not zero.
+    /// Each time the count has grown by this number; not zero.
     Period(u64),
-    /// About this many per second, with the period adapted by the host; not zero.
+    /// About this many overflows per second, with the period adapted by the host; not zero.
     Frequency(u64),
 }
 
 /// The engine that makes records of overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// The vCPU: the overflow ends its run call.
+    /// The thread of the vCPU: the overflow ends its run call.
     Exit,
     /// The host, while the vCPU runs on; [`Counter::drain`] finds the records later, on any thread.
     Batched,
@@ -159,8 +160,8 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Appends the overflows, or exits, since the last call, oldest first, to `into`. An unfinished
-    /// exit remains while the counter runs.
+    /// Appends the overflows, or exits, since the last call, oldest first, to `into`. While the counter
+    /// runs, an unfinished exit is left for a later call.
     fn drain(&mut self, into: &mut Overflows);
 }
 
@@ -231,7 +232,8 @@ pub enum Recorded {
 pub struct HostExit {
     /// The host's time stamp counter at the exit.
     pub tsc: u64,
-    /// The same at the next guest entry; `None` if unknown, or if the trace stopped earlier.
+    /// The host's time stamp counter at the next guest entry; `None` if unknown, or if the trace stopped
+    /// earlier.
     pub back: Option<u64>,
     /// The guest's instruction pointer.
     pub ip: u64,

@@ -1,6 +1,6 @@
 //! The running and previous tasks of each vCPU: the pages that the driver writes at each task
-//! switch, read without an exit. The guest may write concurrently, and anything; that mislabels
-//! only its own records.
+//! switch, read without an exit. The guest may write to them at any time, and may write anything; that
+//! can mislabel only its own records.
 
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
@@ -34,12 +34,12 @@ pub(crate) struct Task {
 pub(crate) struct Tasks(Option<GuestAddress>);
 
 impl Tasks {
-    /// `page` was checked to be guest memory; `None` without one.
+    /// The caller has checked that `page` is guest memory; `None` if the driver has named no page.
     pub(crate) fn new(page: Option<GuestAddress>) -> Self {
         Self(page)
     }
 
-    /// Where the page is.
+    /// The guest-physical address of the page.
     pub(crate) fn page(self) -> Option<GuestAddress> {
         self.0
     }

@@ -1,10 +1,10 @@
-//! Limits of sampling: a share of samples in each window of guest time, so that a guest cannot make
-//! its host write records without end; and the share of a vCPU's time for its samples.
+//! Limits of sampling: the number of samples in each window of guest time, so that a guest cannot make
+//! its host write records at any rate, and the share of a vCPU's time that its samples may take.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Windows per second, unless fewer samples than that are allowed in one.
+/// Windows per second; fewer if fewer samples than this are allowed per second.
 const WINDOWS: u64 = 100;
 
 /// The limit of one event.
@@ -58,16 +58,16 @@ pub(crate) struct SamplingTime {
 }
 
 impl SamplingTime {
-    /// Charges a sample that took `took` nanoseconds, up to `time` in guest nanoseconds.
+    /// Charges a sample that took `took` nanoseconds and was over at `time`, in guest nanoseconds.
     pub(crate) fn charge(&mut self, limit: TimeLimit, time: u64, took: u64) {
         self.turn(limit, time);
-        // A thread that was preempted for long is not throttled for as long.
+        // The thread may have been preempted for a long time, for which it must not be throttled.
         let took = took.min(limit.window);
         self.spent = self.spent.saturating_add(took);
         self.total = self.total.saturating_add(took);
     }
 
-    /// Whether samples have used up their share of the window of `time`.
+    /// Whether samples have used up their share of the window that contains `time`.
     pub(crate) fn is_used_up(&mut self, limit: TimeLimit, time: u64) -> bool {
         self.turn(limit, time);
         self.spent >= limit.share
@@ -129,8 +129,9 @@ impl Budget {
         }
     }
 
-    /// The window of `time` in guest nanoseconds; a new window begins unused. If two threads begin a window at once,
-    /// counts may be off by the parts that the threads take.
+    /// The number of the window that contains `time`, in guest nanoseconds; clears the used counts if the
+    /// window is new. If two threads begin a window at once, counts may be off by the parts that the threads
+    /// take.
     fn window(&self, time: u64) -> u64 {
         let now = time / self.samples.window;
         let before = self.window.load(Ordering::Relaxed);
@@ -178,7 +179,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Whether a sample at `time`, in guest nanoseconds, may be written; counts it then.
+    /// Whether a sample at `time`, in guest nanoseconds, may be written; counts the sample if so.
     pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
         let window = budget.window(time);
         if window > self.window {
@@ -227,7 +228,7 @@ impl Throttle {
         }
     }
 
-    /// An overflow at `time`, in guest nanoseconds.
+    /// Decides on an overflow at `time`, in guest nanoseconds.
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> Verdict {
         let window = time / limit.window;
         if window > self.window {

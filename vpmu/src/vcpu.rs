@@ -1,5 +1,5 @@
-//! One vCPU as its own thread updates it on every entry and exit, without a lock: counts with one
-//! writer, the open exit, and the hooks of exits.
+//! The state of one vCPU that its own thread updates on every entry and exit, without a lock: counts with
+//! one writer, the open exit, and the hooks.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::metrics::ExitCounts;
 use crate::source::Source;
 use crate::work::{Turn, Work};
 
-/// Work of active events on their vCPU's thread at each exit or entry.
+/// Work that active events need on their vCPU's thread at each exit or entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hook {
     /// Reads thread CPU time around the run call.
@@ -145,7 +145,7 @@ impl Vcpu {
         self.unserved.load(Ordering::Relaxed)
     }
 
-    /// Adds exits from before a restore; call it before the first thread attaches.
+    /// Sets the numbers of exits to those from before a restore; call it before the first thread attaches.
     pub(crate) fn restore_exits(&self, before: &ExitCounts) {
         for (reason, count) in [
             (ExitReason::Io, before.io),
@@ -269,10 +269,11 @@ impl Vcpu {
         }
     }
 
-    /// Notes that the open exit is for an overflow at the host's TSC `first`; the vCPU's time from
+    /// Notes that an overflow at the host's TSC `first` caused the open exit; the vCPU's time from
     /// then to the next entry is charged to the sample. On the vCPU's thread.
     pub(crate) fn begin_sample(&self, first: u64) {
-        // An overflow in the host's work ends a visit before guest entry.
+        // An overflow during host work may be earlier than the entry: its signal then ends the run call at
+        // once.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
         self.sampled_after
@@ -385,7 +386,7 @@ pub(crate) struct ExitStamp {
 pub(crate) struct OpenExitCell {
     /// Number of the open exit; zero without one.
     number: AtomicU64,
-    /// The next number.
+    /// The number of the last published exit.
     next: AtomicU64,
     words: [AtomicU64; 6],
 }

@@ -1,5 +1,5 @@
-//! The window: the VMM's memory for rings that outlive a reset, and its allocated pages. Knows
-//! nothing of rings.
+//! The window: the VMM's memory for rings that outlive a reset, and its allocated pages. This module does
+//! not know about rings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

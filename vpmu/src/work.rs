@@ -27,8 +27,9 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Events started, stopped, read, counted or written for, each time; requests, commands and their
-    /// descriptors; several page addresses, or visits to events, as one.
+    /// Operations. Each time that an event is started, stopped, read, counted or written for is one, and so
+    /// is each request, each command and each descriptor of their buffers. Several page addresses count as
+    /// one, and so do several cheap visits to events.
     pub operations: u64,
     /// Calls of the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,
@@ -48,7 +49,7 @@ impl Work {
         Self::so_far() - self
     }
 
-    /// Whether it ends a turn: the rest waits while others are served.
+    /// Whether this work fills a turn: the remaining requests wait while others are served.
     pub(crate) fn fills_a_turn(self) -> bool {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
     }

@@ -15,7 +15,7 @@ pub use aarch64::*;
 pub use x86_64::*;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the device knows guests of x86-64 and aarch64");
+compile_error!("the device supports only x86-64 and aarch64");
 
 // The walk of aarch64 tables uses no instructions of that architecture, so it is tested on every machine.
 #[cfg(all(test, not(target_arch = "aarch64")))]

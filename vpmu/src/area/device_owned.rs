@@ -15,18 +15,18 @@ pub(super) struct DeviceOwned {
     watermark: u64,
     /// Flags of the span being written.
     flags: u64,
-    /// The last entry did not fit.
+    /// Whether the last entry did not fit.
     full: bool,
-    /// A producer of the VMM has begun to write, and has not ended.
+    /// The write of a producer of the VMM that has begun and not ended.
     claim: Option<Claim>,
 }
 
-/// From a producer's begin to its end.
+/// A producer's write, from its begin to its end.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     token: u64,
     begun: u64,
-    /// Some of its data did not fit.
+    /// Whether some of its data did not fit.
     short: bool,
 }
 
@@ -89,7 +89,7 @@ impl DeviceOwned {
         self.writer.head()
     }
 
-    /// Whether events may end the open span; a producer of the VMM ends its own.
+    /// Whether there is an open span that events may end. A producer of the VMM ends its span itself.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }

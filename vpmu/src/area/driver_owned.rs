@@ -15,7 +15,7 @@ pub(super) struct DriverOwned {
     turn: Option<Turn>,
 }
 
-/// From COMMAND_AUX_BEGIN to COMMAND_AUX_END.
+/// The driver's grant to an event, from COMMAND_AUX_BEGIN to COMMAND_AUX_END.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     event: u64,

@@ -23,7 +23,7 @@ pub(crate) const TRUNCATED: u64 = 1 << 0;
 pub(crate) const OVERWRITE: u64 = 1 << 1;
 /// perf's `PERF_AUX_FLAG_PARTIAL`: data is missing before or in the span.
 pub(crate) const PARTIAL: u64 = 1 << 2;
-/// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the span represents several.
+/// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the span represents several overflows.
 pub(crate) const COLLISION: u64 = 1 << 3;
 
 /// A span of an area, to be reported to its reader.
@@ -60,7 +60,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) skip: u64,
     /// The data, in two consecutive parts.
     pub(crate) parts: [&'a [u64]; 2],
-    /// The data represents several overflows.
+    /// Whether the data represents several overflows.
     pub(crate) collision: bool,
 }
 
@@ -74,7 +74,7 @@ impl Entry<'_> {
 /// The result of appending an [`Entry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Appended {
-    /// The entry is in the area.
+    /// Whether the entry is in the area.
     pub(crate) whole: bool,
     /// Bytes by which the area's head has grown.
     pub(crate) written: u64,
@@ -101,8 +101,8 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of `pages`, managed by the device with the metadata page `metadata`, or by the
-    /// driver. The caller has checked that the pages are 2^n, each aligned and named once.
+    /// An area of `pages`. The device manages it with the metadata page `metadata`; without one, the driver
+    /// does. The caller has checked that the pages are 2^n, each aligned and named once.
     /// `watermark` is in bytes; zero: half of the area.
     ///
     /// # Errors

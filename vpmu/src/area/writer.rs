@@ -1,5 +1,5 @@
-//! Writes the bytes of an AUX area: one writer at a time, never over unread data. It knows
-//! positions and pages, but no packets, records or notifications.
+//! Writes the bytes of an AUX area: one writer at a time, and never over unread data, unless the area is to
+//! be overwritten. It knows positions and pages, but no packets, records or notifications.
 
 use std::sync::atomic::Ordering;
 
@@ -36,7 +36,7 @@ pub(crate) enum Refused {
 pub(crate) struct Window {
     /// Position of the next byte, modulo 2^64; in the area, modulo its size.
     pub(crate) head: u64,
-    /// Bytes from there on.
+    /// Free bytes from there on.
     pub(crate) room: u64,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Span {
 pub(super) struct Writer {
     /// Bytes of the area: a power of two, at least a page.
     size: u64,
-    /// The oldest data is overwritten: there is always room.
+    /// Whether the oldest data is overwritten; there is then always room.
     overwrite: bool,
     /// Position of the next byte.
     head: u64,

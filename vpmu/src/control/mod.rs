@@ -76,14 +76,14 @@ struct Entry {
     spec: EventSpec,
     /// The context of the open request; for a task event, without the vCPU that runs the task.
     context: Context,
-    /// The shard with the event.
+    /// The index of the shard that has the event.
     shard: u32,
     /// Whether the event overflows.
     samples: bool,
     leader: Option<u64>,
     /// The events of the group that this event leads, oldest first.
     members: Vec<u64>,
-    /// For a leader: whether it is enabled.
+    /// For a leader: whether it is enabled and not in error.
     on: Arc<AtomicBool>,
     counts: Arc<LastCounts>,
     persistence: Option<Persistence>,
@@ -125,7 +125,7 @@ pub(crate) struct Overlap;
 pub(crate) struct Served {
     /// Whether the driver wants an interrupt for the answers.
     pub(crate) interrupt: bool,
-    /// A request waits for [`Backend::ask_guest_ips`].
+    /// Whether a request waits for [`Backend::ask_guest_ips`].
     pub(crate) needs_guest_ips: bool,
     pub(crate) turn: Turn,
 }
@@ -1629,7 +1629,7 @@ fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Result<T, Errn
 
 fn log_refused(id: u64, result: Result<(), Errno>) {
     if let Err(errno) = result {
-        log::debug!("event {id}, with its leader: errno {}", errno.get());
+        log::debug!("event {id} cannot start or stop with its leader: errno {}", errno.get());
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// In perf, the user stack of a sample must be smaller.
+/// The user stack of a sample must be smaller than this, as in perf.
 const STACK_BOUND: u32 = 65_535;
 
 /// The side that opens an event.
@@ -173,7 +173,7 @@ impl Terms<'_> {
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
-        // Traces of host PMUs show more than this guest.
+        // Traces of host PMUs show more than the activity of this guest.
         if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -298,7 +298,7 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the batched engine supports such samples. The host records only time and guest position;
+/// Whether the batched engine supports the requested samples. The host records only time and guest position;
 /// the vCPU does not stop, so nothing else can be read or steered at the overflow.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)

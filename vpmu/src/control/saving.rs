@@ -37,8 +37,8 @@ use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
-/// The next id and the sum of exits must be smaller: a device cannot count that far, and further
-/// counting stays far from an overflow.
+/// The next id and the sum of exits must be smaller than this. No device counts that far, and a device that
+/// continues from there stays far from an overflow.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -524,7 +524,7 @@ impl Control {
             false => Persistent::Guest,
         });
         let leader = self.leader(&request, saved.context);
-        let leader = leader.map_err(|_| "that event cannot lead it")?;
+        let leader = leader.map_err(|_| "its leader cannot lead it")?;
         event.sink = self.sinks.of_family(spec.owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
@@ -593,7 +593,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy,
             settings: &backend.settings,
-            // The features of the driver that opened the event, which may be gone.
+            // The driver that opened the event had these features; it may be gone.
             has_rings: true,
             has_areas: true,
             guest_ips: backend.guest_ips(),

@@ -15,7 +15,7 @@ struct Family {
     events: BTreeSet<u64>,
     /// The id of the event that the sink was mapped with.
     sink: Option<u64>,
-    /// The sink belongs to another family.
+    /// Whether the sink belongs to another family.
     redirected: bool,
 }
 
@@ -278,7 +278,7 @@ impl Sinks {
         }
     }
 
-    /// Keeps only the events in `kept` and the sinks that were mapped with them; writes to no ring.
+    /// Keeps only the events in `kept` and the sinks that were mapped with them; does not write to any ring.
     pub(super) fn retain(&mut self, kept: &BTreeSet<u64>) {
         for family in self.families.values_mut() {
             family.events.retain(|id| kept.contains(id));

@@ -39,7 +39,7 @@ struct Active {
     vcpu: u32,
     since: u64,
     base: Reading,
-    /// Its own counter is stopped until there is room for it.
+    /// Whether its own counter is stopped until there is room for it.
     waits: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Event {
     /// The last vCPU of its task: a record may be written after the task has left.
     pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Overflows until it is disabled; zero: no limit.
+    /// Overflows left until it is disabled; zero for no limit.
     pub(crate) limit: u64,
     /// Overflows without a record.
     pub(crate) lost: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Event {
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
-    /// Overflows of its host counters are disabled until the throttle is lifted.
+    /// Whether overflows of its host counters are disabled until the throttle is lifted.
     silent: bool,
     failed: bool,
     backing: Backing,
@@ -303,7 +303,7 @@ impl Event {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether it only counts, is not in error, and has no sink: it starts and stops without
+    /// Whether it only counts, is not in error, and has no sink. Such an event starts and stops without
     /// further work.
     pub(crate) fn is_plain(&self) -> bool {
         self.sink.is_none() && !self.failed && !self.is_watched()
@@ -509,7 +509,7 @@ impl Event {
         self.backing.forget(vcpu);
     }
 
-    /// Stops it for good after its backing was lost; returns its shared counters.
+    /// Stops it permanently after its backing was lost; returns its shared counters.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
         self.place = None;
@@ -636,7 +636,8 @@ impl Event {
         (verdict, silenced)
     }
 
-    /// Drops overflows from `time` on, until the next window; disables them on the host.
+    /// Drops overflows from `time` on, until the next window. Disables them on the host, unless the event has
+    /// a frequency.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -658,7 +659,8 @@ impl Event {
         self.silence()
     }
 
-    /// Practically disables overflows of its host counters until the throttle is lifted.
+    /// Disables overflows of its host counters until the throttle is lifted; with a frequency, one per second
+    /// remains.
     fn silence(&mut self) -> io::Result<()> {
         self.silent = true;
         match self.period {
@@ -667,9 +669,9 @@ impl Event {
         }
     }
 
-    /// Admits an overflow at `time` that only counts in its window: the event has no limit and acts
-    /// on no other event, is not throttled, and does not become throttled. On `false`, use
-    /// [`Event::admit`].
+    /// Admits an overflow at `time` that needs no work beyond its record: the event has no limit, acts on no
+    /// other event, is not throttled, and does not become throttled. Returns `false` for any other overflow,
+    /// without a change; then use [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }

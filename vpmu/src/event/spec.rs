@@ -30,8 +30,8 @@ pub(crate) enum Context {
 }
 
 impl Context {
-    /// Whether events of both contexts may share a group or a ring. For task events only the driver
-    /// knows the tasks.
+    /// Whether events of both contexts may share a group or a ring. For task events, only the driver
+    /// knows whether their tasks are the same.
     pub(crate) fn is_like(self, other: Self) -> bool {
         match (self, other) {
             (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
@@ -45,7 +45,7 @@ impl Context {
 /// the device's own exits pace the trace.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
-        // perf's numbers of cpu-clock, cycles and instructions.
+        // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.
         PACE_CPU_CLOCK => Some((KIND_SOFTWARE, 0)),
         PACE_CYCLES => Some((KIND_HARDWARE, 0)),
         PACE_INSTRUCTIONS => Some((KIND_HARDWARE, 1)),

@@ -64,7 +64,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
             Argument::int(1, libc::F_SETFL.cast_unsigned()),
             Argument::int(2, (libc::O_ASYNC | libc::O_NONBLOCK).cast_unsigned())
         ],
-        "overflows of a host counter enable signals"
+        "overflows of a host counter send signals"
     ),
     call!(read, SYS_read, [], "the count of a host counter"),
     call!(
@@ -81,7 +81,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
         gettid,
         SYS_gettid,
         [],
-        "a check for a counter of the calling thread"
+        "whether a counter is of the calling thread"
     ),
 ];
 

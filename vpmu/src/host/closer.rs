@@ -1,5 +1,5 @@
-//! Closes counters that take long: for a tracepoint the host waits until no CPU runs it, for tens
-//! of milliseconds, which would delay a vCPU's thread.
+//! Closes counters whose closing takes long, on a thread of its own. To close a tracepoint, the host waits
+//! until no CPU runs it. That takes tens of milliseconds, and would delay a vCPU's thread.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Closer {
     /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
-    /// The host's error, if it has no more threads; errors of `begin`.
+    /// The host's error if it cannot start a thread; errors of `begin`.
     pub(super) fn start(
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -38,7 +38,7 @@ impl Closer {
         closing.spawn(move || {
             let ready = begin();
             let goes_on = ready.is_ok();
-            // `start` waits for it.
+            // `start` waits for this result.
             let _ = tell.send(ready);
             if goes_on {
                 receiver.iter().for_each(drop);
@@ -49,7 +49,7 @@ impl Closer {
         Ok(Self(sender))
     }
 
-    /// Drops `what` soon; immediately if the queue is full.
+    /// Drops `what` on the closing thread; if the queue is full, here and now.
     fn close(&self, what: Box<dyn Send>) {
         // A full queue returns the value in its error, which is dropped here.
         drop(self.0.try_send(what));
@@ -97,7 +97,7 @@ impl Counter for ClosedLater {
 impl Drop for ClosedLater {
     fn drop(&mut self) {
         if let Some(mut counter) = self.counter.take() {
-            // Stop it now; one that cannot be stopped is closed anyway.
+            // Stop it now; a counter that cannot be stopped is closed anyway.
             let _ = counter.stop();
             self.closer.close(Box::new(counter));
         }

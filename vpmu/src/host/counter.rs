@@ -24,9 +24,9 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct PerfCounter {
     event: HostEvent,
-    /// Whether the event is one of the host's clocks, which accept no frequency.
+    /// Whether the event is one of the host's clocks, whose rate is set as a period: see [`at_host`].
     is_clock: bool,
-    /// For an event that samples.
+    /// `None` for an event that does not sample.
     ring: Option<HostRing>,
     clock: Arc<Clock>,
 }
@@ -127,7 +127,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
 }
 
 /// The rate as the host accepts it. The host converts a clock's frequency to a period when the
-/// clock is opened, and rejects a frequency later; nanoseconds need no adaption.
+/// clock is opened, and rejects a frequency later; nanoseconds need no adaptation.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

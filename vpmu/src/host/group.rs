@@ -20,7 +20,7 @@ use crate::source::{CounterKey, Reading, Request};
 
 /// Maximum number of members of a group.
 const MOST: usize = 64;
-/// Maximum number of members of a group on the CPU's PMU; a PMU with fewer counters refuses
+/// Maximum number of members of a group on the CPU's PMU. A PMU with fewer counters refuses members
 /// earlier.
 const MOST_ON_CPU: usize = 16;
 /// Words before the values: the number of members and the times of the leader.
@@ -87,7 +87,7 @@ impl Scratch {
 pub(super) struct On {
     pub(super) thread: i32,
     pub(super) pmu: CpuPmu,
-    /// It is the calling thread.
+    /// Whether it is the calling thread.
     pub(super) own: bool,
     /// Whether to map the metadata page of new events.
     pub(super) pages: bool,
@@ -179,7 +179,7 @@ impl Group {
         mapped.count()
     }
 
-    /// Whether only a removed leader is left, if anything.
+    /// Whether no member is left, apart from a removed leader.
     pub(super) fn is_empty(&self) -> bool {
         self.members.iter().all(|member| member.key.is_none())
     }

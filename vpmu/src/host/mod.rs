@@ -98,7 +98,7 @@ pub struct PerfSource {
     hardware: Hardware,
     /// The PMU of hardware events.
     cpu_pmu: Result<CpuPmu, Refusal>,
-    /// Probed at the first use: a device without a driver costs its host no perf event.
+    /// Probed at the first use, so that a device without a driver does not open perf events.
     probed: OnceLock<Probed>,
 }
 
@@ -112,8 +112,8 @@ impl PerfSource {
         Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
-    /// Starts the crate's one thread, whose list of system calls is
-    /// [`Thread::Closer`](crate::confine::Thread::Closer)'s; it calls `begin` first.
+    /// Creates the source, and starts the crate's only thread. The thread calls `begin` first; its system
+    /// calls are those of [`Thread::Closer`](crate::confine::Thread::Closer).
     ///
     /// This host's events are probed later, when the guest's driver or the VMM first asks for them: each
     /// candidate is opened once on the thread that asks, with its capabilities.
@@ -183,8 +183,8 @@ pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
     probe::candidates().chain([tracepoint::offer()])
 }
 
-/// Whether this host's perf can trace exits that its kernel handles itself; tested on the calling
-/// thread.
+/// Tests, on the calling thread, whether this host's perf can trace exits that the host's kernel handles
+/// itself.
 ///
 /// # Errors
 /// The reason, with the remedy.
@@ -200,7 +200,7 @@ pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     (rings + pages) * PAGE_SIZE as u64
 }
 
-/// The operator's counters for which room is reserved.
+/// Number of the operator's counters for which room is reserved.
 const OPERATORS: u64 = 64;
 /// Maximum number of counting counters of a thread: one for each kind of event and exclusion, and the leaders of their
 /// groups and of clocks.
@@ -221,8 +221,8 @@ fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
 }
 
-/// The reason why hardware events of the calling thread are refused even if they open: on some of
-/// the CPUs that it may run on they would not count.
+/// The reason why hardware events of the calling thread are refused even if they open: they would not count
+/// on some of the CPUs that the thread may run on.
 #[must_use]
 pub fn hardware_refusal() -> Option<Refusal> {
     cpu_pmu().err()

@@ -21,7 +21,7 @@ const CHOOSING: [&str; 2] = ["event", "umask"];
 
 /// More CPUs than any host's list has.
 const MOST_CPUS: u32 = 1 << 16;
-/// The half of a generic event's config that holds the type of a PMU.
+/// Shift of the PMU's type in a generic event's config.
 const TYPE_SHIFT: u32 = 32;
 
 /// The PMU that counts hardware events on the CPUs of this process.
@@ -50,7 +50,7 @@ struct SomeCpus {
     path: PathBuf,
     of_type: u32,
     cpus: BTreeSet<u32>,
-    /// The list in the host's file.
+    /// The CPUs as the host's file lists them.
     list: String,
 }
 

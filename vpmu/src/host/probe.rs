@@ -11,7 +11,8 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The kernel raises shorter periods of software clocks to this one, so they would be wrong.
+/// The shortest period of software clocks. The kernel raises shorter ones to this, so their samples would be
+/// wrong.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;

@@ -1,4 +1,4 @@
-//! The readings of a set's counters by key, without a search, because a switch looks up each.
+//! The readings of a set's counters, found by key without a search: each task switch looks up many of them.
 
 use std::io;
 

@@ -53,7 +53,7 @@ pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Optio
 /// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first. `word`
 /// returns the aligned word at an offset below `size`.
 ///
-/// Afterwards the caller stores `head` as the reader's tail: the ring is empty.
+/// Afterwards the caller stores `head` as the reader's tail; the ring is then empty.
 pub fn take(
     word: impl Fn(u64) -> u64,
     size: u64,

@@ -16,8 +16,8 @@ use crate::source::{Overflow, Overflows};
 
 /// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
 pub(super) const BATCHED_PAGES: usize = 16;
-/// Data pages of all long rings together: the guest determines their number, and the host cannot
-/// swap them out.
+/// Maximum number of data pages of all long rings together: the guest determines the number of rings, and the
+/// host cannot swap their pages out.
 const ALL_BATCHED_PAGES: usize = 2048;
 
 /// Maximum number of pages of `rings` rings: metadata and one data page of each, and the pages of
@@ -72,7 +72,7 @@ pub(super) struct HostRing {
 }
 
 impl HostRing {
-    /// A ring of one page, if the run call ends at each overflow.
+    /// A ring of one page, for an event whose overflows end the run call.
     pub(super) fn short(event: &File) -> io::Result<Self> {
         Self::map(event, 1, None)
     }
@@ -162,7 +162,7 @@ pub(super) struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// The aligned word at `offset` of the data; 0 beyond them.
+    /// The aligned word at `offset` of the data; zero beyond its end.
     pub(super) fn word(&self, offset: u64) -> u64 {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let offset = self.ring.page.saturating_add(offset);

@@ -1,5 +1,5 @@
-//! The counting counters of a vCPU's thread, in as few groups as the host allows, because each
-//! group is one system call to read.
+//! The counting counters of a vCPU's thread, in as few groups as the host allows, because reading a group
+//! takes one system call.
 
 use std::io;
 
@@ -57,7 +57,7 @@ impl PerfSet {
             }
         }
         let group = Group::open(class, what, key, on)?;
-        // The request is valid, so the groups were the cause.
+        // The request is valid, so the other groups refused it only because of their members.
         for refusing in self.groups.iter_mut().filter(|group| group.is_of(class)) {
             refusing.close_to_others();
         }
@@ -155,7 +155,7 @@ mod tests {
         });
         add_strange_group(&mut set, told.recv().unwrap());
 
-        // Not because of the group.
+        // This error is not due to the group.
         assert_eq!(
             set.add(&software(99)).unwrap_err().raw_os_error(),
             Some(libc::ENOENT)

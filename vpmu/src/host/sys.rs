@@ -1,5 +1,5 @@
-//! The perf source's system calls, each wrapped once: on events, within the process's limit of descriptors, and on the
-//! calling thread.
+//! The perf source's system calls, each wrapped once: calls on events, which keep within the process's limit
+//! of descriptors, and calls on the calling thread.
 #![expect(
     unsafe_code,
     reason = "calls on the thread and the process without a safe wrapper"
@@ -15,8 +15,8 @@ use vpmu_perf::bindings::perf_event_attr;
 use vpmu_perf::call::{self, Place, Scope};
 pub(super) use vpmu_perf::call::{announce, set_period, thread};
 
-/// Descriptors of the process that events leave free: a guest opens as many events as it may, and
-/// its host still needs files and clients.
+/// Number of the process's descriptors that events leave free: a guest may open as many events as its limits
+/// allow, and the VMM still needs descriptors for files and clients.
 pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
 /// Opens a perf event on `thread` (0: the calling one), on any CPU.

@@ -1,4 +1,4 @@
-//! Counters that a timer of the host paces start and stop together.
+//! Starts and stops together the counters that timers of the host pace.
 //!
 //! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond
 //! apart, and each expiry is an interrupt, which takes a vCPU out of the guest. Timers of one perf group
@@ -20,7 +20,7 @@ const MOST_MEMBERS: usize = 64;
 /// Maximum number of changes that wait for the next start: a guest can make any number of them.
 const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 
-/// The groups of threads.
+/// The timer groups of all threads.
 #[derive(Debug, Default)]
 pub(super) struct Timers(Mutex<Groups>);
 
@@ -120,9 +120,9 @@ pub(super) struct TimerGroup {
 #[derive(Debug)]
 struct State {
     held: bool,
-    /// The vCPU of the thread is paused.
+    /// Whether the vCPU of the thread is paused.
     paused: bool,
-    /// The leader is enabled.
+    /// Whether the leader is enabled.
     on: bool,
     /// Number of members that should count.
     running: usize,
@@ -189,7 +189,7 @@ impl Timer {
         &self.member.event
     }
 
-    /// Starts the counter; if the group is held, at the release.
+    /// Starts the counter; if the group is held, it starts at the release.
     ///
     /// # Errors
     /// The host's error.
@@ -242,7 +242,7 @@ impl TimerGroup {
             ..perf_event_attr::default()
         };
         attr.set_disabled(1);
-        // A group has one clock, the one of its samples.
+        // All events of a group must use one clock: the clock of the members' samples.
         attr.set_use_clockid(1);
         attr.clockid = libc::CLOCK_MONOTONIC_RAW;
         Ok(Self {

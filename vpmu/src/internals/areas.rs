@@ -39,11 +39,11 @@ pub struct AuxArea {
 /// Bytes of memory for areas of `pages` pages.
 #[must_use]
 pub fn aux_memory(pages: u64) -> usize {
-    // Twice as many pages, for scattered ones.
+    // Twice as many pages as an area has: a scattered area uses every other page.
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
-/// The pages of an area: contiguous, or no two adjacent.
+/// The pages of an area: contiguous, or with a gap after each page if `apart`.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
     (0..pages)

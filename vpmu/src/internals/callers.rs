@@ -7,7 +7,7 @@ use crate::machine::GuestRegs;
 use crate::memory::View;
 use crate::walk::{Capture, CaptureSpec, CpuContext};
 
-/// Tables at the start of memory; the stack follows them.
+/// Guest-physical address of the page tables; the stack, at `STACK`, follows them.
 const TABLES: u64 = 0x1000;
 const LEVELS: u64 = 4;
 const STACK: u64 = 0x10_0000;
@@ -26,7 +26,8 @@ impl Callers {
     /// Bytes of memory that it needs.
     pub const MEMORY: usize = 0x20_0000;
 
-    /// A program `depth` calls deep, its stack of 4 KiB pages from address zero on.
+    /// A program that is `depth` calls deep. Its stack is mapped with 4 KiB pages from virtual address zero
+    /// on.
     ///
     /// # Errors
     /// `memory` is too small for it.

@@ -22,7 +22,7 @@ pub(crate) struct Persistence {
 
 /// A persistent event of the operator: the guest can read it, but not change it.
 ///
-/// It counts and samples from its opening or its vCPU's start, whichever is later, over every reset,
+/// It counts and samples from its opening or its vCPU's start, whichever is later, across every reset,
 /// until [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window,
 /// is written backwards and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]

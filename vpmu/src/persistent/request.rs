@@ -14,7 +14,8 @@ const READ_FORMAT: u64 = 0x7;
 /// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks would need further parameters.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
-/// The open request, disabled, checked against the catalogue.
+/// Returns the open request for `asked`, for a disabled event, after checking it against the catalogue;
+/// `highest` is the maximum frequency.
 pub(crate) fn open_request(
     asked: &Persist,
     catalogue: &Catalogue,
@@ -59,7 +60,7 @@ pub(crate) fn open_request(
     Ok(request)
 }
 
-/// The named entry, the config, and the excluded modes.
+/// The catalogue entry that `asked` names, its config, and the flags of the excluded modes.
 fn counted<'a>(
     asked: &Persist,
     catalogue: &'a Catalogue,

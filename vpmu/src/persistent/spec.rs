@@ -1,4 +1,5 @@
-//! Persistent events in the operator's syntax. Fills in defaults; the catalogue lists the countable events.
+//! Parses persistent events in the operator's syntax, and fills in defaults. The catalogue, not this module,
+//! decides whether the host can count an event.
 
 use std::str::FromStr;
 
@@ -146,7 +147,8 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`; `several`: other vCPUs get the event, too, so the name gets a number.
+    /// The request for `vcpu`. With `several`, other vCPUs get the event, too, so the name ends with a
+    /// number.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {

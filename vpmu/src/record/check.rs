@@ -12,13 +12,13 @@ use super::{
 
 /// Fields of one word each, in the order of a sample.
 const WORDS: u64 = 0x1_03cf;
-/// Fields among those before the id.
+/// The fields among these that precede the id.
 const BEFORE_ID: u64 = 0xf;
 /// Fields of one word each at the end of other records.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
-/// Whether `record`, of its header's length, can be a record of the event `id` with this layout.
+/// Whether `record`, which is as long as its header says, can be a record of the event `id` with this layout.
 pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let (words, cut) = record.as_chunks();
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();

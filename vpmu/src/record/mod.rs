@@ -1,4 +1,4 @@
-//! Records in the layout of Linux's perf; no knowledge of their destination.
+//! Records in the layout of Linux's perf. This module does not know where they go.
 
 mod check;
 mod read;
@@ -97,7 +97,7 @@ pub(crate) struct TooLong;
 pub(crate) struct Record {
     /// The words of the record, then room for more.
     words: Vec<u64>,
-    /// Words of the record.
+    /// Number of the words of the record.
     len: usize,
 }
 

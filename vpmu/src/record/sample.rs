@@ -23,7 +23,7 @@ pub(crate) struct Sample<'a> {
     pub(crate) addr: u64,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
-    /// With the values that mark a mode.
+    /// Callers, with perf's values that mark a mode.
     pub(crate) chain: &'a [u64],
     /// `None` if unknown, or for a task without user mode.
     pub(crate) regs_user: Option<Regs<'a>>,

@@ -102,7 +102,7 @@ impl Producer {
         }
     }
 
-    /// The current state, to be saved; between two sessions the reader sees all of it.
+    /// Adds the current state to `into`. Called between two sessions, when everything written is published.
     pub(super) fn save(&self, into: &mut SavedRing) {
         let RingMode { writable, backward } = self.mode;
         into.writable = writable;
@@ -335,14 +335,14 @@ impl Producer {
     }
 }
 
-/// The pages were memory when the ring was created; now they are not.
+/// Logs a failed access: the pages were memory when the ring was created, but no longer are.
 #[cold]
 fn unwritable(error: &pages::Unwritable) -> Outcome {
     log::debug!("data of a ring: {error}");
     Outcome::default()
 }
 
-/// Whether a count has reached `every`; then reduces it modulo `every`.
+/// Whether a count has reached `every`; if so, reduces it modulo `every`.
 fn take(count: &mut u64, every: u32) -> bool {
     let every = u64::from(every.max(1));
     let reached = *count >= every;

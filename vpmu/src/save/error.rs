@@ -21,7 +21,7 @@ pub enum SaveError {
 /// The fault of a part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
-/// Why a state cannot be restored. The device is then as before.
+/// Why a state cannot be restored. The device is then as it was before.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The device has had events, or has a driver or a vCPU's thread.

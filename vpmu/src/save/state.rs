@@ -28,7 +28,7 @@ macro_rules! saved {
 }
 
 impl SavedState {
-    /// Whether this version reads it.
+    /// Checks that this version can read the state.
     ///
     /// # Errors
     /// [`RestoreError::Format`].
@@ -149,7 +149,7 @@ saved! {
         pub(crate) running_ticks: u64,
     }
 
-    /// A period, and its elapsed part as far as the device itself counts.
+    /// A period, and its elapsed part if the device itself counts the event.
     pub(crate) struct SavedPeriod {
         pub(crate) length: u64,
         pub(crate) counted: u64,

@@ -42,7 +42,7 @@ pub(crate) struct CommandBuffer {
 /// The next step for a session.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Done; whether the driver needs an interrupt.
+    /// All commands are served. The value says whether the driver needs an interrupt.
     Done(bool),
     /// Execute this command in its event's shard, then call [`CommandBuffer::reply`].
     Elsewhere(Command),
@@ -209,7 +209,8 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     state.reply(id, result)
 }
 
-/// Returns the trace's progress in an area that the driver manages.
+/// Withdraws the room of a trace in an area that the driver manages; the reply has the head and the lost
+/// bytes.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
     let ended = match has_no_operand(command) {

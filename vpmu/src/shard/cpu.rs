@@ -24,7 +24,7 @@ pub(crate) struct Cpu {
     room: Room,
     /// The thread whose unshared counters start and stop together.
     held: Option<i32>,
-    /// Each of these is read at most once while the shard is held.
+    /// The guest's TSC, the exits and the halts: each is read at most once while the shard is held.
     now: Option<u64>,
     exits: Option<Option<u64>>,
     halts: Option<Option<u64>>,

@@ -23,9 +23,9 @@ pub(crate) struct Recorded {
 #[derive(Debug, Default)]
 pub(crate) struct Merge {
     held: VecDeque<Recorded>,
-    /// `held` is in order of time.
+    /// Whether `held` is in order of time.
     sorted: bool,
-    /// The latest overflow returned.
+    /// The TSC of the latest overflow returned.
     newest: u64,
 }
 

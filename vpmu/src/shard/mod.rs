@@ -1,6 +1,6 @@
-//! A shard: one vCPU's part of the device. The events placed on the vCPU, their host counters and
-//! links, its throttles and its queue, under one lock that the vCPU's own thread takes often and
-//! others rarely.
+//! A shard: one vCPU's part of the device. It holds the events placed on the vCPU, their host counters and
+//! links, the vCPU's throttles and its queue, under one lock. The vCPU's own thread takes this lock often,
+//! other threads rarely.
 
 mod commands;
 mod cpu;

@@ -49,7 +49,7 @@ pub(super) struct Overflows {
     pub(super) moment: Moment,
 }
 
-/// The period of each of some overflows that were found together.
+/// The periods of overflows that were found together, one for each overflow.
 #[derive(Debug)]
 pub(super) enum Periods {
     /// Counted by the device.

@@ -33,7 +33,7 @@ pub(crate) struct Room(Arc<Used>);
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// A place was freed since the last check.
+    /// Whether a place was freed since the last check.
     freed: AtomicBool,
 }
 

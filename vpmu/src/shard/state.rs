@@ -238,7 +238,7 @@ impl State {
         self.end_exit(true);
         for id in self.ids(|_| true) {
             self.write_held(id);
-            // An event that the host revoked enters the error state, and is saved in that state.
+            // An event whose counter the host revoked enters the error state, and is saved in that state.
             let _ = self.update(id);
         }
     }
@@ -303,7 +303,7 @@ impl State {
         for id in self.ids(|event| event.placed_on() == Some(vcpu)) {
             if let Err(errno) = self.start(id) {
                 let errno = errno.get();
-                log::debug!("event {id} on the thread of vCPU {vcpu}: errno {errno}");
+                log::debug!("event {id} cannot start on the thread of vCPU {vcpu}: errno {errno}");
             }
         }
     }
@@ -659,7 +659,7 @@ impl State {
             if !self.events.contains_key(&id) {
                 self.errands.push(errand(id));
             } else if let Err(errno) = act(self, id) {
-                log::debug!("event {id} of group {leader}: errno {}", errno.get());
+                log::debug!("event {id} cannot follow its leader {leader}: errno {}", errno.get());
             }
         }
     }
@@ -671,7 +671,7 @@ impl State {
             event.join(group);
         }
         if leaves && let Err(errno) = self.start(id) {
-            log::debug!("event {id}, on its own now: errno {}", errno.get());
+            log::debug!("event {id} cannot start without its group: errno {}", errno.get());
         }
     }
 
@@ -692,7 +692,7 @@ impl State {
         Some(changed)
     }
 
-    /// Completes a change: writes a pending loss, publishes the figures, and moves an event that
+    /// Completes a change: writes a pending loss, publishes the figures, and moves an event whose counter
     /// the host revoked to the error state.
     fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
         if let Some(event) = self.events.get(&id) {
@@ -726,7 +726,7 @@ impl State {
 
     /// The current state of an event.
     pub(crate) fn view(&mut self, id: u64) -> Option<View> {
-        // An event that the host revoked is in error: that is its state.
+        // An event whose counter the host revoked is in error; the view shows that state.
         let _ = self.update(id);
         self.glance(id)
     }
@@ -1005,7 +1005,8 @@ impl State {
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Before any overflow is applied: the exit that pauses a trace is the last that it records.
+        // Claim the exit before any overflow is applied: the exit that pauses a trace is the last one in
+        // that trace.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1064,8 +1065,8 @@ impl State {
         }
     }
 
-    /// Counts an occurrence in events whose spec `matches`: first all of them count it, so that
-    /// each sees the others' new counts; then events whose period has elapsed overflow.
+    /// Counts an occurrence in events whose spec `matches`. First all of them count it, so that
+    /// each sees the others' new counts; then those whose period has elapsed overflow.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;

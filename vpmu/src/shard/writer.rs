@@ -252,7 +252,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Counts packets of a trace that were lost before they could be written, of `bytes` together.
+    /// Counts packets of a trace that were lost before they could be written, of `bytes` bytes in total.
     pub(crate) fn lose_packets(
         &mut self,
         sink: Option<&Sink>,

@@ -1,4 +1,4 @@
-//! Packets of an exit trace. Knows nothing of areas, nor of the end of an exit.
+//! Packets of an exit trace. This module knows neither areas nor when an exit ends.
 
 use crate::abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER,

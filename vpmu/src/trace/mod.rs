@@ -1,5 +1,5 @@
 //! State of a tracing event: packet numbers, bytes, and due sync packets. Every packet that the
-//! device makes passes through here; the destination is unknown here.
+//! device makes passes through this module, which does not know where it goes.
 
 mod exits;
 mod samples;
@@ -112,7 +112,7 @@ impl Trace {
     }
 
     /// Lays out the next packet for `position` of the area: packets do not cross pages, and each
-    /// page begins with a sync packet. `tsc` is the guest's at the packet's time, the time of
+    /// page begins with a sync packet. `tsc` is the guest's TSC at the packet's time, which is the time of
     /// `origin`.
     pub(crate) fn lay(
         &self,
@@ -168,7 +168,7 @@ impl Trace {
         self.count = self.count.wrapping_add(bytes);
     }
 
-    /// Counts packets that were lost before they could be written, of `bytes` together.
+    /// Counts packets that were lost before they could be written, of `bytes` bytes in total.
     pub(crate) fn lose(&mut self, packets: u64, bytes: u64) {
         self.sequence = self.sequence.wrapping_add(packets);
         self.count = self.count.wrapping_add(bytes);
@@ -225,7 +225,7 @@ impl Laid {
 }
 
 /// The padding before a packet of `len` bytes at `position`, and the `SYNC_*` flags needed there,
-/// with those in `due`.
+/// including those in `due`.
 fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
     let offset = position % PAGE;
     let sync = if due == 0 { 0 } else { SYNC_LEN };

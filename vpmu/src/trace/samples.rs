@@ -1,4 +1,4 @@
-//! Packets of a sample trace: a vCPU's registers at an overflow of its pace.
+//! Packets of a sample trace: a vCPU's registers at an overflow of the event that paces the trace.
 
 use zerocopy::little_endian::U64;
 
@@ -15,7 +15,7 @@ pub(crate) struct Found {
     pub(crate) place: CpuContext,
     /// Their number, at least one.
     pub(crate) overflows: u64,
-    /// Growth of the pace's count.
+    /// Growth of the pacing event's count.
     pub(crate) period: u64,
 }
 

@@ -2,8 +2,8 @@
 //! guest's memory while its vCPU is outside the guest.
 //!
 //! The guest owns all of it, page tables included, and may have written anything: each read is
-//! checked against guest memory, each walk is bounded, and unreadable memory ends it. Knows nothing
-//! of events or rings.
+//! checked against guest memory, each walk is bounded, and unreadable memory ends it. This
+//! module does not know about events or rings.
 
 mod capture;
 mod frames;

@@ -26,12 +26,12 @@ const TCR_TBI0: u64 = 1 << 37;
 const TCR_TBI1: u64 = 1 << 38;
 /// Descriptors and TTBRs have addresses of 52 bits (FEAT_LPA2).
 const TCR_DS: u64 = 1 << 59;
-/// Both halves of 48 bits and 4 KiB.
+/// Addresses of 48 bits and pages of 4 KiB in both halves.
 #[cfg(any(test, feature = "internals"))]
 pub(super) const TCR_48_BITS: u64 = 16 | 16 << TCR_T1_SHIFT | TCR_TG1_4K << TCR_TG1_SHIFT;
 
 pub(super) const VALID: u64 = 1 << 0;
-/// A table above the last level, a page in the last.
+/// The entry is for a table above the last level, and for a page in the last level.
 pub(super) const TABLE: u64 = 1 << 1;
 pub(super) const USER: u64 = 1 << 6;
 const KERNEL_NEVER_EXECUTES: u64 = 1 << 53;
@@ -56,7 +56,7 @@ const INDEX_BITS: u32 = 9;
 const HALF: u32 = 55;
 const TAG: u64 = 0xff << 56;
 
-/// Whether `address` is a program's: the lower half is theirs.
+/// Whether `address` belongs to programs: they use the lower half.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> HALF & 1 == 0
 }
@@ -74,15 +74,15 @@ pub(super) struct Control {
 #[derive(Debug, Clone, Copy)]
 struct Half {
     root: u64,
-    /// Bits of an address.
+    /// Number of translated bits of an address.
     bits: u32,
-    /// The top byte is ignored.
+    /// Whether the top byte of an address is ignored.
     tagged: bool,
 }
 
 impl Half {
-    /// From the TTBR, whether the granule is 4 KiB, and the number of untranslated bits; `None` for a kind
-    /// that is not walked.
+    /// The half with tables at `ttbr`; `untranslated` is the number of address bits that are not translated.
+    /// `None` for tables that are not walked.
     fn new(ttbr: u64, is_4k: bool, untranslated: u64, tagged: bool, wide: bool) -> Option<Self> {
         let bits = match (untranslated, wide) {
             (16, _) => 48,
@@ -103,7 +103,7 @@ impl Half {
 pub(super) struct Tables {
     lower: Option<Half>,
     upper: Option<Half>,
-    /// Entries have addresses of 52 bits.
+    /// Whether entries have addresses of 52 bits.
     wide: bool,
 }
 

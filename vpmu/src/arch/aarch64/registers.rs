@@ -4,7 +4,7 @@ use super::paging::{self, Control};
 use crate::memory::View;
 use crate::walk::Page;
 
-/// Registers that a sample can hold.
+/// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 33;
 
 /// All of a vCPU's state that a call chain or a record of registers needs.
@@ -51,13 +51,13 @@ pub(crate) const FP: usize = 29;
 pub(crate) const SP: usize = 31;
 pub(crate) const IP: usize = 32;
 
-/// Registers that an event may ask for: all but those of SVE.
+/// Registers that an event may request: all but those of SVE.
 pub(crate) const REGISTERS: u64 = (1 << GENERAL_REGS) - 1;
 
 /// Kernel stacks of Linux are of this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked: no, as its compilers do not agree on a frame pointer.
+/// Whether frames of 32-bit code are walked: no, because compilers for it do not agree on a frame pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = false;
 
 /// Words of Linux's `struct pt_regs` that hold registers: perf's, in perf's order, and PSTATE.
@@ -106,8 +106,8 @@ impl Tables {
     }
 }
 
-/// Flags of entries of page tables with which user mode may access a page: of an entry for a table,
-/// and of one for a page.
+/// Flags of page-table entries that let user mode access a page: those of an entry for a table, and those of
+/// an entry for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

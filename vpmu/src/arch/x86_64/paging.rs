@@ -23,12 +23,12 @@ const PAGE_BITS: u32 = 12;
 /// Address bits that each level of tables resolves.
 const INDEX_BITS: u32 = 9;
 
-/// Flags of entries of page tables with which user mode may access a page: of an entry for a table,
-/// and of one for a page.
+/// Flags of page-table entries that let user mode access a page: those of an entry for a table, and those of
+/// an entry for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 
-/// Whether `address` is a program's: the lower half is theirs.
+/// Whether `address` belongs to programs: they use the lower half.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> 63 == 0
 }

@@ -1,6 +1,6 @@
 //! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
 
-/// Registers that a sample can hold.
+/// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 24;
 
 /// All of a vCPU's state that a call chain or a record of registers needs.
@@ -29,14 +29,14 @@ pub(crate) const SP: usize = 7;
 pub(crate) const IP: usize = 8;
 const CS: usize = 10;
 
-/// Registers that an event may ask for: AX to SS, then R8 to R15; not DS, ES, FS, GS.
+/// Registers that an event may request: AX to SS, then R8 to R15; not DS, ES, FS, GS.
 pub(crate) const REGISTERS: u64 = 0xff_0fff;
 
 /// Kernel stacks of Linux are of this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked: yes, as its frame pointer is the same register as in 64-bit
-/// code.
+/// Whether frames of 32-bit code are walked: yes, because its frame pointer is the same register as in
+/// 64-bit code.
 pub(crate) const WALKS_32_BIT_CODE: bool = true;
 
 /// Words of Linux's `struct pt_regs`.

@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected writer: every word ever written by its position; only positions wrap.
+/// The expected writer, which stores word by word.
 struct Model {
     size: u64,
     overwrite: bool,

@@ -1,5 +1,5 @@
 //! Parses a tracepoint's `format` file: its number and the positions of fields in its raw data.
-//! Knows no particular tracepoint, and opens no files.
+//! This module does not depend on a particular tracepoint, and does not open files.
 
 /// A tracepoint according to its `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! Every exit of a vCPU, including exits that the host's kernel handles itself: through KVM's
-//! tracepoints, opened on the vCPU's thread. Knows the host's files and records, and filters
-//! everything that belongs to the host.
+//! Records every exit of a vCPU, including exits that the host's kernel handles itself, with KVM's
+//! tracepoints, which are opened on the vCPU's thread. This module reads the host's files and records, and
+//! removes everything that belongs to the host.
 
 mod format;
 mod pairs;
@@ -88,8 +88,8 @@ pub(super) fn offer() -> Offer {
         any_config: false,
         name: "exit-trace".to_owned(),
         unit: "bytes",
-        counts: "packets of format 1 (exits): each VM exit, those that the host's kernel handles \
-                 by itself included",
+        counts: "packets of format 1 (exits): each VM exit, including those that the host's kernel \
+                 handles by itself",
         shortest_period: None,
         guest_only: true,
         excludes: false,

@@ -9,7 +9,7 @@ use crate::host::records::{Notice, notice};
 
 /// Maximum number of raw bytes to examine.
 pub(super) const RAW_MOST: usize = 120;
-/// After TIME, a word whose low half is the number of raw bytes; the raw bytes follow that half.
+/// The word after TIME. Its low half is the number of raw bytes; the raw bytes begin in its high half.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
@@ -42,7 +42,7 @@ enum Moment {
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
     open: Option<Exit>,
-    /// The last record, lost or not, was an entry.
+    /// Whether the last record, lost or not, was an entry.
     inside: bool,
 }
 

@@ -79,7 +79,7 @@ pub(super) fn probe(layout: &Layout) -> io::Result<()> {
     Ok(())
 }
 
-/// The host's attributes for a tracepoint: each hit, with all raw data.
+/// The host's attributes for a tracepoint: record each hit, with all of its raw data.
 fn attr(id: u16, disabled: bool) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_TRACEPOINT,

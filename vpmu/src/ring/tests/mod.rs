@@ -200,7 +200,7 @@ impl Rig {
         assert!(rising, "in order");
     }
 
-    /// Whether anything outside the ring's pages was written.
+    /// Whether nothing outside the ring's pages was written.
     fn is_clean_outside(&self) -> bool {
         (0..MEMORY as u64).step_by(PAGE_SIZE).all(|start| {
             let mut bytes = [0; PAGE_SIZE];

@@ -250,7 +250,8 @@ fn driver_keeps_an_area() {
     assert!(!rig.exit(&spec, &mut trace), "nobody has begun");
     rig.sink.begin(spec.id, 3968, 256).expect("begun");
     let written: Vec<bool> = (0..4).map(|_| rig.exit(&spec, &mut trace)).collect();
-    // A sync packet that reports the loss and a packet, then the next page's.
+    // A sync packet that reports the loss and an exit packet fill the first page. The next page begins with
+    // a sync packet and holds one more exit packet.
     assert_eq!(written, [true, true, false, false]);
     assert_eq!(rig.sink.finish(spec.id).expect("begun"), (4224, 128));
     assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));

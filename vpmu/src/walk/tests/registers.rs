@@ -166,7 +166,7 @@ fn position_without_vcpu_state_is_the_address_alone() {
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);
-    // Like modes that are not supported.
+    // The same holds in modes that are not supported.
     let mut cpu = guest.in_user(UTEXT, USTACK);
     cpu.efer = 0;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT]);
