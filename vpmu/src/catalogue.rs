@@ -438,7 +438,7 @@ fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
-/// The traces of samples with an available pace: the device's own, and events that `source` can
+/// The traces of samples whose pace is available: an event of the device itself, or one that `source` can
 /// sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;

@@ -348,8 +348,8 @@ impl Vpmu {
         self.shared.control.lock().queue_states()
     }
 
-    /// Drops the driver and its memory, which is not accessed afterwards. Closes every event except
-    /// persistent events that need neither, which continue.
+    /// Drops the driver and its memory, which is not accessed afterwards. Persistent events that need neither
+    /// of them continue; all other events are closed.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
     }

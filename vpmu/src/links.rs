@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// The relation of an event to another.
+/// Whether an event starts or stops another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",

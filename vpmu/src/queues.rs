@@ -17,7 +17,7 @@ const NO_INTERRUPT: u16 = 1;
 /// notification: if it adds buffers meanwhile, it notifies again.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
-/// Descriptor flags: another descriptor follows; the device writes the buffer; it is a table of
+/// Descriptor flags: another descriptor follows; the device writes the buffer; the buffer is a table of
 /// descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;

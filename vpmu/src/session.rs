@@ -18,7 +18,8 @@ use crate::work::{Turn, Work};
 ///
 /// The device counts on the attached thread, so the session must stay on it. Usually, a session locks only the shard of
 /// its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a command about another
-/// vCPU's event, and when its events affect such events: a leader its members, a trigger its targets.
+/// vCPU's event, and when one of its events affects an event of another vCPU: a leader its members, a trigger
+/// its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
@@ -231,7 +232,7 @@ impl VcpuSession {
         hooks.is_some_and(|hooks| hooks.has(Hook::HostSamples) || hooks.has(Hook::Registers))
     }
 
-    /// Exact exits by reason since the start.
+    /// The exact numbers of the vCPU's exits by reason since the start.
     #[must_use]
     pub fn exits(&self) -> ExitCounts {
         let exits = self.shard().map(|shard| shard.vcpu.exits());
@@ -263,7 +264,7 @@ impl Drop for VcpuSession {
             // A thread that panicked in the guest has left it too.
             shard.vcpu.exit_done();
             self.shared.flushes.vcpu_left();
-            // Other threads open counters on this thread only with the shard's lock.
+            // Other threads hold the shard's lock while they open counters on this thread.
             self.shared.on(shard, State::detach);
             shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();

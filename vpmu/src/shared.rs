@@ -1,4 +1,4 @@
-//! The parts of one device, and the access of a thread to them.
+//! The parts of one device, and how threads access them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

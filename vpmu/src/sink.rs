@@ -50,7 +50,7 @@ struct PendingAuxRecord {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Produced {
     pub(crate) appended: Appended,
-    /// Whether the driver manages the area and must be notified.
+    /// Whether the driver manages the area: `wake` then means that the driver must be notified.
     pub(crate) driven: bool,
     /// Whether the reader must be woken.
     pub(crate) wake: bool,
@@ -244,7 +244,7 @@ impl Sink {
         Some(act(&mut session))
     }
 
-    /// Whether a record of a loss or of a trace's piece is pending.
+    /// Whether a record of lost samples, or of a piece of the area, is pending.
     pub(crate) fn owes(&self, is_trace: bool) -> bool {
         let state = self.state.lock();
         let lost = state.ring.as_ref().is_some_and(|ring| ring.what.has_loss());

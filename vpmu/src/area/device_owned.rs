@@ -108,8 +108,8 @@ impl DeviceOwned {
             if !matches!(refused, Refused::NoRoom) {
                 log::debug!("AUX area: {refused}");
             }
-            // Wake only for the first loss: a full area crosses no further mark, and its reader
-            // would otherwise sleep forever.
+            // Wake only for the first loss. Without this wakeup, the reader of a full area would sleep
+            // forever, because the area does not reach another mark.
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;

@@ -273,7 +273,8 @@ impl Control {
         self.run(errands);
     }
 
-    /// Whether an event survives a reset: it is persistent, and its ring, if any, lies in the window.
+    /// Whether an event survives a reset: it is persistent, and it has no ring, or one in the window without
+    /// an AUX area.
     fn outlives(&self, id: u64) -> bool {
         let in_window = self.sinks.window_page(id).is_some();
         let shape = self.sinks.shape(id);
@@ -1313,7 +1314,7 @@ impl Control {
         Ok(())
     }
 
-    /// Makes a persistent event closable again.
+    /// Makes a persistent event an ordinary one again, which can be closed.
     fn reattach(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_none() {
@@ -1349,7 +1350,8 @@ impl Control {
         })
     }
 
-    /// Checks that event `id` can have `name`: it is not reserved, and no other event has it.
+    /// Checks that event `id` can have `name`: it is not reserved for another event, and no other event has
+    /// it.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1371,7 +1373,7 @@ impl Control {
     }
 
     /// The name that the operator requested, or the default name of the next event. Checks that the
-    /// name is valid and that no event of the operator has it.
+    /// name is valid and not reserved, and that no event of the operator has it.
     fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
         let Some(text) = asked else {
             return Ok(Name::of(self.next_id));

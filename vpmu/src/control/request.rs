@@ -179,7 +179,7 @@ impl Terms<'_> {
         }
         let allows = |policy: &Policy| policy.allows(kind, config);
         let entry = self.catalogue.find(kind, config);
-        // A mark has 32 bits.
+        // The value of a mark has 32 bits.
         let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
         let allowed = known.filter(|_| self.policy.is_none_or(allows));
         let entry = allowed.ok_or(Errno::ENOENT)?;

@@ -1,4 +1,4 @@
-//! Groups: events that count while their leader is enabled, and are read at once.
+//! Groups: events that count while their leader is enabled, and are read together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

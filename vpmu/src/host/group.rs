@@ -267,8 +267,8 @@ impl Group {
         true
     }
 
-    /// Reads every member now, and stores all readings or that of `only`; `own`: on the thread of the
-    /// counters.
+    /// Reads every member now, and stores all readings or that of `only`. `own` says whether the calling
+    /// thread is the thread of the counters.
     pub(super) fn refresh(
         &mut self,
         only: Option<CounterKey>,

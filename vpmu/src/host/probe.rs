@@ -103,7 +103,7 @@ pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed
         let Offer { kind, config, .. } = offer;
         match probed(offer, pmu) {
             Ok(offer) => offers.push(offer),
-            // Report the error of the first event of a kind, which is the plainest.
+            // Report only the error of the first event of a kind, which is the simplest event.
             Err(error) if kind != KIND_RAW && refusals.iter().all(|&(of, _)| of != kind) => {
                 refusals.push((kind, Refusal::of(&error)));
             }

@@ -1,5 +1,5 @@
-//! Persistent events in the operator's view: requests and their results. The module knows no rings,
-//! queues or locks of the device.
+//! Persistent events in the operator's view: requests and their results. The module does not
+//! use the rings, queues or locks of the device.
 
 mod history;
 mod name;
@@ -12,7 +12,7 @@ pub(crate) use self::request::{open_request, spelled};
 pub use self::spec::{PersistSpec, PersistSpecError};
 use crate::source::Rate;
 
-/// Properties of an event that outlives its handles.
+/// The properties that a persistent event has in addition to those of any event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Persistence {
     pub(crate) name: Name,

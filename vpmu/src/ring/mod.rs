@@ -212,7 +212,7 @@ impl Ring {
                 .is_ok_and(|mut session| session.flush(context))
     }
 
-    /// Whether anything was written since the reader was last woken; it must then be woken.
+    /// Whether anything was written since the reader was last woken; if so, the caller must wake it.
     pub(crate) fn rouse(&mut self) -> bool {
         self.producer.rouse()
     }

@@ -167,8 +167,8 @@ impl Producer {
     }
 
     /// Counts samples that could not be written or made; returns whether to wake the reader. The
-    /// first loss wakes it: a full ring crosses no further mark, and its reader would otherwise
-    /// sleep forever. A reader that paused its ring needs no wakeup.
+    /// first loss wakes it: the reader of a full ring would otherwise sleep forever, because the ring does
+    /// not reach another mark. A reader that paused its ring does not need a wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -179,7 +179,7 @@ impl Producer {
         wake
     }
 
-    /// Whether anything was written since the reader was last woken; it must then be woken.
+    /// Whether anything was written since the reader was last woken; if so, the caller must wake it.
     pub(super) fn rouse(&mut self) -> bool {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }

@@ -134,7 +134,7 @@ saved! {
         pub(crate) enabled: bool,
         pub(crate) paused: bool,
         pub(crate) failed: bool,
-        /// Its overflows make no records.
+        /// Whether its overflows make no records.
         pub(crate) throttled: bool,
         /// The task at the last schedule-in, and its vCPU.
         pub(crate) task: Option<Task>,

@@ -396,7 +396,7 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // Others of its family may then be granted the area that the driver manages.
+        // Other events of its family may then be granted the area that the driver manages.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
@@ -1000,7 +1000,7 @@ impl State {
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // The next command may stop an event and find overflows after this moment.
+            // Keep the state: the next command may stop an event and find overflows after this moment.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();

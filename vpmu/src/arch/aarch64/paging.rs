@@ -249,7 +249,7 @@ mod tests {
             let control = Control {
                 sctlr: SCTLR_MMU,
                 tcr,
-                // One TTBR has an ASID, the other the bit that shares translations.
+                // One TTBR has an ASID, the other has the CnP bit.
                 ttbr0: ROOT_AT | 0xab << 48,
                 ttbr1: ROOT_AT | 1,
             };

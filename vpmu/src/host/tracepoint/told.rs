@@ -50,7 +50,7 @@ fn svm(reason: u64, [first, second]: [u64; 2]) -> [u64; 2] {
         0x7b | 0x7d => [first, second],
         // A nested page fault has the guest-physical address.
         0x400 => [first & NESTED_OWN, second],
-        // Stale words or the host's: interrupts, NMI, SMI, INIT, and reasons without words.
+        // Words that are stale, or the host's: interrupts, NMI, SMI, INIT, and reasons without words.
         _ => [0; 2],
     }
 }
