@@ -74,7 +74,7 @@ fn copies() {
             black_box(&plain);
         };
         let mut copy_apart = || {
-            // Into every second page, like the area's.
+            // Copy to every second page, because the area's pages have the same gaps.
             let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
             for _ in 0..times {
                 let words = black_box(&words);

@@ -128,7 +128,7 @@ fn ratios() {
         || assert_eq!(burst.burst(singles), singles),
     );
     println!(
-        "ring: {SHORTEST:>6} bytes, one a burst: {:7.2} M records/s, {:.2} of a long burst's",
+        "ring: {SHORTEST:>6} bytes, one per burst: {:7.2} M records/s, {:.2} of the rate of long bursts",
         singles as f64 / single.as_secs_f64() / 1e6,
         burst.as_secs_f64() / single.as_secs_f64(),
     );

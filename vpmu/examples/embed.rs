@@ -4,14 +4,14 @@
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!
-//! `guest` is the guest, and `driver` its driver for the device: a VMM has neither. EMBEDDING.md counts the
-//! lines of the sections below, which begin with `// --`.
+//! The modules `guest` and `driver` are not part of the VMM: they provide the guest and the driver in it.
+//! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
 #![expect(unsafe_code, reason = "guest memory")]
 
 #[path = "support/driver.rs"]
 mod driver;
-#[expect(dead_code, reason = "the benchmark counts its rounds")]
+#[expect(dead_code, reason = "only the benchmark counts the guest's rounds")]
 #[path = "../benches/common/guest.rs"]
 mod guest;
 
@@ -88,7 +88,7 @@ fn record_flight(vpmu: &Vpmu) -> Result<u64, Box<dyn Error>> {
     Ok(vpmu.persist(&flight)?)
 }
 
-// -- transport: hands over to the device what the driver has set up.
+// -- transport: passes the queues that the driver has set up to the device.
 
 /// Called by a virtio transport at `DRIVER_OK`. This guest polls, so its interrupt does nothing.
 fn activate(

@@ -2,12 +2,13 @@
 //! pages, plugged and unplugged while the device lives; queues as its transport saves them; an MSI-X vector for
 //! each queue.
 //!
-//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver that maps the same files.
+//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps the same
+//! files as guest memory.
 //! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
 #![expect(clippy::expect_used, reason = "examples fail by panicking")]
 
-#[expect(dead_code, reason = "the device's tests use the rest")]
+#[expect(dead_code, reason = "only the device's tests use the rest")]
 #[path = "../tests/device/driver.rs"]
 mod driver;
 

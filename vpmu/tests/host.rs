@@ -200,7 +200,7 @@ fn overflows_beyond_a_full_host_ring_are_lost() {
     assert!(overflows.samples.len() > 1000);
 }
 
-/// Bytes of perf events that this process has mapped.
+/// The number of bytes of this process's mappings of perf events.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let of_events = maps.lines().filter(|line| line.contains("[perf_event]"));

@@ -1,5 +1,5 @@
 //! Provokes each refusal of this host's perf; checks the reason, and which events the source then offers.
-#![expect(unsafe_code, reason = "gives up limits and capabilities")]
+#![expect(unsafe_code, reason = "lowers a limit and drops capabilities")]
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;

@@ -257,7 +257,7 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     let end = values(&mut *set, left);
     assert_eq!(end, start.map(|value| value + 50));
 
-    // Releasing twice must not matter.
+    // Removing a counter twice must not matter.
     for key in [leader, third, second, second, fifth] {
         set.remove(key);
     }

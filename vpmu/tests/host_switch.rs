@@ -345,7 +345,7 @@ fn page_faults_count_for_the_task_that_is_in() {
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
     let (one, other) = (guest.task(6), guest.task(6));
-    // The third of them counts page faults.
+    // The third event of each task counts page faults.
     let at = usize::try_from(PAGE_FAULTS).expect("small");
     let faults = |replies: &[Reply], from: usize| replies[from + at].value.get();
     let mut visit = |task: &[u64], pages: u64| {

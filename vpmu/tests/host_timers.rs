@@ -79,7 +79,7 @@ impl Clocks {
         drained.collect()
     }
 
-    /// Works until each of these clocks has sampled; asserts that other clocks have not.
+    /// Works until each of these clocks has sampled three times; asserts that other clocks have not sampled.
     fn assert_run(&mut self, running: &[usize]) {
         self.samples();
         let (begun, mut seen) = (Instant::now(), vec![0; self.clocks.len()]);

@@ -101,7 +101,7 @@ fn requirement_that_a_test_names_exists() {
     assert_eq!(unknown, []);
 }
 
-/// A requirement's number begins with its section, and counts from one in it.
+/// A requirement's number consists of its section and a number that counts from one in the section.
 #[test]
 fn requirements_are_numbered_by_their_sections() {
     let mut section = String::new();

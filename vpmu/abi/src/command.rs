@@ -73,7 +73,8 @@ wire! {
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;
-/// [`Reply::state`]: enabled, but its context does not run, its leader is off, or its counter waits.
+/// [`Reply::state`]: enabled, but its context does not run, its leader is off, or it waits for a host
+/// counter.
 pub const STATE_INACTIVE: i32 = 0;
 /// [`Reply::state`]: counting, or paused.
 pub const STATE_ACTIVE: i32 = 1;

@@ -82,7 +82,7 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// Offers the next chain. `notify` notifies the device, which must have answered when it returns.
+    /// Offers the next chain. `notify` notifies the device, which must have answered when `notify` returns.
     pub(crate) fn offer(&mut self, notify: impl FnOnce()) -> io::Result<()> {
         self.offered = self.offered.wrapping_add(1);
         let available = GuestAddress(self.base + AVAILABLE + 2);

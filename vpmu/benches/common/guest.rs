@@ -7,7 +7,7 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::{GuestRegs, Registers};
 
-/// Bytes of guest memory. The first 8 MiB of addresses, twice as much, are identity-mapped for ring 3.
+/// Bytes of guest memory. The page tables identity-map twice as many bytes for ring 3: the first 8 MiB.
 pub(crate) const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
 pub(crate) const PROGRAM: u64 = 0x8000;

@@ -1,4 +1,4 @@
-//! The CPUs that this process may use, and threads pinned to them: CPUs of virtual machines differ in speed.
+//! Pins threads to the CPUs that this process may use, because CPUs of virtual machines differ in speed.
 #![expect(
     unsafe_code,
     reason = "the affinity of a thread is set by a system call"

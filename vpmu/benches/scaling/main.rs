@@ -259,7 +259,7 @@ fn print_times(host: &Arc<Host>) -> io::Result<()> {
         median(&|round| (round[to] - round[from]) / more)
     };
     println!(
-        "    each event more: {:.0} ns ({:.0} ns up to 6, {:.0} ns beyond)",
+        "    each further event: {:.0} ns ({:.0} ns up to 6, {:.0} ns beyond)",
         slope(0, 2),
         slope(0, 1),
         slope(1, 2),

@@ -25,7 +25,7 @@ struct OverflowCounter {
 }
 
 impl OverflowSource {
-    /// A source with the clocks of `host`.
+    /// Creates a source that takes time from `host`.
     pub(crate) fn new(host: PerfSource) -> Self {
         Self {
             host: Arc::new(host),

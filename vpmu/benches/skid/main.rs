@@ -8,10 +8,10 @@
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "the device's tests use the rest")]
+#[expect(dead_code, reason = "only the device's tests use the rest")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
-#[expect(dead_code, reason = "nothing reads its count")]
+#[expect(dead_code, reason = "the guest's count is not read here")]
 #[path = "../common/guest.rs"]
 mod guest;
 #[path = "../common/selection.rs"]
@@ -237,7 +237,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
             .map(|acted| acted.ticks * 1_000_000 / u64::from(tsc_khz)),
     );
     for (what, unit, values) in [
-        ("instructions that the guest ran on for", "", ran),
+        ("instructions that the guest executed after the overflow", "", ran),
         ("from the overflow to the target's change", " ns", took),
     ] {
         if let Some(most) = values.last() {

@@ -45,7 +45,7 @@ const EVENTS: [u64; 3] = [1, 6, 10];
 const SLICE: Duration = Duration::from_millis(50);
 /// Slices with sampling in a run, each between two slices without.
 const SLICES: usize = 8;
-/// Runs of each kind, in turns, because the machine drifts while others use it.
+/// Runs of each kind, in turns, because the machine's speed drifts while others use it.
 const RUNS: usize = 4;
 /// The target cost of the batched engine, relative to the host's own events.
 const LIMIT: f64 = 1.2;
@@ -204,7 +204,7 @@ fn measure() -> io::Result<()> {
             batched.median() / host.median(),
         );
     }
-    println!("host: the same events on a thread without a guest, their records taken by nobody");
+    println!("host: the same events on a thread without a guest; nobody reads their records");
     Ok(())
 }
 

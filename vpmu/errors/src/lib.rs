@@ -2,14 +2,14 @@
 
 use std::error::Error;
 
-/// `error` and its causes on one line, joined by ": ".
+/// Returns the messages of `error` and its causes on one line, joined by ": ".
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // A wrapper without a text of its own displays that of its source.
+        // A wrapper without a message of its own displays its source's message.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

@@ -75,7 +75,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns how many of `most` bytes to transfer; every second call would block.
+    /// Returns how many of `most` bytes to transfer. Every second call returns `WouldBlock` instead.
     fn turn(&self, most: usize) -> io::Result<usize> {
         match self.pause.replace(!self.pause.get()) {
             true => Err(ErrorKind::WouldBlock.into()),

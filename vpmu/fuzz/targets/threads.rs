@@ -126,7 +126,7 @@ fn host(vpmu: &Vpmu, input: &[u8]) {
 fn host_step(vpmu: &Vpmu, input: &mut Unstructured<'_>) -> Result<()> {
     match input.int_in_range(0..=9)? {
         0..=2 => vpmu.drain(),
-        // The event may have ended: an error is no failure.
+        // An error is not a failure, because the event may have ended.
         3 => drop(vpmu.flush(Some(input.int_in_range(0..=12)?))),
         4 => drop(vpmu.flush(None)),
         5 => host_ops::histories_of(vpmu),

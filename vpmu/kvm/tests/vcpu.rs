@@ -162,7 +162,7 @@ fn record(host: &Host) -> u64 {
     host.vpmu.persist(&clock).expect("a window and a clock")
 }
 
-/// Works for `times` times 20 ms of this thread's CPU time.
+/// Loops until this thread has used `times` times 20 ms of CPU time.
 fn work(times: u64) {
     let source = PerfSource::new(SIGRTMIN()).expect("a host");
     let request = vpmu::source::Request {
@@ -257,7 +257,7 @@ fn exits_of_the_statistics_grow_with_the_guests() {
     storing(|machine| {
         let host = Host::new();
         let stats = Stats::open(&machine.vcpu);
-        // A KVM without statistics has no event for them.
+        // A KVM without statistics has no count of exits.
         let has = stats.is_ok();
         host.stats.begin(vec![stats.ok()]);
         let mut thread = host.thread(machine);

@@ -181,7 +181,7 @@ fn symbols(
     };
     let trailer = first.form.trailer(0);
     for function in functions {
-        // Type and flags of zero: an ordinary function.
+        // The upper half of the second word is zero: `PERF_RECORD_KSYMBOL_TYPE_UNKNOWN`, no flags.
         let mut words = vec![function.start, u64::from(function.size)];
         let name = function.name.as_bytes();
         let name = name.iter().copied().chain([0]).collect::<Vec<u8>>();

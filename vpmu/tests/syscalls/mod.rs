@@ -20,8 +20,8 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let thread = this_thread();
     allow_tracers(c_ulong::MAX);
-    // SAFETY: the child runs only `trace`, which makes system calls and takes neither locks nor memory
-    // from the allocator, which another thread may hold.
+    // SAFETY: the child runs only `trace`, which makes system calls. It neither takes locks nor allocates,
+    // because another thread may have held a lock at the fork.
     let tracer = match unsafe { libc::fork() } {
         0 => trace(thread, writer),
         tracer => Tracer(tracer),
@@ -53,18 +53,18 @@ impl Drop for Tracer {
 }
 
 fn this_thread() -> pid_t {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { libc::gettid() }
 }
 
 fn mark() {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { libc::getppid() };
 }
 
 /// Lets process `who` trace this one under Yama. Without Yama the call fails and is not needed.
 fn allow_tracers(who: c_ulong) {
-    // SAFETY: takes no pointer.
+    // SAFETY: the call takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
 }
 
@@ -76,7 +76,7 @@ fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
         let count = counted(thread)?;
         to.write_all(&count.to_ne_bytes())
     });
-    // SAFETY: ends the process at once, without its handlers.
+    // SAFETY: the call ends the process at once, without running exit handlers.
     unsafe { libc::_exit(done.is_err().into()) }
 }
 

@@ -129,7 +129,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         match input.int_in_range(0..=7)? {
             0 => world.drop_overflows(of, input.int_in_range(0..=2)?),
             1 => {
-                // A host does not lose more.
+                // Real hosts do not report larger losses.
                 let lost = number(input)? & u64::from(u32::MAX);
                 world.record_exit(of, Recorded::Lost(lost));
             }
@@ -279,7 +279,7 @@ fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.leave_all();
     let mut state = stage.save();
     let forgeries = input.int_in_range(0..=5)?;
-    // Mostly unchanged.
+    // Leave the state unchanged in most executions.
     for _ in 3..forgeries {
         let places = leaves(&state);
         let place = input.choose(&places)?;

@@ -58,7 +58,8 @@ impl OwnRing {
         memory.load(head, Ordering::Acquire).expect("in memory")
     }
 
-    /// Checks the ring and consumes its records. `written`: other threads make the device write meanwhile.
+    /// Checks the ring and consumes its records. `written` is whether other threads make the device write
+    /// meanwhile.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
         let grown = match self.backward {
@@ -94,7 +95,8 @@ impl OwnRing {
         }
     }
 
-    /// Checks the records in `len` bytes from `at` on. `whole`: the last record must end exactly there.
+    /// Checks the records in `len` bytes from `at` on. If `whole`, the last record must end exactly where these
+    /// bytes end.
     fn records(&mut self, memory: &GuestMemoryMmap, at: u64, len: u64, whole: bool) {
         let mut done = 0;
         while done < len {

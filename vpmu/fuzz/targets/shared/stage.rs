@@ -59,7 +59,7 @@ pub(crate) struct Stage {
     pub(crate) forged: bool,
     /// Number of pages given to rings of their own so far.
     own_pages: u64,
-    /// vCPUs can no longer be made to leave the guest.
+    /// Whether the vCPUs can no longer be made to leave the guest.
     pub(crate) stuck: bool,
     /// Marks placed by vCPUs.
     pub(crate) marks: u64,

@@ -141,7 +141,7 @@ impl Machine {
                 Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
-                // The signal of the time limit, which the watch then reports, or one from another source.
+                // Either the signal of the time limit, after which `over` returns `true`, or another signal.
                 Err(e) if e.errno() == libc::EINTR => {
                     self.watch.take_signals();
                     continue;

@@ -61,8 +61,8 @@ pub fn on_machine<T: Send + 'static>(
 /// Observes a machine while it loops in kernel or user mode.
 ///
 /// `start` creates the observer before the guest runs, on the guest's thread. The run ends after `budget`,
-/// or earlier once `done` returns `true`; it is called at the start and after each signal. `finish` then
-/// returns the observer's result.
+/// or earlier once `done` returns `true`; `done` is called at the start and after each signal. `finish`
+/// then returns the observer's result.
 ///
 /// # Errors
 /// [`MicroError`].

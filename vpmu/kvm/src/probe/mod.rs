@@ -41,7 +41,7 @@ impl Sampling {
         ends_early: false,
     };
     /// For a machine that is about to boot: enough samples in little time, from one small guest,
-    /// because creating and destroying guests takes longer.
+    /// because creating and destroying a guest takes longer than sampling it.
     pub const QUICK: Self = Self {
         time: Duration::from_secs(2),
         attempts: 1,

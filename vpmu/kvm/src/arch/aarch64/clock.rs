@@ -1,11 +1,11 @@
 //! The offset of a vCPU's virtual counter.
-#![expect(unsafe_code, reason = "a register that programs may read")]
+#![expect(unsafe_code, reason = "inline assembly that reads the virtual counter")]
 
 use kvm_ioctls::VcpuFd;
 
 use super::reg;
 
-/// Readings of the guest's counter to measure its offset from the host's.
+/// Number of readings from which the offset of the guest's counter is measured.
 const READINGS: usize = 16;
 
 /// Returns the host's virtual counter.

@@ -1,7 +1,7 @@
 //! Registers of a vCPU by KVM's numbers.
 #![expect(
     unsafe_code,
-    reason = "registers are read while kvm-ioctls lends the exit: by its descriptor"
+    reason = "ioctls by file descriptor, because kvm-ioctls borrows the vCPU during an exit"
 )]
 #![expect(missing_docs, reason = "the architecture's names")]
 
