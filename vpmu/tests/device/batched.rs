@@ -22,7 +22,7 @@ const TASK_PAGE: u64 = 0x8000;
 fn rig() -> Rig {
     let rig = Rig::new();
     rig.world.know_ips();
-    // So that records can be in the past.
+    // Advance the clock, so that records can be in the past.
     rig.world.pass(10 * HOLD_BACK);
     rig
 }

@@ -233,7 +233,7 @@ fn notification_is_answered_before_its_instruction_retires() {
     rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
     rig.vcpus.enter(0);
-    // The used ring at the guest's next instruction.
+    // The guest reads the used ring at its next instruction.
     let answer = rig.queues[2].answer().expect("there");
     let reply: Vec<Reply> = structs(&answer);
     assert_eq!(reply[0].state.get(), STATE_ACTIVE);

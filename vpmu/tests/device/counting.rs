@@ -58,7 +58,7 @@ fn each_exit_counts_once_by_reason() {
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
         let grown = rig.value(0, events[index]) - before[index];
         if config == EXIT_MMIO {
-            // The two reads of `all`, the four before this one, and this one.
+            // The two reads of `all`, the reads of the four other events, and this read.
             assert_eq!(grown, times + 2 + 4 + own);
         } else {
             assert_eq!(grown, times, "reason {config}");

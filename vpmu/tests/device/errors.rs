@@ -372,7 +372,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// Prepares the event of such a request, or the command.
+/// Prepares the event that a request of this table refers to, or the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {
@@ -1146,7 +1146,8 @@ fn table(row: &str) -> &str {
     row.rsplit_once('-').expect("a number").0
 }
 
-/// Whether the condition of a row for all requests can hold for this table.
+/// Whether the condition of `row` can hold for requests of the table `to`. Rows of the table `REQ` apply to all
+/// requests.
 fn applies(row: &str, to: &str) -> bool {
     match row {
         "REQ-4" => !NO_EVENT.contains(&to),

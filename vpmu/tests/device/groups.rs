@@ -262,7 +262,7 @@ fn group_size_is_limited_by_the_record_size() {
         ..mark
     };
     let leader = rig.open(&all).expect("open");
-    // Three words per event, after three for the group: with the leader 681 are 16,368 bytes.
+    // Three words per event, after three for the group: the leader and 680 members take 16,368 bytes.
     for _ in 0..680 {
         rig.open(&led(leader, mark)).expect("open");
     }

@@ -22,7 +22,7 @@ fn event_is_off_after_its_last_overflow() {
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_OFF, 12));
     assert!(!rig.vcpus.wants_registers(0));
-    // Enabled again it has no limit.
+    // An event that is enabled again has no limit.
     rig.command(0, COMMAND_ENABLE, event);
     (0..30).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(ring.samples().len(), 10);

@@ -220,7 +220,7 @@ fn sample_has_no_data_of_an_excluded_mode() {
 
 #[test]
 fn kernel_callers_need_the_hypervisors_state() {
-    /// Provides only its position.
+    /// A vCPU that provides only its address and mode.
     #[derive(Debug)]
     struct Terse;
 

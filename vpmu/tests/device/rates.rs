@@ -9,7 +9,7 @@ use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
 
-/// A device whose events make at most `share` samples in each window, at the start of a window.
+/// A device whose events make at most `share` samples in each window. Its time is the start of a window.
 fn throttled(share: u32) -> Rig {
     let limits = limits().with(|limits| limits.max_sample_rate = share * 100);
     let rig = Rig::with(limits, ALL_FEATURES);

@@ -98,7 +98,7 @@ impl Vcpus {
     }
 }
 
-/// The default limits, for a host where interrupts and records are free.
+/// The default limits, except that interrupts and records are not limited.
 pub(crate) fn limits() -> Limits {
     Limits::default().with(|limits| {
         limits.min_hardware_period = 1;
@@ -131,7 +131,7 @@ pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     }
 }
 
-/// The thread that vCPU `vcpu` runs on.
+/// The id of the thread that vCPU `vcpu` runs on.
 pub(crate) fn thread(vcpu: u32) -> i32 {
     100 + i32::try_from(vcpu).expect("small")
 }

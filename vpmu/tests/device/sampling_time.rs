@@ -16,7 +16,7 @@ const COST: u64 = 100_100;
 /// The period of a host counter that is throttled.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A device that allows a quarter of the time for samples, at the start of a window.
+/// A device that allows a quarter of the time for samples. Its time is the start of a window.
 fn rig() -> Rig {
     rig_of(25, Engines::Auto)
 }
@@ -95,7 +95,7 @@ fn samples_that_take_their_share_are_throttled_until_the_next_window() {
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
     assert_eq!(raw[0].words[1..], [event, event]);
     assert_eq!(rig.world.periods(), [100]);
-    // The 15 beyond the share are charged to this window.
+    // The time of the 15 samples beyond the share is charged to this window.
     (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&ring.raw()), samples_then(10, THROTTLE));
     assert_eq!(rig.vpmu.metrics().sampling_throttles, 2);
@@ -151,7 +151,7 @@ fn time_in_the_guest_before_an_overflow_is_free() {
     let metrics = rig.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
-    // The cost of the last one is unknown until the next exit.
+    // The cost of the last sample is unknown until the next exit.
     assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken}");
 }
 

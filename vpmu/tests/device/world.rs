@@ -81,7 +81,7 @@ struct Handle {
     counter: Arc<Mutex<FakeCounter>>,
 }
 
-/// A set of counters, which run from when they are added, with their last readings.
+/// A set of counters with their last readings. A counter runs from the time when it is added.
 #[derive(Debug)]
 struct FakeSet {
     world: Arc<World>,
@@ -176,7 +176,7 @@ impl World {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the host refuse later counters with this errno; zero: it opens them again.
+    /// Makes the host refuse later counters with this errno. Zero makes it open counters again.
     pub(crate) fn deny(&self, errno: i32) {
         self.denying.store(errno, Ordering::Relaxed);
     }

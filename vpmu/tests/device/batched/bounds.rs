@@ -84,7 +84,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // Just after the start of the next window; the overflow is of the last window and too young to be written.
+    // The next window has just begun. The overflow is in the previous window, and too young to be written.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();

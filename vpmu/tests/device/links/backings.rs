@@ -200,7 +200,7 @@ fn trigger_acts_up_to_its_limit() {
         rig.link(toggle, target, role).expect("linked");
     }
     assert_eq!(rig.valued(0, COMMAND_REFRESH, toggle, 3), 0);
-    // Four overflows are found together, but the limit is three: an odd number acts.
+    // Four overflows are found together, but the limit is three: an odd number toggles the target.
     rig.world.work(thread(0), 400, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);

@@ -22,7 +22,7 @@ pub(crate) const WINDOW: u64 = 0xd010_0000;
 /// Features of a driver that supports the window.
 pub(crate) const WINDOW_FEATURES: u64 = ALL_FEATURES | 1 << F_WINDOW;
 
-/// Memory for a window of so many pages.
+/// Memory for a window of `pages` pages.
 pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
     let range = (GuestAddress(WINDOW), pages * PAGE_SIZE);
     GuestMemoryMmap::from_ranges(&[range]).expect("memory")

@@ -1,4 +1,4 @@
-//! AUX areas over a save.
+//! AUX areas across a save and restore.
 
 use vpmu::abi::*;
 use vpmu::{AuxProducer, ExitReason, SaveError};
@@ -147,7 +147,7 @@ fn open_exit_is_cut_by_a_save() {
     let mut rig = Rig::new();
     let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);
     let (event, mut area) = traced(&mut rig, &user, MAP_WRITABLE);
-    // The exit by which the vCPU left for the move.
+    // The vCPU leaves the guest for the move by the exit that the trace records.
     rig.move_on();
     rig.command(0, COMMAND_READ, event);
     let packets = area.take();

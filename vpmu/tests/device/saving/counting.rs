@@ -1,4 +1,4 @@
-//! Counts, states and totals over a save.
+//! Counts, states and totals across a save and restore.
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, ExitReason, Policy, Tier};

@@ -1,4 +1,4 @@
-//! Groups, links, families and redirections over a save.
+//! Groups, links, families and redirections across a save and restore.
 
 use vpmu::abi::*;
 

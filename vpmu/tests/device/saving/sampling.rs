@@ -1,4 +1,4 @@
-//! Samples and rings over a save.
+//! Samples and rings across a save and restore.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};

@@ -1,4 +1,4 @@
-//! Guest time over a save, and when a device may be saved.
+//! Guest time across a save and restore, and when a device may be saved.
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, SaveError};

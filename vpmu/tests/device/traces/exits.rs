@@ -61,7 +61,7 @@ fn packet_describes_the_whole_exit() {
     assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
     assert_eq!(exit.time.get(), left + TSC_OFFSET);
     assert_eq!(exit.ip.get(), 0x1234);
-    // 500 ticks, and one by a clock read, each of which advances the clock.
+    // 500 ticks, and one more because each clock read advances the clock.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
     assert_eq!(

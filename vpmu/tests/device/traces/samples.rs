@@ -190,6 +190,6 @@ fn sample_trace_has_the_rate_and_limit_of_samples() {
         .iter()
         .map(|sample| (sample.ip.get(), sample.period.get()))
         .collect();
-    // The limit left one of the last three overflows.
+    // The limit allowed only one sample for the last three overflows.
     assert_eq!(told, [(0x10, 200), (0x20, 100)]);
 }
