@@ -44,7 +44,7 @@ impl Afterwards {
     /// Runs the command on this machine, in `directory`.
     ///
     /// # Errors
-    /// [`BootError::Temporary`]: it could not be started, or its directory of tools not be made.
+    /// [`BootError::Temporary`]: the command could not be started, or its directory of tools not created.
     pub(crate) fn run(&self, directory: &Path) -> Result<Said, BootError> {
         let tools = directory.join("bin");
         std::fs::create_dir(&tools).map_err(BootError::Temporary)?;

@@ -137,7 +137,7 @@ pub struct Apt {
     locks: Cache,
     updated: Mutex<bool>,
     arch: Arch,
-    /// The apt of this machine's architecture; `None` if that is this one.
+    /// The apt of this machine's architecture; `None` if this apt is for that architecture.
     native: Option<&'static Apt>,
 }
 
@@ -298,7 +298,8 @@ impl Apt {
     }
 
     /// Updates the lists, unless their state already differs from `before`. Returns the update's result. Fails
-    /// with `error` if this process has updated them before, with [`AptError::NotRoot`] if it may not update.
+    /// with `error` if this process has updated the lists before, and with [`AptError::NotRoot`] if it may
+    /// not update them.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = self.may_update.then(|| self.locks.lock("apt"));

@@ -31,13 +31,13 @@ fn tells_of_init(arch: Arch) -> &'static str {
 }
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// The job of the lab's /init that runs a command on the lab's host, in place of the VMM.
+/// The job of the lab's /init that runs a command on the lab's host instead of the VMM.
 const HOST_JOB: &str = r#"printf '\n@@vpmu:%s begin\n' "$MARK"
 sh /run/command 2>&1
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
-/// The program that runs guests unless another is asked for.
+/// The program that runs guests by default.
 const VMM: &str = "vmm";
 const REPORT: &str = "/tmp/report";
 
@@ -146,8 +146,8 @@ impl Boot {
         })
     }
 
-    /// Returns the token that marks this run's lines on the console. Equal runs have equal tokens: runs of
-    /// the exact lab repeat bit for bit.
+    /// Returns the token that marks this run's lines on the console. Equal runs have equal tokens, so that
+    /// runs of the exact lab repeat bit for bit.
     fn mark(&self) -> String {
         let mut key = Key::new("run").text("command", &self.command);
         for (name, contents) in &self.files {
@@ -283,7 +283,7 @@ impl Boot {
         run.file("run/settings", 0o644, settings.as_bytes())?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
-        // An emulated machine keeps a processor busy: more of them at once would only slow each other.
+        // An emulated machine keeps a processor busy, and more machines than processors would not be faster.
         let _turn = parts.cache.turn()?;
         let run = run::watch(self, &parts.cache, &mut command, mark, &place)?;
         if run.transcript.vmm.is_none() {

@@ -81,8 +81,8 @@ pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
     table(&bytes).ok_or_else(|| BusyboxError::Tools(busybox.to_owned()))
 }
 
-/// The names in the program's table. They are sorted, each ends with a zero byte, and the table with
-/// another. The first two are the names of `test`.
+/// The names in the program's table. They are sorted. A zero byte ends each name, and another zero byte
+/// ends the table. The first two names are those of `test`: `[` and `[[`.
 fn table(program: &[u8]) -> Option<Vec<String>> {
     const FIRST: &[u8] = b"\0[\0[[\0";
     let begin = program.windows(FIRST.len()).position(|w| w == FIRST)? + 1;

@@ -97,8 +97,8 @@ impl Cache {
         .map_err(|source| failed("lock", &path, source))
     }
 
-    /// Takes a turn to keep one of this machine's processors busy; waits while each
-    /// processor has one.
+    /// Takes one of the turns, of which there are as many as this machine has processors. A holder may keep
+    /// one processor busy. Waits while all turns are taken.
     ///
     /// # Errors
     /// [`CacheError`].

@@ -45,7 +45,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's 
 /// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Fetch a stock kernel with its headers, name its functions; print where they are
+    /// Fetch a stock kernel with its headers, make its System.map; print where they are
     Kernel(ArchKernelArgs),
     /// Build the guest's driver for a kernel; print where it is
     Module(ArchKernelArgs),
@@ -108,7 +108,7 @@ pub(crate) struct KernelArgs {
     /// Series or release of Debian's cloud kernel [default: the newest 6.1]
     #[arg(long, value_name = "VERSION", conflicts_with = "kernel")]
     kernel_version: Option<String>,
-    /// Build that series from Debian's source with a checker, once, for many minutes
+    /// Build that series from Debian's source with a checker; the first build takes many minutes
     #[arg(long, value_name = "CHECKER", value_enum, conflicts_with = "kernel")]
     kernel_debug: Option<Debug>,
     /// A kernel of your own: vmlinux or bzImage; needs --headers

@@ -27,7 +27,7 @@ pub enum CpioError {
     BadName(String),
 }
 
-/// An archive under construction. Parent directories appear by themselves; times are zero and
+/// An archive under construction. Parent directories are added automatically. Times are zero and
 /// inode numbers count up, so equal contents give equal bytes.
 #[derive(Debug, Default)]
 pub struct Archive {
@@ -84,7 +84,7 @@ impl Archive {
     /// The finished archive. Another may follow it directly: its length is a multiple of four.
     ///
     /// # Errors
-    /// Only in theory: the trailer always fits.
+    /// None in practice: the trailer always fits.
     pub fn finish(mut self) -> Result<Vec<u8>, CpioError> {
         self.inode = u32::MAX; // the trailer's inode number wraps round to zero
         self.entry(TRAILER, 0, (0, 0), &[])?;

@@ -1,5 +1,5 @@
-//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the guest
-//! has and a checker added. Knows how such a kernel is built, not which guests boot it.
+//! Debug kernels: Debian's source, with Debian's configuration reduced to the guest's devices and with a
+//! checker added. Knows how such a kernel is built, not which guests boot it.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ const GUEST: &str = include_str!("../kernel/guest.config");
 const LOCKDEP: &str = include_str!("../kernel/lockdep.config");
 const KASAN: &str = include_str!("../kernel/kasan.config");
 
-/// Lines of make's output per update of the progress.
+/// Compiled files per update of the progress.
 const STRIDE: usize = 250;
 
 /// Files that building a module needs, besides the directories in [`BUILD_TREES`].
@@ -54,7 +54,7 @@ const NEEDS: [Need; 9] = [
 /// The checker of a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Debug {
-    /// Locks, sleeping where that is forbidden, RCU, the life of timers and work items
+    /// Locks, sleeping where that is forbidden, RCU, lifetimes of timers and work items
     Lockdep,
     /// Memory: use after free, out of bounds; indices and shifts
     Kasan,
@@ -228,7 +228,7 @@ fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     }
     for name in BUILD_FILES {
         let from = source.join(name);
-        // Some exist in one series only.
+        // Some of these files exist in only one series.
         if from.exists() {
             relocate(&from, &headers.join(name))?;
         }

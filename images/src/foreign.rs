@@ -56,7 +56,7 @@ pub enum ForeignError {
     #[error("no kernel for a guest to start")]
     Kernel(#[source] KernelError),
     /// The host lacks one of the program's libraries.
-    #[error("{program} lacks {library} on this host; reinstall the package it is from")]
+    #[error("{program} lacks {library} on this host; reinstall the package that provides it")]
     Library {
         /// The program.
         program: PathBuf,

@@ -99,7 +99,7 @@ pub enum Need {
     Zstd,
     /// The kernel's own tool, which the driver is checked against.
     Perf,
-    /// Takes programs apart for perf.
+    /// Disassembles programs for perf.
     Objdump,
     /// A tool that the driver is checked against.
     Bpftrace,
@@ -252,7 +252,7 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
     install(Apt::host(), &packages)?;
     match missing.iter().any(|need| !need.is_met()) {
         true => Err(refuse(format!(
-            "though {packages} is installed; put it where PATH finds it"
+            "{packages} is installed, but not found: add its directory to PATH"
         ))),
         false => Ok(()),
     }

@@ -19,7 +19,7 @@ const MARKED: usize = 256;
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
 /// x86-64 kernels are linked in the last 2 GiB of the address space.
 const LOWEST: u64 = 0xffff_ffff_8000_0000;
-/// Most bytes between the number of names and the tokens.
+/// Maximum number of bytes between the number of names and the tokens.
 const REACH: usize = 32 << 20;
 
 /// The lines of a `System.map`, sorted by address as the kernel was linked; `None` if the kernel has no

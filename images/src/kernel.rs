@@ -18,7 +18,7 @@ use crate::process::ProcessError;
 use crate::progress::Step;
 use crate::vmlinux::{self, VmlinuxError};
 
-/// The series booted unless another is asked for.
+/// The series that is booted by default.
 pub const DEFAULT_SERIES: &str = "6.1";
 const SYSTEM_MAP: &str = "System.map";
 
@@ -56,7 +56,7 @@ pub enum KernelError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Debug kernels are built only for this machine's architecture.
-    #[error("debug kernels are for x86 alone, not for {0}")]
+    #[error("debug kernels are built only for x86, not for {0}")]
     ForeignDebug(Arch),
     /// A debug kernel does not build.
     #[error("cannot build the debug kernel")]
@@ -64,7 +64,7 @@ pub enum KernelError {
     /// The kernel's source lacks an option of the debug kernel.
     #[error("the kernel's source does not accept {0}")]
     Option(String),
-    /// A kernel of the user's without headers.
+    /// The user gave a kernel without its headers.
     #[error(
         "a kernel of your own needs its headers for the module: add --headers DIRECTORY (like /lib/modules/VERSION/build)"
     )]
@@ -196,12 +196,12 @@ impl Kernel {
         })
     }
 
-    /// The release as `uname -r` prints it; `None` for a kernel of the user's.
+    /// The release as `uname -r` prints it; `None` for the user's own kernel.
     pub fn release(&self) -> Option<&str> {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
 
-    /// The configuration of a package's kernel.
+    /// The configuration file of a packaged kernel; `None` if it is missing, or for the user's own kernel.
     pub fn config(&self) -> Option<PathBuf> {
         let release = self.release()?;
         let path = self.bzimage.with_file_name(format!("config-{release}"));

@@ -124,7 +124,7 @@ fn index(directory: &Path, files: &mut HashMap<String, PathBuf>) -> Result<(), K
     for entry in fs::read_dir(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
-        // Not through links: `build` and `source` lead out of the tree.
+        // Don't follow links: `build` and `source` lead out of the tree.
         if entry.file_type().map_err(failed)?.is_dir() {
             index(&path, files)?;
         } else if entry.file_name().to_string_lossy().contains(".ko") {

@@ -18,12 +18,12 @@ const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 const EXIT_PORT: u16 = 0xf4;
 /// The lab's memory besides the guest's: for its kernel, the archives and their copies.
 const OWN_MEMORY_MIB: u32 = 768;
-/// Without `cryptomgr.notests` the self-test of ciphers would take 40 % of the boot. `loglevel=2` keeps all
-/// messages but a dying kernel's from getting between the lines of the guest's console.
+/// Without `cryptomgr.notests` the self-test of ciphers would take 40 % of the boot. With `loglevel=2`, only
+/// messages of a dying kernel get between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// Without it the kernel checks its TSC against another timer. Both are emulated from the host's clock, and a
-/// busy host reads them late.
+/// Without this option the kernel checks its TSC against another timer. Both are emulated from the host's
+/// clock, and a busy host reads them late.
 const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
@@ -126,10 +126,10 @@ impl Lab {
     fn aarch64(&self, qemu: &mut Command) -> String {
         qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
         if self.exact {
-            // Pointer authentication with QEMU's own algorithm: the architecture's would take most of the time.
+            // Authenticate pointers with QEMU's own algorithm: the architecture's would take most of the time.
             qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
         } else {
-            // A processor that libraries with tables of events know.
+            // Use a processor that is in the event tables of libraries.
             qemu.args(["-accel", "tcg,thread=multi", "-cpu", "neoverse-n1"]);
         }
         format!("console=ttyAMA0 {CMDLINE}")

@@ -1,5 +1,5 @@
-//! Unpacks the LZ4 "legacy" stream that kernels are compressed with: a magic number, then chunks, each an LZ4 block
-//! of its own behind its length.
+//! Unpacks the LZ4 "legacy" stream that kernels are compressed with: a magic number, then chunks. Each chunk
+//! is a length, followed by an independent LZ4 block.
 
 use lz4_flex::block::{DecompressError, decompress_into};
 use thiserror::Error;

@@ -102,7 +102,7 @@ pub fn run(
             Err(RecvTimeoutError::Timeout) => return Err(MachineError::Timeout(timeout)),
         }
     }
-    // Its streams are closed: it is ending, unless it closed them itself.
+    // The program's streams are closed: it is ending, unless it closed them and runs on.
     let status = wait(&mut child.0, deadline)
         .map_err(|source| MachineError::Wait { program, source })?
         .ok_or(MachineError::Timeout(timeout))?;

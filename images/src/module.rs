@@ -51,7 +51,7 @@ pub enum ModuleError {
     File(#[from] FileError),
 }
 
-/// The built module for `kernel`.
+/// Builds the driver for `kernel`, unless the cache has it; returns the module.
 ///
 /// # Errors
 /// [`ModuleError`].
@@ -64,7 +64,7 @@ pub fn driver() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-driver/linux")
 }
 
-/// The module for `kernel`, from the sources in `driver`. A warning is a failure.
+/// Like [`build`], from the sources in `driver`. A compiler's warning is an error.
 ///
 /// # Errors
 /// [`ModuleError`].
@@ -116,8 +116,8 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
-/// The complaints of sparse about the driver's sources in `driver`, one a line: address spaces, byte orders,
-/// and locks that a function leaves held.
+/// The complaints of sparse about the driver's sources in `driver`, one per line: address spaces, byte
+/// orders, and locks that a function leaves held.
 ///
 /// # Errors
 /// [`ModuleError`].
@@ -137,7 +137,7 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     })
 }
 
-/// The complaints in the output of a make that ran sparse, or the error of a make that failed without one.
+/// The complaints in the output of a make that ran sparse, or the make's error if it failed without one.
 fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, ProcessError> {
     let failure = match made {
         Ok(_) => return Ok(Vec::new()),

@@ -1,5 +1,5 @@
-//! Our own programs, linked statically so that they run in any initramfs. Cargo decides what to rebuild, in
-//! a target directory of their own.
+//! Our own programs, linked statically so that they run in any initramfs. Cargo builds them in a separate
+//! target directory, and decides what to rebuild.
 
 use std::collections::BTreeMap;
 use std::env;

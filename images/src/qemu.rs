@@ -240,7 +240,7 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     Ok(())
 }
 
-/// ninja's progress, from a line that begins like `[840/1210] `.
+/// Returns ninja's progress in tenths, from a line that begins like `[840/1210] `.
 fn tenths(line: &str) -> Option<u32> {
     let (done, all) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
     let (done, all): (u32, u32) = (done.parse().ok()?, all.parse().ok()?);

@@ -30,9 +30,9 @@ const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
 /// Rules that a file breaks by its purpose.
 const EXCEPTIONS: [(&str, &str); 2] = [
-    // A driver outside the kernel's tree is for more than one version.
+    // An out-of-tree driver supports more than one kernel version.
     ("compat.h", "LINUX_VERSION_CODE,CONSTANT_COMPARISON"),
-    // A macro that iterates names its variable more than once.
+    // An iterating macro uses its variable more than once.
     ("vpmu_file.h", "MACRO_ARG_REUSE"),
 ];
 
@@ -71,7 +71,7 @@ impl Stale for StyleError {
     }
 }
 
-/// The complaints of `checkpatch.pl --strict` about the driver's sources in `driver`, one a line.
+/// The complaints of `checkpatch.pl --strict` about the driver's sources in `driver`, one per line.
 ///
 /// # Errors
 /// [`StyleError`].

@@ -80,7 +80,7 @@ pub fn dies_with_us(command: &mut Command) -> &mut Command {
 
 /// Whether this process may install packages.
 pub fn is_root() -> bool {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: the call takes no argument and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 

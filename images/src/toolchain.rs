@@ -22,7 +22,7 @@ use crate::progress::Step;
 /// Debian's newest Rust, which it packages to build browsers. Unpacked, it does not conflict with an
 /// installed Rust.
 const RUST: &str = "rustc-web";
-/// Rust's standard library. Programs need that of their own architecture.
+/// Rust's standard library. Programs need the library for their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
 /// Dependencies of those packages that every host with a compiler has.
 const HOSTS: [&str; 9] = [

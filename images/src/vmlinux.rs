@@ -99,9 +99,10 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     image.get(start..end).ok_or(VmlinuxError::Truncated)
 }
 
-/// Returns the output of `program -dc` for `bytes`. The last four bytes are the length of the output: gzip's own, or
-/// added for the kernel. Other programs than gzip fail because of them after they have written everything, so for these
-/// only the length is checked.
+/// Returns the output of `program -dc` for `bytes`. The last four bytes are the length of the output: gzip's
+/// format ends with it, and the kernel's build appends it to other formats. Programs other than gzip write
+/// all of the output and then fail on these bytes, so their exit status is ignored and only the length is
+/// checked.
 fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     host::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };

@@ -2,8 +2,9 @@
 //! pages, plugged and unplugged while the device lives; queues as its transport saves them; an MSI-X vector for
 //! each queue.
 //!
-//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps the same
-//! files as guest memory.
+//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps
+//! the same files as guest memory.
+//!
 //! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
 
 #![expect(clippy::expect_used, reason = "examples fail by panicking")]

@@ -28,14 +28,14 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let byte = number(byte)
         .and_then(|n| u8::try_from(n).ok())
         .ok_or(USAGE)?;
-    // SAFETY: grants this process a port; touches no memory.
+    // SAFETY: the call grants this process a port and touches no memory.
     if unsafe { libc::ioperm(port.into(), 1, 1) } != 0 {
         return Err(format!(
             "no access to port {port:#x}: {}",
             std::io::Error::last_os_error()
         ));
     }
-    // SAFETY: one `out`; the port was granted above, memory and flags stay as they are.
+    // SAFETY: this is one `out` to a port that was granted above; it changes neither memory nor flags.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }

@@ -9,7 +9,8 @@ use crate::boot::Boot;
 use crate::foreign;
 use crate::place::PlaceChoice;
 
-/// A program of known length, `million.S`: the start of one with a C library varies with random addresses.
+/// A program of known length, `million.S`, without a C library: the length of a C library's startup varies
+/// with random addresses.
 const PROGRAM: &str = "million";
 /// Words of the program's command line in each run: a million rounds each.
 const WORDS: [u64; 3] = [1, 2, 5];

@@ -112,7 +112,7 @@ exec perf script -i perf.data -F event,addr
     )
 }
 
-/// The values of the marks that perf lists, one sample a line.
+/// The values of the marks that perf lists, one sample per line.
 fn values(script: &str) -> Vec<u64> {
     let value = |line: &str| {
         let (event, address) = line.trim().split_once(char::is_whitespace)?;

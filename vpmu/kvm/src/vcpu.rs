@@ -11,7 +11,7 @@ use crate::here::Accesses;
 use crate::kick::Kickable;
 use crate::run_page::{self, RunPage};
 
-/// A vCPU and its session, bound to the thread that runs the vCPU. A kick of this thread ends the vCPU's run call.
+/// A vCPU and its session, bound to the thread that runs the vCPU. A kick of this thread ends the run call.
 #[derive(Debug)]
 pub struct VcpuThread {
     // Fields drop in this order: host counters can overflow after the session ends, and a kick then writes to the page.
@@ -69,8 +69,8 @@ impl VcpuThread {
     /// `fd` must be the vCPU that was passed to [`VcpuThread::new`].
     ///
     /// # Errors
-    /// The error of `KVM_RUN`. `EINTR` means that a signal arrived: a kick, or an overflow, which the device has
-    /// handled.
+    /// The error of `KVM_RUN`. `EINTR` means that a signal arrived: a kick, or an overflow, which the device
+    /// has handled.
     #[expect(
         unsafe_code,
         reason = "kvm-ioctls borrows the vCPU for the exit, and registers are read meanwhile"
@@ -120,8 +120,8 @@ impl VcpuThread {
     }
 
     /// Runs one more turn of the commands that a notification left pending, like [`VcpuSession::resume`].
-    /// [`VcpuThread::run`] runs all remaining turns. A VMM that may have to stop a vCPU calls this method first,
-    /// turn by turn, and checks between turns whether to stop.
+    /// [`VcpuThread::run`] runs all remaining turns. A VMM that may have to stop a vCPU calls this method
+    /// first, turn by turn, and checks between turns whether to stop.
     pub fn resume(&mut self) -> Turn {
         self.session
             .as_mut()

@@ -1146,8 +1146,8 @@ fn table(row: &str) -> &str {
     row.rsplit_once('-').expect("a number").0
 }
 
-/// Whether the condition of `row` can hold for requests of the table `to`. Rows of the table `REQ` apply to all
-/// requests.
+/// Whether the condition of `row` can hold for requests of the table `to`. Rows of the table `REQ` apply to
+/// all requests.
 fn applies(row: &str, to: &str) -> bool {
     match row {
         "REQ-4" => !NO_EVENT.contains(&to),

@@ -95,8 +95,8 @@ impl OwnRing {
         }
     }
 
-    /// Checks the records in `len` bytes from `at` on. If `whole`, the last record must end exactly where these
-    /// bytes end.
+    /// Checks the records in `len` bytes from `at` on. If `whole`, the last record must end exactly where
+    /// these bytes end.
     fn records(&mut self, memory: &GuestMemoryMmap, at: u64, len: u64, whole: bool) {
         let mut done = 0;
         while done < len {

@@ -1,5 +1,5 @@
 //! The offset of a vCPU's virtual counter.
-#![expect(unsafe_code, reason = "inline assembly that reads the virtual counter")]
+#![expect(unsafe_code, reason = "inline assembly reads the virtual counter")]
 
 use kvm_ioctls::VcpuFd;
 

@@ -1,7 +1,7 @@
 //! A vCPU's instruction pointer, mode and other registers at an exit, read on demand.
 #![expect(
     unsafe_code,
-    reason = "ioctls by file descriptor and reads of the run page, because kvm-ioctls borrows the vCPU during an exit"
+    reason = "ioctls and reads of the run page, because kvm-ioctls borrows the vCPU during an exit"
 )]
 
 use std::os::fd::BorrowedFd;
