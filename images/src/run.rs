@@ -102,7 +102,8 @@ pub(crate) fn watch(
 /// The VMM's exit code when the guest's kernel has panicked.
 const PANICKED: i32 = 5;
 
-/// The outcome of a run. A run is an error unless its command ended and its VMM succeeded.
+/// The outcome of a run. A run is an error unless its command ended and its VMM succeeded. With a command that
+/// runs afterwards, a panic of the guest's kernel is not an error either.
 pub(crate) fn outcome(
     boot: &Boot,
     transcript: Transcript,

@@ -160,7 +160,7 @@ impl Statistics {
         self.lock().get(index)?.read(name)
     }
 
-    /// Returns all counters with a single value of each vCPU; `None` if this KVM has no statistics.
+    /// Returns, for each vCPU, all counters with a single value; `None` for a vCPU without statistics.
     #[must_use]
     pub fn read_all(&self) -> Vec<Option<BTreeMap<String, u64>>> {
         self.lock().iter().map(Kept::read_all).collect()

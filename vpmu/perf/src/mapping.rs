@@ -24,7 +24,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` of `event` for reading and writing: a multiple of the page size, not zero.
+    /// Maps the first `bytes` of `event` for reading and writing. `bytes` is a multiple of the page size and
+    /// not zero.
     ///
     /// # Errors
     /// The error of mmap(2).

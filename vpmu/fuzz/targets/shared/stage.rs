@@ -177,7 +177,7 @@ impl Stage {
             self.rig
                 .vpmu
                 .activate(memory, features, &given, self.rig.interrupt.clone());
-        assert!(activated.is_err() || complete && offered, "it is served");
+        assert!(activated.is_err() || complete && offered, "it is accepted");
     }
 
     /// The driver's side of a queue.

@@ -14,4 +14,4 @@ pub use aarch64::*;
 pub use x86_64::*;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("vCPUs of x86-64 and aarch64 are known");
+compile_error!("only vCPUs of x86-64 and aarch64 are supported");
