@@ -196,12 +196,13 @@ impl Kernel {
         })
     }
 
-    /// The release as `uname -r` prints it; `None` for the user's own kernel.
+    /// The release as `uname -r` prints it, from the image's name; `None` unless that is `vmlinuz-RELEASE`, as
+    /// in Debian's packages.
     pub fn release(&self) -> Option<&str> {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
 
-    /// The configuration file of a packaged kernel; `None` if it is missing, or for the user's own kernel.
+    /// The configuration file beside the image of a packaged kernel; `None` if there is none.
     pub fn config(&self) -> Option<PathBuf> {
         let release = self.release()?;
         let path = self.bzimage.with_file_name(format!("config-{release}"));

@@ -129,7 +129,7 @@ impl Lab {
             // Authenticate pointers with QEMU's own algorithm: the architecture's would take most of the time.
             qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
         } else {
-            // Use a processor that is in the event tables of libraries.
+            // Use a processor whose events are in the tables of libraries.
             qemu.args(["-accel", "tcg,thread=multi", "-cpu", "neoverse-n1"]);
         }
         format!("console=ttyAMA0 {CMDLINE}")
