@@ -22,7 +22,7 @@ pub enum PlugError {
     /// Two devices overlap in the layout.
     #[error(transparent)]
     Overlap(#[from] Overlap),
-    /// A queue that virtio rejects.
+    /// The virtio library rejects the size of a queue.
     #[error("cannot make the virtqueues")]
     Queues(#[from] virtio_queue::Error),
     /// The host has no free descriptors, or standard output is closed.
@@ -58,7 +58,7 @@ pub fn plug_console(
     })
 }
 
-/// Adds the power devices and the debug port.
+/// Adds the power devices, the panic device and the debug port.
 ///
 /// # Errors
 /// [`PlugError::Overlap`].

@@ -18,7 +18,7 @@ pub enum DataError {
     /// The initramfs has no bytes.
     #[error("the initramfs is empty")]
     EmptyInitramfs,
-    /// It does not fit between the kernel and the end of memory.
+    /// The initramfs does not fit between the kernel and the end of memory.
     #[error(
         "the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory"
     )]

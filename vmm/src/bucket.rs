@@ -82,7 +82,7 @@ impl Bucket {
         let paid = self.debt.min(flown);
         self.debt -= paid;
         self.tokens = self.tokens.saturating_add(flown - paid).min(self.most);
-        // The remainder of the time brings the next token forward.
+        // Keep the remainder of the elapsed time: it counts toward the next token.
         self.filled = match self.tokens == self.most {
             true => now,
             false => self.filled + self.flow_time(flown),

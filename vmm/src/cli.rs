@@ -21,7 +21,7 @@ Examples:
   vmm ctl --socket vm.sock list
       See the persistent events of a machine that runs with --ctl vm.sock
   vmm ctl --socket vm.sock snapshot here
-      Save it; 'vmm run --restore here' goes on from there
+      Save it; 'vmm run --restore here' continues from there
 
 'vmm run --help' lists every option and exit status."
 )]
@@ -38,7 +38,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Survey this machine's abilities and their consequences
     Check(CheckArgs),
-    /// Ask a running machine about its persistent events, start and end them; save the machine
+    /// List, start and end the persistent events of a running machine; save the machine
     Ctl(CtlArgs),
 }
 

@@ -3,7 +3,7 @@
 //! Each module has the same items. For the machine: `layout`, `board` (devices and their
 //! addresses), and boot images (`kernel`, `boot`). For KVM: `platform` (a VM and its requirements),
 //! `cpus`, `clock`, `state` (saves and restores these), `exits`, `emulation`, and system calls and
-//! requests for seccomp filters (`calls`). For the survey: `check`.
+//! requests for seccomp filters (`calls`). For `vmm check`: `check`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -106,7 +106,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
             "clocks" => ("pmu.clocks", "--pmu clocks"),
             "standard" => ("pmu.standard", "--pmu standard, the default"),
             "full" => ("pmu.full", "--pmu full"),
-            _ => ("pmu.list", "such a list"),
+            _ => ("pmu.list", "this list"),
         };
         match (&offered.error, &offered.events[..]) {
             (Some(error), _) => Check::new(name, "not known", error.as_str()),
@@ -116,7 +116,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
             (None, events) => Check::new(
                 name,
                 format!("{} events", events.len()),
-                format!("a guest of {option} has: {}", events.join(", ")),
+                format!("a guest with {option} has: {}", events.join(", ")),
             ),
         }
     };
@@ -135,7 +135,7 @@ pub(super) fn mediated(mediated: Option<bool>) -> Check {
         Some(false) => Check::new(
             name,
             "disabled",
-            "hardware events keep no VM from starting, while the module's parameter stays so",
+            "hardware events keep no VM from starting, as long as the module's parameter stays off",
         ),
         Some(true) => Check::new(
             name,

@@ -40,7 +40,7 @@ Examples:
   vmm check
   vmm check --json | jq .stock_kernel
   vmm check --pmu clocks --allow-event 'l1-dcache-*'
-      See which events a guest of that list has here
+      See which events a guest with that list has here
 
 Everything is tried, not looked up: small guests are run, events are opened and counted. It takes
 about a second, changes nothing and leaves nothing behind.

@@ -146,7 +146,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             ),
             None => Check::new(
                 "perf.moved-hw",
-                "counts on",
+                "keeps counting",
                 "the host may move hardware events between counters while a guest runs",
             ),
         },
@@ -224,7 +224,7 @@ fn engine(auto: AutoEngine) -> Check {
         AutoEngine::Exit => Check::new(
             name,
             "exit",
-            "`vmm run` samples host events with an exit for each; --engine batched insists",
+            "`vmm run` samples host events with an exit for each; --engine batched overrides this",
         ),
     }
 }

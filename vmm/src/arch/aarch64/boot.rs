@@ -16,7 +16,7 @@ use crate::machine::Machine;
 /// Errors of writing the boot data.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The initramfs or the command line.
+    /// The initramfs or the command line is not suitable.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The device tree cannot be made.

@@ -55,7 +55,7 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
     (
         kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_SET_DEVICE_ATTR: where it lies; the interrupt of a vCPU's PMU",
+        "KVM_SET_DEVICE_ATTR: the controller's address; the interrupt of a vCPU's PMU",
     ),
     (
         GET_ONE_REG,
@@ -63,7 +63,7 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
     (
         kvm(WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
-        "KVM_SET_ONE_REG: where the guest begins; its counter goes on",
+        "KVM_SET_ONE_REG: where the guest begins; its counter continues",
     ),
     (
         kvm(
@@ -71,7 +71,7 @@ pub const BOOT: [(u32, &str); 8] = [
             0xb5,
             size_of::<kvm_bindings::kvm_arm_counter_offset>(),
         ),
-        "KVM_ARM_SET_COUNTER_OFFSET: the guest's counter goes on",
+        "KVM_ARM_SET_COUNTER_OFFSET: the guest's counter continues",
     ),
 ];
 

@@ -68,7 +68,7 @@ pub fn create(
         return Err(CpuError::NoPmu);
     }
     let mut processor =
-        preferred(vm).map_err(KvmError::refused("tell what processors it offers"))?;
+        preferred(vm).map_err(KvmError::refused("show what processors it offers"))?;
     if machine.pmu {
         processor.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
     }
@@ -96,7 +96,7 @@ fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd,
     fd.vcpu_init(&processor)
         .map_err(KvmError::refused("set a vCPU up"))?;
     let expected = mpidr(index);
-    let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("tell a vCPU's affinity"))?;
+    let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("show a vCPU's affinity"))?;
     let is = is & AFFINITY;
     match is == expected {
         true => Ok(fd),

@@ -7,8 +7,8 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A set of registers that the embedder emulates. It has no variants: on arm64, KVM lets an embedder
-/// emulate none.
+/// A set of registers that the embedder emulates. It has no variants: on arm64, KVM does not let an
+/// embedder emulate registers.
 #[derive(Debug, Clone)]
 pub enum Emulation {}
 

@@ -37,7 +37,8 @@ pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
 }
 
-/// Injects an external abort for such an access, as hardware does at an address without a device.
+/// Injects an external abort for an [undecoded](is_undecoded) access, as hardware does at an address without
+/// a device.
 ///
 /// # Errors
 /// KVM's error.

@@ -31,7 +31,7 @@ pub(super) struct SavedGic {
     distributor: Vec<u32>,
     /// Levels of the shared interrupts' lines.
     levels: Vec<u32>,
-    /// By vCPU, here and below.
+    /// One element for each vCPU, also in the fields below.
     redistributors: Vec<Vec<u32>>,
     /// Levels of the private interrupts' lines.
     private_levels: Vec<u32>,
@@ -183,7 +183,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps it as long as the VM.
+/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps it until the VM is
+/// destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

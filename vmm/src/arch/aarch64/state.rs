@@ -63,7 +63,8 @@ pub enum StateError {
     Processor,
     /// The host's counter has another frequency.
     #[error(
-        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore it on such a host"
+        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore it on a host of the same \
+         frequency"
     )]
     Counter {
         /// The guest's frequency.
@@ -161,12 +162,12 @@ impl Saver {
     ///
     /// # Errors
     /// [`StateError`].
-    #[expect(clippy::unused_self, reason = "it shows that KVM can")]
+    #[expect(clippy::unused_self, reason = "it proves that KVM can save a vCPU")]
     pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
         fd.get_reg_list(&mut list)
             .map_err(save("the list of registers"))?;
-        // First: reading a register makes KVM reset a vCPU that another vCPU has just started.
+        // Read the registers first: this makes KVM reset a vCPU that another vCPU has just started.
         let registers = list.as_slice().iter().map(|&id| {
             let (low, high) = get(fd, id).map_err(refused("save", id))?;
             Ok((id, low, high))
@@ -189,7 +190,7 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
     let mut value = [0; MAX_BYTES];
     fd.get_one_reg(id, &mut value)?;
     let value = u128::from_le_bytes(value);
-    #[expect(clippy::cast_possible_truncation, reason = "its halves")]
+    #[expect(clippy::cast_possible_truncation, reason = "these are its halves")]
     let halves = (value as u64, (value >> 64) as u64);
     Ok(halves)
 }

@@ -18,7 +18,8 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<dyn Device>, size: u64) -> Re
     buses.ports.insert(layout::SERIAL_PORT.into(), size, serial)
 }
 
-/// Adds the ports that end a run, which announce it to `end`, the panic device and the debug port.
+/// Adds the ports by which a guest ends its run, the panic device and the debug port. The ports announce the
+/// end to `end`.
 ///
 /// # Errors
 /// [`Overlap`].

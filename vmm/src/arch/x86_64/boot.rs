@@ -18,16 +18,16 @@ use crate::machine::Machine;
 /// Errors of writing the boot data.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The initramfs or the command line.
+    /// The initramfs or the command line is not suitable.
     #[error(transparent)]
     Data(#[from] DataError),
     /// Guest memory does not accept a write.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
-    /// The ACPI tables.
+    /// Guest memory does not accept the ACPI tables.
     #[error("cannot write the ACPI tables")]
     Acpi(#[source] GuestMemoryError),
-    /// The descriptor and page tables for the first vCPU.
+    /// Guest memory does not accept the descriptor and page tables for the first vCPU.
     #[error(transparent)]
     Tables(#[from] regs::RegisterError),
     /// Guest memory does not accept the boot parameters.

@@ -51,7 +51,7 @@ pub const BOOT: [(u32, &str); 14] = [
     ),
     (
         kvm(WRITE, 0x90, size_of::<u64>()),
-        "KVM_SET_CPUID2: what a vCPU says of itself",
+        "KVM_SET_CPUID2: a vCPU's CPUID",
     ),
     (kvm(NONE, 0xa3, 0), "KVM_GET_TSC_KHZ: the guest's TSC"),
     (
@@ -80,7 +80,7 @@ pub const BOOT: [(u32, &str); 14] = [
     ),
     (
         kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_SET_DEVICE_ATTR: the guest's TSC goes on",
+        "KVM_SET_DEVICE_ATTR: the guest's TSC continues",
     ),
 ];
 
@@ -125,7 +125,7 @@ pub const SAVE_VCPU: [(u32, &str); 11] = [
     ),
     (
         kvm(NONE, 0xad, 0),
-        "KVM_KVMCLOCK_CTRL: the guest hears of its pause",
+        "KVM_KVMCLOCK_CTRL: tells the guest that it was paused",
     ),
 ];
 

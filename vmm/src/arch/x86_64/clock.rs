@@ -72,5 +72,5 @@ impl GuestClock {
 /// [`KvmError::Refused`].
 pub(super) fn khz(vcpu: &VcpuFd) -> Result<u32, KvmError> {
     vcpu.get_tsc_khz()
-        .map_err(KvmError::refused("tell the TSC frequency"))
+        .map_err(KvmError::refused("report the TSC frequency"))
 }

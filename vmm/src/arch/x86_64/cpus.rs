@@ -51,7 +51,7 @@ pub fn create(
     }
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(KvmError::refused("tell what processors it offers"))?;
+        .map_err(KvmError::refused("show what processors it offers"))?;
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let vcpus = (0..machine.vcpus)
         .map(|index| {

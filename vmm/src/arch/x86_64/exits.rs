@@ -48,10 +48,10 @@ pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
     false
 }
 
-/// Refuses an access that KVM cannot decode.
+/// Does nothing: on x86-64, KVM decodes every access.
 ///
 /// # Errors
-/// None.
+/// It returns none.
 pub(crate) fn refuse_undecoded(_vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     Ok(())
 }

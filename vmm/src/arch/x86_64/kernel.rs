@@ -40,7 +40,7 @@ pub enum KernelError {
         needs: u64,
     },
     /// The image would overwrite the boot tables.
-    #[error("it loads at {0:#x}, below 1 MiB, in the room of the boot tables")]
+    #[error("it loads at {0:#x}, below 1 MiB, where the boot tables are")]
     TooLow(u64),
     /// The image reaches beyond guest memory.
     #[error(

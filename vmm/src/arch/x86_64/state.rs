@@ -29,7 +29,7 @@ pub enum StateError {
         source: kvm_ioctls::Error,
     },
     /// A model-specific register does not accept its saved value.
-    #[error("KVM does not take {value:#x} for the model-specific register {index:#x}")]
+    #[error("KVM does not accept {value:#x} for the model-specific register {index:#x}")]
     Msr {
         /// The register's number.
         index: u32,
@@ -53,7 +53,8 @@ pub enum StateError {
     },
     /// The host's TSC has another frequency.
     #[error(
-        "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore it on such a host"
+        "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore it on a host of the same \
+         frequency"
     )]
     Tsc {
         /// The guest's frequency.
@@ -155,7 +156,7 @@ impl Saver {
     /// # Errors
     /// [`StateError`].
     pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
-        // First: KVM processes pending INIT and SIPI signals.
+        // Read the run state first: this makes KVM process pending INIT and SIPI signals.
         let mp = fd.get_mp_state().map_err(save("the run state"))?;
         let sregs = fd.get_sregs().map_err(save("the system registers"))?;
         if sregs.efer & EFER_SVME != 0 || sregs.cr4 & CR4_VMXE != 0 {
@@ -224,7 +225,7 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError
 pub(crate) fn paused(fd: &VcpuFd) {
     // A guest that does not use KVM's clock needs no notification.
     if let Err(error) = fd.kvmclock_ctrl() {
-        log::debug!("the guest does not hear of its pause: {error}");
+        log::debug!("cannot tell the guest that it was paused: {error}");
     }
 }
 
@@ -404,14 +405,14 @@ impl VmState {
             vm.set_irqchip(chip)
                 .map_err(restore("the interrupt controllers"))?;
         }
-        // Before the registers with the address of the guest's clock. Without the flags KVM uses
-        // the time as it is: the guest's time continues from its saved value.
+        // Set KVM's clock before the vCPUs' registers, which include the address of the guest's clock.
+        // Without the flags, KVM uses the saved time unchanged: the guest's time continues from there.
         let clock = kvm_clock_data {
             flags: 0,
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
-        // The same for all vCPUs: a guest compares this clock with the TSC of each vCPU.
+        // Use the same value for all vCPUs: a guest compares KVM's clock with the TSC of each vCPU.
         let since = host_tsc().wrapping_sub(self.host_tsc);
         for (fd, state) in fds.iter().zip(vcpus) {
             state.restore(fd, since)?;

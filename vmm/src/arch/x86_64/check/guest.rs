@@ -1,7 +1,7 @@
 //! Probes of KVM by guests of a few instructions, each on a fresh machine.
 //!
 //! Capabilities are only claims; a run shows whether KVM fulfils them. A nested or software variant
-//! can offer every capability and still lose the ring on `syscall`.
+//! can offer every capability and still be in the wrong ring after `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
