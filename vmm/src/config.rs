@@ -311,7 +311,7 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
-        // A machine without a PMU was saved without a window, whatever was given.
+        // A snapshot without a PMU has no window to compare with, whatever --window was when it was made.
         let windowed = facts.filter(|it| it.vpmu);
         let window =
             same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);

@@ -71,7 +71,7 @@ struct Wakeups {
 /// The main thread's loop, which serves everything but the vCPUs. It is used for every boot of the guest.
 #[expect(
     missing_debug_implementations,
-    reason = "the event manager's has nothing to show"
+    reason = "the event manager has nothing to show"
 )]
 pub struct EventLoop {
     manager: EventManager<Wakeups>,
@@ -270,7 +270,8 @@ struct Keyboard {
     /// Input for which the guest has no room yet.
     pending: Vec<u8>,
     watched: bool,
-    /// Regular files and the null device cannot be watched; they are always readable.
+    /// Whether epoll can watch the input. It cannot watch regular files and the null device, which are always
+    /// readable.
     watchable: bool,
     ended: bool,
 }

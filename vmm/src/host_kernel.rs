@@ -7,8 +7,8 @@ use crate::arch;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// The reason why this host's KVM may lose counts of hardware events; `None` if it does not. Affected are
-/// events that the host moves between counters, or whose period it adapts, while the guest runs.
+/// The reason why this host's KVM may lose counts of hardware events; `None` if it does not. It loses counts
+/// of events that the host moves between counters, or whose period it adapts, while the guest runs.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;

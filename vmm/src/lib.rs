@@ -11,7 +11,7 @@
 //! machine runs, [`recording`] writes their records to a file.
 //! [`snapshot`] saves a machine to a directory and restores it.
 //! [`confine`] drops the process's privileges before the guest's first instruction.
-//! [`check`] surveys the guests that this host can run.
+//! [`check`] surveys the abilities of this host: its KVM, its perf events, and the guests that it can run.
 //!
 //! The modules form layers, which the map in README.md lists. A module never uses a higher layer.
 

@@ -14,7 +14,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// The limits as flags, and as the object "limits" of a configuration file, by the flags' long names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-#[command(next_help_heading = "Limits of what the guest uses up")]
+#[command(next_help_heading = "Limits of the guest's resource use")]
 pub struct LimitArgs {
     /// Most events open at once; the operator's are not counted, here and below [default: 1024]
     #[arg(long, value_name = "N")]
@@ -47,8 +47,8 @@ pub struct LimitArgs {
     #[serde(deserialize_with = "bytes")]
     pub max_record_bytes: Option<u64>,
 
-    /// Most of each vCPU's time, in percent (1 to 100), for samples that make it leave the guest; beyond
-    /// this, they are throttled [default: 25]
+    /// Largest share of each vCPU's time, in percent (1 to 100), for samples that make it leave the guest;
+    /// beyond this, they are throttled [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub max_sampling_percent: Option<u32>,
 
@@ -69,7 +69,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_pages: Option<u32>,
 
-    /// Most of the window for rings of the guest's own events; the rest is for the events of
+    /// Largest part of the window for rings of the guest's own events; the rest is for the events of
     /// --persistent and 'vmm ctl start' [default: three quarters of --window]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]

@@ -24,7 +24,7 @@ use crate::arch::layout::{self, WINDOW};
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The host refused that much address space.
-    #[error("cannot reserve {mib} MiB for the guest: give it less with --memory")]
+    #[error("cannot reserve {mib} MiB for the guest: give less with --memory")]
     Reserve {
         /// The requested size.
         mib: u64,
@@ -33,7 +33,7 @@ pub enum MemoryError {
         source: vm_memory::mmap::FromRangesError,
     },
     /// The host refused the window.
-    #[error("cannot reserve a window of {bytes} bytes: give it less with --window")]
+    #[error("cannot reserve a window of {bytes} bytes: give a smaller one with --window")]
     ReserveWindow {
         /// The requested size.
         bytes: u64,
@@ -64,9 +64,9 @@ pub enum MemoryError {
     },
 }
 
-/// Reserves `mib` MiB; the host allocates pages on first access. Guest memory is excluded from core
-/// dumps of the VMM. The advice also keeps the kernel from merging it with the VMM's own mappings,
-/// so that [`Footprint`](crate::footprint::Footprint) can distinguish them.
+/// Reserves `mib` MiB; the host allocates pages on first access. `madvise` excludes guest memory from core
+/// dumps of the VMM. This also keeps the kernel from merging guest memory with the VMM's own mappings, so
+/// that [`Footprint`](crate::footprint::Footprint) can distinguish them.
 ///
 /// # Errors
 /// [`MemoryError::Reserve`], [`MemoryError::Guard`].
@@ -171,7 +171,7 @@ pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
             return Err(MemoryError::Empty(io::Error::last_os_error()));
         }
     }
-    // New mappings have no advice.
+    // A new mapping does not inherit the advice of the mapping that it replaces.
     advise(memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
     // All mappings are private and anonymous now: the kernel guarantees that their freed pages read as zeros.
     advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)

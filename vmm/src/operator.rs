@@ -77,7 +77,7 @@ pub struct Operator {
     vcpus: u32,
     /// Whether hardware events may be opened.
     hardware: bool,
-    /// --recording was given: automatic recordings include the guest's own events.
+    /// Whether --recording was given. Automatic recordings then include the guest's own events.
     asked: bool,
     /// Bytes from rings in guest memory per recording.
     most_of_guests: u64,
@@ -99,7 +99,7 @@ pub enum Occasion {
 }
 
 impl Operator {
-    /// The writer of recordings for `config`; opens its directory and its symbols.
+    /// The writer of recordings for `config`; opens the directory of the recordings and the file of symbols.
     ///
     /// # Errors
     /// [`OperatorError::Recording`].
@@ -152,7 +152,7 @@ impl Operator {
         if occasion == Occasion::Reset && !room.wait(Instant::now()).is_zero() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
             log::warn!(
-                "a reset is not recorded: recordings take more than --max-recordings allows"
+                "a reset is not recorded: recordings already take as many bytes as --max-recordings allows"
             );
             return None;
         }

@@ -35,10 +35,10 @@ pub enum Tier {
     Off,
     /// Clocks, marks, and exits that the VMM counts
     Clocks,
-    /// These, hardware and cache events, the host's software events and statistics, traces
+    /// All of clocks, hardware and cache events, the host's software events and statistics, traces
     #[default]
     Standard,
-    /// These, and every raw event of the host's CPU
+    /// All of standard, and every raw event of the host's CPU
     Full,
 }
 
@@ -63,8 +63,8 @@ pub struct PolicyArgs {
     #[arg(long, value_enum, value_name = "TIER", hide_possible_values = true)]
     pub pmu: Option<Tier>,
 
-    /// Add events to those of --pmu; without --pmu, let the guest have these alone. Names and other words
-    /// for events, see below; may be given again
+    /// Add events to those of --pmu; without --pmu, the guest has only these. For names and other words for
+    /// events, see below; may be given again
     #[arg(
         long = "allow-event",
         value_name = "EVENT[,...]",
@@ -82,8 +82,8 @@ pub struct PolicyArgs {
     pub raw_events: Option<RawEvents>,
 
     /// Open hardware events, also where the host's KVM gives other VMs a mediated PMU: Linux starts no
-    /// such VM while one is open. By default they are left unused there, unless the tier is full or a
-    /// hardware event is named, here or by --persistent
+    /// such VM while one is open. By default they are not opened there, unless the tier is full, or these
+    /// options or --persistent name a hardware event
     #[arg(long, conflicts_with = "no_hardware_events")]
     pub hardware_events: bool,
 

@@ -132,7 +132,7 @@ impl Recorder {
             source,
         };
         let mut recording = Recording::new(histories);
-        // The file was readable when the guest began: samples matter more than their names.
+        // Not fatal: the samples matter more than the names, and the file was readable when the guest began.
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)
         {

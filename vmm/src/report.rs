@@ -329,7 +329,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         (limits.recordings_left_out, "recordings left out"),
         (
             device(|vpmu| vpmu.samples_over_budget),
-            "times that an event was throttled for the budget of all",
+            "times that an event was throttled by the limit for all events together",
         ),
         (
             device(|vpmu| vpmu.sampling_throttles),

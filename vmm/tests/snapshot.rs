@@ -39,8 +39,8 @@ fn spelling() -> Vec<u8> {
     code
 }
 
-/// A guest that prints `!`, then letters in the same way. Before each letter it writes to one page of memory and
-/// places a mark; after the letter it writes nothing.
+/// A guest that prints `!`, then letters like [`spelling`]. Before each letter it writes to one page of memory
+/// and places a mark; after the letter it writes nothing.
 fn marking() -> Vec<u8> {
     // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];

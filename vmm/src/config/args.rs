@@ -191,12 +191,12 @@ Events of the guest: --pmu selects a list of events that the guest may open.
   --pmu off       the machine has no PMU device, and no exits caused by one
   --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and the exits that reach the VMM by
                   reason; no hardware event is opened, unless --persistent names one
-  --pmu standard  these, the CPU's generic and cache events, page-faults, context-switches,
+  --pmu standard  all of clocks, the CPU's generic and cache events, page-faults, context-switches,
                   cpu-migrations, exits, halts, and traces
-  --pmu full      these, and every raw event of the host's CPU
+  --pmu full      all of standard, and every raw event of the host's CPU
 --allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
---deny-event removes from the list, even if another option allows the event, and with an event the traces
-that show it or that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
+--deny-event removes an event from the list, even if another option allows it, and also the traces that show
+the event or that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
 kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the
 events whose config equals CONFIG in the bits of MASK). A denied event is absent: the catalogue does not list
 it, and opening it fails like opening an event that the host does not have. The list applies only to the

@@ -1,4 +1,4 @@
-//! The C library's allocator, kept to calls that filters allow.
+//! Keeps the C library's allocator to the system calls that the filters allow.
 
 /// Makes all threads allocate from one arena. Call it before the first thread starts.
 ///

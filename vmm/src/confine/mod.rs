@@ -87,7 +87,7 @@ pub enum ConfineError {
     Handler(#[source] vmm_sys_util::errno::Error),
     /// The kernel refused the filter.
     #[error(
-        "the host's kernel takes no seccomp filter: build it with CONFIG_SECCOMP_FILTER, or run with --no-seccomp"
+        "the host's kernel does not accept the seccomp filter: build it with CONFIG_SECCOMP_FILTER, or run with --no-seccomp"
     )]
     Install(#[source] seccompiler::Error),
     /// The thread could not be started.
@@ -215,7 +215,7 @@ impl Confinement {
             })?)),
             false => {
                 eprintln!(
-                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process has all of the host's kernel to attack"
+                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process can attack all of the host's kernel"
                 );
                 None
             }

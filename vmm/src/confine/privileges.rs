@@ -168,7 +168,7 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
     rustix::process::setrlimit(resource, limit)
 }
 
-/// Drops the root directory, the user and the capabilities of the calling thread, and every way to regain
+/// Gives up the root directory, the user and the capabilities of the calling thread, and every way to regain
 /// them. Threads that it starts later inherit this. Returns the names of the remaining capabilities.
 pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {

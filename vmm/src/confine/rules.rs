@@ -241,7 +241,7 @@ fn waiting() -> [Rule; 3] {
         rule(
             call!(SYS_epoll_ctl, epoll_ctl),
             [],
-            "input is watched while the guest has room; clients",
+            "watches input while the guest has room; watches clients",
         ),
     ]
 }

@@ -20,7 +20,7 @@ use crate::place::Place;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
-/// Most bytes of a reply: more than any VMM sends, to limit a foreign server.
+/// Maximum size of a reply in bytes: more than any VMM sends. The limit is for other programs behind the socket.
 const MAX_ANSWER: u64 = 64 << 20;
 
 /// Arguments of `vmm ctl`.
@@ -74,7 +74,7 @@ pub enum CtlCommand {
         /// Save only the pages written since BASE, the last snapshot, which --restore DIR then needs, too
         #[arg(long, value_name = "BASE")]
         diff: Option<PathBuf>,
-        /// End the run when the snapshot is whole
+        /// End the run when the snapshot is complete
         #[arg(long)]
         then_exit: bool,
     },
@@ -82,7 +82,7 @@ pub enum CtlCommand {
 
 const SNAPSHOT_HELP: &str = "\
 The guest is paused while its memory is written, and then continues. With --then-exit it stays paused until
-DIR is complete and on the disk; then the run ends with status 6. If the snapshot fails, its files are removed and
+DIR is complete and on disk; then the run ends with status 6. If the snapshot fails, its files are removed and
 the machine continues. If this command is killed, the machine continues, too; the next snapshot into DIR
 removes the leftover files.
 
@@ -139,7 +139,7 @@ pub enum CtlError {
     /// The machine ended, or rejected the connection.
     #[error("the machine behind {0} has closed its control socket without an answer")]
     Closed(PathBuf),
-    /// The reply is not a VMM's, or is of another version.
+    /// The reply does not come from a VMM, or comes from one of another version.
     #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
     Stranger {
         /// The path.
@@ -191,7 +191,7 @@ pub enum CtlError {
     },
     /// The snapshot is complete, but the machine may still run.
     #[error(
-        "the snapshot {directory} is whole, but the machine did not confirm that it ends: see whether it runs"
+        "the snapshot {directory} is complete, but the machine did not confirm that it ends: check whether it runs"
     )]
     Unconfirmed {
         /// The directory.
@@ -310,8 +310,8 @@ fn snapshot(
     };
     let place = Directory::make(directory).map_err(|source| {
         let remedy = match source.kind() {
-            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty, or not there",
-            io::ErrorKind::WouldBlock => ": another snapshot is written there",
+            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty or does not exist",
+            io::ErrorKind::WouldBlock => ": another snapshot is being written there",
             _ => "",
         };
         failed(remedy)(source)
@@ -348,7 +348,7 @@ fn snapshot(
         return print(&(serde_json::to_string_pretty(&answer).map_err(CtlError::Json)? + "\n"));
     }
     print(&format!(
-        "{}: {} MiB of memory, {} MiB written, the guest stood still for {} ms\n",
+        "{}: {} MiB of memory, {} MiB written, the guest was paused for {} ms\n",
         directory.display(),
         memory >> 20,
         written.div_ceil(1 << 20),
@@ -464,7 +464,7 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Text for people.
+/// The answer as text for people.
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),

@@ -1,6 +1,6 @@
 //! `vmm ctl`: a running machine and its persistent events, from outside.
 //!
-//! A Unix socket carries one request of JSON per line, and one reply per line. Access to it grants
+//! A Unix socket carries one JSON request per line, and one reply per line. Access to it grants
 //! control of the machine and its PMU, so only its owner and root can use it.
 
 mod client;

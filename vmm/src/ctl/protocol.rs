@@ -1,5 +1,5 @@
-//! The messages of the control socket: one line of JSON each way. Knows nothing of sockets or
-//! tables.
+//! The messages of the control socket: one line of JSON each way. This module does not depend on sockets
+//! or tables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub enum Request {
         base: Option<Base>,
     },
     /// Report whether the snapshot's files are complete. If the connection that requested the snapshot is
-    /// closed without this request, they are not.
+    /// closed without this request, they count as incomplete.
     Finish {
         /// The snapshot's name.
         id: String,

@@ -41,7 +41,7 @@ pub enum ServerError {
 /// Executes a request, with the file that accompanied it.
 pub(crate) type Serve = dyn FnMut(Request, Option<File>) -> Reply + Send;
 
-/// Serves a control socket until it is dropped, which removes the socket.
+/// Serves a control socket. Dropping the value ends the service and removes the socket.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<Stop>,
@@ -88,7 +88,7 @@ impl Server {
         let thread = confinement.spawn(ThreadKind::Ctl, "ctl".to_owned(), move || {
             while !stopped.wanted.load(Ordering::SeqCst) {
                 if let Err(error) = manager.run() {
-                    log::error!("the control socket is served no longer: {error}");
+                    log::error!("the control socket is no longer served: {error}");
                     break;
                 }
             }
@@ -139,7 +139,7 @@ impl Clients {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
             Err(error) => {
-                log::warn!("a client of the control socket is not taken: {error}");
+                log::warn!("cannot accept a client of the control socket: {error}");
                 // Most likely the descriptors are used up, some of them by clients.
                 self.drop_first(ops);
                 return;
@@ -159,7 +159,7 @@ impl Clients {
         let id = self.next;
         let watched = ops.add(Events::with_data(&stream, id, EventSet::IN));
         if let Err(error) = watched {
-            return log::warn!("a client of the control socket is not watched: {error}");
+            return log::warn!("cannot watch a client of the control socket: {error}");
         }
         self.next = id.checked_add(1).unwrap_or(FIRST_CLIENT);
         self.clients.insert(id, Client::new(stream));

@@ -55,7 +55,7 @@ const BACKLOG: c_int = 16;
 pub struct Socket {
     pub(super) listener: UnixListener,
     place: Place,
-    /// Device and inode of the created socket: the path may be someone else's by now.
+    /// Device and inode of the created socket: another file may have replaced it at its path.
     made: (u64, u64),
 }
 
@@ -124,7 +124,7 @@ impl Drop for Socket {
 /// A socket with the address `path` and mode 0600, not listening yet.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a family and a size of a few bytes, as C has them"
+    reason = "the address family and the size of the structure are small"
 )]
 fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     let failed = |source| SocketError::Host {
@@ -192,7 +192,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 /// Whether the client runs as the user of this process, or as root.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a size of a few bytes, as C has it"
+    reason = "the size of the structure is a few bytes"
 )]
 pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     let mut peer = ucred {

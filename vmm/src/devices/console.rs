@@ -21,7 +21,7 @@ const BATCH: usize = 4096;
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct StallPolicy {
-    /// The end of the run.
+    /// The end of the run; only an end requested from outside ends the wait.
     pub end: Arc<End>,
     /// Pending signals that end the run.
     pub signals: EndingSignals,
@@ -95,8 +95,8 @@ impl Output {
         taken
     }
 
-    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the run ends
-    /// first, drops this and all later output, with one warning.
+    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the run is ended from
+    /// outside first, drops this and all later output, with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {

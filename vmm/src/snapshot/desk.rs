@@ -87,7 +87,7 @@ impl Desk {
         }
         if let Err(error) = self.event.write(1) {
             self.slot().asked = None;
-            return Err(format!("the machine cannot be asked: {error}"));
+            return Err(format!("cannot pass the request to the machine: {error}"));
         }
         answered.recv().unwrap_or_else(|_| Err(ENDS.to_owned()))
     }
@@ -125,7 +125,7 @@ impl Desk {
             slot.finished = Some(whole);
         }
         let told = self.event.write(1);
-        told.map_err(|error| format!("the machine cannot be told: {error}"))
+        told.map_err(|error| format!("cannot notify the machine: {error}"))
     }
 
     /// Whether a request waits, or a snapshot was finished.

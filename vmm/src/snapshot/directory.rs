@@ -1,5 +1,5 @@
-//! The directory of a snapshot that `vmm ctl` writes: its files get their names when they are complete, or
-//! are removed.
+//! The directory of a snapshot that `vmm ctl` writes. Its files get their final names when they are complete;
+//! otherwise they are removed.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -66,7 +66,7 @@ impl Directory {
         &self.memory
     }
 
-    /// Writes the state, and renames both files, the state last; on return, they are on the disk. Call this
+    /// Writes the state, and renames both files, the state last; on return, they are on disk. Call this
     /// when the memory is written.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The files of an interrupted snapshot, none in an empty directory; an error if there are other files. The state
+/// Returns the files of an interrupted snapshot; none for an empty directory. Other files are an error. The state
 /// is renamed last: without a file `state`, the directory is not a snapshot.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));

@@ -56,7 +56,7 @@ pub enum SnapshotError {
     /// The file is not a state file.
     #[error("{0} is not the state of a machine: give the directory of 'vmm ctl snapshot'")]
     Foreign(PathBuf),
-    /// Another version of this program wrote it.
+    /// Another version of this program wrote the file.
     #[error("{path} has version {found} of the format, this VMM reads version {VERSION}")]
     Version {
         /// The file.

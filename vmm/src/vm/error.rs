@@ -45,9 +45,9 @@ pub enum VmError {
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
     /// This KVM cannot save a machine.
-    #[error("the machine could not be saved; it runs without --ctl")]
+    #[error("this KVM cannot save the machine, as --ctl requires; run it without --ctl")]
     Saver(#[source] state::StateError),
-    /// KVM, or a request to it.
+    /// KVM cannot be opened, or refuses a request.
     #[error(transparent)]
     Kvm(#[from] kvm::KvmError),
     /// Guest memory.

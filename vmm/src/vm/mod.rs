@@ -124,7 +124,7 @@ pub struct Ran {
     pub memory: GuestMemoryMmap,
     /// The process's remaining privileges.
     pub confined: Confined,
-    /// The process's memory.
+    /// Measures the memory use of the VMM itself.
     pub footprint: Footprint,
 }
 
@@ -148,7 +148,7 @@ impl Vm {
     }
 
     /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
-    /// same: `config.confinement.seccomp` must be off for registers that make other system calls.
+    /// same: `config.confinement.seccomp` must be off if the emulation makes other system calls.
     ///
     /// # Errors
     /// See [`Vm::new`].
@@ -217,8 +217,8 @@ impl Vm {
         };
         // Threads inherit the mask: block the signals before any thread that runs with the guest.
         let signals = EndingSignals::new()?;
-        // The window has the slots after the RAM. It is registered meanwhile: nothing needs it before the guest
-        // runs.
+        // The window's slots follow the RAM's. Register it on another thread, in parallel to the next steps:
+        // nothing needs it before the guest runs.
         let window_slot = window.as_ref().map(|window| {
             let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
             Registration::begin(Arc::clone(&boot.vm), window.clone(), first, track)
@@ -452,7 +452,7 @@ impl Vm {
     }
 
     /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so
-    /// the previous one must be gone.
+    /// the previous VM must be gone.
     fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
         let line = self.console.serial.line();
         // Drop an interrupt of the previous boot, if there is one.
@@ -466,7 +466,7 @@ impl Vm {
     }
 }
 
-/// Runs `here` on this thread and `there` on another, which has ended at the return.
+/// Runs `here` on this thread and `there` on another one, which ends before this returns.
 ///
 /// # Errors
 /// The host cannot start another thread.

@@ -75,7 +75,7 @@ impl Opened {
     /// [`VmError::Operator`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
         if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
-            log::warn!("{why}; 'vmm check' has perf.moved-hw");
+            log::warn!("{why}; see perf.moved-hw of 'vmm check'");
         }
         Ok(Self {
             recorder: Operator::recorder(config)?,
@@ -91,7 +91,7 @@ pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
         config.hardware.events = false;
         config.hardware.left_to_mediated = true;
         log::warn!(
-            "no guest gets hardware events: this host's KVM has mediated PMUs, and Linux starts no VM with \
+            "the guest gets no hardware events: this host's KVM has mediated PMUs, and Linux starts no VM with \
              one while such an event is open; --hardware-events opens them all the same"
         );
     }
@@ -210,12 +210,12 @@ impl Pmu {
     /// [`SaveError`]; the device continues.
     pub(super) fn save(&self) -> Result<SavedPmu, SaveError> {
         let device = self.vpmu.save()?;
-        // After the device, which may have raised its interrupt.
+        // Save the transport after the device, which may have raised its interrupt.
         let transport = self.transport.save();
         Ok(SavedPmu { transport, device })
     }
 
-    /// Resets the device after a boot, when the guest's driver is gone.
+    /// Resets the device after a boot has ended, when the guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
     }

@@ -55,7 +55,7 @@ impl Vm {
         if let Some(whole) = desk.take_finished() {
             self.settle(&whole);
             if let Err(why) = whole {
-                log::warn!("a snapshot of the machine is not whole: {why}");
+                log::warn!("a snapshot of the machine is incomplete: {why}");
             }
         }
         let Some(asked) = desk.take() else {
@@ -90,7 +90,7 @@ impl Vm {
                     break;
                 }
                 Some(Err(why)) => {
-                    log::warn!("the machine goes on: its snapshot is not whole: {why}");
+                    log::warn!("the machine goes on: its snapshot is incomplete: {why}");
                     break;
                 }
                 None => {}
@@ -144,9 +144,9 @@ impl Vm {
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
         let (closed, states) = closed.ok_or(TakeError::Ends)?;
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
-        // First, since the device writes its pending samples to memory, and may interrupt the guest.
+        // Save the device first: this writes its pending samples to memory, and may interrupt the guest.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
-        // KVM's log has the guest's writes, and the device has just made its last write.
+        // All writes are known now: KVM's log has the guest's, and the device has just made its last one.
         let tracker = self.tracker.as_ref();
         let changed = tracker
             .map(|tracker| tracker.changed(&boot.vm))

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::out;
 
-/// The kernel's load address. Its queue, replies and requests are behind the code.
+/// The kernel's load address. The queue, the replies and the requests follow its code.
 const LOAD: u32 = 0x20_0000;
 const DESCRIPTORS: u32 = LOAD + 0x1000;
 const AVAILABLE: u32 = LOAD + 0x2000;
