@@ -91,7 +91,7 @@ pub(crate) enum Stopped {
 }
 
 impl EventLoop {
-    /// A loop that ends when `end` is signalled, and stops when `desk` has news.
+    /// A loop that ends when `end` is signalled, and stops when `desk` has a request or a finished snapshot.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -123,7 +123,7 @@ impl EventLoop {
         })
     }
 
-    /// Serves until the end is announced, or the desk has news.
+    /// Serves until the end is announced, or the desk has a request or a finished snapshot.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.

@@ -16,7 +16,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[command(next_help_heading = "Limits of the guest's resource use")]
 pub struct LimitArgs {
-    /// Most events open at once; the operator's are not counted, here and below [default: 1024]
+    /// Most events open at once. The operator's events do not count, here and in the limits below
+    /// [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_events: Option<u32>,
 

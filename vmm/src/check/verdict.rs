@@ -31,7 +31,7 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
     checks.push(Check::choose(
         "perf.tracepoints",
         &perf.tracepoints,
-        "guests can trace every exit, those that KVM handles by itself included",
+        "guests can trace every exit, including those that KVM handles by itself",
         "guests can trace the exits that reach the VMM; all others are only counted",
     ));
     checks.push(host_traces(perf));
@@ -97,7 +97,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             list(hardware),
             match &perf.hardware_refused {
                 Some(why) => format!(
-                    "no cycles or instructions for guests; the device offers what is left. The host \
+                    "guests have no cycles or instructions; the device offers its other events. The host \
                      refused: {why}"
                 ),
                 None => {
@@ -115,7 +115,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
                     "guests cannot count clocks or faults of the vCPU's thread. The host \
                                       refused: {why}"
                 ),
-                None => "what a guest can count of its vCPU's thread".into(),
+                None => "guests can count these on their vCPU's thread".into(),
             },
         ),
         Check::new(
@@ -135,7 +135,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             None => Check::new(
                 "perf.exclude-host-hw",
                 "no counter to try",
-                "nothing that could count guest-only work in hardware",
+                "no hardware event can count only the guest's work",
             ),
         },
         match &perf.hardware_loses {
@@ -176,11 +176,11 @@ fn paranoid(perf: &Perf) -> Check {
 
 fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
     match honoured {
-        Some(true) => Check::new(name, "honoured", "counts hold the guest's work alone"),
+        Some(true) => Check::new(name, "honoured", "counts include only the guest's work"),
         Some(false) => Check::new(
             name,
             "not honoured",
-            "counts hold the host's work for the vCPU, too; the catalogue says so",
+            "counts also include the host's work for the vCPU; the catalogue reports this",
         ),
         None => Check::new(
             name,

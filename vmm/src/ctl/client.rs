@@ -116,7 +116,7 @@ pub enum CtlError {
     /// The socket does not exist.
     #[error("no control socket at {0}: start the machine with 'vmm run --ctl {0}'")]
     Missing(PathBuf),
-    /// No process listens.
+    /// No process listens on the socket.
     #[error("no machine listens on {0}: the one that created it has ended")]
     Dead(PathBuf),
     /// The path is not a socket.

@@ -23,7 +23,7 @@ pub enum SocketError {
     /// Another process listens there.
     #[error("another machine has the control socket {0}: give this one its own with --ctl")]
     InUse(PathBuf),
-    /// The path is taken by something else.
+    /// The path is not a socket.
     #[error("{0} exists and is not a socket: give another path with --ctl")]
     NoSocket(PathBuf),
     /// The path is empty or too long for a socket's address.

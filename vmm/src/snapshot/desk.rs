@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     answer: SyncSender<Result<Taken, String>>,
 }
 
-/// Whether a snapshot's files are complete; the error is the reason why not.
+/// Whether a snapshot's files are complete; the error is the reason why they are not.
 pub(crate) type Whole = Result<(), String>;
 
 #[derive(Debug, Default)]

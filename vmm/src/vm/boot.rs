@@ -168,7 +168,7 @@ impl Threads {
     /// Runs `vcpu` on the next thread.
     ///
     /// # Errors
-    /// [`VmError::NoReason`] if all threads are taken or a thread has panicked, which is a bug.
+    /// [`VmError::NoReason`] if all threads have a vCPU or a thread has panicked, which is a bug.
     fn run(&mut self, vcpu: Vcpu) -> Result<(), VmError> {
         let seat = self
             .seats

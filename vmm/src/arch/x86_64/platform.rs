@@ -17,7 +17,7 @@ pub const HOST: Host = Host {
 };
 
 /// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
-pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
+pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64, guests have only the paravirtual PMU");
 
 /// Creates a VM with interrupt controllers, and without a hardware PMU if KVM can disable it.
 ///
