@@ -65,7 +65,8 @@ static inline bool vpmu_paranoid_refuses_all(int level)
 /**
  * vpmu_perf_allow_kernel() - perf's own check of events that do not exclude the kernel
  *
- * Return: 0, or the negative errno of perf or of an LSM; 0 where it is not exported.
+ * Return: 0, or the negative errno of perf or of an LSM. Also 0 if the kernel
+ * does not export the check.
  */
 static inline int vpmu_perf_allow_kernel(void)
 {
@@ -155,9 +156,9 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
 
 /*
  * From 6.2 on a task has one perf context for all PMUs, and perf core disables a PMU while it
- * schedules all events of a context. Before, a task has a context for each class of PMUs, and
- * perf core disables a PMU for each event by itself where PMUs share contexts, as those of
- * perf_sw_context do; see vpmu_context.c.
+ * schedules all events of a context. Before 6.2 a task has one context for each class of PMUs.
+ * Where PMUs share a context, as those of perf_sw_context do, perf core disables the PMU
+ * separately for each event; see vpmu_context.c.
  */
 #define VPMU_PERF_ONE_CONTEXT		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
 #define VPMU_CONTEXT_IS_BRACKETED	VPMU_PERF_ONE_CONTEXT

@@ -524,11 +524,11 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
  * perf_core_disable() - let perf core disable an event in its next irq_work
  * @event: the event, active on this CPU; interrupts are off
  *
- * As perf_event_disable_inatomic() does, which modules cannot call; but without
- * pending_disable_irq the caller queues pending_irq. perf core itself does the
- * same where an AUX area is truncated, but until 6.16 it stored the CPU's
- * number as the mark, so an event on CPU 0 was not marked, and with
- * pending_disable_irq it queued the wrong work.
+ * Does what perf_event_disable_inatomic() does, which modules cannot call. In
+ * kernels without pending_disable_irq, the caller must queue pending_irq. perf
+ * core does the same where an AUX area is truncated. But until 6.16 it stored
+ * the CPU's number in pending_disable there, so that an event on CPU 0 was not
+ * disabled, and in kernels with pending_disable_irq it queued the wrong work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -563,10 +563,10 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * Before 6.10 such a program is the event's overflow handler. From 6.10 on, bpf_overflow_handler()
  * of core.c calls it. That function skips program and record while a program runs on this CPU,
  * and calls perf_prepare_sample() first; but bpf_prog_active and perf_prepare_sample() are not
- * exported. Safe without both: programs and maps hold their locks with interrupts off, where no
- * replay begins, and programs of raw tracepoints nest without that check, too; the replay has set
- * the fields that the program's context and its helpers use: registers, address, period and call
- * chain.
+ * exported. Safe without both. Programs and maps hold their locks with interrupts off, and no
+ * replay begins there. Programs of raw tracepoints nest without that check, too. The replay has
+ * set the fields that the program's context and its helpers use: registers, address, period and
+ * call chain.
  *
  * Return: false if the program suppresses the record.
  */

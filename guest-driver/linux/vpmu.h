@@ -296,8 +296,8 @@ struct vpmu_permission {
  *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
  *   {ctx->mutex}, switch_lock of vpmu_switch.c
  *
- * In the last two {ctx->mutex} is that of a task that exits: an event that it inherited can have
- * the last reference on its parent, which is then destroyed there.
+ * In the last two chains, {ctx->mutex} belongs to a task that exits: an event that the task
+ * inherited can have the last reference on its parent, which is then destroyed there.
  *
  * The two locks of vpmu_task.c are explained there.
  *

@@ -150,7 +150,7 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that opens paused */
 #define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* an overflow pauses the leader's trace */
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes the leader's trace */
-#define VPMU_OPEN_PAUSED		(1U << 14)	/* opens paused, for its starter */
+#define VPMU_OPEN_PAUSED		(1U << 14)	/* paused until its starter overflows */
 #define VPMU_OPEN_PERSISTENT		(1U << 15)	/* opens persistent */
 #define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* exclude the host's work */
 

@@ -79,7 +79,7 @@ static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 #define VPMU_ARCH_REGS		GENMASK_ULL(PERF_REG_ARM64_PC, PERF_REG_ARM64_X0)
 #define VPMU_ARCH_REGS_COUNT	33
 
-/* perf has no number for PSTATE: only its mode is known. */
+/* perf has no register number for PSTATE, so only the mode in it is known. */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 {
 	*regs = (struct pt_regs) {

@@ -79,7 +79,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			own->coming = false;
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
-			/* Already stopped when perf core takes it out, it adds no kick. */
+			/* perf core later takes it out already stopped: that needs no kick. */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
 		}

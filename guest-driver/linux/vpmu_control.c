@@ -202,9 +202,9 @@ static void control_give_up(struct vpmu_device *dev, struct completion *answered
 
 /*
  * Waits for an answer, or until the device is given up because it has not
- * answered in time. Waits in steps of one second, so that at most one second
- * counts of a time in which the whole machine was stopped. Returns 0, or -EINTR
- * if the sender was killed.
+ * answered in time. Waits in steps of one second: if the whole machine is
+ * stopped meanwhile, at most one second of that time counts. Returns 0, or
+ * -EINTR if the sender was killed.
  */
 static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
 {
@@ -413,7 +413,7 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  * @close: the request, with @request.answered set; see vpmu_control_post()
  * @id: the event's id
  *
- * Otherwise a task that closes its events would sleep for each of them, and at each
+ * If this waited, a task that closes its events would sleep for each of them, and at each
  * sleep its remaining events would be scheduled out and in. Later requests find the event
  * closed.
  */

@@ -418,8 +418,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (err && !event->parent)
 		goto free;
 	/*
-	 * An error would make the fork fail that inherits the event. Instead,
-	 * the event is created but never runs, as its times show.
+	 * An error would make the fork that inherits the event fail. Instead,
+	 * the event is created but never runs, and its times show that.
 	 */
 	if (err)
 		event_miss(own, err);

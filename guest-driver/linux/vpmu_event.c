@@ -207,8 +207,8 @@ static bool event_names_task(const struct vpmu_event *own)
 
 /*
  * Whether the event must not move to another task by a swap of contexts. The started or stopped
- * state of a linked event belongs to one task. If not all events of a family are open on the
- * device, a task whose event is not could get another task's.
+ * state of a linked event belongs to one task. If some events of a family are not open on the
+ * device, a swap could give their tasks the open events of other tasks.
  */
 static bool event_is_anchored(const struct vpmu_event *own)
 {

@@ -90,7 +90,7 @@ struct vpmu_spec {
 };
 
 /**
- * struct vpmu_switch - the state in which a program has set an event
+ * struct vpmu_switch - the state that a program has set an event to
  * @enabled: set by PERF_EVENT_IOC_ENABLE and cleared by _DISABLE. perf core's
  *           event stays enabled, because perf core exports no function that
  *           disables inherited events, too

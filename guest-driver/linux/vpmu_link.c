@@ -141,8 +141,8 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 }
 
 /*
- * Keeps perf core from swapping the contexts of an event and its heirs: the
- * started or stopped state belongs to one task.
+ * Keeps perf core from swapping the contexts of an event and of the events that
+ * inherit it: the started or stopped state belongs to one task.
  */
 static void link_anchor(struct vpmu_file *file)
 {
@@ -217,7 +217,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	err = link_collect(file, &from);
 	if (!err)
 		err = link_collect(target, &to);
-	/* The device would refuse the same link for inherited events, too. */
+	/* Link the pairs with an opened event first: if the device refuses one, it refuses all. */
 	if (!err)
 		err = link_pairs_of(file->dev, &from, &to, role, false);
 	if (err)

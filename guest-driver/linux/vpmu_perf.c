@@ -126,7 +126,10 @@ static int perf_attach(const struct vpmu_device *dev, struct perf_event *event)
 	return perfmon_capable() ? -EINVAL : -EPERM;
 }
 
-/* Notes that a new event on the device cannot replace this one, unless it is a view. */
+/*
+ * Notes that a new event on the device cannot replace @event after a reset.
+ * Does nothing for a view.
+ */
 static void perf_mark_linked(const struct vpmu_device *dev, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;

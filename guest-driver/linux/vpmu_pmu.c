@@ -87,8 +87,8 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 		return;
 	}
 	/*
-	 * An event that is started already was expected to follow: the first
-	 * event of the context has started all expected ones.
+	 * If the event was started already, an earlier event of the context has
+	 * started it, and with it all others that were expected to follow.
 	 */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
@@ -187,7 +187,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	/* Traces of perf core use another PMU, which can have AUX areas. */
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
-	/* As a CPU PMU without precise samples: perf retries with a lower precise_ip. */
+	/* Like a CPU PMU without precise samples: perf retries with a lower precise_ip. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {

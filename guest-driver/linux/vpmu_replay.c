@@ -43,8 +43,8 @@
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
  * @dev: the device, whose clock the records use
  * @record: a copy of the record
- * @next: index of the next word to read
- * @end: index after the last word
+ * @next: the next word to read, in @record
+ * @end: the end of the record's last word
  * @bad: the record is shorter than its fields
  * @tid: the task of the sample
  * @counts: counts of the event's group in the sample: pairs of value and id

@@ -81,7 +81,7 @@ struct vpmu_open {
 
 /* struct vpmu_open::flags */
 #define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* opens persistent */
-#define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
+#define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* paused until its starter overflows */
 
 /* Bytes of a persistent event's name, with at least one zero at the end */
 #define VPMU_PERSISTENT_NAME	40
@@ -209,7 +209,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_TSC		0x100	/* guest TSC ticks; config 0 */
 #define VPMU_KIND_EXITS		0x101	/* VM exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
-#define VPMU_KIND_GUEST_TIME	0x103	/* ns with a CPU inside the run call; config 0 */
+#define VPMU_KIND_GUEST_TIME	0x103	/* ns the vCPU thread ran inside the run call; config 0 */
 #define VPMU_KIND_MARK		0x104	/* marks; config: their value, or VPMU_MARK_ANY */
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
@@ -376,7 +376,7 @@ struct vpmu_sample_packet {
 #define VPMU_CONFIG(kind, event) \
 	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
 
-/* perf_event_attr::config1 of the vpmu PMU: the event opens paused, for its starter */
+/* perf_event_attr::config1 of the vpmu PMU: the event is paused until its starter overflows */
 #define VPMU_CONFIG1_PAUSED	(1U << 0)
 
 #define VPMU_IOC_MAGIC		0xb6
