@@ -284,7 +284,7 @@ mod tests {
                 .iter()
                 .all(|&kind| only(kind, CATALOGUE_SAMPLES))
         );
-        assert!(!only(1, CATALOGUE_SAMPLES), "a clock of the host's");
+        assert!(!only(1, CATALOGUE_SAMPLES), "a host clock");
         assert!(only(1, CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY));
     }
 

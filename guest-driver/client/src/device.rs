@@ -37,7 +37,7 @@ pub enum DeviceError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The file is not a vPMU, or the device is dead.
+    /// The file is not a vPMU's, or the driver has given up or lost the device.
     #[error("querying the vPMU")]
     Info(#[source] io::Error),
     /// The driver's interface version differs from this library's.
@@ -65,10 +65,10 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
         Some(libc::EACCES | libc::EPERM) => {
             " (perf's rule: `sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON \
-              may open; the module's parameter `paranoid` opens more of their own tasks)"
+              may open; the module's parameter `paranoid` can allow more events of their own tasks)"
         }
         Some(libc::EOPNOTSUPP) => {
-            " (the device cannot do this with this event, or not by the engine asked for)"
+            " (the device cannot do this with this event, or not with the requested engine)"
         }
         Some(libc::ENOSPC) => {
             " (too many events are open in this machine, or too many by programs without CAP_PERFMON: \

@@ -46,7 +46,7 @@ pub enum Error {
     /// From starters and stoppers.
     #[error(transparent)]
     Trigger(#[from] trigger::TriggerError),
-    /// From marks placed without a call.
+    /// From setting up marks.
     #[error(transparent)]
     Marks(#[from] marks::MarksError),
     /// From the perf core.

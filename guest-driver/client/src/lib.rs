@@ -43,7 +43,7 @@
 //! let event = vpmu.open_event(&EventAttr { backward: true, ..attr })?;
 //! let ring = event.map_overwrite(4)?;
 //! event.enable()?;
-//! // ... until it has happened ...
+//! // ... until the incident ...
 //! for record in ring.snapshot()? {
 //!     if let Record::Sample(sample) = record {
 //!         println!("{:x?}", sample.frames());

@@ -44,7 +44,7 @@ pub enum PerfError {
         known: Vec<String>,
     },
     /// A format other than bit ranges of `config`.
-    #[error("the format {format:?} of {term:?} is not ranges of bits of config")]
+    #[error("the format {format:?} of {term:?} does not consist of bit ranges of config")]
     Format {
         /// The term.
         term: String,

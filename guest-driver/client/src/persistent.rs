@@ -80,7 +80,7 @@ fn detach_hint(error: &io::Error) -> &'static str {
 fn attach_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            " (CAP_PERFMON is needed for it; and only `vmm ctl` on the host ends the operator's events)"
+            " (CAP_PERFMON is needed for it, and only `vmm ctl` on the host ends the operator's events)"
         }
         Some(libc::EINVAL) => " (it is not persistent)",
         _ => "",
@@ -88,7 +88,7 @@ fn attach_hint(error: &io::Error) -> &'static str {
 }
 
 const NEEDS_CAPABILITY: &str =
-    " (CAP_PERFMON is needed for it: be root, or have `setcap cap_perfmon+ep` on the program)";
+    " (CAP_PERFMON is needed for it: run as root, or apply `setcap cap_perfmon+ep` to the program)";
 
 /// A persistent event as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,7 +19,7 @@ pub enum EventError {
     #[error("setting the event's period")]
     Period(#[source] io::Error),
     /// The interval is zero, or the event makes no records.
-    #[error("setting how often the event's records wake")]
+    #[error("setting the event's wakeup interval")]
     Wakeup(#[source] io::Error),
     /// The id cannot be read.
     #[error("reading the event's id")]
@@ -56,7 +56,7 @@ pub enum EventError {
     ShortRead {
         /// Bytes read.
         got: usize,
-        /// Bytes that the read format needs; for a group, at least.
+        /// Bytes that the read format needs; for a group, a lower bound.
         expected: usize,
     },
     /// The call does not match the event's read format, single or group.

@@ -42,7 +42,7 @@ use crate::workload::WorkloadError;
 /// workload's exit code, which seldom is this one.
 const FAILED: u8 = 125;
 
-/// Count and sample this virtual machine by the counters of its host.
+/// Count and sample this virtual machine with the counters of its host.
 ///
 /// Examples:
 ///   vperf list                          what this host can count
@@ -209,7 +209,7 @@ mod tests {
         let cli = Cli::try_parse_from(["vperf", "record", "-m64", "-c1000", "true"]);
         assert!(cli.is_ok(), "{cli:?}");
         let unknown = Cli::try_parse_from(["vperf", "stat", "-z", "true"]);
-        assert!(unknown.is_err(), "an unknown option is no command");
+        assert!(unknown.is_err(), "an unknown option is not a command");
     }
 
     #[test]

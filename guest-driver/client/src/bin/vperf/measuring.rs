@@ -42,8 +42,8 @@ impl Measuring {
         std::mem::take(&mut self.snapshots)
     }
 
-    /// Waits until the measurement ends, any of `others` is ready, or `timeout`; stores the results
-    /// for `others` in `ready`. Returns true if the measurement has ended.
+    /// Waits until the measurement ends, any of `others` is ready, or `timeout` has passed; stores
+    /// the results for `others` in `ready`. Returns true if the measurement has ended.
     pub(crate) fn wait(
         &mut self,
         others: &[BorrowedFd<'_>],

@@ -1,9 +1,9 @@
 //! Identities of the sampled processes. The kernel reports their changes during the recording;
 //! /proc describes processes that started earlier, while they live.
 //!
-//! If the kernel refuses to report, /proc serves for all and is read whenever samples are. Then a
-//! process that starts and exits between two reads has no name, and samples between an exec and the
-//! next read carry the old program's name.
+//! If the kernel refuses to report, /proc serves for all processes and is read whenever samples are
+//! read. Then a process that starts and exits between two reads has no name, and samples between an
+//! exec and the next read carry the old program's name.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -15,7 +15,7 @@ use crate::target::{TargetArgs, TargetError};
 use crate::tracing::{self, AreaChoice, TracingError};
 use crate::workload::WorkloadError;
 
-/// Sample where a command, tasks, or CPUs spend an event.
+/// Sample where an event occurs in a command, in tasks, or on CPUs.
 ///
 /// At each period of the event (-c) the host writes a sample to a ring in this machine's memory, and
 /// vperf copies it to a file, which `vperf report` shows. Samples that a ring had no room for are

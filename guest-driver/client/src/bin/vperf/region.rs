@@ -14,11 +14,11 @@ pub(crate) struct RegionArgs {
     /// 0x and hexadecimal digits).
     ///
     /// The host starts the events at the instruction after the mark. With --to it stops them
-    /// at the mark that ends the region, that mark's own exit included. Marks, exits and other
-    /// events of the device are exact; events of the host's counters are late by their skid.
-    /// Each thread enters and leaves the region by its own marks, and begins outside; with
-    /// -a and -C each CPU by the marks placed on it. Without --to the region has no end.
-    /// The same mark for both enters at one and leaves at the next.
+    /// at the mark that ends the region; the exit of that mark still counts. Marks, exits and
+    /// other events of the device are exact; events of the host's counters are late by their
+    /// skid. Each thread begins outside the region, and enters and leaves it by its own marks;
+    /// with -a and -C each CPU does so by the marks placed on it. Without --to the region has no
+    /// end. If --from and --to are the same mark, one enters the region and the next leaves it.
     #[arg(long, value_name = "MARK", value_parser = mark)]
     from: Option<u32>,
     /// Measure only up to this mark; without --from, from the beginning to the first such mark.
@@ -143,8 +143,8 @@ fn open_mark(
 }
 
 impl Region {
-    /// Targets and the counter of end marks run inside the region, the counter of start marks
-    /// outside it. So only marks that cross the boundary are counted.
+    /// Links the events so that the targets and the counter of end marks run inside the region, and
+    /// the counter of start marks outside it: only marks that cross the boundary are counted.
     fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
         let inside = || targets.iter().chain(&self.left);
         if let Some(mark) = self.from {

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     for event in &mut chosen {
         event.attr = args.region.apply(event.attr.clone());
     }
-    // Before the measurement, so that a wrong path does not lose its counts.
+    // Open the output before the measurement, so that a wrong path does not lose the counts.
     let mut output: Box<dyn Write> = match &args.output {
         None if args.json || args.separator.is_some() => Box::new(io::stdout()),
         None => Box::new(io::stderr()),

@@ -156,7 +156,7 @@ impl TargetArgs {
         for &pid in &self.pid {
             threads.extend(threads_of(pid)?);
         }
-        // Before the fork: the thread that forks inherits the mask.
+        // Block the signals before the fork: the thread that forks inherits the mask.
         let signals = Signals::catch(signals).map_err(TargetError::Signals)?;
         let held = match self.command.as_slice() {
             [] => None,

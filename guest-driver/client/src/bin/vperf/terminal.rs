@@ -20,7 +20,7 @@ const USUAL_SIZE: (usize, usize) = (24, 80);
 /// Disables the signal of a special key.
 const NO_KEY: u8 = 0;
 
-/// A terminal in live mode. Dropping it restores the mode before.
+/// A terminal in live mode. Dropping it restores the previous mode.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     input: File,

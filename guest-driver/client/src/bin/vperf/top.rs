@@ -29,9 +29,9 @@ const USUAL_ROWS: usize = 20;
 /// Lines of a frame besides the rows of its table.
 const HEAD_LINES: usize = 4;
 
-/// Show live which functions an event samples.
+/// Show live which functions the samples of an event hit.
 ///
-/// Measures all CPUs without a target. Each refresh shows the samples since the last. On a
+/// Without a target, measures all CPUs. Each refresh shows the samples since the last. On a
 /// terminal q ends it; elsewhere, or with --batch, one table follows the other.
 ///
 /// Examples:
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
     let (opened, rings) = args.sampling.open(&vpmu, &target, &chosen)?;
     let live = Live::new();
     let measuring = target.start(&opened)?;
-    // Last, so that no error path leaves the terminal in live mode.
+    // Take the terminal last, so that no error path leaves it in live mode.
     let terminal = match args.batch || args.json {
         true => None,
         false => Terminal::take().map_err(TopError::Terminal)?,

@@ -47,7 +47,7 @@ pub(crate) enum TracingError {
 /// Size and mode of AUX areas.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AreaChoice {
-    /// Pages, as a logarithm.
+    /// The number of pages, as a base-2 logarithm; `None` for the default.
     pub(crate) pages: Option<u32>,
     /// Whether only the newest packets are kept.
     pub(crate) snapshot: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Place<'a> {
     pub(crate) area: Mapped<'a>,
     /// Bytes written to the file.
     pub(crate) written: u64,
-    /// For a snapshot: the area's position after them.
+    /// For a snapshot: the area's position after these bytes.
     pub(crate) until: u64,
 }
 

@@ -75,7 +75,7 @@ struct Amount {
     /// Duration in milliseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     ms: u64,
-    /// Rounds of work instead, independent of time.
+    /// Do this number of rounds instead, however long they take.
     #[arg(long)]
     rounds: Option<u64>,
 }

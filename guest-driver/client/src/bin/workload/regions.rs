@@ -43,7 +43,7 @@ pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
     let marks = vpmu.marks().map_err(|error| error::chain(&error))?;
     let port = match args.ports {
         0 => None,
-        // Before the threads, which inherit the permission.
+        // Open the port before the threads start: they inherit the permission.
         _ => Some(Port::open()?),
     };
     let work = Work {

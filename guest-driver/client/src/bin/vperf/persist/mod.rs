@@ -72,7 +72,7 @@ pub(crate) enum PersistError {
     #[error(transparent)]
     Client(#[from] Error),
     #[error(
-        "{name:?} is the operator's: it ends on the host, by `vmm ctl --socket PATH end {name}`"
+        "{name:?} belongs to the operator: end it on the host, with `vmm ctl --socket PATH end {name}`"
     )]
     Operators { name: String },
     #[error("{name:?} has no ring: it only counts, and `vperf persist ls` shows the count")]

@@ -339,7 +339,7 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// Takes all results; returns the first error, with its event's index.
+/// Evaluates all results; returns the first error, with its event's index.
 fn first_error<T, E>(results: impl Iterator<Item = (usize, Result<T, E>)>) -> Option<(usize, E)> {
     results.fold(None, |first, (index, result)| {
         first.or_else(|| Some((index, result.err()?)))

@@ -1,5 +1,5 @@
 //! The call tree, and a loop of two instructions.
-#![expect(unsafe_code, reason = "frames as they are written, not as compiled")]
+#![expect(unsafe_code, reason = "naked functions, whose frames must be exactly as written")]
 
 use std::arch::naked_asm;
 
@@ -76,7 +76,7 @@ unsafe extern "C" fn hot_leaf() {
     )
 }
 
-/// Two instructions per round; at least one round.
+/// Executes two instructions per round. `rounds` must not be zero.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn exact_loop(rounds: u64) {
     naked_asm!("2:", "dec rdi", "jnz 2b", "ret",)
