@@ -74,7 +74,7 @@ struct vpmu_replay;
  * @replay_timer: replays periodically while there are events in @sampling or
  *                @views
  *
- * Only the CPU itself, with interrupts off, uses the members that @lock does
+ * Only the queue's CPU, with interrupts off, uses the members that @lock does
  * not protect.
  */
 struct vpmu_vcpu {

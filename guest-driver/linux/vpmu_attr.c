@@ -30,7 +30,10 @@
 #define SAMPLE_REPORTED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
 			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
 
-/* Fields that perf core reads from the current task or CPU, which may differ from the sample's */
+/*
+ * Refused fields: perf core would read them from the current task or CPU, which
+ * may differ from the sample's, or the device has no data for them.
+ */
 #define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
 			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
 			 PERF_SAMPLE_BRANCH_STACK)

@@ -17,7 +17,7 @@
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
-/* The longest run of pages to allocate: the host copies by runs, and 2 MiB are enough. */
+/* Order of the longest run of pages to allocate. The host copies by runs; 2 MiB are enough. */
 #define AUX_ORDER_MAX	9
 
 static void aux_free(struct vpmu_aux *aux)

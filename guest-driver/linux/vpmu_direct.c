@@ -99,7 +99,7 @@ static void direct_close(struct vpmu_file *file)
 	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* For an event whose CPU is offline: every queue can read it. */
+/* Calls from this CPU, for an event whose CPU is offline: every queue can read it. */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();

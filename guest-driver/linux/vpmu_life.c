@@ -35,7 +35,7 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	spin_lock_irq(&dev->notices.lock);
 	dev->notices.closed = true;
 	spin_unlock_irq(&dev->notices.lock);
-	/* Before the requests fail: their senders free buffers that the device could write to. */
+	/* Reset before the requests fail: their senders free buffers that the device writes to. */
 	virtio_reset_device(dev->vdev);
 	/*
 	 * An interrupt handler of the transport, from before the reset, may still walk the

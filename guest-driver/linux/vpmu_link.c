@@ -236,7 +236,7 @@ free:
  * @target: the file of the other event
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
- * Both files must stay open meanwhile.
+ * The caller keeps both files open.
  *
  * Return: 0; -EINVAL for the file itself, another CPU or another task; -EEXIST if they are
  * linked already; -EBUSY if the target has another such link; or another negative errno.

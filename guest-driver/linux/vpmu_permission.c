@@ -135,7 +135,7 @@ static bool permission_owns(struct task_struct *task)
  * vpmu_permission_open() - whether the caller may open an event
  * @dev: the device
  * @attr: the requested attr
- * @task: the event's task, whose credentials must not change meanwhile; NULL for a CPU event
+ * @task: the event's task, whose credentials must not change during the call; NULL for a CPU event
  *
  * Return: 0, or the negative errno of perf_event_open(2).
  */

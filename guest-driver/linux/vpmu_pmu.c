@@ -145,8 +145,8 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
 	/*
-	 * The last call for a task's event. The irq_work runs after the context
-	 * is unlocked.
+	 * This is the last call for an event of an exiting task. The irq_work
+	 * runs after the context is unlocked.
 	 */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->waiters.gone);

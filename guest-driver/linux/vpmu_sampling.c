@@ -185,7 +185,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
 
 	if (!sampler_is_of(own))
 		return 0;
-	/* After a reset, the device starts with an empty ring. */
+	/* After a reset, the device starts with an empty ring: clear its head and tail. */
 	clear_page(page_address(sampler->pages[0]));
 	return vpmu_control_map(own->dev, own->id, sampler->pages, ARRAY_SIZE(sampler->pages),
 				VPMU_MAP_WRITABLE);

@@ -28,7 +28,7 @@
 #define MAX_VCPUS	4096
 
 static enum cpuhp_state vpmu_online_state;
-/* Only one device, because the PMU's name, /dev/vpmu and the task pages exist once. */
+/* Only one device can be bound: the PMU's name, /dev/vpmu and the task pages exist once. */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
 /* The last device, kept for its users. The setter of vpmu_present owns it. */
 static struct vpmu_device *vpmu_kept;
@@ -320,7 +320,7 @@ static int device_start(struct vpmu_device *dev)
 	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
 	for (i = 0; i < dev->info.vcpus; i++)
 		vpmu_vcpu_open(&dev->vcpus[i], vqs[VPMU_QUEUE_VCPU + i]);
-	/* Before other requests, which may need one of the features. */
+	/* Accept them before other requests, which may need one of these features. */
 	if (dev->features & ~dev->vdev->features)
 		err = vpmu_control_features(dev, dev->features & ~dev->vdev->features);
 free:
@@ -385,7 +385,7 @@ static void reread_work(struct work_struct *work)
 	struct vpmu_device *dev = container_of(work, struct vpmu_device, reread);
 	struct vpmu_info info;
 
-	/* After the probe, only this changes it. */
+	/* After the probe, only this work changes dev->info: it reads it without the lock. */
 	info = dev->info;
 	device_host_info(dev->vdev, &info);
 	write_seqlock_irq(&dev->info_lock);
@@ -401,7 +401,7 @@ static int device_reboot(struct notifier_block *block, unsigned long action, voi
 {
 	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
-	/* A kept device no longer has its transport. */
+	/* Skip a kept device, which no longer has its transport. */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
 	return NOTIFY_DONE;

@@ -152,7 +152,7 @@ impl Vpmu {
     /// # Errors
     /// See [`Vpmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
-        // Also for writing: the kernel requires it to map the doorbell.
+        // Open the file for writing, too: the kernel requires that for a map of the doorbell.
         let file =
             File::options()
                 .read(true)

@@ -273,7 +273,7 @@ fn timeline_is_chrome_trace_json() {
             ("thread_name", "vCPU 1"),
         ]
     );
-    // Also for an empty recording; an unwritable file is named in the error.
+    // An empty recording has a timeline, too. An unwritable file is named in the error.
     let (dir, input) = recorded(true, &[(Format::Exits, Vec::new())]);
     let run = |output: &std::path::Path| {
         timeline::run(&timeline::TimelineArgs {
