@@ -385,7 +385,7 @@ static void reread_work(struct work_struct *work)
 	struct vpmu_device *dev = container_of(work, struct vpmu_device, reread);
 	struct vpmu_info info;
 
-	/* After the probe, only this work changes dev->info: it reads it without the lock. */
+	/* After the probe, only this work changes dev->info, and so reads it without a lock. */
 	info = dev->info;
 	device_host_info(dev->vdev, &info);
 	write_seqlock_irq(&dev->info_lock);
