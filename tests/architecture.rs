@@ -395,8 +395,8 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         "total_time_running",
         "tstamp",
     ];
-    // The driver's own structures have fields of these names, too, so the variable's type decides: the type, the usual
-    // variable, the text before it, the field.
+    // The driver's own structures also have fields of these names, so the type of the variable decides. Each
+    // row has the type, the usual name of a variable, the text before it, and the field.
     const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
         ("perf_event", "event", "", "ctx"),
         ("perf_event_context", "ctx", "&", "lock"),

@@ -149,7 +149,7 @@ fn chains_without_kernel_or_program() {
 fn registers_and_stack_of_kernel_and_program() {
     let all = REGS_USER | STACK_USER | REGS_INTR;
     let (at, [of_kernel, of_user]) = samples(guest(all, 0, SAVED));
-    // The stack ends with its page, six words above.
+    // The page of the stack ends six words above the stack pointer.
     let mut stack = vec![STACK];
     stack.extend((0..6).map(|word| 0x7700 + word));
     stack.extend([0, 0, 48]);

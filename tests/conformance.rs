@@ -1,5 +1,5 @@
-//! The hardware path compared with counting rules, row by row, beside KVM's own PMU on the same
-//! host; and the host's view of it.
+//! Compares the counts of hardware events with counting rules, row by row, for the vPMU and for KVM's own PMU
+//! on the same host. Also checks the host's view of these counts.
 //!
 //! On a host without counters this runs in the aarch64 lab, where QEMU emulates a PMUv3 that is
 //! exact to the instruction: the VMM, KVM and the host's perf core are real, the counters are not.
@@ -37,8 +37,8 @@ struct Table {
 
 /// Boots a guest that checks the PMU of its processors, with these arguments for `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
-    // An emulated processor spends so long on a sample that the default share of its time would
-    // throttle samples.
+    // An emulated processor spends so long on a sample that the default limit on the share of its time for
+    // sampling would throttle samples.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
     let boot = Boot {
         command: "guest-tests conformance".into(),

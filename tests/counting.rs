@@ -1,4 +1,4 @@
-//! Counting in a stock guest, through the shared-page door.
+//! Counting in a stock guest, through `/dev/vpmu`.
 
 tests::guest_tests! {
     "counting" on both kernels:

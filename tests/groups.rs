@@ -1,5 +1,5 @@
-//! Groups of events in a stock guest: their scheduling, and one reading of all. On both kernels:
-//! perf core reschedules differently in each.
+//! Groups of events in a stock guest: their scheduling, and readings of all members at once. Runs on both
+//! kernels, because perf core reschedules differently in each.
 
 tests::guest_tests! {
     "groups" on both kernels:

@@ -7,7 +7,7 @@ const SCRIPT: &str = r#"
 rounds() {
 	grep -c '@guest round' /tmp/profiled.console 2> /dev/null
 }
-# Until the guest has ended so many rounds more.
+# Waits until the guest has ended $1 more rounds.
 until_more() {
 	wanted=$(($(rounds) + $1))
 	tries=0
@@ -21,7 +21,7 @@ until_more() {
 		fi
 	done
 }
-# Of two rounds that end meanwhile, one has begun meanwhile, too.
+# Of two rounds that end during the profile, at least one has also begun during it.
 profile() {
 	rm -f /tmp/control /tmp/acknowledged
 	mkfifo /tmp/control /tmp/acknowledged
@@ -93,7 +93,8 @@ fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     assert!(count("stat", "task-clock") > 0.0);
     let exits = count("stat", "kvm:kvm_exit");
     assert!(exits >= MARKS, "{exits} exits");
-    // The thread is either in the guest or outside.
+    // Each thread is either in the guest or outside it, so the counts differ by at most one for each of the
+    // two vCPUs.
     let entries = count("stat", "kvm:kvm_entry");
     assert!(
         (exits - entries).abs() <= 2.0,

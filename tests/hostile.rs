@@ -226,7 +226,7 @@ mod kernels {
         let report = machine.terminate();
         assert!(number(&report, "/vpmu/turns_unfinished") > 0);
         let turn = number(&report, "/vpmu/largest_turn/operations");
-        // One command beyond the budget: each of 1,023 members is examined and changed, and so is
+        // A turn can exceed its budget by one command, which examines and changes each of 1,023 members, and
         // the leader.
         assert!(turn <= 4096 + 2 * 1023 + 3, "{turn}");
         let calls = number(&report, "/vpmu/largest_turn/host_calls");

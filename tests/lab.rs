@@ -11,8 +11,8 @@ fn written(log: &str, words: &str) -> f64 {
     time.unwrap_or_else(|error| panic!("no time in {line:?}: {error}"))
 }
 
-/// A frequency read before its refinement could be so far off that KVM gives a vCPU no TSC to set
-/// timers by.
+/// Before the kernel refines the frequency of its TSC, the value can be so far off that KVM gives a vCPU no
+/// TSC to set timers by.
 #[test]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot {

@@ -1,6 +1,6 @@
 //! Persistent events as programs and the operator use them: they outlive their creators, the driver, and the guest.
 
-/// The guest's own.
+/// Persistent events of the guest.
 mod own {
     tests::guest_tests! {
         "persistent" with images::foreign::perf:
@@ -46,7 +46,7 @@ mod own {
     }
 }
 
-/// The operator's, started from the VMM's command line.
+/// Persistent events of the operator, started from the VMM's command line.
 mod operator {
     tests::guest_tests! {
         "persistent-operator" started &[

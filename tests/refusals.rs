@@ -1,4 +1,4 @@
-//! Counters refused by the host or its operator, as the guest sees it.
+//! Refusals of counters by the host or its operator, as the guest sees them.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

@@ -1,4 +1,4 @@
-//! Snapshots of a stock guest that runs: the guest goes on after a save, and so does each restored copy.
+//! Snapshots of a running stock guest: the guest continues after a save, and so does each restored copy.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::Arch;
@@ -62,7 +62,7 @@ forge() {
 const SCRIPT: &str = concat!(
     functions!(),
     r#"
-# Tools measure programs while the machine is saved twice. Its host's own event goes on, too.
+# Tools measure programs while the machine is saved twice. The operator's event continues, too.
 ACT=tools
 boot measured --ctl /tmp/ctl --persistent marks,name=flight > /tmp/measured.said &
 until_line measured 40
@@ -83,7 +83,7 @@ rm -r /tmp/measured.2
 perf script -i /tmp/last.data -F cpu,time,event,addr > /tmp/last.marks
 put last.marks /tmp/last.marks
 ACT=lines
-# A machine without a device, on aarch64 with a PMU of KVM's.
+# A machine without the device. On aarch64 it has KVM's own PMU.
 case $(uname -m) in
 aarch64) pmu=--guest-pmu ;;
 *) pmu= ;;
@@ -93,7 +93,7 @@ until_line live 40
 snapshot live /tmp/here
 wait
 cat /tmp/live.said
-# Its state with changes, and with the digests that belong to them; the first has none.
+# Restores changed copies of its state, each with the digest of its content. The first copy is not changed.
 forge none ''
 forge arch 's/"arch":"[a-z0-9_]*"/"arch":"riscv64"/'
 case $(uname -m) in
@@ -116,8 +116,8 @@ aarch64)
 esac
 rm -r /tmp/here
 
-# One whose device is in use: it goes on after its first snapshot and ends with its second, which has only what
-# was written since the first. Two copies at once.
+# A machine whose device is in use. It continues after its first snapshot and ends with its second, which has
+# only the pages written since the first. Three copies run at once, two of them from the second snapshot.
 ACT=events
 boot used --ctl /tmp/ctl --track-dirty > /tmp/used.said &
 until_line used 20
@@ -141,7 +141,7 @@ true
 const SCRIPT_OF_CYCLES: &str = concat!(
     functions!(),
     r#"
-# Saved and restored twenty times, while its events count, sample, trace and flush.
+# A machine is saved and restored twenty times, while its events count, sample, trace and flush.
 ACT=cycles
 boot cycle0 --ctl /tmp/ctl > /tmp/cycle0.said &
 for cycle in $(seq 0 19); do

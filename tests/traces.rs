@@ -362,7 +362,7 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     // The second round: a sync packet and 63 exits on each page.
     let exits = sent.exits(size, 2 * size);
     assert_eq!(exits.len(), 2 * 63);
-    // The first round had as many; each lost exit took a number.
+    // The area held as many exits of the first round. Each lost exit took a sequence number.
     let between = exits[0].sequence - 2 * 63;
     let after = sent.lost / 64 - between;
     assert_eq!(sent.lost % 64, 0);

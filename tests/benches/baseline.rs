@@ -116,7 +116,8 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; returns whether it is within its limit. An interface without figures has a dash, and keeps no limit.
+/// Prints a row; returns whether it is within its limit. An interface without figures gets a dash, and fails
+/// its limit if it has one.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
         println!("  {name:32} {:>8}", "-");

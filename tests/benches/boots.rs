@@ -37,7 +37,7 @@ const SERIAL: u16 = 0x3f8;
 fn main() -> ExitCode {
     match measure() {
         Ok((place, told)) => {
-            println!("\nA guest of 1 vCPU and 256 MiB on {place}; the middle of {ROUNDS} boots.");
+            println!("\nA guest of 1 vCPU and 256 MiB on {place}; the median of {ROUNDS} boots.");
             let Some(kept) = print(&told) else {
                 eprintln!("figures are missing: {told:?}");
                 return ExitCode::FAILURE;
@@ -64,7 +64,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
         vcpus: 1,
         programs: vec!["guest-tests".to_owned()],
         files: foreign::microvm().map_err(|error| chain(&error))?,
-        // For the archive and its copy.
+        // For the archive of the initramfs and its unpacked copy.
         memory_mib: 1024,
         place: PlaceChoice::Exact,
         timeout: Duration::from_secs(900),
@@ -112,7 +112,7 @@ fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
         (
             with <= qemu,
             format!(
-                "boot: {:.2} of QEMU microvm's, at most 1",
+                "boot: {:.2} of QEMU microvm's time, at most 1",
                 ratio(with, qemu)
             ),
         ),
@@ -161,7 +161,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
     }
     let (with, without) = (middle(with), middle(without));
     println!(
-        "\nFrom the start of the VMM to the guest's first output, on this machine's own /dev/kvm, the middle of {STARTS}:\n  \
+        "\nFrom the start of the VMM to the guest's first output, on this machine's own /dev/kvm, the median of {STARTS}:\n  \
         vmm {:.2} ms, vmm --no-vpmu {:.2} ms",
         milliseconds(with),
         milliseconds(without)

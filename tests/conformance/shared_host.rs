@@ -25,11 +25,11 @@ end() {
 ACT=counts
 VCPUS=1
 
-# What guests execute on the machine's threads, counted by the host's perf. It slows the lab down.
+# Has the host's perf count what guests execute on the VMM's threads. This slows the lab down.
 vmm() {
 	guest-tests count-guests /tmp/alone.host /bin/vmm "$@"
 }
-# Where the engine is not given, the VMM runs a small guest first, to find out which one serves.
+# Without --engine, the VMM would first run a small guest to find out which engine works.
 boot alone --engine exit --persistent instructions:u,size=0,name=all --ctl /tmp/alone.sock > /tmp/alone.said &
 until_said alone waiting
 sleep 1

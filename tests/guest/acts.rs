@@ -78,7 +78,7 @@ fn perform() -> Outcome {
     }
 }
 
-/// Keeps the control queue busy with one request after the other, on the other CPU.
+/// Keeps the control queue busy with one request after another, on CPU 0. [`close`] uses CPU 1.
 fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     cpu::pin(0)?;
     let device = Device::open()?;
@@ -202,7 +202,7 @@ fn twice() -> Outcome {
         vec![OWN_VALUE; OWN as usize],
         "records of this boot"
     );
-    ensure_eq!(event.count()?, u64::from(2 * OWN), "its count of both");
+    ensure_eq!(event.count()?, u64::from(2 * OWN), "of both boots");
     sequence(1 + MARKS)?;
     say("whole");
     Ok(())
@@ -221,7 +221,7 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
         os::is_readable(ring.address())? && event.count()? > 0,
         "{name} before its end"
     );
-    // Takes a wakeup that is older than this descriptor: poll reports it here, too.
+    // Takes a wakeup that is older than this descriptor, because poll reports such wakeups, too.
     event.poll(0)?;
     Ok((event, ring))
 }
@@ -243,7 +243,7 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
         ("attaching", refused(event.attach())),
         ("mapping", refused(look(event, 1))),
     ] {
-        ensure_eq!(errno, Some(libc::ENOENT), "{what} what has ended");
+        ensure_eq!(errno, Some(libc::ENOENT), "{what} an event that has ended");
     }
     ensure!(
         !os::is_readable(ring.address())?,

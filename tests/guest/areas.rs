@@ -70,7 +70,7 @@ impl Area {
         self.pages.address()
     }
 
-    /// The word at a position that grows without wrapping.
+    /// Returns the word at `position`, which grows without wrapping.
     pub(crate) fn word(&self, position: u64) -> u64 {
         self.pages.load((position % self.size()) as usize)
     }
@@ -161,7 +161,7 @@ pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
         if chunk.offset == at {
             Ok(at + chunk.size)
         } else {
-            Err(format!("{chunk:x?} where {at:#x} was to be"))
+            Err(format!("{chunk:x?}, expected at {at:#x}"))
         }
     })
 }

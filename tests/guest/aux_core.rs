@@ -1,5 +1,5 @@
-//! AUX areas through the kernel's own door: `perf_event_open(2)` and a stock perf core, with its
-//! own writer of records, on the PMU of traces.
+//! AUX areas through `perf_event_open(2)` on the PMU of traces, in a stock perf core, which writes the
+//! records itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};

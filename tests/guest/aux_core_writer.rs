@@ -75,7 +75,7 @@ fn watermark_wakes_perfs_reader() -> Outcome {
         // A sync and 31 exits reach the watermark, wherever the piece before has ended.
         ports(40);
         made += 40;
-        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll past the mark");
+        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "past the watermark");
         let (exits, flags) = kept.take()?;
         ensure!(!exits.is_empty(), "woken for nothing");
         ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
@@ -129,7 +129,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     let lost = syncs(&packets)
         .iter()
         .any(|sync| sync.flags & SYNC_LOSS != 0);
-    ensure!(lost && kept.ledger.lost > 0, "a loss that no sync tells");
+    ensure!(lost && kept.ledger.lost > 0, "a loss that no sync reports");
     let told = told(&kept.ring.take()?, &kept.attr)?;
     ensure!(
         told.flags().iter().any(|flags| flags & PARTIAL != 0),
@@ -162,7 +162,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
         ports(10);
         let (exits, flags) = kept.take()?;
         ensure_eq!(exits.len(), 0, "round {round}: exits of a disabled event");
-        ensure_eq!(flags, [TRUNCATED], "round {round}: what was told, once");
+        ensure_eq!(flags, [TRUNCATED], "round {round}: flags of one record");
         kept.event.enable(0)?;
         ports(5);
         kept.event.disable(0)?;
@@ -277,7 +277,7 @@ fn perf_traces_samples() -> Outcome {
     }
     // The ring has records about the area alone, no samples.
     let told = told(&kept.ring.take()?, &attr)?;
-    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes told");
+    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes");
     Ok(())
 }
 
@@ -305,7 +305,7 @@ fn both_doors_trace_at_once() -> Outcome {
     let what = |exits: &[crate::packets::Exit]| -> Vec<(u64, u64)> {
         exits.iter().map(|exit| (exit.time, exit.outside)).collect()
     };
-    ensure_eq!(core.len() as u64, MADE, "exits by perf's door");
-    ensure_eq!(what(&core), what(&own), "the same exits by both doors");
+    ensure_eq!(core.len() as u64, MADE, "exits through perf core");
+    ensure_eq!(what(&core), what(&own), "the same exits through /dev/vpmu");
     Ok(())
 }

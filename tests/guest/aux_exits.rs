@@ -158,12 +158,12 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
         // The driver writes the mark, for the program.
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
-    ensure!(marks[0].ip >> 63 == 1, "a kernel at {:#x}", marks[0].ip);
+    ensure!(marks[0].ip >> 63 == 1, "a user IP: {:#x}", marks[0].ip);
     // The command that disabled the trace wrote to another register of the device.
     ensure_eq!(end.flags, HAS_IP | CUT, "flags of the end");
     ensure!(
         end.qualification != marks[0].qualification,
-        "a command where marks are"
+        "the command has the address of the marks"
     );
     Ok(())
 }
@@ -260,7 +260,7 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
     ensure_eq!(
         open(&trace(&device, 7)),
         Some(libc::ENOENT),
-        "an exit of no kind"
+        "an unknown reason of exits"
     );
     ensure_eq!(
         open(&sampling(trace(&device, EXIT_PORT), 100, 0)),

@@ -1,4 +1,4 @@
-//! How long an AUX area lives, who holds it, and whose memory it is.
+//! How long an AUX area lives, what keeps it, and which user its memory is charged to.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -173,7 +173,7 @@ pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
     }
     ensure!(
         memory.iter().all(|&word| word == memory[0]),
-        "round {round}: the memory that came after the area was written to"
+        "round {round}: the memory that replaced the area was written to"
     );
     Ok(())
 }

@@ -30,7 +30,7 @@ fn locked_down_kernel_hides_registers() -> Outcome {
     ensure_eq!(
         refused(device.open_event(&registers, How::OWN)),
         None,
-        "here, before"
+        "by /dev/vpmu, before"
     );
     os::mount(c"securityfs", SECURITY)?;
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
@@ -39,13 +39,13 @@ fn locked_down_kernel_hides_registers() -> Outcome {
     ensure_eq!(
         refused(device.open_event(&registers, How::OWN)),
         errno,
-        "here"
+        "by /dev/vpmu"
     );
     ensure_eq!(refused(kernels(&exits, How::OWN)), None, "exits by perf");
     ensure_eq!(
         refused(device.open_event(&exits, How::OWN)),
         None,
-        "exits here"
+        "exits by /dev/vpmu"
     );
     Ok(())
 }

@@ -262,12 +262,12 @@ fn pausing_is_for_members_of_a_trace() -> Outcome {
         ensure_eq!(
             open(&attr, Some(&marks)),
             Some(libc::EINVAL),
-            "action {action} where no trace leads"
+            "action {action} under a leader that is not a trace"
         );
         ensure_eq!(
             open(&attr, None),
             Some(libc::EINVAL),
-            "action {action} of nobody's member"
+            "action {action} outside a group"
         );
     }
     let both = acting(device.marks(4, 1, 0), AUX_PAUSE | AUX_RESUME);

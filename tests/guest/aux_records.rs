@@ -59,7 +59,7 @@ fn start_is_recorded_once() -> Outcome {
         );
         let told = told(&records, &attr)?;
         ensure_eq!(told.starts, [own], "whose trace started");
-        ensure!(told.bytes() > 0, "no piece is told");
+        ensure!(told.bytes() > 0, "no piece is recorded");
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     );
     traced.read()?;
     let chunks = traced.chunks()?;
-    ensure_eq!(chunks.len(), 1, "pieces that tell of the others");
+    ensure_eq!(chunks.len(), 1, "records of the other pieces");
     // A page may begin among them, with a sync.
     let exits = chunks[0].size / EXIT_BYTES;
     ensure!((more..=more + 1).contains(&exits), "{chunks:x?}");

@@ -75,7 +75,7 @@ fn each_period_makes_a_packet() -> Outcome {
         let reading = event.read()?;
         ensure_eq!(reading, [areas::head(&ring), 0], "produced, lost");
         let chunks = told(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
-        ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring told of");
+        ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring reports");
         ensure!(
             chunks.flags().iter().all(|&flags| flags == 0),
             "{chunks:x?}"
@@ -227,7 +227,7 @@ fn stalled_readers_samples_are_counted() -> Outcome {
     ports(1);
     event.disable(0)?;
     ledger.follow(&area.take(&ring)?)?;
-    ensure_eq!(ledger.lost, lost, "what the sync tells lost");
+    ensure_eq!(ledger.lost, lost, "bytes lost, by the sync");
     Ok(())
 }
 
@@ -239,7 +239,7 @@ fn sample_traces_that_cannot_be_are_refused() -> Outcome {
     ensure_eq!(
         open(&paced(&device, 17, 1)),
         Some(libc::ENOENT),
-        "a pace of no kind"
+        "an unknown pace"
     );
     let mut clock = paced(&device, PACE_CPU_CLOCK, 1_000_000);
     clock.set_exclude_kernel(0);

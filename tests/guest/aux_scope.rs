@@ -81,7 +81,7 @@ fn trace_of_a_task_excludes_others() -> Outcome {
     let own = (std::process::id(), cpu::thread_id());
     ensure!(
         exits.iter().all(|exit| exit.pid_tid == own),
-        "another's exit"
+        "another thread's exit"
     );
     ensure_eq!(exits.len() as u64, MADE, "exits");
     Ok(())
@@ -106,7 +106,7 @@ fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     let lost = traced.read()?.1 / 64;
     let of = |tid| exits.iter().filter(|exit| exit.pid_tid.1 == tid).count() as u64;
     let (own, other) = (of(cpu::thread_id()), of(tid));
-    ensure_eq!(own + other, exits.len() as u64, "exits of third ones");
+    ensure_eq!(own + other, exits.len() as u64, "exits of other threads");
     ensure_eq!(
         own + other + lost,
         MADE + others,
@@ -166,7 +166,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         ensure!(
             own.iter()
                 .all(|exit| exit.pid_tid == (std::process::id(), tid)),
-            "another's exit on vCPU {vcpu}"
+            "another thread's exit on vCPU {vcpu}"
         );
     }
     Ok(())
@@ -249,7 +249,7 @@ fn excluded_mode_is_not_traced() -> Outcome {
         let exits = traced.take()?;
         ensure!(
             exits.iter().all(|exit| (exit.flags & USER != 0) == user),
-            "an exit of the mode that was left out"
+            "an exit in the excluded mode"
         );
         let reason = if user { EXIT_PORT } else { EXIT_MMIO };
         let of = exits.iter().filter(|e| u64::from(e.reason) == reason);

@@ -82,10 +82,10 @@ fn traces_write_into_anothers_area() -> Outcome {
     ensure_eq!(
         areas::head(&traced.ring),
         head,
-        "the head it writes to no more"
+        "the head of the area it no longer writes to"
     );
     let lost = other.read()?[1];
-    ensure_eq!(lost, 2 * EXIT_BYTES, "lost of a mark and its own end");
+    ensure_eq!(lost, 2 * EXIT_BYTES, "lost: a mark, the trace's end");
     Ok(())
 }
 
@@ -141,7 +141,7 @@ fn children_write_into_their_parents_area() -> Outcome {
         ensure!(
             own.windows(2)
                 .all(|pair| pair[0].time < pair[1].time && pair[0].sequence < pair[1].sequence),
-            "exits of thread {tid} stand out of order"
+            "exits of thread {tid} are out of order"
         );
         ensure!(own.len() as u64 > EACH / 8, "{} exits alone", own.len());
         written += own.len() as u64;

@@ -346,7 +346,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let output = recorder.stdout.take().ok_or("no output")?;
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    ensure_eq!(line, "done\n", "the command's own word");
+    ensure_eq!(line, "done\n", "the command's output");
     let pid = recorder.id().to_string();
     let kill = |signal: &str| -> Outcome {
         let sent = Command::new("kill").args([signal, &pid]).status()?;
@@ -358,7 +358,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let mut line = String::new();
     while !line.contains("snapshot taken") {
         line.clear();
-        ensure!(said.read_line(&mut line)? > 0, "no snapshot was told of");
+        ensure!(said.read_line(&mut line)? > 0, "no snapshot was reported");
     }
     kill("-INT")?;
     let status = recorder.wait()?;

@@ -32,7 +32,7 @@ fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
             libc::POLLIN,
             "poll after {exit} exits"
         );
-        ensure_eq!(traced.event.poll(NOW)?, 0, "a wakeup told twice");
+        ensure_eq!(traced.event.poll(NOW)?, 0, "a second wakeup");
         made = exit;
     }
     Ok(())

@@ -184,7 +184,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
     ports(4);
     traced.balance()?;
     ensure_eq!(traced.take()?.len(), 4, "exits after them");
-    ensure_eq!(traced.ledger.lost, lost, "what the sync told lost");
+    ensure_eq!(traced.ledger.lost, lost, "bytes lost, by the sync");
     // The device keeps its own head: a guest's write to the page changes nothing.
     traced.ring.store_release(crate::pages::AUX_HEAD, 1 << 40);
     ports(1);
@@ -232,7 +232,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
             size: count,
             flags: OVERWRITE
         }],
-        "pieces told"
+        "pieces recorded"
     );
     // The trace goes on from there.
     traced.event.enable(0)?;
@@ -240,7 +240,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
     traced.event.disable(0)?;
     let newest = traced.area.newest(&traced.ring)?;
     let last = exits(&newest).last().map(|exit| exit.sequence);
-    ensure_eq!(last, Some(MADE), "the newest after another");
+    ensure_eq!(last, Some(MADE), "the newest after one more exit");
     Ok(())
 }
 
@@ -311,7 +311,7 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
             (1, 1, id),
             "format, vCPU and event of the sync"
         );
-        ensure_eq!(first.config, EXIT_PORT, "the config that it tells");
+        ensure_eq!(first.config, EXIT_PORT, "the config of the sync");
         ensure_eq!(device.time_of(first.tsc), first.time, "its time by its TSC");
         ensure!(
             (before..=after).contains(&first.time),

@@ -1,5 +1,6 @@
-//! Costs of samples and task switches for a guest: with a CPU PMU whose registers are trapped, run by the kernel's
-//! own driver, and through both doors of the paravirtual PMU. All count the host's CPU clock of the vCPU.
+//! Costs of samples and task switches for a guest: with a CPU PMU whose registers are trapped, run by the
+//! kernel's own driver, and with the paravirtual PMU, through perf core and through `/dev/vpmu`. All count
+//! the host's CPU clock of the vCPU.
 
 use std::fs;
 use std::io;
@@ -129,7 +130,7 @@ impl Door {
     }
 }
 
-/// Events on [`CPU`] in a period of time.
+/// Exits and interrupts on [`CPU`] in a period of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// All exits except for the host's own interrupts.
@@ -213,7 +214,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// Events from `before` to `after`.
+    /// Returns the exits and interrupts between `before` and `after`.
     fn between(mut self, before: Moment, after: Moment) -> Result<Seen, Failure> {
         self.trace.event.disable(0)?;
         let (_, lost) = self.trace.read()?;
@@ -270,7 +271,8 @@ fn settle() -> io::Result<()> {
     cpu::keep()
 }
 
-/// Events in `rounds` switches to another task and back, both of which count `events` clocks.
+/// Returns the exits and interrupts of `rounds` switches to another task and back. Both tasks count `events`
+/// clocks.
 fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -321,7 +323,8 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Returns the events from a sample to one at least `count` later, the number of samples between, and the time.
+/// Returns the exits and interrupts from one sample to another at least `count` samples later, the number of
+/// samples between them, and the time.
 fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -353,7 +356,7 @@ fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     Ok((watch.between(before, after)?, taken, took))
 }
 
-/// Events while a task runs for `time` and nothing is sampled.
+/// Returns the exits and interrupts while a task runs for `time` and nothing is sampled.
 fn idle(time: Duration) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -367,7 +370,7 @@ fn idle(time: Duration) -> Result<Seen, Failure> {
 
 /// Keeps the kernel from sampling less often where a sample takes long, as on an emulated machine.
 fn sample_as_asked() -> io::Result<()> {
-    // While this is zero the kernel refuses a rate.
+    // While this is zero, the kernel refuses to change the rate.
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
     fs::write("/proc/sys/kernel/perf_event_max_sample_rate", "100000")?;
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")

@@ -132,7 +132,7 @@ struct Boot {
     time: u64,
     /// Of the guest.
     exits: u64,
-    /// In bytes, without the guest's.
+    /// In bytes, without the guest's memory.
     memory: u64,
 }
 

@@ -150,7 +150,7 @@ fn reset_zeroes_the_count_alone() -> Outcome {
         after.time_enabled > before.time_enabled,
         "a reset keeps the times"
     );
-    ensure_eq!(after.id, event.id()?, "the id that read tells");
+    ensure_eq!(after.id, event.id()?, "the id that read returns");
     Ok(())
 }
 
@@ -180,8 +180,8 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
-    // One clock within the span of the guest's time and one around it: a host that stands still
-    // between two calls lets the clocks go on.
+    // `guest` counts within the span of one clock and around the span of another, because the clocks go on if
+    // the host stalls between two calls.
     let [around, guest, within] = [
         on_cpu("task-clock")?,
         on_cpu("guest-time")?,
@@ -275,8 +275,8 @@ fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
     counts().map_err(|error| error.to_string())
 }
 
-/// The kernel's own breakpoints, on two vCPUs at once: the debug registers change with each vCPU that a host's CPU
-/// runs.
+/// Breakpoints of the kernel, on two vCPUs at once: a host's CPU must switch the debug registers with the
+/// vCPU that it runs.
 fn data_breakpoints_count_beside_marks() -> Outcome {
     let threads = [0, 1].map(|cpu| thread::spawn(move || break_on_writes(cpu, 500)));
     for thread in threads {

@@ -21,7 +21,7 @@ pub(crate) fn own_port_exits() -> String {
     format!("{PORT_EXITS}{modifier}")
 }
 
-/// The same as perf names it.
+/// Like [`own_port_exits`], as perf names the event.
 pub(crate) fn own_port_exits_of_perf() -> String {
     let modifier = if OWN_IN_USER_MODE { "u" } else { "" };
     format!("vpmu/{PORT_EXITS}/{modifier}")
@@ -42,8 +42,8 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     }
 }
 
-/// Lets no other task have this thread's CPU before the thread sleeps or ends: until then its
-/// events are not switched.
+/// Keeps all other tasks off this thread's CPU until the thread sleeps or ends, so that its events are not
+/// switched.
 pub(crate) fn keep() -> io::Result<()> {
     reserve_nothing()?;
     let priority = libc::sched_param { sched_priority: 1 };
@@ -60,8 +60,9 @@ fn reserve_nothing() -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // By default real-time tasks leave some time to others.
     set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
-    // From 6.12 on a deadline server of each CPU runs ordinary tasks in spite of that. Without the
-    // servers' share in its sum of bandwidths, 6.12 refuses to set the limit above again (EBUSY).
+    // From 6.12 on, a deadline server of each CPU runs ordinary tasks in spite of that. Once the servers have
+    // no share in its sum of bandwidths, 6.12 refuses another write of the limit above (EBUSY), so `set`
+    // writes only a value that differs.
     for server in fair_servers()? {
         set(&server.join("runtime"), "0")?;
     }

@@ -73,7 +73,7 @@ fn mark_has_its_value() -> Outcome {
         device.mark(value.into())?;
     }
     let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
-    ensure_eq!(values(&ring.take()?, &attr)?, expected, "values told");
+    ensure_eq!(values(&ring.take()?, &attr)?, expected, "the values");
     // Samples of one value report it, too; samples of other events report zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
     let event = device.start(&attr, How::on_cpu(1))?;
@@ -108,12 +108,12 @@ fn doorbell_is_one_page() -> Outcome {
     ensure_eq!(
         map(PAGE, write, libc::MAP_SHARED, 0),
         None,
-        "as it is to be"
+        "a map by the rules"
     );
     ensure_eq!(
         map(PAGE, libc::PROT_WRITE, libc::MAP_SHARED, 0),
         None,
-        "to be written alone"
+        "a write-only map"
     );
     let page = i64::try_from(PAGE)?;
     for (bytes, flags, offset, what) in [
@@ -128,7 +128,7 @@ fn doorbell_is_one_page() -> Outcome {
         );
     }
     let runs = map(PAGE, write | libc::PROT_EXEC, libc::MAP_SHARED, 0);
-    ensure!(runs.is_some(), "a map to be run was made");
+    ensure!(runs.is_some(), "an executable map was made");
     Ok(())
 }
 
@@ -139,7 +139,7 @@ fn doorbell_reads_as_zero() -> Outcome {
     let event = device.start(&device.attr(KIND_MARK, VALUE.into()), How::OWN)?;
     bell.mark(VALUE);
     for _ in 0..10 {
-        ensure_eq!(bell.load(), 0, "what stands there");
+        ensure_eq!(bell.load(), 0, "the value read");
     }
     ensure_eq!(event.count()?, 1, "marks after it was read");
     Ok(())

@@ -1,4 +1,4 @@
-//! The perf core door: the same device through `perf_event_open(2)`.
+//! The device through perf core: `perf_event_open(2)`.
 
 use std::error::Error;
 use std::fs;
@@ -141,7 +141,7 @@ fn perf_inherits() -> Outcome {
     Ok(())
 }
 
-/// The driver replays samples into perf core's ring: here as read by the client's own reader.
+/// The driver replays samples into perf core's ring. Here the client's own reader reads them.
 fn perf_samples_a_task_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(10))?;
@@ -202,7 +202,7 @@ fn both_doors_count_the_same() -> Outcome {
     ensure_eq!(
         (shared.read()?.value, core.read()?.value),
         (77, 77),
-        "port writes by both doors"
+        "port writes through both"
     );
     Ok(())
 }
@@ -427,11 +427,11 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     // This disables the view, not the event.
     event.disable()?;
     place(&vpmu, 4)?;
-    ensure_eq!(event.read()?.value, 11, "the count, not looked at");
+    ensure_eq!(event.read()?.value, 11, "the count, the view disabled");
     event.enable()?;
-    ensure_eq!(event.read()?.value, 15, "the count, looked at again");
+    ensure_eq!(event.read()?.value, 15, "the count, the view enabled");
     vpmu.flush_perf(&event)?;
-    ensure_eq!(take_samples(&mut ring)?, 4, "samples of meanwhile");
+    ensure_eq!(take_samples(&mut ring)?, 4, "samples written meanwhile");
     vpmu.attach_perf(&event)?;
     Ok(())
 }
@@ -449,7 +449,7 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     place(&vpmu, 9)?;
     vpmu.flush_perf(&view)?;
     ensure_eq!(take_samples(&mut ring)?, 9, "samples of since");
-    // As with any ring of several readers, the other one finds no records.
+    // As with any ring that several readers share, the second one finds no records.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
     vpmu.flush_perf(&other)?;

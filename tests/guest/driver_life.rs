@@ -109,7 +109,8 @@ fn bind(transport: &str) -> io::Result<()> {
     fs::write(PathBuf::from(DRIVER).join("bind"), transport)
 }
 
-/// Resets the device behind the driver: it forgets its queues, and answers nothing from then on.
+/// Resets the device without the driver's knowledge: the device forgets its queues, and answers nothing from
+/// then on.
 fn mute() -> Outcome {
     let name = transport()?;
     let map = fs::read_to_string("/proc/iomem")?;
@@ -163,7 +164,8 @@ fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     Ok(told)
 }
 
-/// Everything that a program can have open: both doors, rings, an area, a persistent event.
+/// Everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area, a
+/// persistent event.
 struct Open {
     device: Device,
     counting: Event,
@@ -252,7 +254,7 @@ impl Open {
             .open_event(&self.device.attr(KIND_MARK, VALUE), How::OWN);
         ensure_eq!(refused(open), Some(errno), "opening by the old descriptor");
         let open = kernels_own(&self.device.attr(KIND_MARK, VALUE));
-        ensure_eq!(refused(open), Some(errno), "opening by perf's door");
+        ensure_eq!(refused(open), Some(errno), "opening through perf core");
         ensure_eq!(refused(self.device.mark(VALUE)), Some(errno), "a mark");
         Ok(())
     }
@@ -279,7 +281,7 @@ fn ensure_works() -> Outcome {
     perf.enable(0)?;
     device.place(VALUE, 7)?;
     ensure_eq!(event.count()?, 7, "marks of a new event");
-    ensure_eq!(perf.count()?, 7, "marks of a new event of perf's door");
+    ensure_eq!(perf.count()?, 7, "marks of a new event of perf core");
     event.flush(0)?;
     ensure_eq!(event.poll(-1)?, libc::POLLIN, "the new event's wakeup");
     ensure_eq!(ring.take()?.len(), 7, "samples of a new event");
@@ -300,7 +302,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
     );
     ensure_eq!(refusal, Some(libc::EIO), "opening an event");
-    ensure_eq!(told.recv()??, GONE, "who polls");
+    ensure_eq!(told.recv()??, GONE, "the poll's result");
     open.ensure_ended(libc::EIO)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -360,7 +362,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     unbind(&name)?;
-    ensure_eq!(told.recv()??, GONE, "who polls");
+    ensure_eq!(told.recv()??, GONE, "the poll's result");
     open.ensure_ended(libc::ENODEV)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -415,7 +417,7 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
         sampling.enable(0)?;
         fork_and_place(3)?;
         ensure_eq!(own.count()?, 3, "marks of a child");
-        ensure_eq!(perf.count()?, 3, "marks of a child by perf's door");
+        ensure_eq!(perf.count()?, 3, "marks of a child in perf core");
         if given_up {
             mute()?;
             let open = device.open_event(&attr, How::OWN);
@@ -439,8 +441,8 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Opens and counts by both doors, calls `held` while all is open, then closes; true if the counts
-/// are right.
+/// Opens and counts through `/dev/vpmu` and perf core, calls `held` while all is open, then closes; true if
+/// the counts are right.
 fn hold(held: impl FnOnce()) -> io::Result<bool> {
     let device = Device::open()?;
     let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
@@ -452,7 +454,7 @@ fn hold(held: impl FnOnce()) -> io::Result<bool> {
     Ok(event.count()? == 3 && perf.count()? == 3)
 }
 
-/// Opens, counts and closes by both doors; true if all of that worked.
+/// Opens, counts and closes through `/dev/vpmu` and perf core; true if all of that worked.
 fn turn() -> bool {
     hold(|| ()).unwrap_or(false)
 }
@@ -460,7 +462,7 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // Turns of the programs that nothing disturbed, and the others.
+    // Turns of the programs that no unbinding disturbed, and the others.
     let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_more = |turns: &AtomicUsize| {
         let before = turns.load(Ordering::Relaxed);
@@ -480,7 +482,7 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
             })
             .collect();
         let done = (0..15).try_for_each(|round| {
-            // In the other rounds one call follows the other at once.
+            // In the other rounds, unbinding and binding follow each other at once.
             let waits = round % 3 == 0;
             if waits {
                 until_more(&worked);
@@ -541,7 +543,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Takes CPU 1 away, or brings it back.
+/// Takes CPU 1 offline, or brings it back.
 fn set_online(online: bool) -> io::Result<()> {
     fs::write(CPU1, if online { "1" } else { "0" })
 }
@@ -693,7 +695,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     ensure_eq!(own.id()?, id, "its id");
     ensure_eq!(off.count()?, 0, "an event that is off");
     ensure_eq!(family.count()?, 4 + 3 + 5 + 6, "an inherited event");
-    ensure_eq!(perf.count()?, 8, "a task's event of perf's door");
+    ensure_eq!(perf.count()?, 8, "a task's event of perf core");
     let reading = leader.read()?;
     ensure_eq!(
         reading,
@@ -704,7 +706,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     ensure_eq!(
         perf_of_cpu.count()?,
         4 + 3 + 5 + 6,
-        "a CPU's event of perf's door"
+        "a CPU's event of perf core"
     );
     ensure_eq!(kept.id()?, kept_id, "the persistent event's id");
     ensure!(kept.count()? >= 8, "the persistent event's count");
@@ -727,7 +729,7 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.sampling)?;
     hibernate()?;
-    ensure_eq!(told.recv()??, GONE, "who polls");
+    ensure_eq!(told.recv()??, GONE, "the poll's result");
     for event in [&open.sampling, &open.trace] {
         ensure_eq!(event.read()?, [0_u64; 0], "what has a ring");
         ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling it");
@@ -744,7 +746,7 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Opened again, they would lack their link, and the target would never start.
+/// If they were opened again, they would lack their link, and the target would never start.
 fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::pin(0)?;

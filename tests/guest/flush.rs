@@ -22,7 +22,7 @@ use crate::stubs;
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu, os};
 
-/// On a machine whose operator insists on the batched engine.
+/// On a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
     "flush_writes_samples_of_the_batched_engine",
     flush_writes_samples_of_the_batched_engine,
@@ -92,7 +92,7 @@ fn flush_wakes_a_waiting_reader() -> Outcome {
         ensure_eq!(event.poll(NOW)?, 0, "round {round}: poll before");
         ensure_eq!(event.flush(0)?, 0, "what the flush returns");
         ensure_eq!(event.poll(NOW)?, libc::POLLIN, "round {round}: poll after");
-        ensure_eq!(event.poll(NOW)?, 0, "round {round}: a wakeup told twice");
+        ensure_eq!(event.poll(NOW)?, 0, "round {round}: a second wakeup");
         ensure_eq!(ring.take()?.len(), 3, "round {round}: records");
     }
     Ok(())
@@ -111,7 +111,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
         ensure_eq!(told, libc::POLLIN, "what the sleeper is told");
         device.place(VALUE, 1)?;
         event.flush(0)?;
-        ensure!(epoll.wait(LONG)? != 0, "epoll tells nothing");
+        ensure!(epoll.wait(LONG)? != 0, "epoll reports nothing");
         Ok(())
     })
 }
@@ -255,7 +255,7 @@ fn every_state_can_be_flushed() -> Outcome {
         owner.join().map_err(|_| "the owner panicked")
     })?;
     let (event, mut ring) = gone?;
-    ensure_eq!(event.flush(0)?, 0, "a task's that has ended");
+    ensure_eq!(event.flush(0)?, 0, "an event of a task that has ended");
     ensure_eq!(ring.take()?.len(), 3, "records of it");
     Ok(())
 }
@@ -295,13 +295,13 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
         ensure_eq!(
             traced.chunks()?.len(),
             0,
-            "round {round}: pieces of nothing"
+            "round {round}: pieces without packets"
         );
     }
     Ok(())
 }
 
-/// Where the host batches samples, they wait in its own ring, up to ten milliseconds.
+/// Where the host batches samples, they wait in the host's ring for up to ten milliseconds.
 fn flush_writes_samples_of_the_batched_engine() -> Outcome {
     held_samples_are_written(ENGINE_BATCHED)
 }
@@ -385,7 +385,7 @@ fn task_is_flushed_wherever_it_is() -> Outcome {
         let (event, mut ring) = receiver.recv().map_err(|_| "no event came")?;
         ready.wait();
         event.flush(0)?;
-        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of a sleeping task's");
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll, the task asleep");
         ensure_eq!(ring.take()?.len(), 3, "records of a sleeping task");
         done.wait();
         let flushed = (|| -> Outcome {
@@ -517,7 +517,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
         );
         ensure!(
             told[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
-            "vCPU {vcpu}: a mark stands twice, or before an earlier one"
+            "vCPU {vcpu}: a mark is recorded twice, or before an earlier one"
         );
     }
     for event in events {

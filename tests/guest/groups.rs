@@ -1,4 +1,5 @@
-//! Groups of the shared-page door: when members count, that they are read at one moment, and which events may join.
+//! Groups of events of `/dev/vpmu`: when members count, that they are read at one moment, and which events
+//! may join.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -199,7 +200,7 @@ fn leaders_follow_each_other_without_end() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?.of_task(0);
     let mut last = vpmu.open_event(&attr)?;
-    // Kept and freed recursively, so many would overflow a kernel stack.
+    // If all were kept and then freed recursively, this many would overflow a kernel stack.
     for _ in 0..1_000 {
         last = vpmu.open_member(&attr, &last)?;
     }

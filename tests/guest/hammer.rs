@@ -534,7 +534,7 @@ pub(crate) fn ensure_clean() -> Outcome {
     drop((task, device));
     let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
     ensure!(unloaded.success(), "the module is in use");
-    ensure!(validate_slabs()? > 0, "no slab was looked through");
+    ensure!(validate_slabs()? > 0, "no slab was validated");
     kernel_log::ensure_none_of(&["are lost", "still writes", "stuck"])
 }
 

@@ -144,7 +144,7 @@ fn mark_of_nobody_is_exact() -> Outcome {
 
 /// Accesses to the page that do not depend on the architecture.
 const ACCESSES: [(&str, Attack); 2] = [
-    ("read(2) into it", |page| {
+    ("getrandom(2) into it", |page| {
         // SAFETY: the kernel checks the address.
         unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) };
     }),

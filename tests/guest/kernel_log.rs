@@ -57,7 +57,7 @@ pub(crate) fn ensure_no_fault() -> Outcome {
     ensure_none_of(&[])
 }
 
-/// The same with more words that a healthy kernel does not log.
+/// Like [`ensure_no_fault`], with more words that a healthy kernel does not log.
 pub(crate) fn ensure_none_of(more: &[&str]) -> Outcome {
     let log = log()?;
     if let Some(report) = fault(&log, more) {

@@ -51,7 +51,8 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
 
 /// An address above which kexec places the second kernel: it fills memory from the top.
 fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
-    /// `init_size` in the boot protocol's header: bytes that the kernel needs until it has a map.
+    /// Offset of `init_size` in the boot protocol's header: the bytes that the kernel needs until it has a
+    /// map.
     const INIT_SIZE: u64 = 0x260;
     /// Boot parameters, the code that starts the kernel, alignment.
     const REST: u64 = 16 << 20;
@@ -88,9 +89,11 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
     attr.set_write_backward(1);
-    // Rings too high are kept, and memory is taken, so that the next ring lies elsewhere.
+    // Hold the rings that are not below the limit, and use up free pages, so that the next ring is allocated
+    // lower.
     let mut high = Vec::new();
-    // Full pipes: the kernel keeps its own pages apart from those of programs, and a ring's are the kernel's.
+    // Full pipes use up pages of the kernel. It keeps these, from which it allocates rings, apart from the
+    // pages of programs.
     let mut taken = Vec::new();
     loop {
         let clock = device.start(&silent(attr), How::on_cpu(0))?;

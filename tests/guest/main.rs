@@ -1,4 +1,4 @@
-//! The guest's half of the proof: tests that run in a booted guest, on the client library.
+//! The tests that run in a booted guest, on the client library.
 //!
 //! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
 //! framed line for each; the tests of the same names on the host boot a guest and read them.

@@ -1,4 +1,4 @@
-//! The module comes and goes: refused while in use, clean otherwise.
+//! Loading and unloading of the module: unloading is refused while the module is in use, and clean otherwise.
 
 use std::fs;
 use std::path::Path;
@@ -90,7 +90,7 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     ensure!(module("rmmod", "virtio_pmu")?, "the module is in use");
     ensure!(
         !module("modprobe", "virtio:d00000099v00000000")?,
-        "a module was loaded for a device that there is not"
+        "a module was loaded for a device that does not exist"
     );
     ensure!(Vpmu::open().is_err(), "the device is still there");
     ensure!(

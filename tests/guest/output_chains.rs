@@ -148,7 +148,7 @@ fn chain_continues_through_the_kernel() -> Outcome {
         ensure!(!kernel.is_empty(), "no kernel address");
         ensure!(
             kernel.iter().all(|address| address >> 63 == 1),
-            "what is called the kernel's: {kernel:#x?}"
+            "user addresses in the kernel's half: {kernel:#x?}"
         );
         ensure_eq!(user, Some(&users_half()[..]), "the user's half");
     }

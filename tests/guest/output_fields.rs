@@ -127,7 +127,7 @@ impl Known {
         ensure_eq!(sample.misc & MISC_MODE, MISC_USER, "the mode");
         for (name, bit, told, is) in [
             ("IDENTIFIER", IDENTIFIER, sample.identifier, self.id),
-            ("ADDR, which nobody knows", ADDR, sample.addr, 0),
+            ("ADDR, which is unknown", ADDR, sample.addr, 0),
             ("ID", ID, sample.id, self.id),
             ("STREAM_ID", STREAM_ID, sample.stream_id, self.id),
             ("PERIOD", PERIOD, sample.period, 1),

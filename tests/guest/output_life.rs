@@ -64,7 +64,7 @@ fn refresh_limits_overflows() -> Outcome {
     let mut counted = 0;
     for overflows in [1, 2, 17] {
         event.refresh(overflows)?;
-        // Twice as many as it takes, and some.
+        // Twice as many marks as these overflows take, and three more.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
         ensure_eq!(
@@ -341,7 +341,7 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: of user mode");
-            // The kernel's are the driver's notifications, where those have the same reason.
+            // Exits of the kernel are the driver's notifications, where those have the same reason.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(of_kernel > 0, drivers, "{what}: {of_kernel} of the kernel");
         }

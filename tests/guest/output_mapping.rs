@@ -1,4 +1,4 @@
-//! How a ring is mapped: its sizes, its mappers, its life, and whose memory it is.
+//! How a ring is mapped: its sizes, its mappers, its life, and which user its memory is charged to.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -187,7 +187,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;
     ensure_eq!(left.len(), 4, "records after the child's");
-    ensure!(ring.take()?.len() == 7, "the parent reads by its own place");
+    ensure!(ring.take()?.len() == 7, "the parent's own position");
     Ok(())
 }
 
@@ -210,7 +210,7 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Fresh pages, perhaps those of a ring that is gone: nobody else may write to them.
+/// Returns fresh memory, perhaps the pages of a ring that is gone. Nobody else may write to it.
 pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
@@ -254,7 +254,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
                 }
                 ensure!(
                     memory.iter().all(|&word| word == memory[0]),
-                    "round {round}: the memory that came after the ring was written to"
+                    "round {round}: the memory that replaced the ring was written to"
                 );
             }
             Ok(())
@@ -269,7 +269,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     Ok(())
 }
 
-/// Pages that a user may have in rings beyond `RLIMIT_MEMLOCK`, all CPUs' together.
+/// Pages that a user may have in rings beyond `RLIMIT_MEMLOCK`, for all CPUs together.
 pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
     let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
     let online = fs::read_to_string("/proc/cpuinfo")?;
@@ -315,7 +315,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
         ensure_eq!(
             refused(Pages::map(&more, 0, READ_WRITE)),
             Some(libc::EPERM),
-            "round {round}: a page more than there is"
+            "round {round}: a page more than the limit allows"
         );
         // Another map of a ring takes no more memory.
         Pages::map(&rings[0].0, 64, READ_WRITE)?;

@@ -69,7 +69,7 @@ fn page_describes_itself() -> Outcome {
         ensure_eq!(
             page.load(aux),
             0,
-            "byte {aux}, of an AUX area that there is not"
+            "byte {aux}, of an AUX area that does not exist"
         );
     }
     let capabilities = page.load(CAPABILITIES);
@@ -151,7 +151,7 @@ fn page_equals_read() -> Outcome {
     same("while it stands still")?;
     let still = page.snapshot();
     ensure_eq!(still.count, 210, "marks while it was enabled");
-    ensure_eq!(still.enabled, still.running, "times of what has no rival");
+    ensure_eq!(still.enabled, still.running, "times of an event alone");
     event.reset(0)?;
     ensure_eq!(page.snapshot().count, 0, "the page after a reset");
     same("after a reset")?;
@@ -196,7 +196,7 @@ fn page_is_never_torn() -> Outcome {
                 let backwards = snapshot.count < last.count
                     || snapshot.enabled < last.enabled
                     || snapshot.running < last.running;
-                // A count moves together with its time, or one of them is of another moment.
+                // A count and its time change together; otherwise one of them is from another moment.
                 let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);
                 if backwards || apart || snapshot.running > snapshot.enabled {
                     return Err(format!("{snapshot:?} after {last:?}"));

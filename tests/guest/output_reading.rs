@@ -340,7 +340,7 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     let mut last_tsc = 0;
     for (sample, number) in samples.iter().zip(1..) {
         let values = sample.read.as_ref().map(counts).unwrap_or_default();
-        ensure_eq!(values.len(), 3, "members that a sample tells of");
+        ensure_eq!(values.len(), 3, "members in a sample");
         // The leader's fifth mark is placed before the member's fifth.
         ensure_eq!(
             (values[0], values[2]),
@@ -373,7 +373,7 @@ fn group_flag_means_all_members() -> Outcome {
     for event in &events {
         event.disable(0)?;
     }
-    // By way of any member.
+    // Through any member.
     events[2].enable(GROUP)?;
     place()?;
     expect([4; 3], "all on")?;
@@ -407,7 +407,7 @@ fn members_outlive_their_leader() -> Outcome {
     ensure_eq!(found, [8, 5], "counts of members whose leader was closed");
     events[0].disable(0)?;
     device.place(VALUE + 1, 5)?;
-    ensure_eq!(events[0].count()?, 8, "each is its own master now");
+    ensure_eq!(events[0].count()?, 8, "it counts on its own now");
     Ok(())
 }
 

@@ -72,12 +72,12 @@ fn events_write_into_anothers_ring() -> Outcome {
         ensure_eq!(
             told,
             ids,
-            "whose records stand there, in the order of their marks"
+            "whose records are there, in the order of their marks"
         );
         ensure_eq!(
             numbers(&samples),
             vec![round; EVENTS as usize],
-            "the counts that they tell"
+            "the counts in the records"
         );
     }
     // A full ring is full for all events, and each loss is reported.

@@ -1,5 +1,5 @@
-//! The guests of a test program, booted side by side: an emulated machine keeps one processor busy, and while a
-//! test waits for its guest, the other tests mostly wait for the same one.
+//! Boots the guests of a test program in parallel. An emulated machine keeps only one processor busy, and
+//! while a test waits for its guest, most other tests wait for the same guest.
 
 use std::env;
 use std::sync::{Arc, Mutex, Once};
@@ -25,8 +25,8 @@ macro_rules! shared_boots {
     )+};
 }
 
-/// Begins all shared boots, once, as many at a time as there are processors. Does nothing if only some of the
-/// tests run: their guests are booted when they are needed.
+/// Starts all shared boots once, as many at a time as there are processors. Does nothing if only some of the
+/// tests run: their guests boot when a test needs them.
 pub fn begin() {
     static BEGUN: Once = Once::new();
     // Arguments may choose tests.

@@ -15,11 +15,11 @@ use vpmu_errors::chain;
 use crate::boots;
 use crate::wire::{self, Verdict};
 
-/// Names the one kernel that all groups run on: a series, or a series with a checker, like
-/// `6.12` and `6.1-kasan`.
+/// The environment variable that names the one kernel for all groups: a series, or a series with a checker,
+/// like `6.12` and `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// Names the architecture, like `aarch64`, in whose lab groups run instead of their own. Groups of features that only
-/// their own architecture has stay there.
+/// The environment variable that names an architecture, like `aarch64`. Groups run in its lab instead of that
+/// of their own architecture, except groups of features that only their own architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Memory for a checker's shadow and its records of objects.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
-/// Kernels that a group runs on at most.
+/// Maximum number of kernels that a group runs on.
 const MOST_KERNELS: usize = 2;
 /// The name of an additional verdict on the guest kernel's log.
 pub const KERNEL_LOG: &str = "kernel_log";
@@ -86,8 +86,8 @@ impl Group {
         group
     }
 
-    /// Like [`Group::new`], in the lab of x86 on any machine: exits by the processor's own numbers need a host that
-    /// grants the VMM its tracepoints.
+    /// Like [`Group::new`], always in the lab of x86: traces of exits by the processor's own numbers need a
+    /// host that grants the VMM its tracepoints.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -95,8 +95,8 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Like [`Group::with`], on one vCPU of the exact lab of x86: the program `vmm` runs the guest in place of
-    /// the product's.
+    /// Like [`Group::with`], on one vCPU of the exact lab of x86: the program `vmm` runs the guest in place
+    /// of the project's VMM.
     #[must_use]
     pub const fn run_by(
         vmm: &'static str,
@@ -111,7 +111,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// The same, only on x86-64: it tests features that only x86 has.
+    /// Keeps the group on x86-64: it tests features that only x86 has.
     #[must_use]
     pub const fn on_x86_64(mut self) -> Self {
         self.arch = Arch::X86_64;
@@ -119,14 +119,14 @@ impl Group {
         self
     }
 
-    /// The same with the image of the guest's kernel as `/boot/kernel`.
+    /// Adds the image of the guest's kernel as `/boot/kernel`.
     #[must_use]
     pub const fn with_its_kernel(mut self) -> Self {
         self.with_kernel = true;
         self
     }
 
-    /// The same on both series of stock kernels: each test must pass on each.
+    /// Runs the group on both series of stock kernels: each test must pass on each.
     #[must_use]
     pub const fn on_both_kernels(mut self) -> Self {
         self.both_kernels = true;
@@ -151,7 +151,7 @@ impl Group {
         }
     }
 
-    /// The same on one vCPU of the exact lab of aarch64.
+    /// Runs the group on one vCPU of the exact lab of aarch64.
     #[must_use]
     pub const fn on_aarch64(mut self) -> Self {
         self.arch = Arch::Aarch64;
@@ -159,17 +159,17 @@ impl Group {
         self
     }
 
-    /// The same in a machine with these arguments for `vmm run`, in place of the usual ones.
+    /// Starts the machine with these arguments for `vmm run`, in place of the usual ones.
     #[must_use]
     pub const fn with_arguments(mut self, vmm_args: &'static [&'static str]) -> Self {
         self.vmm_args = vmm_args;
         self
     }
 
-    /// Passes if the guest's test of that name passed on each kernel.
+    /// Passes if the guest's test named `test` passed on each kernel.
     ///
     /// # Panics
-    /// If it failed, was not run, or no guest booted: the test fails.
+    /// If the test failed or was not run, or if no guest booted.
     pub fn check(&self, test: &str) {
         for booted in self.boot() {
             let (kernel, place) = (&booted.kernel, &booted.place);
@@ -233,8 +233,8 @@ impl Group {
     }
 }
 
-/// An emulated processor spends so long on a sample that the default share of a vCPU's time would
-/// throttle ordinary clocks. Tests of that share set their own.
+/// An emulated processor spends so long on a sample that the default limit on the share of a vCPU's time for
+/// sampling would throttle ordinary clocks. Tests of that limit set their own.
 const UNTHROTTLED: &[&str] = &["--max-sampling-percent", "100"];
 
 /// The names of the kernels that a group runs on.
@@ -295,8 +295,8 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
     }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest also holds the files packed, beside its root file system, which takes at most half
-    // of the rest.
+    // The guest's memory also holds the packed files, beside the root file system, which takes at most half
+    // of the remaining memory.
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {

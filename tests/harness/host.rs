@@ -14,9 +14,10 @@ use crate::{boots, guest};
 /// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs a guest with files
-/// of that name and `$VCPUS` vCPUs, which executes `$ACT` and resets as `$RESET` selects. The guest runs the same
-/// script, whose first line replaces it by `guest-tests act` there.
+/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs a guest
+/// with `$VCPUS` vCPUs, and saves its console, log, recording and report in files of that name. The guest
+/// executes the act `$ACT` and resets by the method `$RESET`. The guest runs the same script, whose first
+/// line executes `guest-tests act` there instead.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -154,7 +155,7 @@ pub struct SharedSession {
     script: &'static str,
     arch: Arch,
     place: PlaceChoice,
-    /// Whether `VPMU_TEST_ARCH` can ask for another architecture.
+    /// Whether `VPMU_TEST_ARCH` can select another architecture.
     free: bool,
     perf: bool,
     session: OnceLock<Result<Session, String>>,
@@ -201,7 +202,7 @@ impl SharedSession {
         }
     }
 
-    /// The same on the architecture that `VPMU_TEST_ARCH` names, if it is set.
+    /// Runs the session on the architecture that `VPMU_TEST_ARCH` names, if it is set.
     #[must_use]
     pub const fn on_any(mut self) -> Self {
         self.free = true;

@@ -4,7 +4,7 @@ use images::foreign::Files;
 use serde_json::Value;
 use tests::host::Session;
 
-/// Guests in which a task closes this many counting events, while another uses the control queue.
+/// Boots guests in which a task closes `$events` counting events, while another task uses the control queue.
 const SCRIPT: &str = r#"
 for events in 0 64 128 512; do
 	ACT=close-$events; boot close-$events
@@ -34,7 +34,7 @@ fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
         assert_eq!(
             (commands.wrapping_sub(none), said.as_slice()),
             (each, ["slept 0".to_owned()].as_slice()),
-            "commands for {events} events that are opened, enabled and closed, and how often that slept"
+            "commands for {events} events that are opened, enabled and closed, and how often the task slept"
         );
     }
     Ok(())

@@ -20,7 +20,7 @@ ACT=reboot; RESET=t; boot triple $flight
 ACT=reboot; RESET=k; boot reset $flight
 ACT=twice; RESET=k; boot twice $flight --on-reset restart
 
-# The host's hand: everything by the socket, then a signal.
+# The operator controls this machine by its socket, and ends it with a signal.
 until_said() {
 	tries=0
 	while ! grep -q "@guest $1" /tmp/wait.console 2> /dev/null; do
@@ -107,7 +107,7 @@ fn recorded(data: &[u8]) -> Vec<Marked> {
         let PerfFileRecord::EventRecord { attr_index, record } = record else {
             continue;
         };
-        match record.parse().expect("a record that can be taken apart") {
+        match record.parse().expect("a record that can be parsed") {
             EventRecord::Sample(sample) => samples.push(Marked {
                 event: names[attr_index].clone(),
                 value: sample.addr.expect("a mark's value"),
@@ -208,7 +208,7 @@ fn rebooted_guest_finds_persistent_events() {
     assert_eq!(
         found.strip_prefix("found "),
         Some(id),
-        "the id in the second"
+        "the id in the second boot"
     );
     assert_eq!(last, "whole");
     let marks: Vec<u64> = flight(session.file("twice.data"))

@@ -66,7 +66,7 @@ fn user_loop() -> Found {
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
 
-/// Runs, of which the least count is used: an interrupt only adds to a count.
+/// Number of runs, of which the lowest count is used: an interrupt only adds to a count.
 const TRIES: usize = 9;
 /// Runs of the kernel's code within one count.
 const RUNS: u32 = 100;
@@ -140,7 +140,7 @@ fn trapped() -> Found {
     }
 }
 
-/// Most instructions of a read while the event counts.
+/// Upper bound of the instructions of a read while the event counts.
 const MOST_READ: u64 = 4_000;
 
 fn past_32_bits() -> Found {

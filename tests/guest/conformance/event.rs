@@ -10,7 +10,7 @@ use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;
-/// Most instructions outside of the loop in a count: the way to it and back.
+/// Maximum number of instructions that a count has outside the loop: the way to it and back.
 pub(super) const MOST_BORDER: u64 = 64;
 
 /// An event of the CPU: perf's type and config.

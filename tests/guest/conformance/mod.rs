@@ -1,7 +1,7 @@
 //! Compares a PMU's counts with the rules for counters, row by row.
 //!
-//! All rows but those of regions and of listed events use only `perf_event_open(2)`, so they judge any PMU of the
-//! guest's processors: the driver in that role, or one that KVM emulates.
+//! All rows except those of regions and of listed events use only `perf_event_open(2)`, so they judge any PMU
+//! of the guest's processors: the vPMU's driver in that role, or a PMU that KVM emulates.
 
 mod counting;
 mod event;

@@ -6,7 +6,7 @@ use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
 /// Addresses of a full buffer's commands, and of the room for their replies.
 const COMMANDS: u32 = 0xa0_0000;
 const REPLIES: u32 = 0xb0_0000;
-/// Most commands of one notification.
+/// Maximum number of commands in one notification.
 pub const MOST_COMMANDS: u32 = 2048;
 /// Bytes of a command, and of its reply.
 const COMMAND: u32 = 32;

@@ -86,7 +86,7 @@ impl Code {
         self.address(address).raw(&[0x8b, 0x03])
     }
 
-    /// Triple-faults unless `eax` holds `value`: the VMM reports that end.
+    /// Triple-faults unless `eax` holds `value`. The VMM reports the triple fault.
     #[must_use]
     pub fn require(self, value: u32) -> Self {
         // cmp eax, value; je over; ud2

@@ -15,8 +15,9 @@ const DONE: u32 = 0x80_0000;
 const TRAMPOLINE: u32 = 0x1_0000;
 const TRAMPOLINE_SIZE: u32 = 0x1000;
 
-/// The local APIC's software enable. KVM finds a vCPU that has not received anything yet only
-/// after some local APIC has changed, and every operating system enables its APIC first.
+/// The local APIC's register with the software-enable bit. KVM does not find a vCPU that has not received
+/// anything yet until some local APIC changes; every operating system enables its APIC first, which is such a
+/// change.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
 /// The local APIC's interrupt command register, high half first.

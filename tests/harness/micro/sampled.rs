@@ -316,7 +316,7 @@ pub(super) fn send() -> Code {
         .raw(&[0xac, 0xee, 0xff, 0xc9, 0x75, 0xfa])
 }
 
-/// Parses records from a guest's output: header word, then the others.
+/// Parses records from a guest's output. Each record is a list of words, the header first.
 ///
 /// # Panics
 /// If it is not a whole number of records.

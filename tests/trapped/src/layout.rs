@@ -18,7 +18,7 @@ const AMD_EAX_PERFMON_V2: u32 = 1;
 
 /// `GenuineIntel`, in the order EBX, EDX, ECX.
 const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
-/// Family 6 with an unused model: its driver identifies such a PMU only by the CPUID leaf.
+/// Family 6 with an unused model, for which the guest's driver identifies the PMU only by the CPUID leaf.
 const INTEL_MODEL: u32 = 0x0002_0600;
 const MODEL_BITS: u32 = 0x0fff_3ff0;
 const INTEL_VERSION: u32 = 2;
@@ -122,8 +122,8 @@ impl Layout {
         self != Self::Amd
     }
 
-    /// Every trapped register. RDPMC reads those from 0 and from [`INTEL_FIXED_INDEX`] on: see
-    /// [`rdpmc`](crate::rdpmc).
+    /// Returns the numbers of all trapped registers. The patched RDPMC reads registers from 0 and from
+    /// [`INTEL_FIXED_INDEX`] on: see [`rdpmc`](crate::rdpmc).
     pub(crate) fn ranges(self) -> Vec<Range<u32>> {
         let mut ranges = Vec::from([Range {
             start: 0,
@@ -199,7 +199,7 @@ impl Layout {
     /// Announces these registers in CPUID.
     pub(crate) fn describe(self, leaves: &mut Vec<kvm_cpuid_entry2>) {
         match self {
-            // Not announced: they are always present.
+            // No leaf announces these registers: every AMD processor has them.
             Self::Amd => {}
             Self::AmdV2 => self.describe_amd(leaves),
             Self::IntelV2 => Self::describe_intel(leaves),

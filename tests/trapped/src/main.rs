@@ -58,7 +58,7 @@ fn run() -> Result<u8, Failure> {
         return Err(usage("only `run` is supported"));
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
-    // The filters list only the product's calls.
+    // The seccomp filters allow only the system calls of the project's VMM.
     config.confinement.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;

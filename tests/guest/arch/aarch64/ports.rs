@@ -22,7 +22,7 @@ pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
 /// Whether events must exclude the kernel to count only a program's own exits for this reason: the driver's
 /// notifications are such exits of the kernel.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
-/// Exits for the same reason by a mark that is a store: the store itself.
+/// Number of exits for that reason that a mark by a store makes: one, for the store.
 pub(crate) const STORE_EXITS: u64 = 1;
 /// An address that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;

@@ -145,7 +145,7 @@ fn every_exit_is_traced() -> Outcome {
             ensure_eq!(
                 (exit.qualification(), exit.detail()),
                 (0, 0),
-                "CPUID says no more"
+                "what a CPUID reports"
             );
         }
         ensure!(exits.is_sorted_by_key(Exit::time), "time goes back");
@@ -166,8 +166,8 @@ fn every_exit_is_traced() -> Outcome {
         let (Some(last), rest) = (last, &exits[..exits.len() - 1]) else {
             return Err("no exit".into());
         };
-        ensure!(last.is_cut(), "the exit that ends it is not over: {last:?}");
-        ensure!(!rest.iter().any(Exit::is_cut), "others are");
+        ensure!(last.is_cut(), "the last exit is not cut: {last:?}");
+        ensure!(!rest.iter().any(Exit::is_cut), "an earlier exit is cut");
     }
     let reading = both.trace.read()?;
     ensure_eq!(reading.value, both.area.head(), "bytes, none lost");
@@ -206,7 +206,7 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     for (hardware, reached) in hardware.into_iter().zip(reached) {
         ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port");
         ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port");
-        ensure_eq!(hardware.ip(), reached.ip(), "its place");
+        ensure_eq!(hardware.ip(), reached.ip(), "its address");
         // The host's kernel sees the exit first and enters the guest last.
         let ends = |exit: &Exit| exit.time() + exit.outside();
         ensure!(
@@ -264,7 +264,7 @@ fn stalled_readers_losses_are_counted() -> Outcome {
     ensure_eq!(
         exits.len() as u64 + lost / PACKET,
         counted,
-        "exits, each told or lost"
+        "exits, traced or lost"
     );
     Ok(())
 }

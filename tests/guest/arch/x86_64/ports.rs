@@ -19,7 +19,7 @@ pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
 /// Whether events must exclude the kernel to count only a program's own exits for this reason: besides
 /// programs, only the console's driver makes them, whose interrupts tests avoid.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Exits for the same reason by a mark that is a store: none, since a store exits for MMIO.
+/// Number of exits for that reason that a mark by a store makes: none, because a store exits for MMIO.
 pub(crate) const STORE_EXITS: u64 = 0;
 /// A port that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;
