@@ -161,7 +161,7 @@ fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
         let made = maker.join().map_err(|_| "the maker panicked")??;
         done.map(|()| made)
     })?;
-    ensure!(made > 60, "{made} exits: nothing was shown");
+    ensure!(made > 60, "{made} exits are too few");
     Ok(())
 }
 

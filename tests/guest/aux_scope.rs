@@ -74,7 +74,7 @@ fn trace_of_a_task_excludes_others() -> Outcome {
     done?;
     ensure!(
         others > 10,
-        "{others} exits of the other: nothing was shown"
+        "{others} exits of the other thread are too few"
     );
     traced.balance()?;
     let exits = traced.take()?;

@@ -406,7 +406,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
         turns?;
         ensure!(
             forked > 0 && whole > 0,
-            "{forked} forks, {whole} groups: nothing was shown"
+            "{forked} forks, {whole} groups: too few"
         );
         Ok(())
     })

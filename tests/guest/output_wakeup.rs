@@ -77,11 +77,12 @@ const WAKEUP_BYTES: u32 = 2;
 /// 64 bytes with the header.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
-/// Long enough for what must come, however slow the machine.
+/// Limit of a poll for a wakeup that must come, in milliseconds, however slow the machine.
 const LONG: i32 = 10_000;
-/// No time-out, at whose end poll looks again: a sleeper that nobody wakes hits the test's limit.
+/// No limit. At a time-out poll would check for records once more and hide a missing wakeup; a sleeper that
+/// is not woken exceeds the test's own limit.
 const FOREVER: i32 = -1;
-/// No wait is needed for a wakeup that must not come: a wakeup is as old as the exit of its record.
+/// A poll for a wakeup that must not come needs no wait: a wakeup comes at the exit of its record.
 const NOW: i32 = 0;
 
 fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
@@ -99,7 +100,7 @@ fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
         ensure_eq!(event.poll(NOW)?, 0, "poll after {} records", mark - 1);
         device.mark(VALUE)?;
         ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after {mark} records");
-        ensure_eq!(event.poll(NOW)?, 0, "a wakeup told twice");
+        ensure_eq!(event.poll(NOW)?, 0, "a second wakeup");
         placed = mark;
     }
     Ok(())
@@ -179,14 +180,14 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     sleepers_are_woken(sleepers, || device.mark(VALUE))
 }
 
-/// Each of these, asleep in poll(2), is woken by what `wake` does.
+/// Checks that `wake` wakes each of these events' sleepers in poll(2).
 pub(crate) fn sleepers_are_woken(
     sleepers: Vec<Event>,
     wake: impl FnOnce() -> std::io::Result<()>,
 ) -> Outcome {
     let all = sleepers.len();
     let (told, tells) = mpsc::channel();
-    // Threads of their own: one that is not woken ends with the process.
+    // Each sleeper has its own thread. A thread that is not woken ends with the process.
     for sleeper in sleepers {
         let (announce, announced) = mpsc::channel();
         let told = told.clone();
@@ -234,7 +235,7 @@ fn epoll_reports_each_wakeup_once() -> Outcome {
             ensure_eq!(
                 epoll.wait(NOW)?,
                 0,
-                "edge {edge}, round {round}: told twice"
+                "edge {edge}, round {round}: a second wakeup"
             );
         }
     }
@@ -284,7 +285,7 @@ fn each_overflow_signals() -> Outcome {
 
 fn burst_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
-    // Where the interrupt is taken, nothing runs between an overflow and its signal.
+    // On the CPU that takes the interrupt, nothing runs between an overflow and its signal.
     interrupt::bind(0)?;
     cpu::pin(0)?;
     let (event, _ring) = signalling(&device)?;
@@ -302,7 +303,7 @@ fn print_long() -> std::io::Result<()> {
     fs::write("/dev/kmsg", line)
 }
 
-/// The CPU that takes the interrupt is busy while another overflows on: notices run out of buffers.
+/// The CPU that takes the interrupt is busy while events on another CPU overflow: notices run out of buffers.
 fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
@@ -348,11 +349,11 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// Signals that have come by now: each is as old as the exit of its record.
+/// Returns the number of signals that have arrived. Each arrives at the exit of its record.
 fn signals() -> Result<u64, Box<dyn std::error::Error>> {
     let mut signals = 0;
     while let Some(signal) = os::wait_signal(Duration::ZERO)? {
-        ensure_eq!(signal.code, POLL_IN, "what a signal tells");
+        ensure_eq!(signal.code, POLL_IN, "a signal's code");
         signals += 1;
     }
     Ok(signals)
@@ -378,7 +379,7 @@ fn interval_changes_while_records_flow() -> Outcome {
     event.enable(0)?;
     os::signal_from(event.as_fd())?;
     cpu::pin(0)?;
-    // Four records of the interval that it was opened with do not count in the next.
+    // The last four records belong to the interval of the opening, and do not count in the next one.
     device.place(VALUE, 7 + 4)?;
     ensure_eq!(
         next_signal()?.code,
@@ -463,15 +464,16 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
     let perfs = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let errno = refused(perfs.wakeup(1, WAKEUP_RECORDS, 0));
     ensure_eq!(errno, Some(libc::ENOTTY), "an event of perf_event_open(2)");
-    // Whatever was refused has changed nothing.
+    // The refused requests have changed nothing.
     wakes_at(&event, &device, &[5, 10])
 }
 
-/// In place of a loop of `poll()` and `read()`: a program waits, takes all records, waits again.
+/// A program that waits, takes all records and waits again, instead of calling `poll()` and `read()` in a
+/// loop.
 fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     const RECORDS: u64 = 4000;
     const EVERY: u32 = 16;
-    /// Records that the ring holds at least.
+    /// Minimum number of records that the ring holds.
     const AHEAD: u64 = 1000;
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=50")?.sampling(1).wakeup_every(u32::MAX);
@@ -540,7 +542,7 @@ fn used_up_refresh_hangs_up() -> Outcome {
             ensure_eq!(
                 next_signal()?.code,
                 code,
-                "round {round}: what the signal tells"
+                "round {round}: the signal's code"
             );
         }
         device.place(VALUE, 5)?;
@@ -586,7 +588,7 @@ fn task_that_ends_hangs_up() -> Outcome {
     })?;
     ensure!(
         event.poll(NOW)? & libc::POLLHUP != 0,
-        "and goes on to say so"
+        "poll after the task has ended"
     );
     ensure_eq!(ring.take()?.len(), 3, "records of a task that has gone");
     ensure_eq!(event.count()?, 3, "its count");
@@ -609,7 +611,7 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
         ensure_eq!(
             target.poll(NOW)?,
             0,
-            "round {round}: the mark is the second event's"
+            "round {round}: one record of the second event"
         );
         device.mark(SECOND)?;
         let signal = next_signal()?;

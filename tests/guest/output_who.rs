@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Where the operator insists on the batched engine.
+/// Where the operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[
     (
         "clock_is_sampled_only_by_the_batched_engine",
@@ -135,7 +135,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     ensure_eq!(
         counting.engine()?,
         ENGINE_ANY,
-        "the engine of what only counts"
+        "the engine of an event that only counts"
     );
     Ok(())
 }
@@ -160,8 +160,8 @@ impl Random {
     }
 }
 
-/// Two threads share a CPU and give it to each other after random times, each in code of its own, until `enough` is
-/// true. Returns the number of switches.
+/// Runs two threads on one CPU, each in code of its own, which yield to each other after random times, until
+/// `enough` returns true. Returns the number of switches.
 fn swap_until(
     codes: &[Loop; 2],
     tids: &[AtomicU64; 2],
@@ -243,7 +243,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
         "{right} of {all} samples name their task; {nobody} nobody, others like {:x?}",
         wrong.first()
     );
-    ensure!(switches > 200, "{switches} switches: nothing was shown");
+    ensure!(switches > 200, "{switches} switches are too few");
     ensure_eq!(
         after - before,
         0,

@@ -53,7 +53,7 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(number).collect()
 }
 
-/// Starts an event on a CPU, where it pins this thread: no task switch writes a loss early.
+/// Starts an event on CPU 1, where it pins this thread, so that no task switch records a loss early.
 fn start(
     device: &Device,
     attr: &perf_event_attr,
@@ -86,7 +86,7 @@ fn records_wrap_whole() -> Outcome {
         for sample in &samples {
             seen += 1;
             let time = sample.time.unwrap_or(0);
-            ensure_eq!(number(sample), seen, "the count that the next record tells");
+            ensure_eq!(number(sample), seen, "the count in the next record");
             ensure!(time > last, "{time} after {last} ns");
             ensure_eq!(sample.id, Some(id), "the id");
             ensure_eq!(
@@ -128,7 +128,7 @@ fn losses_stand_where_they_happened() -> Outcome {
         expected,
         "what was written before the loss"
     );
-    ensure_eq!(lost, 0, "told before there was room");
+    ensure_eq!(lost, 0, "losses recorded before there was room");
     device.place(VALUE, 3)?;
     let records = ring.take()?;
     ensure_eq!(records[0].kind, LOST, "the first record after the loss");
@@ -140,7 +140,7 @@ fn losses_stand_where_they_happened() -> Outcome {
         [first, first + 1, first + 2],
         "after the loss"
     );
-    ensure_eq!(event.count()?, room + 37, "the count knows no loss");
+    ensure_eq!(event.count()?, room + 37, "the count, losses included");
     Ok(())
 }
 
@@ -150,13 +150,13 @@ fn read_returns_the_number_lost() -> Outcome {
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;
     device.place(VALUE, 64 + 5)?;
     ensure_eq!(ring.take()?.len(), 64, "records of a full ring");
-    ensure_eq!(ring.take()?.len(), 0, "before anybody asks");
+    ensure_eq!(ring.take()?.len(), 0, "before a read");
     event.count()?;
     let records = ring.take()?;
     let (samples, lost) = fields::samples(&records, &attr)?;
     ensure_eq!((samples.len(), lost), (0, 5), "after a read: records, lost");
     event.count()?;
-    ensure_eq!(ring.take()?.len(), 0, "a loss is told once");
+    ensure_eq!(ring.take()?.len(), 0, "after another read");
     Ok(())
 }
 
@@ -241,7 +241,7 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     device.place(VALUE, 30)?;
     ensure_eq!(ring.head(), frozen, "the head of a paused ring");
     let expected: Vec<u64> = (100 - 63..=100).rev().collect();
-    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "what stands in it");
+    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "its samples");
     event.pause(false)?;
     device.place(VALUE, 1)?;
     // The loss and the record after it were published at once.
@@ -274,7 +274,7 @@ fn paused_ring_does_not_change() -> Outcome {
     let losses: Vec<usize> = (0..records.len())
         .filter(|&at| records[at].kind == LOST)
         .collect();
-    ensure_eq!(losses, [5], "where the loss stands");
+    ensure_eq!(losses, [5], "the place of the loss");
     let (samples, lost) = fields::samples(&records, &attr)?;
     ensure_eq!(
         numbers(&samples),
@@ -340,7 +340,7 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
         ensure_eq!(samples.len() as u64 + lost, 2 * EACH, "written and lost");
         ensure!(
             samples.len() as u64 > EACH / 4,
-            "{} records alone",
+            "only {} records",
             samples.len()
         );
         for (cpu, placer) in (0..).zip(placers) {
@@ -355,7 +355,7 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
             );
             ensure!(
                 own.windows(2).all(|pair| pair[0].time < pair[1].time),
-                "records of thread {tid} stand out of order"
+                "records of thread {tid} are out of order"
             );
         }
         Ok(())

@@ -241,13 +241,13 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
     let page = PAGE as u64;
     if at + bytes > end || at / page != (at + bytes - 1) / page {
         return Err(format!(
-            "{bytes} bytes at {at:#x} leave their page or what is told ({end:#x})"
+            "{bytes} bytes at {at:#x} cross the end of their page or of the data ({end:#x})"
         ));
     }
     let words: Vec<u64> = (at..at + bytes).step_by(8).map(word).collect();
     match head as u8 {
         PADDING if words.iter().any(|&word| word != 0) => {
-            Err(format!("padding that says something: {words:x?}"))
+            Err(format!("padding that is not zero: {words:x?}"))
         }
         PADDING => Ok(Packet::Padding),
         EXIT => exit(&words).map(Packet::Exit),
@@ -320,7 +320,7 @@ impl Ledger {
             return Err("a trace without a start".into());
         }
         if due.is_some_and(|sync| (sync.vcpu, sync.time) != (vcpu, time)) {
-            return Err(format!("its sync tells another moment: {due:x?}"));
+            return Err(format!("its sync has another time or vCPU: {due:x?}"));
         }
         if sequence != self.next {
             return Err(format!("not number {} ({bytes} bytes each)", self.next));
@@ -344,7 +344,7 @@ impl Ledger {
         let lost = sync
             .lost
             .checked_sub(self.lost)
-            .ok_or("a loss taken back")?;
+            .ok_or("the lost bytes decreased")?;
         let missing = sync
             .sequence
             .checked_sub(self.next)

@@ -183,7 +183,7 @@ impl Pages {
         let size = header >> 48;
         if size < 8 || !size.is_multiple_of(8) || size > self.size() {
             return Err(format!(
-                "no record of {size} bytes can stand at {position:#x}"
+                "a record of {size} bytes at {position:#x} is not valid"
             ));
         }
         Ok(Record {
@@ -226,7 +226,7 @@ impl Pages {
         Ok(records)
     }
 
-    /// Self-monitoring by the header's recipe: no system call.
+    /// Reads count and times as the header recommends for self-monitoring, without a system call.
     pub(crate) fn snapshot(&self) -> CountSnapshot {
         loop {
             let before = self.word(LOCK_INDEX).load(Ordering::Acquire);

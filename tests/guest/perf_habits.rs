@@ -435,8 +435,8 @@ fn stat_in_json_has_each_count() -> Outcome {
     Ok(())
 }
 
-/// The unified hierarchy of today's systems. The kernel counts perf events by its groups only once some controller is
-/// enabled, as systems do when they start.
+/// Uses the unified hierarchy. The kernel counts perf events by its groups only after some controller has
+/// been enabled, as systems do when they start.
 fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     fs::create_dir_all("/tmp/unified")?;
     os::mount(c"cgroup2", c"/tmp/unified")?;
@@ -585,7 +585,7 @@ fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
 }
 
 fn record_that_overwrites_keeps_the_newest() -> Outcome {
-    // One page has room for some 100 samples: first those of the one value, then the other's.
+    // One page has room for about 100 samples. The marks of one value come first, then those of the other.
     let shell = "guest-tests mark 3 300; guest-tests mark 4 20";
     let options = [
         "--overwrite",

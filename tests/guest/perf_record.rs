@@ -291,7 +291,7 @@ impl Drop for Marker {
     }
 }
 
-/// `perf record` or `perf stat` that is enabled and disabled by words, and says when it has done so.
+/// `perf record` or `perf stat`, controlled by commands through a FIFO, which it acknowledges.
 pub(crate) struct Controlled {
     perf: Child,
     control: fs::File,
@@ -321,7 +321,7 @@ impl Controlled {
         let perf = command(&[action, &options, args].concat())
             .stderr(Stdio::null())
             .spawn()?;
-        // Read and write: opening waits for nobody.
+        // Opened for reading and writing, so that opening does not wait for the other end.
         let open = |path| fs::OpenOptions::new().read(true).write(true).open(path);
         Ok(Self {
             perf,
@@ -477,7 +477,7 @@ fn samples_lost_for_room_are_counted() -> Outcome {
     perf.say("disable")?;
     perf.stop()?;
     let samples = script("lost", "comm")?.len();
-    ensure!(samples < 250, "two pages held {samples} samples");
+    ensure!(samples < 250, "one page held {samples} samples");
     let lost = lost_samples("lost")?;
     ensure_eq!(samples + lost, 250, "{samples} samples and {lost} lost");
     Ok(())
@@ -760,7 +760,7 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         let said = text(&output.stderr);
         let value = said.split(',').next().unwrap_or_default();
         ensure!(value.parse::<f64>().is_ok(), "{event}: {said}");
-        // The driver places marks of a system call: in kernel mode.
+        // The driver places the marks of a system call, in kernel mode.
         ensure!(
             expected.is_none_or(|expected| expected == value),
             "{event}: {said}"
@@ -804,7 +804,7 @@ fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
 fn traces_name_the_tool_that_reads_them() -> Outcome {
     let event = "vpmu_trace/exit-trace-user/";
     let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
-    ensure!(!output.status.success(), "perf record took a trace");
+    ensure!(!output.status.success(), "perf record accepted a trace");
     let log = text(&Command::new("dmesg").output()?.stdout);
     ensure!(log.contains("use vperf exits"), "not in the log:\n{log}");
     Ok(())

@@ -291,7 +291,7 @@ fn task_with_other_credentials_is_refused() -> Outcome {
     Ok(())
 }
 
-/// ptrace(2) would allow it to the namespace's owner, whom a module cannot find out.
+/// ptrace(2) would allow this to the owner of the namespace, whom a module cannot determine.
 fn task_in_another_user_namespace_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;
@@ -508,7 +508,7 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     Ok(())
 }
 
-/// How many more events of `pid` can be opened; they are closed again.
+/// Returns how many more events of `pid` can be opened. Closes them again.
 pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error::Error>> {
     let how = How { pid, ..How::OWN };
     let mut kept = Vec::new();
@@ -589,7 +589,7 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
                 // Another task can be started, but is not counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
-                ensure_eq!(code, 0, "the task more");
+                ensure_eq!(code, 0, "the other task");
             }
             ensure_eq!(own_of_marks(&device), None, "when the tasks are gone");
             device.place(VALUE, 3)?;

@@ -99,8 +99,8 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     let mut ring = Pages::map(&event, PAGES, READ_WRITE)?;
     let left = values(&ring.take()?, &attr)?;
     let placed = left.len() as u64;
-    ensure!(placed >= ENOUGH.into(), "{placed} records of the dead");
-    ensure_eq!(left, up_to(placed), "marks of the dead");
+    ensure!(placed >= ENOUGH.into(), "{placed} records of the child");
+    ensure_eq!(left, up_to(placed), "marks of the child");
     ensure_eq!(event.count()?, placed, "its count");
     // The event goes on for later readers.
     device.place(7, 5)?;
@@ -153,7 +153,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     device.place(1, 4)?;
     let event = device.reopen(id, 1)?;
     ensure_eq!(event.count()?, 4, "marks that it counted alone");
-    ensure_eq!(event.detach("")?, id, "what detaching tells");
+    ensure_eq!(event.detach("")?, id, "the id from detaching");
     event.attach()?;
     drop(event);
     ensure_eq!(
@@ -167,7 +167,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
 fn second_detach_returns_the_same_id() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "twice")?;
-    ensure_eq!(id, event.id()?, "the id that detaching tells");
+    ensure_eq!(id, event.id()?, "the id from detaching");
     for name in ["", "other", ""] {
         ensure_eq!(event.detach(name)?, id, "the id of the same event");
     }
@@ -216,7 +216,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     let reader = device.reopen(id, 1)?;
     let place = Place::of(&device, &reader)?;
     drop(creator);
-    // By whichever handle it was attached, the event lives until its last user goes.
+    // Whichever handle attaches it, the event lives until its last user goes.
     let other = device.reopen(id, 1)?;
     other.attach()?;
     ensure_eq!(
@@ -245,7 +245,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
-        "what its last user has left"
+        "the event after its last user"
     );
     place.ensure_free()
 }
@@ -366,7 +366,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&event, 2, READ)),
         None,
-        "the same size, to be looked at"
+        "the same size, read-only"
     );
     event.attach()?;
     Ok(())
@@ -387,7 +387,7 @@ fn absent_reader_loses_nothing_that_fits() -> Outcome {
     ensure_eq!(values(&ring.take()?, &attr)?, up_to(fits), "what fitted");
     ensure_eq!(event.count()?, fits + 9, "its count");
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (0, 9), "what a reading tells of");
+    ensure_eq!((samples.len(), lost), (0, 9), "records and losses");
     event.attach()?;
     Ok(())
 }

@@ -46,7 +46,7 @@ fn names_are_those_of_events() -> Outcome {
     let name = || -> Result<String, Box<dyn std::error::Error>> {
         Ok(device.entry(id)?.ok_or("it is not listed")?.name())
     };
-    ensure_eq!(name()?, format!("event{id}"), "the name of who has none");
+    ensure_eq!(name()?, format!("event{id}"), "the default name");
     let longest = "n".repeat(39);
     for good in ["a", "z9", "a-b_c-0_", "event", longest.as_str()] {
         event.detach(good)?;
@@ -128,14 +128,14 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
         ensure_eq!(content.trim_end(), format!("id={id:#x}"), "of {name}");
     }
     event.detach("renamed")?;
-    ensure_eq!(names()?, ["renamed", "second"], "names after another");
+    ensure_eq!(names()?, ["renamed", "second"], "names after renaming");
     drop(event);
-    ensure!(listed("renamed").exists(), "it went with its handle");
+    ensure!(listed("renamed").exists(), "it ended with its handle");
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after the end of one");
     // An attached event is not persistent, though still open.
     other.attach()?;
-    ensure_eq!(names()?.len(), 0, "names after the other's attaching");
+    ensure_eq!(names()?.len(), 0, "names after the other is attached");
     // Many events at once, made and ended.
     let most = device.info.max_persistent as usize;
     for round in 0..3 {
@@ -170,7 +170,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
         .trim_end()
         .strip_prefix("id=0x")
         .ok_or("no id there")?;
-    ensure_eq!(u64::from_str_radix(told, 16)?, id, "the id told");
+    ensure_eq!(u64::from_str_radix(told, 16)?, id, "the id in sysfs");
     let mut attr = device.reopening(u64::from_str_radix(told, 16)?);
     attr.type_ = kind;
     device.open_event(&attr, How::on_cpu(1))?.attach()?;
@@ -197,7 +197,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
     ensure_eq!(event.count()?, 34, "what it counted itself");
     // perf's end does not switch the event off.
     device.place(6, 1)?;
-    ensure_eq!(event.count()?, 35, "what it counts on");
+    ensure_eq!(event.count()?, 35, "its count after that");
     event.attach()?;
     Ok(())
 }

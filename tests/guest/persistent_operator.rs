@@ -200,7 +200,7 @@ fn change_of_operators_event_is_refused() -> Outcome {
     }
     let pages = usize::try_from(found.ring.size() / 4096)?;
     let writable = refused(Pages::map(event, pages, READ_WRITE));
-    ensure_eq!(writable, Some(libc::EPERM), "a map to be written");
+    ensure_eq!(writable, Some(libc::EPERM), "a writable map");
     ensure_eq!(names()?, NAMES, "names after all these");
     device.place(3, 10)?;
     ensure_eq!(event.count()?, before + 10, "what it counted meanwhile");

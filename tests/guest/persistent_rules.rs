@@ -168,7 +168,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     let open = |attr: &perf_event_attr, how| refused(device.open_event(attr, how));
     let attr = device.reopening(id);
     let here = How::on_cpu(1);
-    ensure_eq!(open(&attr, here), None, "as it is to be");
+    ensure_eq!(open(&attr, here), None, "a valid request");
     for unknown in [0, id + 1, id << 32, u64::MAX] {
         let unknown = device.reopening(unknown);
         ensure_eq!(open(&unknown, here), Some(libc::ENOENT), "no such id");
@@ -237,7 +237,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
         "one more than {most}"
     );
     let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
-    ensure_eq!(refused(opened), Some(libc::ENOSPC), "one more, opened so");
+    ensure_eq!(refused(opened), Some(libc::ENOSPC), "one more, persistent");
     // A persistent event counts once against the limit; one that has ended leaves room.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
@@ -266,14 +266,14 @@ fn list_is_read_in_pieces() -> Outcome {
     ensure_eq!(
         refused(device.list_raw(0, 1, 1)),
         Some(libc::EINVAL),
-        "with a word that is to be zero"
+        "with a reserved word"
     );
     for (number, (entry, &id)) in device.persistent()?.iter().zip(&ids).enumerate() {
         let told = entry.attr();
         ensure_eq!(
             (entry.id, entry.cpu as usize, entry.flags, entry.engine),
             (id, number % 2, 0, ENGINE_EXIT),
-            "what is told of event {number}"
+            "the entry of event {number}"
         );
         ensure_eq!(
             (told.type_, told.config, told.sample_type, told.disabled()),

@@ -73,7 +73,7 @@ fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     ensure_eq!(
         flags(&device, at_once.id()?)?,
         IN_WINDOW | OVERWRITES,
-        "opened so, mapped to be looked at"
+        "opened persistent, mapped read-only"
     );
     let early = device.start(&attr, How::on_cpu(1))?;
     let _early = Pages::map(&early, 1, READ_WRITE)?;
@@ -116,7 +116,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
         before,
         "memory of the user's that is locked"
     );
-    // The allowance is whole beside that ring.
+    // That ring has used none of the allowance.
     drop(Pages::map(&own, small, READ_WRITE)?);
     drop(ring);
     event.attach()?;
@@ -288,10 +288,10 @@ fn unloading_waits_for_handles_not_for_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "holds")?;
     drop(device);
-    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded under a handle");
+    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded with a handle");
     let ring = look(&event, 1)?;
     drop(event);
-    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded under a map");
+    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded with a map");
     drop(ring);
     reload()?;
     let device = Device::open()?;

@@ -78,7 +78,7 @@ pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
     Ok(device)
 }
 
-/// A persistent event of marks on that CPU, enabled.
+/// Opens a persistent event on `cpu`, enabled. Also returns its id.
 pub(crate) fn persistent(
     device: &Device,
     attr: &perf_event_attr,

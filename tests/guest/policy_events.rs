@@ -1,4 +1,5 @@
-//! The operator's list of events: a denied event is absent by every door, and the others are there.
+//! The operator's list of events: neither `/dev/vpmu` nor perf core has a denied event, and both have the
+//! others.
 
 use std::process::Command;
 
@@ -60,7 +61,7 @@ const OTHERS: [(&str, u64, u64, bool); 2] = [
     ("mark=8", KIND_MARK, 8, true),
 ];
 
-/// Checks that every door answers an open of the event with `errno`.
+/// Checks that each way to open the event answers with `errno`: `/dev/vpmu`, perf core and vperf.
 fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>) -> Outcome {
     let (name, kind, config, samples) = event;
     let attr = device.attr(kind, config);

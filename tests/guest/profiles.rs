@@ -232,7 +232,7 @@ fn top_ends_with_its_command() -> Outcome {
     ensure!(shown.contains("SHARE  SAMPLES  COMM"), "{shown}");
     ensure!(
         !shown.contains('\x1b'),
-        "no terminal, but its codes: {shown:?}"
+        "codes of a terminal without one: {shown:?}"
     );
     Ok(())
 }

@@ -117,7 +117,7 @@ pub(crate) fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
 
 fn stat_counts_a_command_exactly() -> Outcome {
     let args = ["stat", "--json", "-e", "mark=3,mark=4,task-clock", "--"];
-    // Straight, and by a shell's child.
+    // Directly, and as children of a shell.
     for command in [
         &["guest-tests", "mark", "3", "123"][..],
         &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"],
@@ -192,7 +192,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     ensure!(output.status.success(), "{said}");
     ensure!(
         said.contains("0 lost"),
-        "records were lost, or it is not said: {said}"
+        "records were lost, or no number is reported: {said}"
     );
     let output = vperf(&["report", "-i", file, "--json"])?;
     ensure!(output.status.success(), "{}", text(&output.stderr));

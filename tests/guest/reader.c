@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * A reader that knows perf and nothing of us but the device's two ioctls: it maps, polls and
- * reads by the rules of <linux/perf_event.h>, and prints what it saw.
+ * A reader that knows perf, and of this project only two ioctls of the device.
+ * It maps, polls and reads by the rules of <linux/perf_event.h>, and prints
+ * what it reads.
  *
  *	reader THREAD VALUE COUNT
  *
@@ -61,7 +62,7 @@ static int open_marks(int device, int thread, uint64_t value)
 	int fd;
 
 	if (ioctl(device, VPMU_IOC_INFO, &info))
-		fail("asking the device what it is");
+		fail("querying the device");
 	attr.type = info.pmu_type;
 	fd = ioctl(device, VPMU_IOC_OPEN, &args);
 	if (fd < 0)

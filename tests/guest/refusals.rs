@@ -1,5 +1,5 @@
-//! Events that the host's operator keeps are not offered, and the kernel's log says why. An event that cannot get a
-//! counter is in error.
+//! Events that the host's operator withholds are not offered, and the kernel's log says why. A pinned event
+//! that cannot get a counter is in error.
 
 use std::hint::black_box;
 use std::process::Command;

@@ -72,7 +72,8 @@ const MARKS: u64 = 3;
 /// Nanoseconds between two samples of the clock.
 const TICK: u64 = 1_000_000;
 
-/// Prints the same lines. Each has three marks, which every event of its vCPU counts, samples or traces.
+/// Prints lines as [`lines`] does. Each has three marks, which every event of its vCPU counts, samples or
+/// traces.
 pub(crate) fn events(lines: u32) -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
@@ -120,8 +121,8 @@ fn events_of_lines(lines: u32, device: &Device, bell: &Doorbell, watches: &mut [
 /// The pause between two flushes, in which others use the vCPU.
 const BETWEEN_FLUSHES: Duration = Duration::from_millis(5);
 
-/// Flushes a clock again and again: the machine is saved during some of the flushes. Each must return, with the ticks
-/// before it in the ring, in order.
+/// Flushes a clock again and again: the machine is saved during some of the flushes. Each flush must return,
+/// and the ring then has the earlier ticks in order.
 fn flushes(over: &AtomicBool) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -154,7 +155,7 @@ fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, S
     Ok(ticks.iter().filter_map(|tick| tick.time).collect())
 }
 
-/// Prints the same lines. At each, four programs that tools measure place a mark.
+/// Prints lines as [`lines`] does. At each line, four programs that tools measure place a mark.
 pub(crate) fn tools() -> Outcome {
     let record = [
         "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",

@@ -59,7 +59,7 @@ fn settle(
 fn ensure_times(samples: &[Sample]) -> Outcome {
     ensure!(
         samples.windows(2).all(|pair| pair[0].time < pair[1].time),
-        "records stand out of order"
+        "records are out of order"
     );
     Ok(())
 }
@@ -102,7 +102,7 @@ fn lagging_readers_losses_are_reported() -> Outcome {
     }
     let (samples, more) = settle(&event, &mut ring)?;
     (written, lost) = (written + samples.len() as u64, lost + more);
-    ensure!(lost > 0, "a lagging reader lost nothing: nothing was shown");
+    ensure!(lost > 0, "a lagging reader lost nothing");
     ensure_eq!(written + lost, placed, "{written} read and {lost} lost");
     Ok(())
 }
@@ -138,7 +138,7 @@ fn lying_readers_losses_are_reported() -> Outcome {
         115,
         "written before the lies, lost then and during them"
     );
-    ensure_eq!(event.read()?.value, 115, "the count knows no loss");
+    ensure_eq!(event.read()?.value, 115, "the count, losses included");
     place(&vpmu, 4)?;
     let (samples, lost) = settle(&event, &mut ring)?;
     ensure_eq!((samples.len(), lost), (4, 0), "after the lies");

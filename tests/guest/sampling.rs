@@ -341,8 +341,8 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     let here = busy as fn(&Vpmu, u64) as usize as u64;
     let in_loop = |s: &Sample| s.user && (here..here + 0x400).contains(&s.ip);
     let (mut samples, mut lost) = (Vec::new(), 0);
-    // A host that is short of CPU delivers the clock's interrupts late and fewer, and then many of them in the
-    // kernel. The test checks whom the samples name, however long that takes.
+    // A host that is short of CPU delivers fewer of the clock's interrupts, and delivers them late, many in
+    // the kernel. The test checks what the samples name, however long that takes.
     for _ in 0..1000 {
         busy(&vpmu, 20);
         let (more, missed) = drain(&mut ring)?;

@@ -1,4 +1,4 @@
-//! The perf core door as the distribution's own `perf` sees it: a check by others' code.
+//! The device through perf core, as the distribution's own `perf` sees it.
 
 use std::process::{Command, ExitCode, Output};
 
@@ -97,7 +97,7 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     let lines: Vec<Line> = said.lines().filter_map(Line::parse).collect();
     ensure!(
         !lines.is_empty(),
-        "perf stat {args:?} told no count: {said}"
+        "perf stat {args:?} printed no count: {said}"
     );
     Ok(lines)
 }
@@ -244,7 +244,7 @@ fn many_events_of_a_task_at_once() -> Outcome {
         ensure_eq!(counted, mark + 10, "mark {mark} of {lines:?}");
     }
     for event in ["tsc", "guest-time", "exits"] {
-        ensure!(value(event)? > 0, "{event} stands still: {lines:?}");
+        ensure!(value(event)? > 0, "{event} counts nothing: {lines:?}");
     }
     let partly = lines.iter().find(|line| line.share != "100.00");
     ensure!(partly.is_none(), "not counted all the time: {partly:?}");
@@ -276,11 +276,11 @@ fn vperf_and_perf_agree() -> Outcome {
 
 fn uncountable_events_are_not_supported() -> Outcome {
     for event in [
-        // A kind that nothing has.
+        // An unknown kind.
         "vpmu/kind=0x7ff,event=1/",
         // Halts of user and kernel cannot be told apart.
         "vpmu/halts/u",
-        // A guest of this guest.
+        // Exits of a guest of this guest.
         "vpmu/exits-user/G",
     ] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;

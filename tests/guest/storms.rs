@@ -70,7 +70,7 @@ fn storm(clocks: &[u64]) -> Outcome {
             }
         }
     })?;
-    ensure_eq!(code, 0, "what nobody ended with");
+    ensure_eq!(code, 0, "the child's exit code");
     Ok(())
 }
 

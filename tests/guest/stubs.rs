@@ -15,7 +15,7 @@ pub(crate) enum Leaf {
     Out,
     /// One mark: the device's descriptor, the value.
     Mark(i32, u64),
-    /// A loop of so many rounds.
+    /// A loop of this many rounds.
     Spin(u64),
 }
 
@@ -27,8 +27,8 @@ pub(crate) const STACK: [u64; 4] = [
     0x4455_6677_8899_aabb,
 ];
 
-/// The value that the stubs put into general register `number`: each byte is the number plus 0xa0,
-/// but for the bytes that the port or the system call needs.
+/// The value that the stubs put into general register `number`: each byte is the number plus 0xa0, except the
+/// bytes that the port or the system call needs.
 pub(crate) const fn known(number: usize) -> u64 {
     0x0101_0101_0101_0101 * (number as u64 + 0xa0)
 }

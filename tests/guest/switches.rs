@@ -1,4 +1,4 @@
-//! Switches between tasks that both have events: what they cost, and that no count suffers.
+//! Switches between tasks that both have events: their cost, and that all counts stay exact.
 
 use std::error::Error;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -150,7 +150,7 @@ fn exits_of_rounds(
     })
 }
 
-/// Opens and enables `count` events of the calling thread's marks, by either door.
+/// Opens `count` events of the calling thread's marks with `open`, and enables them.
 fn marks(
     device: &Device,
     count: u64,
@@ -192,7 +192,7 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
             2 * ROUNDS
         );
     }
-    // Each task uses another door, and one samples, too.
+    // One task uses `/dev/vpmu` and also samples, the other uses perf core.
     let exits = exits_of_rounds(
         |device| {
             let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
@@ -202,7 +202,7 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
         },
         |device| marks(device, 2, kernels),
     )?;
-    ensure_eq!(exits, 2 * ROUNDS, "exits of switches between the doors");
+    ensure_eq!(exits, 2 * ROUNDS, "exits of switches between the two");
     Ok(())
 }
 
@@ -365,7 +365,7 @@ fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
                 let (event, placed) = (&events[look % 2], &placers.placed[look % 2]);
                 let least = placed.load(Ordering::Acquire);
                 let count = event.count()?;
-                // A mark is placed before it is announced.
+                // A mark is placed before it is added to `placed`.
                 let most = placed.load(Ordering::Acquire) + 1;
                 ensure!(
                     (least..=most).contains(&count),
@@ -407,7 +407,7 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
             for look in 0..10_000 {
                 let least = placed.load(Ordering::Acquire);
                 let count = events[look % 2].count()?;
-                // A mark is placed before it is announced.
+                // A mark is placed before it is added to `placed`.
                 let most = placed.load(Ordering::Acquire) + 1;
                 ensure!(
                     (least..=most).contains(&count),

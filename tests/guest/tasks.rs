@@ -61,7 +61,7 @@ fn count_follows_its_task() -> Outcome {
         }
         own?;
         if foreign == 0 {
-            return Err("the others placed no mark: nothing was shown".into());
+            return Err("the others placed no mark".into());
         }
         Ok(())
     })?;

@@ -79,7 +79,7 @@ impl Traced {
             "produced, of {head} written and {lost} lost"
         );
         self.chunks()?;
-        // The ring, which was full, now reports what it had no room for.
+        // If the ring was full, it now reports the pieces that it had no room for.
         self.read()?;
         self.chunks()?;
         ensure_eq!(self.told, head, "where the chunks end");
@@ -87,7 +87,7 @@ impl Traced {
     }
 }
 
-/// An enabled trace of CPU 1, where it pins this thread: on a CPU's event, no task switch publishes anything early.
+/// Returns an enabled trace of CPU 1, where it pins this thread, so that no task switch publishes data early.
 pub(crate) fn start(
     device: &Device,
     attr: perf_event_attr,

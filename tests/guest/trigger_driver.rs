@@ -109,7 +109,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
         thread::scope(|scope| -> Outcome {
             // The relay has inherited nothing: between it and another task nothing is swapped.
             let (tell, told) = relay(scope);
-            // All that the servant inherits: none of it is linked yet, so it may be swapped.
+            // The servant inherits only these. They are not linked yet, so they may be swapped.
             let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
             let (order, orders) = channel();
             let servant = &device;
@@ -117,7 +117,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
                 let mut passes = orders.into_iter().map(|inside| pass(servant, inside));
                 passes.try_for_each(|passed| tell.send(passed))
             });
-            // A switch from here to the servant swaps all of it; the way back, by the relay, swaps nothing.
+            // A switch from here to the servant swaps them; the way back, through the relay, swaps nothing.
             for _ in 0..=turn % 4 {
                 order.send(0)?;
                 told.recv()??;
@@ -135,7 +135,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
             order.send(3)?;
             told.recv()??;
             let count = region.target.count()?;
-            ensure_eq!(count, 7, "turn {turn}: who had not inherited the target");
+            ensure_eq!(count, 7, "turn {turn}: a task that lacks the target");
             Ok(())
         })?;
     }
@@ -186,10 +186,10 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
         stop.store(true, Ordering::Relaxed);
         let forked = forker.join().map_err(|_| "the forker panicked")??;
         turns?;
-        ensure!(forked > 0, "nothing was forked: nothing was shown");
+        ensure!(forked > 0, "nothing was forked");
         Ok(())
     })?;
-    // And all of it works as ever.
+    // Links still work after all that.
     let region = Region {
         target: target(&device, How::OWN)?,
         starter: starter(&device, How::OWN)?,
@@ -273,12 +273,12 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
         let mapped = Doorbell::map_raw(&device, PAGE, protection, libc::MAP_SHARED, 0);
         refused(mapped)
     };
-    ensure_eq!(map(libc::PROT_READ), Some(libc::EINVAL), "to be read alone");
+    ensure_eq!(map(libc::PROT_READ), Some(libc::EINVAL), "a read-only map");
     let runs = READ_WRITE | libc::PROT_EXEC;
-    ensure_eq!(map(runs), Some(libc::EINVAL), "to be run");
+    ensure_eq!(map(runs), Some(libc::EINVAL), "an executable map");
     let reader = File::open("/dev/vpmu")?;
     let refusal = refused(cpu::try_map(reader.as_fd(), PAGE, libc::MAP_SHARED, 0));
-    ensure_eq!(refusal, Some(libc::EACCES), "by who may only read");
+    ensure_eq!(refusal, Some(libc::EACCES), "by a read-only file");
     Ok(())
 }
 

@@ -103,7 +103,8 @@ fn child_has_regions_of_its_own() -> Outcome {
     bell.place(INSIDE, 5);
     bell.mark(STOP);
     bell.place(INSIDE, 5);
-    // A child's target begins as its parent's was opened, waiting: the seven marks before its region do not count.
+    // A child's target starts in the state in which its parent's was opened, waiting: the seven marks before
+    // its region do not count.
     ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of both");
     Ok(())
 }

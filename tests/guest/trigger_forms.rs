@@ -299,7 +299,7 @@ fn regions_of_a_trace() -> Outcome {
         .iter()
         .filter(|sync| sync.flags & SYNC_RESUME != 0)
         .count();
-    ensure!(resumed > 0, "no sync tells of a pause");
+    ensure!(resumed > 0, "no sync reports a pause");
     Ok(())
 }
 

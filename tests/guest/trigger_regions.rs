@@ -292,7 +292,7 @@ fn page_does_not_change_outside_a_region() -> Outcome {
             ports(3);
             ensure_eq!(page.snapshot().count, expected, "the page outside");
         }
-        ensure_eq!(region.target.count()?, expected, "what is read");
+        ensure_eq!(region.target.count()?, expected, "the count read");
     }
     Ok(())
 }

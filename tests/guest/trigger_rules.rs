@@ -17,7 +17,7 @@ use crate::raw::{
 use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
 use crate::{Outcome, Test, cpu};
 
-/// On a machine whose operator insists on the batched engine.
+/// On a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
     "batched_event_as_starter_is_refused",
     batched_event_as_starter_is_refused,
@@ -113,7 +113,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
         &counting,
         target.as_raw_fd(),
         libc::EINVAL,
-        "by what never overflows",
+        "an event that never overflows",
     )?;
     both(&starter, -1, libc::EBADF, "no descriptor")?;
     both(&starter, 1_000, libc::EBADF, "a closed descriptor")?;
@@ -154,7 +154,7 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     device.place(INSIDE.into(), 3)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(target.count()?, 3, "marks by the links that are");
+    ensure_eq!(target.count()?, 3, "marks by the existing links");
     Ok(())
 }
 

@@ -272,7 +272,7 @@ fn attached_event_ends_with_its_reader() -> Outcome {
             told.contains("100 samples shown, 0 lost, 0 bytes"),
             "{told}"
         );
-        ensure!(named(name)?.is_none(), "{name} lives on");
+        ensure!(named(name)?.is_none(), "{name} has not ended");
     }
     Ok(())
 }
@@ -313,7 +313,7 @@ fn persistent_event_without_a_ring_is_listed() -> Outcome {
         output.status.success() && told.contains("counted 1;"),
         "{told}"
     );
-    ensure!(named("counter")?.is_none(), "it lives on");
+    ensure!(named("counter")?.is_none(), "it has not ended");
     Ok(())
 }
 
