@@ -218,7 +218,7 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     }
     ensure_eq!(exits(&first.take(&ring)?).len(), 10, "exits");
     let mut third = Area::map(&event, &ring, 2, READ_WRITE)?;
-    ensure_eq!(third.take(&ring)?.len(), 0, "what one consumed is consumed");
+    ensure_eq!(third.take(&ring)?.len(), 0, "packets already consumed");
     Ok(())
 }
 

@@ -502,7 +502,7 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     ensure_eq!(
         errno_of(vpmu.attach_perf(&alone).err()),
         Some(libc::EINVAL),
-        "attaching what is not persistent"
+        "attaching an event that is not persistent"
     );
     let named = vpmu.detach_perf(&alone, "Capital");
     ensure!(named.is_err(), "a name with a capital letter");

@@ -377,7 +377,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         ensure_eq!(
             open.counting.read()?,
             [0_u64; 0],
-            "round {round}: what ended"
+            "round {round}: an ended event"
         );
         let refusal = refused(open.sampling.output_to(open.counting.as_raw_fd()));
         ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting it");
@@ -731,14 +731,14 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     hibernate()?;
     ensure_eq!(told.recv()??, GONE, "the poll's result");
     for event in [&open.sampling, &open.trace] {
-        ensure_eq!(event.read()?, [0_u64; 0], "what has a ring");
+        ensure_eq!(event.read()?, [0_u64; 0], "an event with a ring");
         ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling it");
         ensure_eq!(refused(event.flush(0)), Some(libc::EIO), "flushing it");
     }
     ensure_eq!(open.ring.take()?.len(), 5, "samples left");
     open.device.place(VALUE, 2)?;
     for event in [&open.counting, &open.perf] {
-        ensure_eq!(event.count()?, 7, "what counts beside it");
+        ensure_eq!(event.count()?, 7, "an event without a ring");
     }
     open.persistent.flush(0)?;
     drop(open);

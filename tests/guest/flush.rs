@@ -108,7 +108,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
         // If it does not sleep yet, it finds the records at once.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
-        ensure_eq!(told, libc::POLLIN, "what the sleeper is told");
+        ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
         device.place(VALUE, 1)?;
         event.flush(0)?;
         ensure!(epoll.wait(LONG)? != 0, "epoll reports nothing");
@@ -148,7 +148,7 @@ fn pending_loss_is_recorded() -> Outcome {
     ensure_eq!(
         event.poll(NOW)?,
         libc::POLLIN,
-        "poll after the loss was told"
+        "poll after the loss was recorded"
     );
     Ok(())
 }
@@ -200,7 +200,7 @@ fn all_persistent_events_are_flushed_at_once() -> Outcome {
         ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of event {number}");
         ensure_eq!(ring.take()?.len(), 4, "records of event {number}");
     }
-    ensure_eq!(other.poll(NOW)?, 0, "poll of one that is not persistent");
+    ensure_eq!(other.poll(NOW)?, 0, "poll of an event not persistent");
     for (event, _) in kept {
         event.attach()?;
     }
@@ -213,7 +213,7 @@ fn every_state_can_be_flushed() -> Outcome {
     device.place(VALUE, 2)?;
     event.disable(0)?;
     ensure_eq!(event.flush(0)?, 0, "an event that is off");
-    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "what it wrote before");
+    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll for earlier records");
     ensure_eq!(ring.take()?.len(), 2, "records of an event that is off");
     event.pause(true)?;
     event.enable(0)?;
@@ -240,7 +240,7 @@ fn every_state_can_be_flushed() -> Outcome {
     ensure_eq!(
         looked.poll(NOW)?,
         libc::POLLIN,
-        "poll of one that overwrites"
+        "poll of an event that overwrites"
     );
     // The task has ended; its records can be flushed all the same.
     let tid = AtomicU64::new(0);

@@ -66,7 +66,7 @@ fn doorbell_map_without_capability_is_refused() -> Outcome {
         let refusal = refused(Doorbell::map(&Device::open()?));
         Ok(refusal.unwrap_or(0))
     })?;
-    ensure_eq!(code, libc::EPERM, "errno of nobody's map");
+    ensure_eq!(code, libc::EPERM, "errno of a map by the user nobody");
     Doorbell::map(&Device::open()?)?;
     Ok(())
 }
@@ -136,8 +136,8 @@ fn mark_of_nobody_is_exact() -> Outcome {
             let opened = refused(device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN));
             Ok(opened.unwrap_or(0))
         })?;
-        ensure_eq!(code, libc::EACCES, "what nobody's own event ends with");
-        ensure_eq!(event.count()?, 500, "marks of nobody on CPU {cpu}");
+        ensure_eq!(code, libc::EACCES, "errno of an event of nobody");
+        ensure_eq!(event.count()?, 500, "marks by the user nobody, CPU {cpu}");
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ fn cap_throttles_and_unthrottles() -> Outcome {
                     samples += 1;
                 }
                 THROTTLE | UNTHROTTLE => {
-                    ensure_eq!(throttled, record.kind == UNTHROTTLE, "what the records say");
+                    ensure_eq!(throttled, record.kind == UNTHROTTLE, "whether throttled");
                     let (own, trailer) = fields::trailer(&record, 3, &attr)?;
                     ensure_eq!(own[1..], [id, id], "whose samples are meant");
                     ensure_eq!(trailer.id, Some(id), "the trailer's id");

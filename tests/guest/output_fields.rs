@@ -182,7 +182,7 @@ impl Known {
             count += 1;
         }
         ensure_eq!(count, REGS.count_ones(), "registers");
-        ensure_eq!(regs.values.len(), count as usize, "registers told");
+        ensure_eq!(regs.values.len(), count as usize, "register values");
         Ok(())
     }
 }
@@ -336,7 +336,7 @@ fn stack_is_copied_unchanged() -> Outcome {
     let beyond = &words[copied as usize / 8..];
     ensure!(
         beyond.iter().all(|&word| word == 0),
-        "what is beyond the stack is not zero"
+        "bytes beyond the stack are not zero"
     );
     Ok(())
 }
@@ -370,7 +370,7 @@ fn other_records_name_their_task() -> Outcome {
                 trailer
                     .time
                     .is_none_or(|time| (since..=until).contains(&time)),
-                "a loss told at {:?}, from {since} to {until}",
+                "a loss recorded at {:?}, from {since} to {until}",
                 trailer.time
             );
             let expected = Trailer {

@@ -291,7 +291,7 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
         ensure_eq!(
             told.len(),
             1,
-            "counts told at a child's end, of {} records",
+            "counts recorded at a child's end, of {} records",
             records.len()
         );
         // pid and tid, the count, the id.

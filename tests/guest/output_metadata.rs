@@ -114,14 +114,14 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
         ensure_eq!(
             after_mark,
             before + 1,
-            "exits of a mark, as their page tells"
+            "exits of a mark, as their page shows"
         );
         for _ in 0..50 {
             let snapshot = page.snapshot();
             ensure_eq!(
                 (snapshot.index, snapshot.count),
                 (0, placed),
-                "marks, as the page tells"
+                "marks, as the page shows"
             );
         }
         before = exits.snapshot().count;
@@ -175,10 +175,10 @@ fn page_follows_exits() -> Outcome {
         ensure_eq!(
             page.snapshot().count,
             written,
-            "port writes, as the page tells"
+            "port writes, as the page shows"
         );
     }
-    ensure_eq!(event.count()?, 100, "port writes, as read() tells");
+    ensure_eq!(event.count()?, 100, "port writes, by read()");
     Ok(())
 }
 

@@ -157,7 +157,7 @@ fn sleeping_poll_is_woken() -> Outcome {
         let sleeper = scope.spawn(|| event.poll(FOREVER));
         device.place(VALUE, 3)?;
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
-        ensure_eq!(woken, libc::POLLIN, "what the sleeper was told");
+        ensure_eq!(woken, libc::POLLIN, "the sleeper's poll");
         Ok(())
     })
 }
@@ -206,7 +206,7 @@ pub(crate) fn sleepers_are_woken(
         let woken = tells
             .recv_timeout(Duration::from_secs(30))
             .map_err(|_| format!("{number} of {all} sleepers were woken"))??;
-        ensure_eq!(woken, libc::POLLIN, "what a sleeper was told");
+        ensure_eq!(woken, libc::POLLIN, "a sleeper's poll");
     }
     Ok(())
 }

@@ -425,7 +425,7 @@ fn persistent_open_without_perfmon_is_refused() -> Outcome {
     as_nobody(|| {
         let attr = sequence(&device);
         let how = How::on_cpu(1);
-        ensure_eq!(refused(device.open_event(&attr, how)), None, "as it is");
+        ensure_eq!(refused(device.open_event(&attr, how)), None, "attached");
         let opened = refused(device.open_event(&attr, how.with(FLAG_PERSISTENT)));
         ensure_eq!(opened, Some(libc::EPERM), "persistent");
         Ok(())

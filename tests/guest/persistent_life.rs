@@ -127,7 +127,7 @@ fn persistent_event_counts_on_without_a_handle() -> Outcome {
             .map(|e| e.id)
             .collect::<Vec<_>>(),
         [id],
-        "what is listed"
+        "the ids listed"
     );
     counter.mark(40);
     let event = device.reopen(id, 1)?;
@@ -222,13 +222,13 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     ensure_eq!(
         refused(other.attach()),
         Some(libc::EINVAL),
-        "attaching what is attached"
+        "attaching it once more"
     );
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
-        "a new handle of what is not persistent"
+        "a new handle of an attached event"
     );
     drop(other);
     device.place(1, 6)?;

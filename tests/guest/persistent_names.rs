@@ -132,7 +132,7 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     drop(event);
     ensure!(listed("renamed").exists(), "it ended with its handle");
     device.reopen(id, 1)?.attach()?;
-    ensure_eq!(names()?, ["second"], "names after the end of one");
+    ensure_eq!(names()?, ["second"], "names after one has ended");
     // An attached event is not persistent, though still open.
     other.attach()?;
     ensure_eq!(names()?.len(), 0, "names after the other is attached");
@@ -194,7 +194,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
         .find(|line| line.contains("persistent/for-perf/"))
         .ok_or_else(|| format!("no line of it: {said}"))?;
     ensure_eq!(line.split(',').next(), Some("34"), "{line}");
-    ensure_eq!(event.count()?, 34, "what it counted itself");
+    ensure_eq!(event.count()?, 34, "the event's own count");
     // perf's end does not switch the event off.
     device.place(6, 1)?;
     ensure_eq!(event.count()?, 35, "its count after that");

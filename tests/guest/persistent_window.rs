@@ -242,10 +242,10 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
     let off = device.reopen(off_id, 0)?;
     cpu::pin(0)?;
     device.place(5, 2)?;
-    ensure_eq!(off.count()?, 0, "what is off");
+    ensure_eq!(off.count()?, 0, "the event that is off");
     off.enable(0)?;
     device.place(5, 2)?;
-    ensure_eq!(off.count()?, 2, "what is on again");
+    ensure_eq!(off.count()?, 2, "the event, on again");
     for event in [taken, newest_of, off] {
         event.attach()?;
     }

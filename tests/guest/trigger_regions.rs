@@ -319,6 +319,6 @@ fn ticks_stand_still_outside() -> Outcome {
         (least..=most).contains(&counted),
         "{counted} ticks counted, {least} passed inside at least and {most} at most"
     );
-    ensure_eq!(region.target.count()?, counted, "a count that stands still");
+    ensure_eq!(region.target.count()?, counted, "a count outside");
     Ok(())
 }

@@ -292,7 +292,7 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
         &["persist", "new", "-e", "task-clock", "--name", "flight"],
         "another event has this name",
     )?;
-    ensure_eq!(list()?.len(), cpus - 1, "what was there before");
+    ensure_eq!(list()?.len(), cpus - 1, "the events before");
     Ok(())
 }
 
