@@ -1,5 +1,5 @@
-//! Random calls on the driver by several processes of root and nobody at once, in a kernel that
-//! checks its allocations: afterwards the kernel has no complaint, and nothing is left on the device.
+//! Random calls on the driver by several processes of the users root and nobody at once, in a kernel that
+//! checks its allocations. Afterwards the kernel has no complaint, and nothing is left on the device.
 //!
 //! Each process makes the same calls for the same seed; how the calls of several processes interleave is up to the
 //! scheduler.

@@ -291,7 +291,7 @@ impl Drop for Marker {
     }
 }
 
-/// `perf record` or `perf stat`, controlled by commands through a FIFO, which it acknowledges.
+/// `perf record` or `perf stat`, controlled through a FIFO by commands that it acknowledges.
 pub(crate) struct Controlled {
     perf: Child,
     control: fs::File,

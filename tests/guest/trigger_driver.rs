@@ -202,7 +202,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     Ok(())
 }
 
-/// Regions of a task that forks meanwhile; target, starter and stopper are closed first in turn.
+/// Sets up regions of a task that forks meanwhile. Target, starter and stopper take turns to be closed first.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     let region = Region {
         target: target(device, how)?,

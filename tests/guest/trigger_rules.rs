@@ -334,7 +334,8 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
                 if round % 8 == 0 {
                     ensure!(target.count()? > 0, "round {round}: no region was entered");
                 }
-                // Target and stopper are closed first in turn, or at once.
+                // Target and stopper take turns to be closed first; in every third round both are closed at
+                // once.
                 match round % 3 {
                     0 => drop((target, stopper)),
                     1 => drop((stopper, target)),
