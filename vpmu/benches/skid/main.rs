@@ -237,7 +237,11 @@ fn report(acted: &[Acted], tsc_khz: u32) {
             .map(|acted| acted.ticks * 1_000_000 / u64::from(tsc_khz)),
     );
     for (what, unit, values) in [
-        ("instructions that the guest executed after the overflow", "", ran),
+        (
+            "instructions that the guest executed after the overflow",
+            "",
+            ran,
+        ),
         ("from the overflow to the target's change", " ns", took),
     ] {
         if let Some(most) = values.last() {

@@ -1631,7 +1631,10 @@ fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Result<T, Errn
 
 fn log_refused(id: u64, result: Result<(), Errno>) {
     if let Err(errno) = result {
-        log::debug!("event {id} cannot start or stop with its leader: errno {}", errno.get());
+        log::debug!(
+            "event {id} cannot start or stop with its leader: errno {}",
+            errno.get()
+        );
     }
 }
 

@@ -659,7 +659,10 @@ impl State {
             if !self.events.contains_key(&id) {
                 self.errands.push(errand(id));
             } else if let Err(errno) = act(self, id) {
-                log::debug!("event {id} cannot follow its leader {leader}: errno {}", errno.get());
+                log::debug!(
+                    "event {id} cannot follow its leader {leader}: errno {}",
+                    errno.get()
+                );
             }
         }
     }
@@ -671,7 +674,10 @@ impl State {
             event.join(group);
         }
         if leaves && let Err(errno) = self.start(id) {
-            log::debug!("event {id} cannot start without its group: errno {}", errno.get());
+            log::debug!(
+                "event {id} cannot start without its group: errno {}",
+                errno.get()
+            );
         }
     }
 
