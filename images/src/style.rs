@@ -55,7 +55,7 @@ pub enum StyleError {
     #[error(transparent)]
     Module(#[from] ModuleError),
     /// The package does not unpack.
-    #[error("cannot take the script out of the kernel's source")]
+    #[error("cannot extract checkpatch.pl from the kernel's source")]
     Unpack(#[source] ProcessError),
     /// The script does not run.
     #[error("cannot run checkpatch.pl")]

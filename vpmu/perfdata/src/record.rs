@@ -71,8 +71,8 @@ impl Record {
 pub(crate) enum Found {
     /// A record for the file.
     Record(Record),
-    /// A valid record that the file omits: the device itself counts losses, and AUX areas are not
-    /// recorded.
+    /// A valid record of a type that the file does not get: reports of losses, because the device's own
+    /// count of losses is written instead, and records of an AUX area, because areas are not saved.
     Other,
     /// Not a record of this event: forged by the guest, or of another event that writes to the ring.
     Foreign,

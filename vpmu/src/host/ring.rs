@@ -1,4 +1,5 @@
-//! The consumer's side of a host ring. Its records are the host's and stay inside the device.
+//! The consumer's side of a perf ring of the host. Its records contain addresses and times of the host, so they are
+//! never copied to the guest as they are.
 
 use std::fs::File;
 use std::io;
