@@ -27,8 +27,9 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Relaxed atomics: only the thread that holds the shard changes them, except when an event is
-/// dropped elsewhere with its place.
+/// Relaxed atomics: only the thread that holds the shard takes places and changes rates. Other
+/// threads drop places meanwhile, with events that end elsewhere, so that the counters can only
+/// decrease between a check and its change: a place is never granted without room.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
@@ -53,9 +54,8 @@ impl Room {
         if counters >= limit.counters || !limit.fits(rates, rate) {
             return None;
         }
-        used.counters.store(counters + 1, Ordering::Relaxed);
-        used.rate
-            .store(rates.saturating_add(rate), Ordering::Relaxed);
+        used.counters.fetch_add(1, Ordering::Relaxed);
+        used.rate.fetch_add(rate, Ordering::Relaxed);
         Some(Place {
             used: Arc::clone(used),
             rate,
@@ -76,9 +76,9 @@ impl Place {
         if fits {
             let freed = rate < self.rate;
             self.used.freed.fetch_or(freed, Ordering::Relaxed);
-            let all = others.saturating_add(rate);
-            self.used.rate.store(all, Ordering::Relaxed);
-            self.rate = all - others;
+            self.used.rate.fetch_add(rate, Ordering::Relaxed);
+            self.used.rate.fetch_sub(self.rate, Ordering::Relaxed);
+            self.rate = rate;
         }
         fits
     }
@@ -139,6 +139,9 @@ impl Drop for OpenSlot {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
 
     const LIMIT: RoomLimit = RoomLimit {
@@ -185,6 +188,27 @@ mod tests {
         let _clock = room.take(LIMIT, 5000).expect("room");
         let mut counter = room.take(LIMIT, 0).expect("room");
         assert!(counter.change(LIMIT, 0) && !counter.change(LIMIT, 1));
+    }
+
+    #[test]
+    fn places_dropped_on_another_thread_are_freed() {
+        const PLACES: usize = 200_000;
+        let limit = RoomLimit {
+            counters: u32::MAX,
+            rate: u64::MAX,
+        };
+        let room = Room::default();
+        thread::scope(|scope| {
+            let (sender, ended) = mpsc::sync_channel(64);
+            scope.spawn(move || ended.into_iter().for_each(drop::<Place>));
+            for _ in 0..PLACES {
+                let mut place = room.take(limit, 3).expect("room");
+                assert!(place.change(limit, 5));
+                sender.send(place).expect("a receiver");
+            }
+        });
+        assert_eq!(room.0.counters.load(Ordering::Relaxed), 0);
+        assert_eq!(room.0.rate.load(Ordering::Relaxed), 0);
     }
 
     #[test]
