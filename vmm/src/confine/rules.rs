@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use libc::c_long;
+use libc::{c_int, c_long};
 use vpmu::confine::{Argument, Call, Thread};
 
 use super::ThreadKind;
@@ -137,17 +137,22 @@ fn drain(plan: &Plan) -> Vec<Rule> {
 
 /// Calls of the machine's devices on any thread but the closer.
 fn machine(plan: &Plan) -> Vec<Rule> {
-    let kick = [
-        Argument::int(0, plan.process),
-        Argument::int(2, signal::kick_signal().cast_unsigned()),
-    ];
+    let kick = |signal: c_int| {
+        let arguments = [
+            Argument::int(0, plan.process),
+            Argument::int(2, signal.cast_unsigned()),
+        ];
+        rule(call!(SYS_tgkill, tgkill), arguments, "the kick of a vCPU")
+    };
     vec![
         rule(
             call!(SYS_write, write),
             [],
             "event descriptors; the console; messages",
         ),
-        rule(call!(SYS_tgkill, tgkill), kick, "the kick of a vCPU"),
+        kick(signal::kick_signal()),
+        // Sent if the queue of real-time signals is full.
+        kick(libc::SIGIO),
         rule(
             call!(SYS_pread64, pread64),
             [],

@@ -73,7 +73,8 @@ impl Threads {
         Joined(slot)
     }
 
-    /// Makes `vcpu` leave the guest soon, or makes its next run call return at once.
+    /// Makes `vcpu` leave the guest soon, or makes its next run call return at once. [`install`] must
+    /// have been called.
     ///
     /// # Errors
     /// `ESRCH` if the vCPU has no thread, or the error of tgkill(2).
@@ -83,18 +84,26 @@ impl Threads {
         if thread == 0 {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let process = std::process::id();
-        // SAFETY: the call takes no pointer. If the thread has ended and its id was reused in this
-        // process, the handler at most makes one run call return early.
-        let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, self.signal) };
-        match result {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        match send(thread, self.signal) {
+            // The queue of real-time signals is full. `SIGIO` needs no place there.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => send(thread, libc::SIGIO),
+            result => result,
         }
     }
 
     fn slot(&self, vcpu: u32) -> Option<&AtomicI32> {
         self.threads.get(usize::try_from(vcpu).ok()?)
+    }
+}
+
+fn send(thread: c_int, signal: c_int) -> io::Result<()> {
+    let process = std::process::id();
+    // SAFETY: the call takes no pointer. If the thread has ended and its id was reused in this
+    // process, the handler at most makes one run call return early.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Runs a probe on its own thread, within a time limit.
 //!
 //! A broken hypervisor can spin in one guest instruction for ever, so a signal ends the probe's run call
-//! at the time limit.
+//! at the time limit. If the process's queue of real-time signals is full, `SIGIO` takes the signal's place: the
+//! kernel sends it for overflows, and the watch at the time limit. The thread blocks both outside of run calls.
 
 #![expect(
     unsafe_code,
@@ -21,7 +22,9 @@ use std::time::Duration;
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
-use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
+use vmm_sys_util::signal::{
+    self as signals, SIGRTMIN, block_signal, create_sigset, register_signal_handler,
+};
 
 use self::WatchError::{Panicked, Signal, Spawn, Stuck};
 
@@ -62,7 +65,7 @@ impl Watch {
     /// Consumes the signals that ended a run call: a pending signal would end the next call immediately.
     /// Callers check [`Watch::over`] afterwards.
     pub fn take_signals(&self) {
-        let Ok(set) = create_sigset(&[signal()]) else {
+        let Ok(set) = create_sigset(&ending()) else {
             return;
         };
         let now = libc::timespec {
@@ -102,6 +105,11 @@ pub fn signal() -> c_int {
     SIGRTMIN() + 9
 }
 
+/// The signals that end a run call.
+fn ending() -> [c_int; 2] {
+    [signal(), libc::SIGIO]
+}
+
 /// Runs `probe`, signals it after `budget`, and returns its result.
 ///
 /// A probe must check [`Watch::over`] before each run call and after each interruption; the time limit
@@ -119,13 +127,15 @@ pub fn watched<T: Send + 'static>(
     };
     let over = Arc::clone(&watch.over);
     let (sender, receiver) = mpsc::sync_channel(1);
+    let blocked = Arc::new(AtomicBool::new(false));
+    let has_blocked = Arc::clone(&blocked);
     let thread = thread::Builder::new()
         .name("probe".into())
         .spawn(move || {
-            let answer = match block_signal(signal) {
-                Ok(()) => Ok(probe(&watch)),
-                Err(e) => Err(Signal(io::Error::other(e.to_string()))),
-            };
+            let answer = ending().into_iter().try_for_each(block).map(|()| {
+                has_blocked.store(true, Ordering::Release);
+                probe(&watch)
+            });
             // An abandoned probe has no receiver.
             drop(sender.send(answer));
         })
@@ -142,13 +152,29 @@ pub fn watched<T: Send + 'static>(
     }
     // Set the flag first, for a probe that has not blocked the signal yet.
     over.store(true, Ordering::Release);
-    kick(&thread, signal).map_err(Signal)?;
+    match kick(&thread, signal) {
+        // `SIGIO` has no handler here: it would end the process if the thread did not block it yet.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            if blocked.load(Ordering::Acquire) {
+                kick(&thread, libc::SIGIO).map_err(Signal)?;
+            }
+        }
+        result => result.map_err(Signal)?,
+    }
     let answer = receiver.recv_timeout(GRACE).map_err(|error| match error {
         RecvTimeoutError::Timeout => Stuck,
         RecvTimeoutError::Disconnected => Panicked,
     })?;
     let _ = thread.join();
     answer
+}
+
+/// Blocks `signal` in this thread, which may have inherited a mask that blocks it.
+fn block(signal: c_int) -> Result<(), WatchError> {
+    match block_signal(signal) {
+        Ok(()) | Err(signals::Error::SignalAlreadyBlocked(_)) => Ok(()),
+        Err(e) => Err(Signal(io::Error::other(e.to_string()))),
+    }
 }
 
 /// Sends `signal` to a thread that has not been joined.
