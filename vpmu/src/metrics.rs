@@ -52,7 +52,8 @@ pub struct Metrics {
     pub samples_lost: u64,
     /// Overflows beyond the sample rate: neither written nor lost.
     pub samples_throttled: u64,
-    /// Of these, overflows throttled by the budget of all events together.
+    /// Of these, overflows at which the budget of all events together was used up: each throttled its event. The
+    /// event's overflows until the throttling ended are not included.
     pub samples_over_budget: u64,
     /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
     pub sampling_time: u64,
