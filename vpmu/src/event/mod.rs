@@ -91,6 +91,8 @@ pub(crate) struct Event {
     active: Option<Active>,
     /// The place of its own counter, for a guest's event.
     place: Option<Place>,
+    /// The number of its last wait for a place.
+    wait: u64,
     count: u64,
     enabled_ticks: u64,
     running_ticks: u64,
@@ -121,6 +123,7 @@ impl Event {
             failed: false,
             active: None,
             place: None,
+            wait: 0,
             count: 0,
             enabled_ticks: 0,
             running_ticks: 0,
@@ -427,6 +430,16 @@ impl Event {
     /// Whether it is active except for its counter, which waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.active.is_some_and(|active| active.waits)
+    }
+
+    /// Numbers the wait that it is in.
+    pub(crate) fn begin_wait(&mut self, number: u64) {
+        self.wait = number;
+    }
+
+    /// Whether it is still in the wait of this number.
+    pub(crate) fn is_in_wait(&self, number: u64) -> bool {
+        self.is_waiting() && self.wait == number
     }
 
     /// Starts its counter if it waits and there is room now; returns whether it still waits.

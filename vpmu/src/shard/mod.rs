@@ -9,6 +9,7 @@ mod merge;
 mod moment;
 mod room;
 mod state;
+mod waits;
 mod writer;
 
 use std::sync::Arc;

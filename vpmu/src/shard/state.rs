@@ -12,6 +12,7 @@ use super::cpu::{Cpu, Lease};
 use super::hooks::HookCounts;
 use super::merge::{Merge, Recorded as MergeEntry};
 use super::moment::{ExitView, Moment, Overflows, Periods};
+use super::waits::Waits;
 use super::writer::{Note, Writer, context};
 use crate::abi::{
     COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
@@ -165,8 +166,8 @@ pub(crate) struct State {
     /// Whether periodic drains were requested from the machine.
     collecting: bool,
     errands: Vec<Errand>,
-    /// Events whose counters wait for room, the longest waiting first; some may no longer wait.
-    waiting: VecDeque<u64>,
+    /// Events whose counters wait for room.
+    waits: Waits,
     /// Samples that the guest's events may still write.
     allowance: Allowance,
     /// Time that the vCPU spent on samples of the guest's events.
@@ -193,7 +194,7 @@ impl State {
             batch: Vec::new(),
             collecting: false,
             errands: Vec::new(),
-            waiting: VecDeque::new(),
+            waits: Waits::default(),
             allowance: Allowance::default(),
             sampling: SamplingTime::default(),
             first_overflow: None,
@@ -207,7 +208,7 @@ impl State {
 
     /// Ends the work on the shard; must be called before unlocking. Returns the work left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
-        if !self.waiting.is_empty() && self.cpu.take_freed() {
+        if !self.waits.is_empty() && self.cpu.take_freed() {
             self.end_waits();
         }
         self.cpu.release_own();
@@ -483,18 +484,27 @@ impl State {
     fn note_wait(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_waiting) {
             self.metrics.counter_waits += 1;
-            self.waiting.push_back(id);
+            let events = &self.events;
+            let number = self.waits.begin(id, events.len(), |wait| {
+                let event = events.get(&wait.event);
+                event.is_some_and(|event| event.is_in_wait(wait.number))
+            });
+            if let Some(event) = self.events.get_mut(&id) {
+                event.begin_wait(number);
+            }
         }
     }
 
     /// Starts waiting counters, as far as there is room.
     fn end_waits(&mut self) {
-        for id in std::mem::take(&mut self.waiting) {
-            let Some(event) = self.events.get_mut(&id) else {
+        for wait in self.waits.take() {
+            let id = wait.event;
+            let event = self.events.get_mut(&id);
+            let Some(event) = event.filter(|event| event.is_in_wait(wait.number)) else {
                 continue;
             };
             match event.stop_waiting(&mut self.cpu) {
-                Ok(true) => self.waiting.push_back(id),
+                Ok(true) => self.waits.put_back(wait),
                 Ok(false) => {}
                 Err(error) => {
                     self.fail(id, error);

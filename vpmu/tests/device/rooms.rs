@@ -84,6 +84,43 @@ fn waiting_event_stops_pauses_and_closes() {
     assert_eq!(rig.world.open_counters(), 0);
 }
 
+/// VPMU-D-6.6-11.
+#[test]
+fn event_that_waits_again_goes_to_the_end() {
+    let mut rig = Rig::with(
+        limits().with(|limits| limits.max_active_counters = 1),
+        ALL_FEATURES,
+    );
+    let [first, again, waiting] = [(); 3].map(|()| rig.open(&cycles(0)).expect("open"));
+    rig.command(0, COMMAND_DISABLE, again);
+    rig.command(0, COMMAND_ENABLE, again);
+    rig.command(0, COMMAND_DISABLE, first);
+    let states = [again, waiting].map(|event| state(&mut rig, event));
+    assert_eq!(states, [STATE_INACTIVE, STATE_ACTIVE]);
+    rig.command(0, COMMAND_DISABLE, waiting);
+    assert_eq!(state(&mut rig, again), STATE_ACTIVE);
+}
+
+/// VPMU-D-7-3.
+#[test]
+fn waits_that_ended_cost_nothing() {
+    const WAITS: u64 = 1000;
+    let mut rig = Rig::with(
+        limits().with(|limits| limits.max_active_counters = 1),
+        ALL_FEATURES,
+    );
+    let [first, _second, third] = [(); 3].map(|()| rig.open(&cycles(0)).expect("open"));
+    for _ in 0..WAITS {
+        rig.command(0, COMMAND_DISABLE, third);
+        rig.command(0, COMMAND_ENABLE, third);
+    }
+    let before = rig.vpmu.metrics();
+    assert_eq!(before.counter_waits, 2 + WAITS);
+    rig.command(0, COMMAND_DISABLE, first);
+    let work = rig.vpmu.metrics().work.operations - before.work.operations;
+    assert!(work < 20, "{work}");
+}
+
 #[test]
 fn paused_event_holds_no_place() {
     let mut rig = Rig::with(

@@ -1,0 +1,75 @@
+//! The order of the events of a vCPU that wait for room.
+//!
+//! An event can stop waiting in many ways (it is stopped, paused, closed), and each would have to search the queue
+//! for its entry. Instead, an entry names the event's wait, not the event, and is dropped when it is found to be
+//! over: at the latest when the queue is twice as long as the number of events, so that a guest cannot lengthen it.
+
+use std::collections::VecDeque;
+
+/// One wait of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wait {
+    pub(crate) event: u64,
+    /// Unlike that of any other wait of the vCPU.
+    pub(crate) number: u64,
+}
+
+/// Waits, the longest first. Some may be over.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    queue: VecDeque<Wait>,
+    begun: u64,
+}
+
+impl Waits {
+    /// Begins a wait of `event`, and returns its number. `events` is the number of the vCPU's events, `lasts`
+    /// returns whether an earlier wait is not over.
+    pub(crate) fn begin(&mut self, event: u64, events: usize, lasts: impl Fn(Wait) -> bool) -> u64 {
+        if self.queue.len() >= events.saturating_mul(2) {
+            self.queue.retain(|&wait| lasts(wait));
+        }
+        self.begun += 1;
+        let number = self.begun;
+        self.queue.push_back(Wait { event, number });
+        number
+    }
+
+    /// Takes all waits, the longest first; the queue is empty then.
+    pub(crate) fn take(&mut self) -> VecDeque<Wait> {
+        std::mem::take(&mut self.queue)
+    }
+
+    /// Puts a wait back that is not over. Call it in the order of [`Waits::take`], before others begin.
+    pub(crate) fn put_back(&mut self, wait: Wait) {
+        self.queue.push_back(wait);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn waits_that_are_over_do_not_pile_up() {
+        let mut waits = Waits::default();
+        let mut current = HashMap::new();
+        for round in 0..1000 {
+            let event = round % 3;
+            let lasts = |wait: Wait| current.get(&wait.event) == Some(&wait.number);
+            let number = waits.begin(event, 3, lasts);
+            current.insert(event, number);
+            assert!(waits.queue.len() <= 7, "{waits:?}");
+        }
+        let mut order = waits.take();
+        order.retain(|wait| current.get(&wait.event) == Some(&wait.number));
+        let order: Vec<u64> = order.iter().map(|wait| wait.event).collect();
+        assert_eq!(order, [1, 2, 0]);
+        assert!(waits.is_empty());
+    }
+}
