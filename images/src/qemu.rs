@@ -24,7 +24,8 @@ const PACKAGE: &str = "qemu-system-x86";
 const SERIES: &str = "7.2";
 const VMRUN_FIXES: &str = concat!(
     include_str!("../lab/vmrun.patch"),
-    include_str!("../lab/debugregs.patch")
+    include_str!("../lab/debugregs.patch"),
+    include_str!("../lab/translations.patch")
 );
 const OVERFLOW_FIX: &str = include_str!("../lab/pmuovf.patch");
 const OPTIONS: [&str; 8] = [
