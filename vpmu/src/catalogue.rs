@@ -208,33 +208,9 @@ impl Catalogue {
                 ..time
             });
         }
-        // List this before the marks of one value: that entry matches any config, and
-        // [`Catalogue::find`] returns the first match.
-        entries.push(Entry {
-            excludes: true,
-            ..Entry::device(
-                KIND_MARK,
-                MARK_ANY,
-                MARKS,
-                DEVICE,
-                ANY_PERIOD,
-                "marks placed by guest programs, whatever their value; samples have it as their \
-                 address",
-            )
-        });
-        let mark = Entry::device(
-            KIND_MARK,
-            0,
-            MARK,
-            DEVICE,
-            ANY_PERIOD,
-            "marks of this value placed by guest programs",
-        );
-        entries.push(Entry {
-            any_config: true,
-            excludes: true,
-            ..mark
-        });
+        if settings.doorbell {
+            entries.extend(marks());
+        }
         entries.extend(reachable(&EXIT_TRACES).map(|(config, name, counts)| {
             let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
             entry.tracing(FORMAT_EXITS)
@@ -362,6 +338,32 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
         "packets of format 2 (samples): registers, one for each period of instructions",
     ),
 ];
+
+/// The entries of marks. That of any value comes first: the entry of one value matches any config, and
+/// [`Catalogue::find`] returns the first match.
+fn marks() -> [Entry; 2] {
+    let any = Entry::device(
+        KIND_MARK,
+        MARK_ANY,
+        MARKS,
+        DEVICE,
+        ANY_PERIOD,
+        "marks placed by guest programs, whatever their value; samples have it as their address",
+    );
+    let one = Entry::device(
+        KIND_MARK,
+        0,
+        MARK,
+        DEVICE,
+        ANY_PERIOD,
+        "marks of this value placed by guest programs",
+    );
+    [(any, false), (one, true)].map(|(entry, any_config)| Entry {
+        any_config,
+        excludes: true,
+        ..entry
+    })
+}
 
 /// Matches marks of any single value. A value has 32 bits, so this does not match [`MARK_ANY`].
 const MARK_OF_A_VALUE: EventMatch = EventMatch {

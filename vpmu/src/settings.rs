@@ -20,6 +20,8 @@ pub struct Settings {
     pub hardware: Hardware,
     /// The events that the guest may open.
     pub policy: Policy,
+    /// Whether the transport has shared memory region 0, the doorbell. Without it there are no marks.
+    pub doorbell: bool,
 }
 
 impl Settings {
@@ -33,6 +35,7 @@ impl Settings {
             engines: Engines::default(),
             hardware: Hardware::default(),
             policy: Policy::default(),
+            doorbell: true,
         }
     }
 
@@ -58,6 +61,15 @@ impl Settings {
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
+    }
+
+    /// For a transport without shared memory regions: neither feature nor events of the doorbell are offered.
+    #[must_use]
+    pub fn without_doorbell(self) -> Self {
+        Self {
+            doorbell: false,
+            ..self
+        }
     }
 }
 

@@ -138,7 +138,8 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     }
 }
 
-/// The VMM of this workspace, built once per test program as a user builds it.
+/// The VMM of this workspace, built once per test program as a user builds it: optimized for benchmarks,
+/// which are optimized themselves.
 ///
 /// # Panics
 /// If it does not build.
@@ -152,6 +153,7 @@ fn build() -> PathBuf {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let output = Command::new(cargo)
         .args(["build", "--quiet", "--package", "vmm", "--bin", "vmm"])
+        .args((!cfg!(debug_assertions)).then_some("--release"))
         .arg("--message-format=json")
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .stderr(Stdio::inherit())

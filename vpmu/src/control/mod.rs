@@ -57,13 +57,8 @@ use crate::window::{Holder, Run, Window};
 use crate::work::{self, Turn, Work};
 
 /// The device-specific feature bits that every device offers.
-const FEATURES: u64 = 1 << F_RING
-    | 1 << F_TASK_PAGE
-    | 1 << F_DOORBELL
-    | 1 << F_AUX
-    | 1 << F_PERSISTENT
-    | 1 << F_LINKS
-    | 1 << F_FLUSH;
+const FEATURES: u64 =
+    1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
 /// Number of page addresses whose check costs as much as one operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
 /// Maximum bytes of a group's counts in a record, as in perf: the other fields of the record need
@@ -199,7 +194,8 @@ impl Control {
 
     /// The device-specific feature bits that this device offers.
     pub(crate) fn offered(&self) -> u64 {
-        FEATURES | u64::from(self.has_window()) << F_WINDOW
+        let doorbell = self.backend.settings.doorbell;
+        FEATURES | u64::from(doorbell) << F_DOORBELL | u64::from(self.has_window()) << F_WINDOW
     }
 
     /// Activates the device for a driver; the caller has checked the features and the queues.

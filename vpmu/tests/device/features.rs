@@ -1,5 +1,6 @@
 //! Features: the offered bits, and how a driver accepts them through a transport that hides them.
 
+use vpmu::Settings;
 use vpmu::abi::*;
 
 use crate::persistent::{WINDOW_FEATURES, window};
@@ -32,6 +33,22 @@ fn configuration_mirrors_the_feature_bits() {
     let rig = Rig::windowed(&memory);
     assert_eq!(rig.vpmu.features() & own, all | 1 << F_WINDOW);
     assert_eq!(rig.config().features.get(), all | 1 << F_WINDOW);
+}
+
+/// VPMU-D-3-3.
+#[test]
+fn device_without_doorbell_offers_no_marks() {
+    let mut rig = Rig::with_settings(Settings::without_doorbell, MASKED);
+    assert_eq!(rig.vpmu.features() & 1 << F_DOORBELL, 0);
+    assert_eq!(rig.config().features.get() & 1 << F_DOORBELL, 0);
+    let entries = rig.catalogue();
+    assert!(!entries.is_empty());
+    assert!(entries.iter().all(|entry| entry.kind.get() != KIND_MARK));
+    for config in [5, MARK_ANY] {
+        let opened = rig.open(&open_of(KIND_MARK, config, 0));
+        assert_eq!(opened, Err(libc::ENOENT));
+    }
+    assert_eq!(accept(&mut rig, 1 << F_DOORBELL), Err(libc::EINVAL));
 }
 
 /// VPMU-D-3-4.

@@ -178,14 +178,17 @@ impl Rig {
 
     /// Like [`Rig::with_hardware`], with the operator's list of events.
     pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
+        let settings = |settings: Settings| settings.with_hardware(hardware).with_policy(policy);
+        Self::with_settings(settings, ALL_FEATURES)
+    }
+
+    /// A device with other settings than the usual ones, and a driver that accepts `features`.
+    pub(crate) fn with_settings(other: impl FnOnce(Settings) -> Settings, features: u64) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
-        let settings = Settings::new(VCPUS, 1_000_000)
-            .with_limits(limits())
-            .with_hardware(hardware)
-            .with_policy(policy);
+        let settings = other(Settings::new(VCPUS, 1_000_000).with_limits(limits()));
         let mut rig = Self::with_memory(settings, None, memory);
         (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(ALL_FEATURES);
+        rig.activate(features);
         rig
     }
 
