@@ -53,7 +53,8 @@ pub fn parse() -> Result<Cli, Option<String>> {
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // A failure to print cannot be reported.
             let _ = error.print();
-            (error.exit_code() != 0).then(|| "no command: give run, check or ctl".to_owned())
+            (error.exit_code() != 0)
+                .then(|| "no command: give one of those listed above".to_owned())
         }
         _ => Some(one_line(&error.render().to_string())),
     })

@@ -20,6 +20,29 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
+fn missing_command_lists_the_commands() {
+    for (args, listed) in [
+        (&[][..], ["check", "ctl"]),
+        (&["ctl"], ["flush", "snapshot"]),
+    ] {
+        let output = vmm(args).output().expect("vmm starts");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        let line = text.lines().last().unwrap_or_default();
+        assert_eq!(
+            line, "vmm: no command: give one of those listed above",
+            "{args:?}"
+        );
+        for command in listed {
+            let is_listed = text
+                .lines()
+                .any(|line| line.trim_start().starts_with(command));
+            assert!(is_listed, "{command}: {text}");
+        }
+    }
+}
+
+#[test]
 fn wrong_usage_is_reported_in_one_line() {
     refused(&["run", "--kernle", "x"], 2, &["--kernle", "--help"]);
     refused(&["walk"], 2, &["walk", "--help"]);
