@@ -10,8 +10,8 @@ use crate::arch;
 
 /// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// Distance of the anchors beyond which the older one is replaced: a suspended host breaks the line,
-/// which recovers after this time.
+/// Distance of the anchors beyond which the older one is replaced. A suspend of the host breaks the line; the
+/// line is right again after this time.
 const SPAN: u64 = 10_000_000_000;
 /// Attempts at an anchor: the shortest one counts, because an attempt may be interrupted.
 const TRIES: usize = 3;

@@ -49,9 +49,9 @@ impl Closer {
         Ok(Self(sender))
     }
 
-    /// Drops `what` on the closing thread; if the queue is full, here and now.
+    /// Drops `what` on the closing thread, or on the calling thread if the queue is full.
     fn close(&self, what: Box<dyn Send>) {
-        // A full queue returns the value in its error, which is dropped here.
+        // If the queue is full, the error contains `what`; dropping the error drops it.
         drop(self.0.try_send(what));
     }
 }

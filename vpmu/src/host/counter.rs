@@ -34,7 +34,7 @@ struct PerfCounter {
 #[derive(Debug)]
 enum HostEvent {
     Alone(File),
-    /// Paced by a timer, which starts and stops with others.
+    /// Paced by a timer that starts and stops together with the thread's other timers.
     Timed(Timer),
 }
 
@@ -47,7 +47,7 @@ impl HostEvent {
     }
 }
 
-/// Opens a stopped host event. One that samples with [`Engine::Exit`] sends `signal` to `thread` at
+/// Opens a stopped host event. An event that samples with [`Engine::Exit`] sends `signal` to `thread` at
 /// each overflow.
 pub(super) fn open(
     source: &PerfSource,
@@ -126,8 +126,9 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     attr
 }
 
-/// The rate as the host accepts it. The host converts a clock's frequency to a period when the
-/// clock is opened, and rejects a frequency later; nanoseconds need no adaptation.
+/// The rate as the host accepts it. When a clock is opened, the host converts its frequency to a period; from
+/// then on the host rejects frequencies for it. The period of a clock is in nanoseconds, so it follows from
+/// the frequency.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

@@ -31,13 +31,13 @@ const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
 /// Events of one class can share a group. Exclusions do not matter: perf keeps them per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Software events. Perf allows them among hardware events, but they would then be multiplexed
-    /// with those.
+    /// Software events. Perf allows them in a group of hardware events, but would then multiplex them
+    /// together with the hardware events.
     Software,
     /// Events of the CPU's PMU.
     Cpu,
-    /// A pinned event. Only a leader can be pinned, and losing the counter puts all of the group
-    /// in error, so it is alone, and costs a system call of its own.
+    /// A pinned event. Only a leader can be pinned, and if it loses its counter, all of its group is in
+    /// error. A pinned event therefore has a group of its own, which costs a system call of its own.
     Pinned,
 }
 
@@ -112,7 +112,7 @@ struct Member {
     event: File,
     /// Its metadata page.
     page: Option<Mapping>,
-    /// The host's count when it was added; not zero for a reused leader.
+    /// The host's count when the member was added; not zero for a reused leader.
     base: u64,
 }
 
@@ -203,7 +203,8 @@ impl Group {
         true
     }
 
-    /// Opens another member; returns whether it is compatible with the others.
+    /// Opens another member; returns whether the host can count it together with the group's members. If not,
+    /// the group is unchanged.
     ///
     /// # Errors
     /// Errors that would also occur in another group.
@@ -231,9 +232,9 @@ impl Group {
         Ok(!starves)
     }
 
-    /// Starts the newest member. Linux 6.12 and newer starts an added member only with members of
-    /// its own PMU, so it would not run until the group's thread is next scheduled, if the leader
-    /// is of another PMU. Opening one more event of the leader's PMU starts them all.
+    /// Starts the newest member. If the leader is of another PMU than an added member, Linux 6.12 and newer
+    /// does not start that member until the group's thread is next scheduled. Opening one more event of the
+    /// leader's PMU starts all members.
     fn start_last(&self, on: On) -> io::Result<()> {
         let (Some(leader), Some(last)) = (self.members.first(), self.members.last()) else {
             return Ok(());
@@ -245,9 +246,9 @@ impl Group {
         Member::open(&leader.request, CounterKey(0), on, Some(&leader.event)).map(drop)
     }
 
-    /// Whether the group waits for counters although its thread runs. The host checks a group
-    /// against an idle PMU, but a counter held permanently by others, such as the NMI watchdog's,
-    /// may be one too many.
+    /// Whether the group waits for counters although its thread runs. The host accepts a group that fits an
+    /// idle PMU. Such a group never runs if it needs every counter and another user, such as the NMI
+    /// watchdog, holds one permanently.
     fn starves(&mut self, into: &mut Scratch) -> bool {
         let [before, after] = [self.ask(into), self.ask(into)];
         matches!((before, after), (Some(before), Some(after)) if is_waiting(before, after))
@@ -267,8 +268,8 @@ impl Group {
         true
     }
 
-    /// Reads every member now, and stores all readings or that of `only`. `own` says whether the calling
-    /// thread is the thread of the counters.
+    /// Reads every member now. Stores the reading of `only`, or every reading for `None`. `own` is whether
+    /// the calling thread is the thread of the counters.
     pub(super) fn refresh(
         &mut self,
         only: Option<CounterKey>,
@@ -290,7 +291,7 @@ impl Group {
     fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
         let looked = if own { self.look(into) } else { None };
         let now = looked.or_else(|| self.ask(into))?;
-        // The two methods round nanoseconds differently.
+        // `look` and `ask` round nanoseconds differently, and times must not decrease.
         self.times = Reading {
             enabled: self.times.enabled.max(now.enabled),
             running: self.times.running.max(now.running),
@@ -299,8 +300,8 @@ impl Group {
         Some(self.times)
     }
 
-    /// Reads the whole group from its pages, or returns `None`. The times are the leader's, as in
-    /// the host's own reading.
+    /// Reads the whole group from its pages; `None` if a member cannot be read from a page. The times are the
+    /// leader's, as in the host's own reading.
     fn look(&self, into: &mut Scratch) -> Option<Reading> {
         let mut of_leader = None;
         for (member, value) in self.members.iter().zip(&mut into.values) {
@@ -345,7 +346,8 @@ impl Drop for Group {
     }
 }
 
-/// The kernel's software PMU of an event: each clock has its own. `None` for other events.
+/// The kernel's software PMU of an event: each clock has its own PMU. `None` if the event is not a software
+/// event.
 fn software_pmu(what: &Request) -> Option<u64> {
     let software = what.kind == KIND_SOFTWARE;
     software.then_some(match is_clock(what.kind, what.config) {
@@ -354,9 +356,9 @@ fn software_pmu(what: &Request) -> Option<u64> {
     })
 }
 
-/// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot
-/// count all at once, `E2BIG` if it cannot read them at once, `ENODEV` (Linux 6.15 and newer) if
-/// the group's thread has ended, for which an event without a group fails with `ESRCH`.
+/// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot count all
+/// members at once; `E2BIG` if the host cannot read all members at once; `ENODEV` (Linux 6.15 and newer) if
+/// the group's thread has ended. On a thread that has ended, an event without a group fails with `ESRCH`.
 fn is_misfit(error: &io::Error) -> bool {
     let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
     error

@@ -55,8 +55,8 @@ pub enum Error {
     Thread(#[source] io::Error),
 }
 
-/// Descriptions of events in the host's files. A VMM that confines itself reads them before it
-/// drops the directory or the user that can read them.
+/// Descriptions of events, read from the host's files. A VMM that confines itself must read the files first,
+/// while it can still reach their directory and has a user that may read them.
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
@@ -67,7 +67,7 @@ pub struct HostFiles {
 }
 
 impl HostFiles {
-    /// Reads the files, and the CPUs of the calling thread, for a device with the same
+    /// Reads the files, and the CPUs of the calling thread. `hardware` must equal the device's
     /// [`Settings::hardware`](crate::Settings::hardware). Without [`Hardware::events`] the source
     /// opens no hardware events, not even to probe them.
     #[must_use]
@@ -112,11 +112,11 @@ impl PerfSource {
         Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
-    /// Creates the source, and starts the crate's only thread. The thread calls `begin` first; its system
-    /// calls are those of [`Thread::Closer`](crate::confine::Thread::Closer).
+    /// Creates the source, and starts the crate's only thread. The thread calls `begin` first. The thread's
+    /// own system calls are those of [`Thread::Closer`](crate::confine::Thread::Closer).
     ///
-    /// This host's events are probed later, when the guest's driver or the VMM first asks for them: each
-    /// candidate is opened once on the thread that asks, with its capabilities.
+    /// This host's events are probed later, when the guest's driver or the VMM first asks for them. The
+    /// thread that asks opens each candidate, with that thread's capabilities.
     ///
     /// `signal` is sent to a vCPU's thread when one of its events of the exit engine overflows. The
     /// VMM's handler must make the run call return; without a handler the signal ends the process.
@@ -168,7 +168,7 @@ impl PerfSource {
     }
 }
 
-/// Logs a kind that guests cannot use. Hosts without a PMU are common, so that is not a warning.
+/// Logs a kind that guests cannot use. Hosts without a PMU are common, so a missing PMU is not a warning.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
@@ -192,8 +192,8 @@ pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Maximum number of bytes in rings and metadata pages that the host locks for `counters` sampling counters, and for
-/// counting ones on `vcpus` threads.
+/// Maximum number of bytes that the host locks: the rings of `counters` sampling counters and of the
+/// operator's counters, and the metadata pages of counting counters on `vcpus` threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
@@ -202,12 +202,13 @@ pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
 
 /// Number of the operator's counters for which room is reserved.
 const OPERATORS: u64 = 64;
-/// Maximum number of counting counters of a thread: one for each kind of event and exclusion, and the leaders of their
-/// groups and of clocks.
+/// Maximum number of counting counters of a thread: one for each event with each combination of exclusions,
+/// the leaders of their groups, and the leader of the thread's clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Maximum number of descriptors: for `counters` sampling counters, the operator's counters, counting ones on `vcpus`
-/// threads, and other uses. A trace of exits has two.
+/// Maximum number of descriptors: for `counters` sampling counters, the operator's counters, counting
+/// counters on `vcpus` threads, and the VMM's other descriptors. A trace of exits has two, so each sampling
+/// counter and each of the operator's counts twice.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }

@@ -17,7 +17,8 @@ use vpmu_perf::record::halves;
 use crate::arch;
 use crate::source::Reading;
 
-/// Attempts to read the page, which a concurrent update invalidates, before the kernel is called.
+/// Maximum number of attempts to read the page. A concurrent update makes an attempt fail; after the last
+/// attempt, the kernel is called.
 const TRIES: usize = 4;
 
 /// A metadata page, and the CPU that the reader runs on.
@@ -84,7 +85,7 @@ fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     })
 }
 
-/// `(ticks * mult) >> shift`, without its high bits; `None` for a shift that the kernel never uses.
+/// `(ticks * mult) >> shift`, modulo 2^64; `None` for a shift that the kernel never uses.
 fn nanoseconds(ticks: u64, shift: u16, mult: u32) -> Option<u64> {
     let shift = u32::from(shift);
     let quotient = ticks.checked_shr(shift)?;

@@ -12,10 +12,10 @@ use crate::source::Request;
 
 /// The host's directory of PMUs.
 pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
-/// The PMU of an x86 host with uniform CPUs. Others have a file that lists their CPUs.
+/// The PMU of an x86 host with uniform CPUs. On other hosts, each CPU PMU has a file that lists its CPUs.
 const PLAIN: &str = "cpu";
 const CPUS: &str = "cpus";
-/// Parts of a config that select the event; the others are flags, some of which let a counter see
+/// Parts of a config that select the event. The remaining parts are flags, some of which let a counter see
 /// more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
@@ -58,8 +58,8 @@ impl CpuPmu {
     /// The PMU in `devices` with all CPUs of `affinity`, the CPUs of the process.
     ///
     /// # Errors
-    /// [`Refusal::SeveralPmus`]: there is no such PMU, and a generic event would not count on some
-    /// CPUs; or the CPUs of the process are unknown.
+    /// [`Refusal::SeveralPmus`]: no PMU has all of these CPUs, so a generic event would not count on some of
+    /// them; or `affinity` is empty, because the CPUs of the process are unknown.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {
@@ -133,7 +133,7 @@ fn some_cpus(path: PathBuf) -> Option<SomeCpus> {
     })
 }
 
-/// Parses a list of CPUs such as `0-3,8`; an empty one has none.
+/// Parses a list of CPUs such as `0-3,8`. An empty list has no CPUs; `None` if the list is not valid.
 fn cpus(list: &str) -> Option<BTreeSet<u32>> {
     let parts = list.split(',').filter(|_| !list.is_empty());
     parts

@@ -1,4 +1,4 @@
-//! The events of this host, found by opening each candidate once.
+//! The events of this host, found by opening each candidate.
 
 use std::io;
 
@@ -11,8 +11,8 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The shortest period of software clocks. The kernel raises shorter ones to this, so their samples would be
-/// wrong.
+/// The shortest period of software clocks. The kernel raises shorter periods to this one, so samples with a
+/// shorter period would be wrong.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
@@ -158,7 +158,7 @@ pub(super) fn candidates() -> impl Iterator<Item = Offer> {
     hardware.chain(software).chain(caches)
 }
 
-/// The raw events that the operator lists, or one that represents all.
+/// The offers of the raw events that the operator lists, or one offer that represents all raw events.
 fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let counts = "the CPU's raw event of this number on the vCPU's thread";
     let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
@@ -247,7 +247,7 @@ mod tests {
         );
         assert!(!probed.offers.is_empty());
         assert_eq!(probed.refusals, [(KIND_HARDWARE, Refusal::SeveralPmus)]);
-        // Events that the operator keeps need no PMU.
+        // If the operator disables hardware events, an unknown PMU is not reported.
         let without = Hardware {
             events: false,
             ..hardware

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::source::{CounterKey, Reading};
 
-/// Bits of a key that are the slot's index; the others count the slot's uses.
+/// Bits of a key that are the slot's index; the key's other bits count the slot's uses.
 const INDEX_BITS: u32 = 20;
 /// Maximum number of slots: as many as descriptors that Linux lets a process open by default
 /// (`fs.nr_open`).

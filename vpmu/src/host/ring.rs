@@ -1,5 +1,5 @@
-//! The consumer's side of a perf ring of the host. Its records contain addresses and times of the host, so they are
-//! never copied to the guest as they are.
+//! The consumer's side of a perf ring of the host. The ring's records contain addresses and times of the
+//! host, so they are never copied to the guest unchanged.
 
 use std::fs::File;
 use std::io;
@@ -21,8 +21,8 @@ pub(super) const BATCHED_PAGES: usize = 16;
 /// host cannot swap their pages out.
 const ALL_BATCHED_PAGES: usize = 2048;
 
-/// Maximum number of pages of `rings` rings: metadata and one data page of each, and the pages of
-/// long rings.
+/// Maximum number of pages of `rings` rings: a metadata page and one data page for each ring, and the data
+/// pages that all long rings share.
 pub(super) fn most_pages(rings: u64) -> u64 {
     ALL_BATCHED_PAGES as u64 + 2 * rings
 }
@@ -68,7 +68,7 @@ pub(super) struct HostRing {
     mapping: Mapping,
     page: usize,
     size: u64,
-    /// For a long ring: its pages of the pool.
+    /// For a long ring: the pages that it took from the pool.
     _share: Option<Share>,
 }
 
@@ -78,9 +78,9 @@ impl HostRing {
         Self::map(event, 1, None)
     }
 
-    /// A ring of `pages`, a power of two, for occasional drains. If `pool` is used up, or the
-    /// host's limit of locked memory is reached, it is shorter, and the host may drop records,
-    /// which it reports.
+    /// A ring of `pages`, a power of two, for occasional drains. The ring is shorter if `pool` is used up, or
+    /// if the host's limit of locked memory is reached. The host may then drop records; it reports their
+    /// number.
     pub(super) fn long(event: &File, pages: usize, pool: &Arc<Pool>) -> io::Result<Self> {
         let share = pool.share(pages);
         let pages = if share.is_some() { pages } else { 1 };
@@ -163,7 +163,7 @@ pub(super) struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// The aligned word at `offset` of the data; zero beyond its end.
+    /// The aligned word at `offset` of the data; zero beyond the end of the data.
     pub(super) fn word(&self, offset: u64) -> u64 {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let offset = self.ring.page.saturating_add(offset);
@@ -173,7 +173,7 @@ impl Stretch<'_> {
 
 impl Drop for Stretch<'_> {
     fn drop(&mut self) {
-        // Pairs with the kernel's acquire: the words were read before they are reused.
+        // Pairs with the kernel's acquire: the words are read before the kernel overwrites them.
         let mapping = &self.ring.mapping;
         mapping.store(DATA_TAIL, self.head, Ordering::Release);
     }

@@ -19,7 +19,7 @@ pub(super) struct PerfSet {
     groups: Vec<Group>,
     readings: Readings,
     scratch: Scratch,
-    /// Metadata pages of all groups.
+    /// Number of mapped metadata pages of all groups.
     pages: usize,
 }
 
@@ -35,7 +35,7 @@ impl PerfSet {
         }
     }
 
-    /// Opens a counter in the first group that accepts it, or a new one; returns the group's index.
+    /// Opens a counter in the first group that accepts it, or in a new group; returns the group's index.
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,

@@ -1,5 +1,5 @@
-//! The perf source's system calls, each wrapped once: calls on events, which keep within the process's limit
-//! of descriptors, and calls on the calling thread.
+//! The perf source's system calls on events and on the calling thread, each wrapped once. Opening an event
+//! leaves some descriptors of the process's limit free.
 #![expect(
     unsafe_code,
     reason = "calls on the thread and the process without a safe wrapper"
@@ -70,7 +70,7 @@ pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
     call::set_output(event, Some(target.as_fd()))
 }
 
-/// CPUs of the largest supported set; Linux has none larger.
+/// Maximum number of CPUs in a set, which is also Linux's maximum.
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs that the calling thread may run on.
@@ -125,7 +125,8 @@ thread_local! {
     static THREAD: i32 = thread();
 }
 
-/// The calling thread's id, cached after the first call. A child of a fork inherits its parent's.
+/// The calling thread's id, cached after the first call. After a fork, the child still gets the cached id of
+/// the parent's thread.
 pub(super) fn known_thread() -> i32 {
     THREAD.with(|&thread| thread)
 }
@@ -135,8 +136,8 @@ pub(super) fn thread_time() -> Option<u64> {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Nanoseconds of the clock in host records; zero on a host without it, where sampling events
-/// cannot be opened either.
+/// Nanoseconds of the clock that host records use; zero on a host without that clock. Sampling events cannot
+/// be opened on such a host.
 pub(super) fn raw_time() -> u64 {
     clock(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
 }

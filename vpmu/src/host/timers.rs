@@ -1,9 +1,9 @@
-//! Starts and stops together the counters that timers of the host pace.
+//! Starts and stops counters that timers of the host pace, all counters of a thread together.
 //!
 //! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond
 //! apart, and each expiry is an interrupt, which takes a vCPU out of the guest. Timers of one perf group
-//! that start with its leader expire at one moment, and one interrupt serves them all. It also takes one
-//! system call to switch the leader, whatever the number of counters.
+//! that start with the group's leader expire at one moment, and one interrupt serves them all. Switching the
+//! leader also takes only one system call, whatever the number of counters.
 
 use std::fs::File;
 use std::io;
@@ -33,7 +33,7 @@ struct Groups {
 }
 
 impl Timers {
-    /// The group of `thread`, created with its first member; `None` if it is full.
+    /// The group of `thread`, created if the thread has none; `None` if the group is full.
     ///
     /// # Errors
     /// The host's error.
@@ -50,15 +50,15 @@ impl Timers {
         Ok(Some(group))
     }
 
-    /// Makes members of the group of `thread` start together at [`Timers::release`], and stop
-    /// together.
+    /// Delays the start of members of the group of `thread` to [`Timers::release`], where all start together.
+    /// Until then, stopping one member stops all members.
     pub(super) fn hold(&self, thread: i32) {
         if let Some(group) = self.find(thread) {
             locked(&group.state).held = true;
         }
     }
 
-    /// Starts the members that were started since [`Timers::hold`].
+    /// Ends [`Timers::hold`], and runs the members that should count.
     ///
     /// # Errors
     /// The host's error.
@@ -206,7 +206,7 @@ impl Timer {
         self.group.settle(&mut state)
     }
 
-    /// Stops the counter; if the group is held, all others stop until the release, too.
+    /// Stops the counter. If the group is held, its other counters also stop until the release.
     ///
     /// # Errors
     /// The host's error.
@@ -258,10 +258,12 @@ impl TimerGroup {
         })
     }
 
-    /// Gives every member its wanted state. A member that is enabled while the leader is enabled
-    /// would not start: the host may look for it among the groups that its own PMU leads.
+    /// Gives every member its wanted state, with the leader disabled meanwhile. A member that is enabled
+    /// while the leader is enabled would not start: the host may look for the member among the groups whose
+    /// leader is of the member's own PMU.
     fn settle(&self, state: &mut State) -> io::Result<()> {
-        // Keep the changes: members that stop together may start together again, and then need no system call each.
+        // Keep the changes. Members that stop together may start together again; if so, none of them needs a
+        // system call of its own.
         if state.running == 0 && state.changed.len() <= MOST_CHANGED {
             return self.switch(state, false);
         }

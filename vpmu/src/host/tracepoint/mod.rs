@@ -1,6 +1,6 @@
-//! Records every exit of a vCPU, including exits that the host's kernel handles itself, with KVM's
-//! tracepoints, which are opened on the vCPU's thread. This module reads the host's files and records, and
-//! removes everything that belongs to the host.
+//! Records every exit of a vCPU, including exits that the host's kernel handles itself. For that, it opens
+//! KVM's tracepoints on the vCPU's thread. The tracepoints' records contain data of the host, which this
+//! module removes.
 
 mod format;
 mod pairs;
@@ -19,8 +19,8 @@ use crate::source::Offer;
 
 /// The host's tracefs directories.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// The kernel's own KVM drivers, which hit the tracepoints at every exit and entry. Other drivers
-/// define them without hitting them.
+/// The kernel's own KVM drivers, which hit the tracepoints at every exit and entry. Other KVM drivers
+/// define the tracepoints, but do not hit them.
 const DRIVERS: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
 const EXIT: &str = "kvm_exit";
 const ENTRY: &str = "kvm_entry";
@@ -67,7 +67,7 @@ pub(super) struct Tracepoints {
 /// Positions of the fields in the raw data of both tracepoints.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// The `common_type` of each.
+    /// The `common_type` of each tracepoint.
     exit: u16,
     entry: u16,
     /// The common type field of raw data.
@@ -137,7 +137,7 @@ impl Tracepoints {
         }
     }
 
-    /// Opens the tracepoints on the calling thread, and closes them again, which takes long.
+    /// Opens the tracepoints on the calling thread, and closes them again. Closing them takes long.
     ///
     /// # Errors
     /// [`Refusal::Open`].

@@ -1,5 +1,5 @@
-//! Combines the records of a host ring into exits of a vCPU, each with the entry that ended it.
-//! Lengths are not trusted; unreadable records count as losses.
+//! Combines the records of a host ring into exits of a vCPU, each with the entry that ended it. Lengths in
+//! records are not trusted; unreadable records count as losses.
 
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
 
@@ -131,8 +131,8 @@ fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Mo
     Some(Moment::Exit(Exit {
         time,
         ip: layout.ip.of(raw),
-        // The low half of the hardware's reason: SVM's numbers have no more, VMX's have flags
-        // above.
+        // The low half of the hardware's reason: SVM's numbers fit in it, and VMX's have flags in
+        // the high half.
         reason: u16::try_from(reason & 0xffff).unwrap_or(u16::MAX),
         info: told(layout.isa.of(raw), reason, info),
         back: None,

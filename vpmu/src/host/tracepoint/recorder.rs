@@ -23,7 +23,7 @@ const PAGES: usize = 256;
 pub(in crate::host) struct Recorder {
     layout: Layout,
     exits: File,
-    /// Counts with `exits`, and writes to its ring.
+    /// Entries: enabled together with `exits`, and recorded in the ring of `exits`.
     _entries: File,
     ring: HostRing,
     clock: Arc<Clock>,

@@ -11,8 +11,8 @@ const FAULT_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5;
 /// For a nested page fault: the bits for a write, user mode, a fetch, and for a fault at the address itself
 /// or on the walk of the guest's tables.
 const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
-/// For an EPT violation: the bits for a read, a write, a fetch; a valid linear address, and whether
-/// the access was to it or to the guest's tables.
+/// For an EPT violation: the bits for a read, a write and a fetch; the bit for a valid linear address; and
+/// the bit for an access to that address rather than to the guest's tables.
 const VIOLATION_OWN: u64 = 0b111 | 1 << 7 | 1 << 8;
 
 /// The guest's part of the words `info` about an exit for `reason`.
