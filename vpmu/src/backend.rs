@@ -24,9 +24,9 @@ pub(crate) struct Backend {
     pub(crate) clock: Clock,
     pub(crate) source: Box<dyn Source>,
     pub(crate) machine: Arc<dyn Machine>,
-    /// Limit of each event's samples.
+    /// Limit of the rate of each event's samples.
     pub(crate) rate_limit: RateLimit,
-    /// Limit of the share of a vCPU's time for its samples.
+    /// Limit of the share of a vCPU's time that its samples may take.
     pub(crate) time_limit: TimeLimit,
     /// Limit of all data that the guest's events write.
     pub(crate) budget: Budget,

@@ -72,7 +72,7 @@ impl Entry {
         }
     }
 
-    /// Turns the entry into that of a trace, with packets of `format`.
+    /// Turns the entry into the entry of a trace with packets of `format`.
     fn tracing(self, format: u16) -> Self {
         Self {
             excludes: true,
@@ -339,8 +339,8 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
-/// The entries of marks. That of any value comes first: the entry of one value matches any config, and
-/// [`Catalogue::find`] returns the first match.
+/// The entries of marks. The entry for marks of any value comes first: the entry for marks of one value
+/// matches any config, and [`Catalogue::find`] returns the first match.
 fn marks() -> [Entry; 2] {
     let any = Entry::device(
         KIND_MARK,
@@ -372,7 +372,8 @@ const MARK_OF_A_VALUE: EventMatch = EventMatch {
     mask: !(u32::MAX as u64),
 };
 
-/// The catalogue names of all events except raw events and the VMM's traces, each with what it matches.
+/// The catalogue names of all events except raw events and the VMM's traces, each with the events that it
+/// matches.
 pub(crate) fn names() -> Vec<(String, EventMatch)> {
     let of_host = host::candidates().map(|offer| {
         let event = EventMatch::one(offer.kind, offer.config);
@@ -423,7 +424,7 @@ fn counts_host(mode: CountMode) -> bool {
     mode == CountMode::Vcpu
 }
 
-/// Text on the work that an offer counts in a mode.
+/// The text that says which work the event of an offer counts in `mode`.
 fn counts(offer: &Offer, mode: CountMode) -> String {
     let whose = match is_hardware(offer.kind) {
         false => "",

@@ -9,8 +9,9 @@
 //! other than the main one shrinks. The lists leave that call out: `mallopt(M_ARENA_MAX, 1)` before
 //! the first thread starts avoids it.
 //!
-//! The lists apply after construction: [`PerfSource::confined`](crate::host::PerfSource::confined)
-//! reads files and starts a thread, so call it before the filter is installed.
+//! The lists apply after construction: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
+//! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread, so call both before the
+//! filter is installed.
 
 use libc::{c_int, c_long};
 

@@ -86,13 +86,13 @@ pub enum Error {
     Attached(u32),
 }
 
-/// An error of [`Vpmu::flush`]. The data of all other events has been published.
+/// An error of [`Vpmu::flush`]. The data of the events without an error has been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.
     #[error("there is no event {0}")]
     NoEvent(u64),
-    /// The host gave up the event; its records until then have been published.
+    /// The host gave up the event; its records from before that have been published.
     #[error("event {0} is in error")]
     Failed(u64),
     /// A vCPU that may hold samples cannot be made to leave the guest.
@@ -349,7 +349,7 @@ impl Vpmu {
     }
 
     /// Drops the driver and its memory, which is not accessed afterwards. Persistent events that need neither
-    /// of them continue; all other events are closed.
+    /// the driver nor its memory continue; all other events are closed.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
     }
@@ -357,9 +357,9 @@ impl Vpmu {
     // Save and restore.
 
     /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count up to now
-    /// is in guest memory or the window. The VMM copies both afterwards, and must not call a method of the
-    /// device before it has. The device can continue after that, but traces record the current exit of each
-    /// vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
+    /// is in guest memory or the window. The VMM copies guest memory and the window afterwards, and must not
+    /// call a method of the device until the copies are complete. The device can continue after that, but
+    /// traces record the current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
     /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave.
     ///
@@ -380,17 +380,17 @@ impl Vpmu {
     }
 
     /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the same settings,
-    /// window and producers, and its machine must have its vCPUs, still without threads. `memory` and the
+    /// window and producers. Its machine must have its vCPUs, none of them attached yet. `memory` and the
     /// window must have their saved contents. `features` are the features that the driver negotiated, and
     /// `queues` the queues that it set up; the device's positions in them are part of the state. If the
     /// device was saved without a driver, `memory`, `features` and `queues` are ignored.
     ///
     /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time in between does
     /// not count. An event that this host cannot count is in error, and the driver gets a notice. A sampling
-    /// host counter begins a new period. Times are those of the guest's current TSC. If its frequency
-    /// differs, configuration space and metadata pages have the new conversion, and the VMM must report a
-    /// configuration change. The VMM then notifies the control queue once ([`Vpmu::notify`]), because
-    /// requests may be waiting there.
+    /// host counter begins a new period. Times are those of the guest's current TSC. If its frequency differs
+    /// from the saved one, configuration space and metadata pages have the new conversion, and the VMM must
+    /// report a configuration change. The VMM then notifies the control queue once ([`Vpmu::notify`]),
+    /// because requests may be waiting there.
     ///
     /// The state is untrusted: each part of it is checked like a request from the guest.
     ///
@@ -469,7 +469,7 @@ impl Vpmu {
     }
 
     /// Opens a persistent event of the operator; returns its id. Call this when the machine has its vCPUs and
-    /// knows which events it can count. Their threads need not have [attached](Vpmu::attach): the event
+    /// knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet: the event
     /// starts with its vCPU.
     ///
     /// # Errors
@@ -510,7 +510,7 @@ impl Vpmu {
 
     /// Returns a persistent event of the guest or the operator, with the records in its ring. Samples that
     /// the batched engine has not collected yet are written first. A reset closes events with a ring in guest
-    /// memory: call this before it.
+    /// memory: call this before a reset.
     ///
     /// # Errors
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
@@ -521,10 +521,10 @@ impl Vpmu {
     }
 
     /// Flushes an event, or every persistent event for `None`. On return, its earlier samples and packets are
-    /// in its ring and area, and its readers are woken. A vCPU in the guest is made to leave it once if it
-    /// may hold samples that only an exit finds.
+    /// in its ring and area, and its readers are woken. If a vCPU in the guest may hold samples that only an
+    /// exit finds, it is made to leave the guest once.
     ///
-    /// This waits for those exits: do not call it on a thread that handles them.
+    /// This method waits for those exits: do not call it on a thread that handles them.
     ///
     /// # Errors
     /// [`FlushError`]: the first error if several events fail.

@@ -47,7 +47,7 @@ impl Flushes {
     /// Notifies waiting flushes that a vCPU has left, and its exit is handled.
     pub(crate) fn vcpu_left(&self) {
         if self.is_waiting() {
-            // Notify under the gate: a flush between its check and its wait would miss the
+            // Notify under the gate. Otherwise, a flush between its check and its wait would miss the
             // notification.
             let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
             self.left.notify_all();

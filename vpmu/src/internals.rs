@@ -23,8 +23,8 @@ pub use callers::Callers;
 
 /// Guest address of `data_tail`: the metadata page is the first page of the memory.
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
-/// With the header, these fields take seven words. The eighth is the CPU in a short record, and the
-/// length of the chain in a longer one.
+/// With the header, these fields take seven words. The eighth word is the CPU in a record of [`SHORTEST`]
+/// bytes, and the length of the chain in any other record.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
 /// Length of a record without a chain, in bytes.

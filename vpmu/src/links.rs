@@ -28,7 +28,7 @@ pub(crate) enum Effect {
 pub(crate) enum Refused {
     #[error("already linked")]
     Linked,
-    #[error("the target already has a starter, or a stopper")]
+    #[error("the target already has an event in this role")]
     Taken,
 }
 
@@ -93,7 +93,7 @@ impl Links {
     }
 
     /// Makes `member`, an event in the group of `leader`, pause or resume the leader. Any number of
-    /// members may.
+    /// members may do so.
     pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
         let link = self.links.entry((member, leader)).or_default();
         link.steers = Some(role);
@@ -124,8 +124,8 @@ impl Links {
         })
     }
 
-    /// Removes the links of a closed event, as trigger and as target; returns the triggers that it
-    /// was a target of.
+    /// Removes the links of a closed event, as trigger and as target. Returns the triggers of the links that
+    /// had the event as their target.
     pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
         let ends = self.links.keys();
         let triggers = ends.filter(|&&(_, target)| target == event);

@@ -5,8 +5,8 @@
 //! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, effects on other vCPUs |
 //! | `SHARD` | one vCPU's events, host counters and queue | that vCPU's thread; the drain; requests about its events |
 //! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
-//! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers |
-//! | `DRAIN` | number of shards that need draining | a shard that starts or stops needing it |
+//! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers notices |
+//! | `DRAIN` | number of shards that need draining | a shard that begins or ceases to need draining |
 //! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring there |
 //!
 //! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in

@@ -16,7 +16,8 @@ pub struct GuestRegs {
 
 /// A vCPU's registers just after an exit, read on the vCPU's thread.
 ///
-/// The device calls this only when a record needs registers, so that other exits cost nothing.
+/// The device calls these methods only when a record needs registers, so exits without such a record cost
+/// nothing.
 pub trait Registers {
     /// The registers at the exit; `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
@@ -109,14 +110,14 @@ pub trait Machine: Send + Sync + Debug {
     /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
     /// about every ten milliseconds from a thread other than a vCPU's.
     ///
-    /// Without draining, which is the default, samples of the batched engine reach the guest only with
-    /// its commands or other overflows of the vCPU. A throttled event then resumes when its vCPU leaves
-    /// the guest; an event of the batched engine, at its next command or overflow.
+    /// Without draining, which is the default, samples of the batched engine reach the guest only at the
+    /// guest's commands or at overflows of the vCPU's other events. A throttled event resumes when its vCPU
+    /// leaves the guest, or, if it is an event of the batched engine, at the next such command or overflow.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
     /// Makes a vCPU leave the guest if it is in its run call, or between
-    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect on a vCPU elsewhere. Called
+    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect otherwise. Called
     /// without the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
     /// [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///

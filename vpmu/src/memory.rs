@@ -237,7 +237,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The fixed memory that contains `at`.
+    /// The memory with fixed regions in which to look up `at`, if any.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window

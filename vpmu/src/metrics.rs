@@ -59,8 +59,8 @@ pub struct Metrics {
     pub sampling_time: u64,
     /// Times that a vCPU's samples were throttled for their cost.
     pub sampling_throttles: u64,
-    /// Times that an event waited because its vCPU had reached its limit of host counters, or of
-    /// clocks' rates.
+    /// Times that an event waited because its vCPU had reached the limit of a vCPU's host counters, or the
+    /// limit of the sum of its clocks' rates.
     pub counter_waits: u64,
     /// Maximum number of host counters that the guest's sampling events held open at once.
     pub host_counters: u32,
@@ -107,7 +107,7 @@ impl Metrics {
         self.turns_unfinished += unfinished;
     }
 
-    /// Adds the totals of the machine that a restored state was saved on.
+    /// Adds the totals from a restored state.
     pub(crate) fn add_before(&mut self, before: &Self) {
         let Self {
             events_opened,

@@ -1,4 +1,4 @@
-//! Selects the architecture; no other module names one.
+//! Selects the architecture; no other module names an architecture.
 //!
 //! Each module has the same items: a vCPU's state and perf's numbers of its registers
 //! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves

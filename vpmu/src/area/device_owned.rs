@@ -41,7 +41,8 @@ impl DeviceOwned {
         }
     }
 
-    /// Resets both positions in the metadata page, where an earlier area of the ring may have left its own.
+    /// Resets both positions in the metadata page. An earlier area of the ring may have left its positions
+    /// there.
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)
@@ -221,8 +222,8 @@ impl DeviceOwned {
     /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less: it may
-    /// continue.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`: it may
+    /// continue to write.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,

@@ -1,6 +1,6 @@
-//! AUX areas: guest pages for traces, in addition to the ring that announces their spans. The guest
-//! owns the pages and may write anything there, so positions are kept here. The module knows only
-//! the ids of events, and does not interpret the data.
+//! AUX areas: guest pages for traces, in addition to the ring that announces their spans. The guest owns the
+//! pages and may write anything there, so the device keeps the positions itself. Of events, the module knows
+//! only the ids. It does not interpret the data.
 
 mod device_owned;
 mod driver_owned;
@@ -43,7 +43,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Joins this span and `next`, which begins at its end.
+    /// Joins this span and `next`, which must begin where this span ends.
     pub(crate) fn with(self, next: Self) -> Self {
         Self {
             size: self.size.wrapping_add(next.size),
@@ -78,7 +78,7 @@ pub(crate) struct Appended {
     pub(crate) whole: bool,
     /// Bytes by which the area's head has grown.
     pub(crate) written: u64,
-    /// The span that ended with it.
+    /// The span that the entry ended, if any.
     pub(crate) chunk: Option<Chunk>,
     /// Whether to wake the reader or notify the driver.
     pub(crate) wake: bool,
@@ -101,8 +101,8 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of `pages`. The device manages it with the metadata page `metadata`; without one, the driver
-    /// does. The caller has checked that the pages are 2^n, each aligned and named once.
+    /// An area of `pages`. The device manages it with the metadata page `metadata`; for `None`, the driver
+    /// manages it. The caller must check first that there are 2^n pages, each aligned and listed once.
     /// `watermark` is in bytes; zero: half of the area.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Area {
         })
     }
 
-    /// Restores a saved area over `pages`, which keep their contents and have been checked as for
+    /// Restores a saved area over `pages`, which keep their contents. The caller must check them as for
     /// [`Area::new`].
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl Area {
         }
     }
 
-    /// Writes an entry of `event`, made for [`Area::position`].
+    /// Writes an entry of `event`. The entry must have been made for the current [`Area::position`].
     pub(crate) fn append(&mut self, memory: &View<'_>, event: u64, entry: &Entry<'_>) -> Appended {
         let appended = match &mut self.keeper {
             Keeper::Device(metadata, kept) => GuestPages::new(memory, *metadata, &self.pages)
@@ -256,7 +256,7 @@ impl Area {
         kept.claim(&pages, token)
     }
 
-    /// The producer's next position and room; `None` if it no longer writes.
+    /// The producer's next position and room; `None` if the producer no longer writes.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         match &self.keeper {
             Keeper::Device(_, kept) => kept.claimed(token),
@@ -283,7 +283,8 @@ impl Area {
     /// Ends the producer's writing and publishes its first `size` bytes.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if it has written less; [`Refused::Unwritable`].
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`;
+    /// [`Refused::Unwritable`].
     pub(crate) fn release(
         &mut self,
         memory: &View<'_>,

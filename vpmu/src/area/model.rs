@@ -80,8 +80,8 @@ fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
     shared.tail.store(*tail, Ordering::Release);
 }
 
-/// The device writes entries and publishes them after each number in `bursts`, while a reader
-/// reads.
+/// For each number in `bursts`, the device writes that many entries and publishes them. A reader reads
+/// meanwhile.
 fn run(bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Arc::new(Shared {

@@ -34,7 +34,7 @@ pub(crate) enum Refused {
 /// Room to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Position of the next byte, modulo 2^64; in the area, modulo its size.
+    /// Position of the next byte, modulo 2^64. Its offset in the area is the position modulo the area's size.
     pub(crate) head: u64,
     /// Free bytes from there on.
     pub(crate) room: u64,
@@ -56,7 +56,7 @@ pub(super) struct Writer {
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
-    /// The reader's position as last read: stale values only show less room.
+    /// The reader's position as last read. A stale position only makes the room appear smaller than it is.
     tail: u64,
     /// Start of the open write.
     begun: Option<u64>,
@@ -125,7 +125,7 @@ impl Writer {
         Ok(self.room())
     }
 
-    /// Like [`Writer::begin`], at a position and with room determined by the caller; `room` does
+    /// Like [`Writer::begin`], at a position and with room determined by the caller; `room` must
     /// not exceed the area's size.
     pub(super) fn begin_at(&mut self, head: u64, room: u64) -> Result<(), Refused> {
         if self.begun.is_some() {
@@ -205,7 +205,8 @@ impl Writer {
     /// Discards data beyond the first `size` bytes of the open write.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if less was written, or for partial words.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if less than `size` was written, or if `size` is not a
+    /// multiple of 8.
     pub(super) fn cut(&mut self, size: u64) -> Result<(), Refused> {
         let begun = self.begun.ok_or(Refused::NotBegun)?;
         if size > self.head.wrapping_sub(begun) || !size.is_multiple_of(8) {
@@ -223,7 +224,7 @@ impl Writer {
         let offset = self.begun.take().ok_or(Refused::NotBegun)?;
         let size = self.head.wrapping_sub(offset);
         if let Some(pages) = pages.filter(|_| size > 0) {
-            // Pairs with the reader's acquire of the head: the data is stored before it moves.
+            // Pairs with the reader's acquire of the head: the data is stored before the head moves.
             if let Err(error) = pages.store(AUX_HEAD, self.head, Ordering::Release) {
                 log::debug!("head of an AUX area: {error}");
             }
@@ -231,7 +232,7 @@ impl Writer {
         Ok(Span { offset, size })
     }
 
-    /// Free bytes according to the last tail; zero if that is not a valid position.
+    /// Free bytes according to the tail as last read; zero if that tail is not a valid position.
     pub(super) fn room(&self) -> u64 {
         if self.overwrite {
             return self.size;

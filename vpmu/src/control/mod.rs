@@ -1,5 +1,5 @@
 //! The control plane: all events, rings and persistent names, with their owners and places. It serves the
-//! control queue and the operator, and passes effects of one vCPU's events on to events of other vCPUs.
+//! control queue and the operator. If an event affects an event of another vCPU, it applies that effect.
 //! Every number in a request comes from the guest and is checked before use.
 
 mod reply;
@@ -198,7 +198,7 @@ impl Control {
         FEATURES | u64::from(doorbell) << F_DOORBELL | u64::from(self.has_window()) << F_WINDOW
     }
 
-    /// Activates the device for a driver; the caller has checked the features and the queues.
+    /// Activates the device for a driver; the caller must check `features` and `queues` first.
     ///
     /// # Errors
     /// [`Overlap`]: the window overlaps `memory`.
@@ -244,8 +244,8 @@ impl Control {
             .collect()
     }
 
-    /// Drops the driver and its memory without a write to it, and closes every event that depends on
-    /// them.
+    /// Drops the driver and its memory, without a write to that memory. Closes every event that depends on
+    /// the driver or its memory.
     pub(crate) fn reset(&mut self) {
         self.resets += 1;
         self.features = 0;
@@ -390,8 +390,8 @@ impl Control {
         }
     }
 
-    /// Writes the host's pending samples for an event's sink, on every vCPU that writes to that sink. The
-    /// sink is the one that the event writes to, or the one that was mapped with it.
+    /// Writes the host's pending samples for an event's sink, on every vCPU with an event that writes to that
+    /// sink. The sink is the one that `id` writes to, or otherwise the one that was mapped with `id`.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -642,8 +642,8 @@ impl Control {
         Ok((opening.engine, id))
     }
 
-    /// The shard of a new event; for a task event, the shard where the task is most likely to run
-    /// first.
+    /// The shard of a new event: the shard of its vCPU, or for a task event without a vCPU, the first shard
+    /// whose vCPU has a thread.
     fn first_shard(&self, context: Context) -> u32 {
         match context {
             Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu,
@@ -673,7 +673,7 @@ impl Control {
         if parent.is_operators() {
             return Err(Errno::EPERM);
         }
-        // It would be undefined which event of the family such a sample reads.
+        // With `SAMPLE_READ`, it would be undefined which event of the family a sample reads.
         if request.sample_type.get() & SAMPLE_READ != 0 {
             return Err(Errno::EINVAL);
         }
@@ -725,8 +725,8 @@ impl Control {
         }
     }
 
-    /// Publishes the group of `leader` to all its events but `except`; returns it, or `None` if the
-    /// leader is alone.
+    /// Publishes the group of `leader` to all its events but `except`. Returns the group, or `None` if the
+    /// leader has no members.
     fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
         let entry = self.events.get(&leader)?;
         let on = Arc::clone(&entry.on);
@@ -800,7 +800,7 @@ impl Control {
         }
     }
 
-    /// Links two events; the link acts from the next overflow of the first on.
+    /// Links two events: from now on, overflows of the event that the header names start or stop the target.
     fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<LinkRequest>(request)?;
         let role = match request.role.get() {
@@ -834,7 +834,7 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // The guest continues to run before overflows of a batched event are found.
+            // The device finds overflows of a batched event only after the guest has run on.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
@@ -942,8 +942,8 @@ impl Control {
         Ok(first)
     }
 
-    /// Creates an event's ring in `pages` of `memory`, which the caller has checked; `run` keeps
-    /// them allocated, if they are in the window.
+    /// Creates an event's ring in `pages` of `memory`. The caller must check the pages first. If they are in
+    /// the window, `run` keeps them allocated.
     fn lay(
         &mut self,
         spec: &EventSpec,
@@ -967,7 +967,7 @@ impl Control {
         Ok(())
     }
 
-    /// Unmaps the ring that was mapped with an event, and writes its pending loss if that fits.
+    /// Unmaps the ring that was mapped with an event, and writes the ring's pending loss if the record fits.
     fn unmap(&mut self, id: u64) -> Result<(), Errno> {
         if !self.sinks.has_ring(id) {
             return Err(self.not_mapped(id));
@@ -1038,7 +1038,7 @@ impl Control {
         Ok(())
     }
 
-    /// Redirects the family of `owner` to `ring`, or to its own ring for `None`.
+    /// Redirects the family of `owner` to `ring`, or to no ring for `None`.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1129,7 +1129,7 @@ impl Control {
         released.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// Counts `bytes` that a producer could not write as lost.
+    /// Counts as lost the `bytes` that a producer could not write.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
@@ -1583,8 +1583,9 @@ impl Control {
         }
     }
 
-    /// Writes the overflows that the host holds for events whose vCPU is outside the guest; returns the
-    /// current visits of the other vCPUs.
+    /// Writes the overflows that the host holds for these events, if the event's vCPU is outside the guest.
+    /// Returns the current visits of the vCPUs that are inside the guest and for which the host may hold
+    /// overflows.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {

@@ -38,7 +38,7 @@ use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
 /// The next id and the sum of exits must be smaller than this. No device counts that far, and a device that
-/// continues from there stays far from an overflow.
+/// continues from such a number stays far from an overflow.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -57,7 +57,7 @@ impl Control {
         }
     }
 
-    /// Saves the device. Its `totals` were read after [`Control::quiesce`].
+    /// Saves the device. The caller must call [`Control::quiesce`] first, and then read `totals`.
     ///
     /// # Errors
     /// [`SaveError::Producing`]: a producer of the VMM writes to an area.
@@ -109,7 +109,7 @@ impl Control {
 
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
         let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
-        // For a task event, the vCPU that runs its task.
+        // For a task event, this context contains the vCPU that runs the task.
         let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
         let entry = self.events.get(&id)?;
         let spec = &entry.spec;
@@ -143,10 +143,11 @@ impl Control {
         self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
     }
 
-    /// Restores a saved device into this new one; the caller has checked `driver`.
+    /// Restores a saved device into this device. The caller must check first that this device is new and that
+    /// `driver` is valid.
     ///
     /// # Errors
-    /// [`RestoreError`]: the state does not fit; the device is unused again.
+    /// [`RestoreError`]: the state does not fit this device, which is unused again.
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
@@ -154,7 +155,7 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // Also removes persistent events.
+            // With this, the reset also removes persistent events.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;
@@ -321,7 +322,7 @@ impl Control {
                 && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink))
             {
                 return Err(fault(
-                    "it also has a ring of its own, or the other event has no ring",
+                    "it has a ring of its own, or is redirected to an event without a ring",
                 ));
             }
             last = owner;
@@ -342,7 +343,7 @@ impl Control {
             .and_then(|event| event.persistence.as_ref())
             .is_some_and(|known| known.operator);
         if operators && (saved.window_page.is_none() || saved.area.is_some()) {
-            return Err("the ring of an operator's event lies outside the window");
+            return Err("an operator's event has an area, or a ring outside the window");
         }
         if event.is_some_and(|event| event.spec.owner != event.spec.id) {
             return Err("an inherited event cannot have a ring or an area");
@@ -369,7 +370,7 @@ impl Control {
         let metadata = taken.first().copied();
         let Some(area) = &saved.area else {
             return match saved.pending {
-                Some(_) => Err("a pending record reports an area, but it has none"),
+                Some(_) => Err("a pending record reports an area, but there is no area"),
                 None => Ok(()),
             };
         };
@@ -415,7 +416,7 @@ impl Control {
         Ok((self.guest.clone(), None))
     }
 
-    /// Checks the pages of an area beside a ring with the pages `taken`.
+    /// Checks the pages of an area, and returns them. `taken` are the pages of the ring beside the area.
     fn area_pages(
         &self,
         area: &SavedArea,
@@ -439,7 +440,7 @@ impl Control {
     /// Checks that rings and areas may use these pages.
     fn check_pages(&self, pages: &[GuestAddress]) -> Result<(), Fault> {
         if !self.are_pages(pages) {
-            return Err("a page is not guest memory, or named twice");
+            return Err("a page is not guest memory, or it is listed twice");
         }
         let room = self.check_room(pages.len());
         room.map_err(|_| "rings and areas have no room for so many pages")
@@ -565,7 +566,7 @@ impl Control {
             Context::Task(None) => true,
         };
         if !placed || saved.shard >= vcpus || saved.life.last_vcpu >= vcpus {
-            return Err("its vCPU does not exist, or is not the one of its context");
+            return Err("its vCPU does not exist, or does not match its context");
         }
         let spec = &saved.spec;
         if spec.owner == spec.id {
@@ -593,7 +594,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy,
             settings: &backend.settings,
-            // The driver that opened the event had these features; it may be gone.
+            // The driver that opened the event had these features. That driver may be gone.
             has_rings: true,
             has_areas: true,
             guest_ips: backend.guest_ips(),
@@ -611,7 +612,7 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // This host does not report guest IPs: from now on each sample costs an exit.
+        // If this host does not report guest IPs, each sample costs an exit from now on.
         let falls_back = spec.engine == ENGINE_BATCHED
             && needs_guest_ips(&request, backend.settings.engines)
             && backend.guest_ips() != Some(true);
@@ -675,7 +676,7 @@ impl Control {
         let linked = self.links.link(trigger, target, role);
         linked.map_err(|refused| match refused {
             Refused::Linked => fault("they are linked already"),
-            Refused::Taken => fault("the target has another such link"),
+            Refused::Taken => fault("the target already has an event in this role"),
         })?;
         self.publish_links(trigger);
         Ok(())

@@ -135,8 +135,8 @@ impl Sinks {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// Removes an event from the family of `owner`. The last event removes its family, and the last
-    /// family its sink.
+    /// Removes an event from the family of `owner`. A family without events is removed, and so is a sink
+    /// without families. Returns `Some` if the family was removed.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);

@@ -49,7 +49,8 @@ impl OwnCounter {
 
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// Host counters of only this event, which sample or record exits: one on each vCPU that it ran on.
+    /// Host counters of only this event: one on each vCPU that the event ran on. The counters sample, or they
+    /// record exits.
     Own(Vec<OwnCounter>),
     /// Host counters shared by equal events of a vCPU: one on each vCPU that the event ran on.
     Shared(Vec<(u32, Lease)>),
@@ -67,7 +68,7 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// `samples`: whether host counters overflow, or record, for this event.
+    /// `samples` is whether host counters make samples, or record exits, for this event.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
         match (spec.kind, spec.config) {
             (KIND_TSC, _) => Self::Tsc,
@@ -96,7 +97,7 @@ impl Backing {
     ///
     /// # Errors
     /// The host's error; `EMFILE` for the first counter of a guest's event when the operator's
-    /// limit is reached. A later counter then replaces the event's counter on another vCPU.
+    /// limit is reached. At the limit, an event that has counters gives up its oldest one for the new one.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,

@@ -149,8 +149,8 @@ impl Event {
         }
     }
 
-    /// Restores a saved event. It is not active yet; the saved ticks are ticks of this device's
-    /// TSC.
+    /// Restores a saved event, which is not active yet. The caller must convert the saved ticks to ticks of
+    /// this device's TSC first.
     ///
     /// # Errors
     /// The saved state is not valid.
@@ -357,8 +357,9 @@ impl Event {
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // The guest's `OPEN_PINNED` does not pin the host's counter, which would never yield to
-            // the operator's. Only the operator's setting does; `Event::read` checks `OPEN_PINNED`.
+            // The guest's `OPEN_PINNED` does not pin the host's counter: a pinned counter would never yield
+            // to the operator's counters. Only the operator's setting pins it; `Event::read` checks
+            // `OPEN_PINNED`.
             pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
@@ -368,7 +369,7 @@ impl Event {
     /// Starts counting on `cpu`.
     ///
     /// # Errors
-    /// The host's error; the caller then calls [`Event::fail`].
+    /// The host's error; the caller must then call [`Event::fail`].
     pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         self.prepare(cpu)?;
@@ -633,8 +634,8 @@ impl Event {
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// Whether an overflow at `time` makes a record. The last overflow within a window's limit
-    /// disables further overflows on the host.
+    /// Whether an overflow at `time` makes a record. The last overflow within a window's limit disables
+    /// overflows on the host until the throttle is lifted, unless the event has a frequency.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -662,8 +663,8 @@ impl Event {
         }
     }
 
-    /// Like [`Event::exhaust`], also for an event with a frequency: its overflows took too much
-    /// time.
+    /// Like [`Event::exhaust`], but reduces the overflows of an event with a frequency, too. Called for an
+    /// event whose overflows took too much time.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -684,7 +685,7 @@ impl Event {
 
     /// Admits an overflow at `time` that needs no work beyond its record: the event has no limit, acts on no
     /// other event, is not throttled, and does not become throttled. Returns `false` for any other overflow,
-    /// without a change; then use [`Event::admit`].
+    /// without a change; the caller must then call [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }

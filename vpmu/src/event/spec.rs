@@ -57,7 +57,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The event that provides the ring and the id of its records: the first event of its family.
+    /// The first event of the family. It provides the ring, and the id in the records.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
@@ -98,7 +98,7 @@ impl EventSpec {
         is_trace(self.kind)
     }
 
-    /// Whether it excludes guest user mode, or guest kernel mode.
+    /// Whether it excludes guest user mode, or guest kernel mode if `user` is false.
     pub(crate) fn excludes(&self, user: bool) -> bool {
         self.has(if user {
             OPEN_EXCLUDE_USER

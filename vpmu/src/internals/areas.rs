@@ -69,7 +69,8 @@ impl AuxArea {
         Some(Self { memory, area })
     }
 
-    /// Writes `words` and publishes them to a reader without unread data; returns whether it could.
+    /// Makes the reader consume everything, then writes `words` and publishes them; returns whether they were
+    /// written.
     pub fn write(&mut self, words: &[u64]) -> bool {
         keep_up(&self.memory);
         let entry = Entry {

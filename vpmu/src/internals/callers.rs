@@ -44,7 +44,7 @@ impl Callers {
         }
         for frame in 0..depth {
             let at = frame * FRAME;
-            // The outermost has no caller's frame: its frame pointer is unmapped.
+            // The outermost frame has no caller: its frame pointer is an unmapped address.
             let next = if frame + 1 < depth {
                 at + FRAME
             } else {

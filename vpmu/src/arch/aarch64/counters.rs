@@ -1,7 +1,8 @@
 //! Counters that this process reads by an instruction.
 #![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
-/// The virtual counter. A guest's differs from it by a fixed offset, like the time stamp counter of x86-64.
+/// The virtual counter. A guest's virtual counter differs from it by a fixed offset, as a guest's time stamp
+/// counter does on x86-64.
 pub(crate) fn ticks() -> u64 {
     let ticks: u64;
     // The barrier keeps the read from happening before the instructions that precede it.

@@ -1,5 +1,5 @@
 //! Page tables of EL1 for pages of 4 KiB and addresses of 48 bits, or of 52 bits with FEAT_LPA2. Stock
-//! kernels use these; others are not walked.
+//! kernels use these tables; other tables are not walked.
 
 use vm_memory::GuestAddress;
 
@@ -12,7 +12,7 @@ pub(super) const SCTLR_MMU: u64 = 1 << 0;
 /// TCR_EL1: the number of address bits that are not translated, for each half.
 const TCR_SIZE_MASK: u64 = 0x3f;
 const TCR_T1_SHIFT: u32 = 16;
-/// The granule of each half, whose encodings differ.
+/// The granule of each half. Each half encodes the granule differently.
 const TCR_TG0_SHIFT: u32 = 14;
 const TCR_TG0_4K: u64 = 0b00;
 const TCR_TG1_SHIFT: u32 = 30;
@@ -39,18 +39,20 @@ const KERNEL_NEVER_EXECUTES: u64 = 1 << 53;
 const TABLE_NO_USER: u64 = 1 << 61;
 const TABLE_KERNEL_NEVER_EXECUTES: u64 = 1 << 59;
 
-/// The address in an entry of a table, without and with [`TCR_DS`]; bits 51 and 50 are elsewhere.
+/// The address in an entry of a table, without and with [`TCR_DS`]. With it, bits 51 and 50 of the address
+/// are [`ADDRESS_DS_HIGH`] of the entry.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const ADDRESS_DS: u64 = 0x0003_ffff_ffff_f000;
 const ADDRESS_DS_HIGH: u64 = 0b11 << 8;
 const ADDRESS_DS_HIGH_SHIFT: u32 = 42;
-/// The address in a TTBR. It need not be a multiple of a page: a top table of few entries is smaller.
+/// The address in a TTBR. It need not be a multiple of a page: a top table of few entries is smaller than a
+/// page.
 const ROOT: u64 = 0x0000_ffff_ffff_ffc0;
 const ROOT_DS_HIGH: u64 = 0b1111 << 2;
 const ROOT_DS_HIGH_SHIFT: u32 = 46;
 
 const PAGE_BITS: u32 = 12;
-/// Address bits that each level of tables resolves; the top level resolves the rest.
+/// Address bits that each level of tables resolves; the top level resolves the remaining bits.
 const INDEX_BITS: u32 = 9;
 /// The bit that selects an address's half.
 const HALF: u32 = 55;

@@ -106,8 +106,8 @@ impl Tables {
     }
 }
 
-/// Flags of page-table entries that let user mode access a page: those of an entry for a table, and those of
-/// an entry for a page.
+/// Flags of page-table entries that let user mode access a page: first the flags of an entry for a table,
+/// then the flags of an entry for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

@@ -17,8 +17,8 @@ pub(crate) const READS_COUNTERS: bool = true;
 /// of an event of this thread that allows it.
 pub(crate) fn performance_counter(index: u32) -> Option<u64> {
     let (low, high): (u32, u32);
-    // SAFETY: the instruction changes no memory and no register but these; where it is not allowed
-    // it faults. Without `nomem`, it stays between the loads around it.
+    // SAFETY: the instruction changes no memory, and no registers but EAX and EDX; where it is not allowed,
+    // it faults. Without `nomem`, the compiler keeps it between the loads around it.
     unsafe {
         core::arch::asm!(
             "rdpmc",

@@ -23,8 +23,8 @@ const PAGE_BITS: u32 = 12;
 /// Address bits that each level of tables resolves.
 const INDEX_BITS: u32 = 9;
 
-/// Flags of page-table entries that let user mode access a page: those of an entry for a table, and those of
-/// an entry for a page.
+/// Flags of page-table entries that let user mode access a page: first the flags of an entry for a table,
+/// then the flags of an entry for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 

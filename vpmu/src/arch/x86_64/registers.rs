@@ -17,7 +17,7 @@ pub struct CpuState {
     pub cr0: u64,
     /// CR3, the address of the page tables.
     pub cr3: u64,
-    /// CR4, which selects their number of levels.
+    /// CR4, which selects the number of levels of the page tables.
     pub cr4: u64,
     /// EFER, which enables long mode.
     pub efer: u64,
