@@ -522,7 +522,7 @@ impl Vpmu {
 
     /// Flushes an event, or every persistent event for `None`. On return, its earlier samples and packets are
     /// in its ring and area, and its readers are woken. If a vCPU in the guest may hold samples that only an
-    /// exit finds, it is made to leave the guest once.
+    /// exit finds, that vCPU is made to leave the guest once.
     ///
     /// This method waits for those exits: do not call it on a thread that handles them.
     ///

@@ -168,8 +168,8 @@ pub trait Counter: Send + Debug {
 /// The counting counters of one vCPU's thread, read together. Dropping it ends them all.
 ///
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Only the
-/// difference between two readings of a counter is meaningful: its times may have begun before the counter,
-/// because counters that are read together may share their times.
+/// difference between two readings of a counter is meaningful: counters that are read together may share
+/// their times, which may have started before this counter.
 pub trait CounterSet: Send + Debug {
     /// Starts counting `what`, which does not sample, from zero. Each call makes a new counter; the caller shares a
     /// counter among events. The counter's first reading is taken by this call.

@@ -1,6 +1,6 @@
 //! The control plane: all events, rings and persistent names, with their owners and places. It serves the
-//! control queue and the operator. If an event affects an event of another vCPU, it applies that effect.
-//! Every number in a request comes from the guest and is checked before use.
+//! control queue and the operator. If an event affects an event of another vCPU, this module applies the
+//! effect. Every number in a request comes from the guest and is checked before use.
 
 mod reply;
 mod request;

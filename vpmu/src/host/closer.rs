@@ -51,7 +51,7 @@ impl Closer {
 
     /// Drops `what` on the closing thread, or on the calling thread if the queue is full.
     fn close(&self, what: Box<dyn Send>) {
-        // If the queue is full, the error contains `what`; dropping the error drops it.
+        // If the queue is full, the error contains `what`, so dropping the error drops `what`.
         drop(self.0.try_send(what));
     }
 }

@@ -36,8 +36,8 @@ pub(super) enum Class {
     Software,
     /// Events of the CPU's PMU.
     Cpu,
-    /// A pinned event. Only a leader can be pinned, and if it loses its counter, all of its group is in
-    /// error. A pinned event therefore has a group of its own, which costs a system call of its own.
+    /// A pinned event. Only a leader can be pinned, and if a pinned leader loses its counter, the whole group
+    /// is in error. A pinned event therefore has a group of its own, which costs a system call of its own.
     Pinned,
 }
 
