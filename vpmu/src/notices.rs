@@ -74,7 +74,8 @@ impl Notices {
         }
     }
 
-    /// Makes notices due, or retracts them, as listed in `all`. None is delivered before all are applied.
+    /// Makes notices due, or retracts them, as listed in `all`. No notice is delivered before the whole list
+    /// is applied.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
         let mut due = self.due();
         for tell in all {
@@ -98,8 +99,9 @@ impl Notices {
         self.deliver(None);
     }
 
-    /// Delivers due notices, and raises one interrupt if they or the caller's queue, `served`, need one. The caller
-    /// holds no lock: the transport has locks of its own.
+    /// Delivers due notices. Raises one interrupt if the driver wants one for these notices, or if the caller
+    /// passes `served`, a queue for which the driver wants one. The caller must hold no lock: the transport
+    /// has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_due().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
@@ -134,8 +136,8 @@ impl Notices {
         (state.delivered, state.bad_buffers)
     }
 
-    /// Delivers notices while there are buffers; the rest stays due until the driver posts more. Returns whether the
-    /// driver wants an interrupt for the delivered notices.
+    /// Delivers notices while there are buffers; the remaining notices stay due until the driver posts more
+    /// buffers. Returns whether the driver wants an interrupt for the delivered notices.
     fn deliver_due(&self) -> bool {
         if !self.ready.load(Ordering::Relaxed) {
             return false;
@@ -255,7 +257,7 @@ impl Due {
         notices.collect()
     }
 
-    /// Makes a notice from a saved state due; its event has been checked.
+    /// Makes a notice from a saved state due. The caller must have checked that its event exists.
     ///
     /// # Errors
     /// The saved notice is not valid, or is due already.
@@ -271,7 +273,7 @@ impl Due {
                 let mut errors = self.queue.iter();
                 !errors.any(|one| (one.kind.get(), one.event.get()) == (kind, event))
             }),
-            _ => return Err("it is of no known kind"),
+            _ => return Err("its kind is unknown"),
         };
         if value > most || counts && value == 0 {
             return Err("it has no such value");
@@ -279,12 +281,12 @@ impl Due {
         if !fresh {
             return Err("it is due already");
         }
-        // A notice that counts gets its count at delivery; other values fit a byte.
+        // A notice with a count gets the count at delivery. The value of any other notice fits in a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
         Ok(())
     }
 
-    /// Adds `wakeups` of an event. One notice reports the number that is not delivered yet.
+    /// Adds `wakeups` wakeups of an event. One notice reports all wakeups that are not delivered yet.
     pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
         let waking = self.waking.entry(event).or_default();
         let first = *waking == 0;
@@ -368,7 +370,8 @@ impl Due {
         })
     }
 
-    /// Removes the oldest notice, which has been delivered. A count beyond the notice's field stays due.
+    /// Removes the oldest notice after its delivery. If the due count exceeds the maximum of the notice's
+    /// field, the excess stays due.
     pub(crate) fn delivered(&mut self) {
         let Some(notice) = self.next() else {
             return;
@@ -441,10 +444,11 @@ mod tests {
         notices.limit(1, 1);
         let told = drained(&mut notices);
         assert_eq!(told, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
-        // Enabled again, it can wake and end as before.
+        // After it is enabled again, the event can cause wakeups and reach its limit as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
-        // Twice, three overflows with a wakeup each: two wake, the third is the limit.
+        // Twice, three overflows with a wakeup each: the first two wake the reader, the third reaches the
+        // limit.
         for _ in 0..2 {
             notices.wake(1, 3);
             notices.limit(1, 1);

@@ -1,5 +1,6 @@
-//! The memory of a ring or an AUX area. Their algorithms access memory only through [`Pages`], so that tests can
-//! substitute a model of memory. Implementations decide nothing: callers pass even the memory order.
+//! The memory of a ring or an AUX area. The algorithms of rings and areas access memory only through
+//! [`Pages`], so that tests can substitute a model of memory. Implementations of the trait make no decisions:
+//! callers pass even the memory order.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -12,8 +13,8 @@ use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
-/// Copies of at most this many words go word by word. A record has just been built word by word,
-/// and a CPU forwards pending stores only to loads of the same width: wider ones would stall.
+/// Copies of at most this many words go word by word. A record has just been built word by word, and a CPU
+/// forwards pending stores only to loads of the same width: wider loads would stall.
 const SHORT: usize = 16;
 
 /// Pages of a ring or area are not writable memory, or no longer are.
@@ -38,16 +39,16 @@ pub(crate) trait Pages {
     /// Stores the half word at `field` of the metadata page.
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable>;
 
-    /// A fence between those accesses.
+    /// A fence between accesses to the metadata page.
     fn fence(&self, order: Ordering);
 
     /// Copies `words` to `position`, a multiple of 8, modulo the size of the data.
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
-/// Pages of guest memory. The page last written to is kept: a burst of records costs a look-up per page, not per
-/// record. A page is marked as written when the next one is looked up, and at the end, so always after the last write
-/// to it.
+/// Pages of guest memory. This value keeps the page last written to, so that a burst of records costs a
+/// look-up per page, not per record. A page is marked as written when the next page is looked up, or when
+/// this value is dropped: in both cases after the last write to the page.
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
@@ -99,7 +100,7 @@ impl<'a> GuestPages<'a> {
             .ok_or(Unwritable::NoPage)
     }
 
-    /// The metadata page, which the caller is about to write.
+    /// Returns the metadata page for a write, and notes that the page must be marked as written.
     fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
@@ -147,7 +148,7 @@ impl<'a> GuestPages<'a> {
     }
 
     /// Copies a prefix of `bytes` to `position` in one step: the part that lies on pages that are contiguous
-    /// in memory. Returns its length, a multiple of 8.
+    /// in memory. Returns the length of the prefix, a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);

@@ -46,7 +46,7 @@ impl Period {
         }
     }
 
-    /// Periods adapted to `hertz` overflows per second, which is not zero.
+    /// Periods adapted to `hertz` overflows per second. `hertz` must not be zero.
     pub(crate) fn frequency(hertz: u64) -> Self {
         Self {
             frequency: Some(Frequency {

@@ -54,7 +54,7 @@ impl EventMatch {
             && (self.config ^ other.config) & self.mask == 0
     }
 
-    /// The events that both match.
+    /// The events that `self` and `other` have in common, if any.
     fn meet(&self, other: &Self) -> Option<Self> {
         let both = self.mask & other.mask;
         let meets = self.kind == other.kind && (self.config ^ other.config) & both == 0;
@@ -143,8 +143,8 @@ impl Policy {
         Self { allowed, denied }
     }
 
-    /// Whether the guest may open this event. Denying an event also denies a trace that shows it or
-    /// that it paces.
+    /// Whether the guest may open this event. Denying an event also denies every trace that shows the event
+    /// or is paced by it.
     #[must_use]
     pub fn allows(&self, kind: u32, config: u64) -> bool {
         self.allows_some(&EventMatch::one(kind, config))
@@ -174,8 +174,8 @@ impl Policy {
     }
 }
 
-/// The event that a trace shows one by one, or that paces it: denying the count also denies the
-/// trace.
+/// The event whose occurrences a trace shows one by one, or the event that paces the trace. Denying this
+/// event also denies the trace.
 fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {
         return None;

@@ -19,8 +19,8 @@ pub struct AuxProducer {
     pub name: &'static str,
     /// Catalogue text about its data; at most 127 bytes.
     pub counts: &'static str,
-    /// The format of its data, by agreement of the VMM and its guests: from
-    /// [`FORMAT_VMM`](crate::abi::FORMAT_VMM) on.
+    /// The format of its data, as agreed between the VMM and its guests; at least
+    /// [`FORMAT_VMM`](crate::abi::FORMAT_VMM).
     pub format: u8,
 }
 
@@ -39,13 +39,13 @@ pub enum AuxError {
     /// The id does not name a trace of the VMM's producers.
     #[error("event {0} is not a trace of the VMM's producers")]
     NoEvent(u64),
-    /// The trace is disabled, paused, or its task is not running.
+    /// The trace is disabled or paused, or its task is not running.
     #[error("trace {0} is not active")]
     Inactive(u64),
     /// The trace has no area, or the guest has removed it.
     #[error("the trace has no area")]
     NoArea,
-    /// Another writer has begun and not ended.
+    /// Another writer has begun a write and not ended it.
     #[error("the area is being written to")]
     Nested,
     /// The area is full of unread data, or `end` was called for more bytes than were written.
@@ -81,11 +81,11 @@ pub struct AuxPlace {
     pub room: u64,
 }
 
-/// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest
-/// sees it as one span, with a `PERF_RECORD_AUX`. If dropped without an end, it is discarded.
+/// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest sees it as
+/// one span, with a `PERF_RECORD_AUX`. Dropping the writer without a call of [`AuxWriter::end`] discards the
+/// write.
 ///
-/// The guest is not blocked meanwhile. If it closes the trace or removes the area, later calls
-/// fail.
+/// The guest is not blocked during the write. If it closes the trace or removes the area, later calls fail.
 ///
 /// ```no_run
 /// # fn tick(vpmu: &vpmu::Vpmu) -> Result<(), vpmu::AuxError> {
@@ -161,7 +161,7 @@ impl<'a> AuxWriter<'a> {
     /// Appends words, little-endian.
     ///
     /// # Errors
-    /// [`AuxError::NoRoom`]: nothing was written, and less may still fit; [`AuxError::NoArea`],
+    /// [`AuxError::NoRoom`]: nothing was written, but fewer words may still fit; [`AuxError::NoArea`],
     /// [`AuxError::Unwritable`].
     pub fn put(&mut self, words: &[u64]) -> Result<(), AuxError> {
         self.write(0, words)
@@ -175,7 +175,7 @@ impl<'a> AuxWriter<'a> {
         self.write(whole_words(bytes)?, &[])
     }
 
-    /// Adds bytes that did not fit to the trace's losses, which the guest can read.
+    /// Adds `bytes`, which did not fit, to the trace's number of lost bytes, which the guest can read.
     pub fn lose(&mut self, bytes: u64) {
         self.vpmu
             .control(|control| control.lose_aux(self.trace, bytes));
@@ -185,9 +185,9 @@ impl<'a> AuxWriter<'a> {
     /// before the area's head moves.
     ///
     /// # Errors
-    /// [`AuxError::NoRoom`] if less was written; [`AuxError::Words`]; [`AuxError::NoEvent`] and
-    /// [`AuxError::NoArea`] if the guest has closed the trace, or removed its area;
-    /// [`AuxError::Unwritable`]. Nothing is published then.
+    /// [`AuxError::NoRoom`] if fewer than `size` bytes were written; [`AuxError::Words`];
+    /// [`AuxError::NoEvent`] and [`AuxError::NoArea`] if the guest has closed the trace, or removed its area;
+    /// [`AuxError::Unwritable`]. After an error, nothing is published.
     pub fn end(mut self, size: u64) -> Result<(), AuxError> {
         let (trace, token, size) = (self.trace, self.token, whole_words(size)?);
         let released = |sink: &Sink| {

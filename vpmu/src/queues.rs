@@ -98,7 +98,7 @@ impl QueueState {
     /// The head of the next buffer that the driver made available.
     fn take(&mut self, memory: &View<'_>) -> Result<Option<u16>, BadRings> {
         let ring = GuestAddress(self.avail_ring);
-        // Pairs with the driver's barrier: the buffers up to the index are whole.
+        // Pairs with the driver's barrier: the buffers before the index are completely written.
         let index = memory.load(ring.unchecked_add(INDEX), Ordering::Acquire)?;
         let available = u16::from_le(index).wrapping_sub(self.next_avail);
         if available == 0 {
@@ -152,14 +152,16 @@ struct Active {
     spare: Vec<Part>,
 }
 
-/// A buffer taken off a queue. Its descriptors are walked once, because most of a notification's time
-/// is spent there.
+/// A buffer taken off a queue. Its descriptors are walked only once, because walking them takes most of a
+/// notification's time.
 #[derive(Debug)]
 pub(crate) struct Chain {
     memory: Memory,
     head: u16,
-    /// Each part is in guest memory, unless the buffer is `broken`: outside memory, longer than the
-    /// queue, or with an indirect descriptor, which the device does not offer.
+    /// All parts are in guest memory, unless the buffer is `broken`. A buffer is broken if it is not
+    /// completely in guest memory, if it has more descriptors than the queue has entries, if it names a
+    /// descriptor beyond the table, or if it has an indirect descriptor, a feature that the device does not
+    /// offer.
     parts: Vec<Part>,
     broken: bool,
 }
@@ -376,8 +378,8 @@ impl Cursor<'_> {
         own.map(|part| part.len).sum()
     }
 
-    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and number,
-    /// zero at the end.
+    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and their number,
+    /// which is zero at the end.
     fn advance(&mut self, most: usize) -> (GuestAddress, usize) {
         while let Some(part) = self.chain.parts.get(self.part) {
             let left = part.len - self.offset;
@@ -416,7 +418,7 @@ impl Write for Cursor<'_> {
     }
 }
 
-/// Writes `value` to the device's bytes.
+/// Writes `value` to `writer`, the part of a buffer that the device may write.
 pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(
     writer: &mut impl Write,
     value: &T,

@@ -32,18 +32,18 @@ pub enum Refusal {
     /// The host has no such event, or no PMU.
     #[error("the host has no such event, or no PMU")]
     Absent,
-    /// The operator has disabled such events.
+    /// The operator has disabled events of this kind.
     #[error("disabled by the operator")]
     Policy,
     /// The CPUs that the process may run on belong to several core PMUs, or some to none.
     #[error(
-        "the host has several core PMUs, or CPUs without one: keep the VMM on CPUs of one, for example with \
-         taskset"
+        "the host has several core PMUs, or CPUs without one: keep the VMM on the CPUs of one PMU, for \
+         example with taskset"
     )]
     SeveralPmus,
     /// A hardware event would keep VMs with a mediated PMU from starting.
     #[error(
-        "the hardware is left to VMs with a mediated PMU, which Linux does not start beside such events"
+        "the hardware is left to VMs with a mediated PMU, which Linux does not start beside hardware events"
     )]
     Mediated,
     /// Another reason.
@@ -56,7 +56,7 @@ impl Refusal {
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            // Linux with mediated PMUs returns `EOPNOTSUPP` while such a VM runs.
+            // Linux returns `EOPNOTSUPP` while a VM with a mediated PMU runs.
             Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::InUse,
             Some(libc::EACCES | libc::EPERM) => Self::Permission,
             Some(libc::EMFILE | libc::ENFILE) => Self::Descriptors,
@@ -65,7 +65,7 @@ impl Refusal {
         }
     }
 
-    /// The wire format, one of `REFUSED_*`; `None` if the host does not refuse.
+    /// The wire format of `refusal`, one of `REFUSED_*`. `None` means that the host does not refuse.
     pub(crate) fn wire(refusal: Option<Self>) -> u8 {
         match refusal {
             None => REFUSED_NOT,

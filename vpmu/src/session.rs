@@ -16,10 +16,10 @@ use crate::work::{Turn, Work};
 
 /// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
-/// The device counts on the attached thread, so the session must stay on it. Usually, a session locks only the shard of
-/// its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a command about another
-/// vCPU's event, and when one of its events affects an event of another vCPU: a leader its members, a trigger
-/// its targets.
+/// The device counts on the attached thread, so the session must stay on it. Usually, a session locks only
+/// the shard of its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a
+/// command about another vCPU's event, and when an event of its own vCPU affects an event of another vCPU, as
+/// a leader affects its members and a trigger its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
@@ -131,8 +131,9 @@ impl VcpuSession {
         }
     }
 
-    /// Handles the vCPU's notification of `queue`, a vCPU queue. Its commands are executed before the
-    /// next guest entry: one turn of them before this returns, the rest by [`VcpuSession::resume`].
+    /// Handles the vCPU's notification of `queue`, a vCPU queue. The commands on the queue are executed
+    /// before the next guest entry: one turn of commands before this call returns, the remaining ones by
+    /// [`VcpuSession::resume`].
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;
@@ -149,9 +150,9 @@ impl VcpuSession {
         let _ = self.resume();
     }
 
-    /// Runs one more turn of a notification's commands. Locks are free between turns. The VMM calls this
-    /// before [`VcpuSession::enter`] until it returns [`Turn::Done`], and checks in between whether the
-    /// vCPU must stop.
+    /// Runs one more turn of a notification's commands. No lock is held between turns. The VMM calls this
+    /// before [`VcpuSession::enter`] until it returns [`Turn::Done`]. Between the calls, the VMM checks
+    /// whether the vCPU must stop.
     pub fn resume(&mut self) -> Turn {
         let Some(serving) = self.serving.take() else {
             return Turn::Done;
@@ -209,8 +210,8 @@ impl VcpuSession {
         }
     }
 
-    /// Pauses the vCPU until the returned value is dropped: stops its sampling clocks, whose overflows would signal its
-    /// thread. The vCPU does not enter the guest meanwhile.
+    /// Pauses the vCPU until the returned value is dropped: stops its sampling clocks, whose overflows would
+    /// signal its thread. The vCPU must not enter the guest meanwhile.
     pub fn pause(&mut self) -> Paused<'_> {
         self.settle_pause("paused", |source, thread| source.pause(thread));
         Paused(self)
@@ -257,8 +258,8 @@ impl Drop for Paused<'_> {
 }
 
 impl Drop for VcpuSession {
-    /// Detaches the thread, which does not enter the guest any more. Events that counted here, and
-    /// events started later, wait for the vCPU's next thread.
+    /// Detaches the thread, which does not enter the guest any more. Events that counted on this thread, and
+    /// events that are started after the detach, wait for the vCPU's next thread.
     fn drop(&mut self) {
         if let Some(shard) = self.shared.shard(self.index) {
             // A thread that panicked in the guest has left it too.

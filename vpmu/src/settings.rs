@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::policy::Policy;
 
-/// Settings of one device, fixed while it lives: [`Settings::new`], and `with_*` for values other than the defaults.
+/// Settings of one device, fixed while it lives. [`Settings::new`] returns the defaults, and the `with_*`
+/// methods replace them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -63,7 +64,8 @@ impl Settings {
         Self { policy, ..self }
     }
 
-    /// For a transport without shared memory regions: neither feature nor events of the doorbell are offered.
+    /// For a transport without shared memory regions: the device offers neither the doorbell's feature nor
+    /// its events.
     #[must_use]
     pub fn without_doorbell(self) -> Self {
         Self {
@@ -86,9 +88,9 @@ pub struct Hardware {
     pub count_mode: CountMode,
     /// The permitted raw events ([`KIND_RAW`](crate::abi::KIND_RAW)).
     pub raw: RawEvents,
-    /// Whether hardware events, the operator's and the guest's, are pinned on the host: they never
-    /// share a counter with others, and are in error if they get none. Each is then read with its
-    /// own system call.
+    /// Whether hardware events, the operator's and the guest's, are pinned on the host: a pinned event never
+    /// shares a hardware counter with another event, and is in error if it gets no counter. Each pinned event
+    /// is read with its own system call.
     pub pinned: bool,
 }
 
@@ -113,11 +115,11 @@ impl Default for Hardware {
     }
 }
 
-/// The raw events that a guest may open: numbers of the host's PMU for events without a name in the
-/// kernel. Some of them count more than this guest, such as a shared cache's activity for other VMs.
+/// The raw events that a guest may open: numbers of the host's PMU for events without a name in the kernel.
+/// Some raw events count the work of others, too, such as a shared cache's activity for other VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// Only these configs. The host lists those of them that it can open.
+    /// Only these configs. The catalogue lists those that the host can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
@@ -168,37 +170,40 @@ pub enum Engines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of open events. Events that only count the same thing share one host file descriptor per vCPU;
-    /// sampling events have counters of their own.
+    /// Maximum number of open events. Events that count the same thing without sampling it share one host
+    /// file descriptor per vCPU; each sampling event has host counters of its own.
     pub max_events: u32,
-    /// Maximum number of host counters that the guest's sampling events hold open, on all vCPUs together. Each takes a
-    /// descriptor (a trace of exits: two) and two pages; some take more pages, but at most 8 MiB together. While the
-    /// limit allows, an event keeps one for each vCPU that it ran on.
+    /// Maximum number of host counters that the guest's sampling events hold open, on all vCPUs together.
+    /// Each counter takes a descriptor (for a trace of exits, two) and two pages. Some counters take more
+    /// pages, at most 8 MiB for all of them together. While the limit allows, an event keeps a counter for
+    /// each vCPU that it ran on.
     pub max_host_counters: u32,
-    /// Maximum number of these host counters that run on one vCPU at once; other events wait, or fail if
-    /// pinned. Not zero.
+    /// Maximum number of the host counters of sampling events that run on one vCPU at once; not zero. Events
+    /// beyond this limit wait, or fail if pinned.
     pub max_active_counters: u32,
     /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,
     /// Maximum number of pages of one AUX area; a power of two.
     pub max_aux_pages: u32,
-    /// Maximum number of guest pages in all rings and AUX areas together. Each costs the host eight bytes.
+    /// Maximum number of guest pages in all rings and AUX areas together. Each page costs the host eight
+    /// bytes.
     pub max_pages: u32,
     /// Maximum number of the guest's persistent events.
     pub max_persistent: u32,
-    /// Maximum number of window pages for the guest's own rings; the rest is the operator's.
+    /// Maximum number of window pages for the guest's own rings; the remaining pages are reserved for the
+    /// operator.
     pub max_window_pages: u32,
     /// Maximum number of samples per second of one event, and of interrupts per second of all host clocks on one vCPU;
     /// not zero.
     pub max_sample_rate: u32,
     /// Maximum number of samples per second of all events of the guest together; not zero.
     pub max_samples: u32,
-    /// Maximum number of bytes per second of sample records of all events of the guest together, except for the record
-    /// that crosses the limit; not zero.
+    /// Maximum number of bytes per second in sample records of all events of the guest together; not zero.
+    /// The record that crosses the limit is still written.
     pub max_record_bytes: u64,
     /// Maximum share of each vCPU's time, in percent, for samples of host counters by
-    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow to the next guest entry. 100 disables the
-    /// limit; not zero.
+    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample takes the time from the overflow to
+    /// the next guest entry. 100 disables the limit.
     pub max_sampling_percent: u32,
     /// The shortest period of hardware events; not zero.
     pub min_hardware_period: u64,
@@ -215,7 +220,7 @@ pub enum LimitsError {
         /// The given value.
         given: u32,
     },
-    /// Zero would disable sampling completely.
+    /// The limit is zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
     /// A percentage above 100.
@@ -239,7 +244,7 @@ impl Limits {
     /// Checks the limits.
     ///
     /// # Errors
-    /// [`LimitsError`] for the first invalid one.
+    /// [`LimitsError`] for the first invalid limit.
     pub fn check(&self) -> Result<(), LimitsError> {
         for (limit, given) in [
             ("max_ring_pages", self.max_ring_pages),

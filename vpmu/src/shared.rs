@@ -51,8 +51,7 @@ impl Shared {
         self.shard(vcpu).map(|_| vcpu)
     }
 
-    /// Runs `act` on a shard, then the work that it leaves for other shards. The caller must hold no
-    /// lock.
+    /// Runs `act` on a shard, then the work that `act` leaves for other shards. The caller must hold no lock.
     pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = shard.with(act);
         if !errands.is_empty() {

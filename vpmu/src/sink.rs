@@ -87,7 +87,7 @@ pub(crate) struct Shape {
 /// A copy of a ring's bytes.
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
-    /// `None` if the position of a first record is unknown.
+    /// `None` if the position of the first record is unknown.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) newest_first: bool,
 }
@@ -223,7 +223,7 @@ impl Sink {
         }
     }
 
-    /// Calls `act` with the ring; returns the default without one.
+    /// Calls `act` with the ring; returns the default without a ring.
     pub(crate) fn write(&self, act: impl FnOnce(&mut Ring, &View<'_>) -> Outcome) -> Outcome {
         match &mut self.state.lock().ring {
             Some(Mapped { what, memory }) => act(what, &memory.view()),
@@ -402,7 +402,8 @@ impl Sink {
         area.what.begin(event, head, room)
     }
 
-    /// Withdraws the room from an event; returns its head and the bytes that did not fit.
+    /// Withdraws the room from an event; returns the head that the event reached and the number of bytes that
+    /// did not fit.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].
@@ -420,8 +421,8 @@ impl State {
         self.pending.is_some() || is_trace && area.is_some_and(Area::is_begun)
     }
 
-    /// Writes a record of the piece that has `ended`, together with earlier pieces whose record did not
-    /// fit, if there is room.
+    /// Writes one record for the piece that has `ended` and for the earlier pieces whose record did not fit.
+    /// If the ring has no room, the record stays pending.
     fn report(
         &mut self,
         record: &mut Record,

@@ -29,9 +29,9 @@ pub trait Source: Send + Sync + Debug {
     /// lockable memory have run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
     /// Begins to hold counters of `thread`. A counter that starts from now on may wait for
-    /// [`Source::release`], so that all such counters start at one moment. If a counter stops meanwhile,
-    /// others may pause until the release, too. A host whose timers pace these counters can then serve all of
-    /// them with one interrupt.
+    /// [`Source::release`], so that all such counters start at one moment. If a counter stops before the
+    /// release, other running counters may pause until then. A host whose timers pace these counters can then
+    /// serve all of them with one interrupt.
     ///
     /// By default, each counter starts and stops immediately.
     fn hold(&self, thread: i32) {
@@ -150,7 +150,7 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn stop(&mut self) -> io::Result<()>;
-    /// The count since it was opened, and its times.
+    /// The count since the counter was opened, and the counter's times.
     ///
     /// # Errors
     /// See [`Counter::start`].
@@ -165,7 +165,7 @@ pub trait Counter: Send + Debug {
     fn drain(&mut self, into: &mut Overflows);
 }
 
-/// The counting counters of one vCPU's thread, read together. Dropping it ends them all.
+/// The counting counters of one vCPU's thread, read together. Dropping the set ends all its counters.
 ///
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Only the
 /// difference between two readings of a counter is meaningful: counters that are read together may share
@@ -177,13 +177,13 @@ pub trait CounterSet: Send + Debug {
     /// # Errors
     /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
     fn add(&mut self, what: &Request) -> io::Result<CounterKey>;
-    /// Ends a counter and closes its descriptor. The source may keep the descriptor open while other counters are read
-    /// with it. An unknown key has no effect.
+    /// Ends a counter. The source closes the counter's descriptor, unless it still reads other counters
+    /// through that descriptor. An unknown key has no effect.
     fn remove(&mut self, key: CounterKey);
     /// Reads every counter: one system call per perf group, and no system call for a group that the calling thread can
     /// read through its metadata pages.
     fn refresh(&mut self);
-    /// The counter at the last [`refresh`](CounterSet::refresh).
+    /// The counter's reading at the last [`refresh`](CounterSet::refresh).
     ///
     /// # Errors
     /// `EIO` for an unknown key, and if the host could not read the counter, such as a pinned one that lost its
@@ -234,7 +234,7 @@ pub struct HostExit {
     /// The host's time stamp counter at the exit.
     pub tsc: u64,
     /// The host's time stamp counter at the next guest entry; `None` if unknown, or if the trace stopped
-    /// earlier.
+    /// before that entry.
     pub back: Option<u64>,
     /// The guest's instruction pointer.
     pub ip: u64,
@@ -259,8 +259,8 @@ pub struct Overflow {
     pub period: u64,
 }
 
-/// The mode of a vCPU's thread. The guest's own mode is not taken from the host: Linux before 6.8
-/// reports the one in which the vCPU was last preempted.
+/// The mode of a vCPU's thread. The guest's own mode is not taken from the host: Linux before 6.8 reports the
+/// guest mode in which the vCPU was last preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Running the guest.

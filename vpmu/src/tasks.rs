@@ -14,7 +14,8 @@ const USER_REGS: u64 = offset_of!(TaskPage, user_regs) as u64;
 const SWITCHES: usize = offset_of!(TaskPage, switches);
 const HISTORY: usize = offset_of!(TaskPage, history);
 const ENTRIES: u64 = TASK_HISTORY as u64;
-/// Attempts to read a history: only a guest that constantly writes there invalidates more than one.
+/// Maximum number of attempts to read a history. Only a guest that constantly writes to its page invalidates
+/// more than one attempt.
 const TRIES: usize = 3;
 
 /// A process and a thread of the guest; zeros if unknown.
@@ -34,7 +35,8 @@ pub(crate) struct Task {
 pub(crate) struct Tasks(Option<GuestAddress>);
 
 impl Tasks {
-    /// The caller has checked that `page` is guest memory; `None` if the driver has named no page.
+    /// `page` is `None` if the driver has not named a page. The caller must have checked that the page is
+    /// guest memory.
     pub(crate) fn new(page: Option<GuestAddress>) -> Self {
         Self(page)
     }
@@ -223,7 +225,8 @@ mod tests {
             switch(&memory, n, u32::try_from(n).expect("small"), 10 * n);
         }
         let history = tasks().history(&View::of(&memory));
-        // One entry fewer than there are: the next switch may be half written over it.
+        // The history has one entry fewer than the page: the next switch may have half overwritten the oldest
+        // entry.
         let oldest = all - ENTRIES + 1;
         assert_eq!(history.at(10 * oldest - 1), None);
         for n in oldest..all {

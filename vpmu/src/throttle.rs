@@ -52,7 +52,7 @@ impl TimeLimit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SamplingTime {
     window: u64,
-    /// Nanoseconds in this window. An excess is charged to the next.
+    /// Nanoseconds in this window. An excess is charged to the next window.
     spent: u64,
     total: u64,
 }
@@ -111,8 +111,8 @@ pub(crate) struct Budget {
     bytes_used: AtomicU64,
 }
 
-/// Number of parts of the budget. A shard takes one part at a time: vCPUs that sample concurrently then rarely contend
-/// for one cache line, and one shard does not take all.
+/// Number of parts of the budget. A shard takes one part at a time. Thus, vCPUs that sample concurrently
+/// rarely contend for the budget's cache line, and no shard takes the whole budget at once.
 const PARTS: u64 = 64;
 
 impl Budget {
@@ -159,9 +159,9 @@ impl Budget {
     }
 }
 
-/// Takes up to `wanted` of the rest of `all`; returns the amount.
+/// Takes up to `wanted` of the part of `all` that is not `used`; returns the amount.
 fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
-    // An exhausted budget is not incremented, so repeated calls cannot overflow it.
+    // Once the budget is exhausted, `used` does not grow any more, so repeated calls cannot overflow it.
     if used.load(Ordering::Relaxed) >= all {
         return 0;
     }
@@ -174,7 +174,7 @@ fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
 pub(crate) struct Allowance {
     window: u64,
     samples: u64,
-    /// Negative if the last record exceeded it.
+    /// Negative if the last record was longer than the allowance.
     bytes: i64,
 }
 

@@ -59,11 +59,10 @@ impl Hooks {
     }
 }
 
-/// One vCPU, updated by its own thread and readable by any.
+/// One vCPU, updated by its own thread and readable by any thread.
 ///
-/// Accesses are relaxed, except to the session's claim, the visits and the open exit: the figures
-/// are independent, and each thread reads what it wrote itself for its own vCPU. A vCPU has its own
-/// cache lines.
+/// Accesses are relaxed, except those to `taken`, `visits` and `open_exit`: the other figures do not depend
+/// on one another, and a vCPU's thread always reads its own latest writes. A vCPU has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
@@ -77,11 +76,12 @@ pub(crate) struct Vcpu {
     hooks: AtomicU32,
     guest_time: AtomicU64,
     entered: AtomicU64,
-    /// CPU time of the thread at the last entry while host counters sample, and the host's TSC;
-    /// zero if unknown.
+    /// The thread's CPU time and the host's TSC at the last entry while host counters sample; zero if
+    /// unknown.
     entered_at: AtomicU64,
     entered_tsc: AtomicU64,
-    /// Ticks from the last entry to the overflow of the open exit, plus one; zero without one.
+    /// Ticks from the last entry to the overflow that caused the open exit, plus one; zero without such an
+    /// overflow.
     sampled_after: AtomicU64,
     /// The last sample's cost, not accounted yet: CPU time from one entry to the next, and ticks
     /// before the overflow.
@@ -120,7 +120,7 @@ impl WorkCell {
 }
 
 impl Vcpu {
-    /// Takes the vCPU for a session; `false` if it has another.
+    /// Takes the vCPU for a session; `false` if the vCPU already has a session.
     pub(crate) fn take(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
@@ -280,8 +280,9 @@ impl Vcpu {
             .store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Takes the cost of the last sample, once: CPU time of the thread in nanoseconds between two
-    /// entries, and its ticks before the overflow. On the vCPU's thread.
+    /// Takes the cost of the last sample, once: the thread's CPU time in nanoseconds from the entry before
+    /// the overflow to the entry after it, and the ticks from the first of these entries to the overflow. On
+    /// the vCPU's thread.
     pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
         let spent = self.sample_spent.swap(0, Ordering::Relaxed);
         let ticks = self.sample_guest.load(Ordering::Relaxed);
@@ -380,8 +381,8 @@ pub(crate) struct ExitStamp {
 /// The open exit of a vCPU's session, readable by other threads: a thread that ends a trace writes
 /// the packet of the open exit.
 ///
-/// Only the session writes it. It publishes without a lock and withdraws under the shard's lock, so
-/// a thread that holds the shard reads a whole stamp or, during a publication, `None`.
+/// Only the session writes the cell. It publishes an exit without a lock and withdraws it under the shard's
+/// lock, so a thread that holds the shard's lock reads a whole stamp or, during a publication, `None`.
 #[derive(Debug, Default)]
 pub(crate) struct OpenExitCell {
     /// Number of the open exit; zero without one.
@@ -397,7 +398,7 @@ const HAS_ACCESS: u64 = 1 << 10;
 const IS_WRITE: u64 = 1 << 11;
 
 impl OpenExitCell {
-    /// Publishes a new exit; on the vCPU's thread. The previous one was withdrawn.
+    /// Publishes a new exit; on the vCPU's thread. The previous exit must have been withdrawn.
     pub(crate) fn publish(&self, stamp: &ExitStamp) {
         let access = stamp.exit.access;
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -423,12 +424,12 @@ impl OpenExitCell {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Withdraws the exit; on the vCPU's thread, which holds the shard.
+    /// Withdraws the exit; on the vCPU's thread, which must hold the shard's lock.
     pub(crate) fn withdraw(&self) {
         self.number.store(0, Ordering::Relaxed);
     }
 
-    /// The number of the open exit, and its stamp. The caller holds the shard.
+    /// The number of the open exit, and its stamp. The caller must hold the shard's lock.
     pub(crate) fn get(&self) -> Option<(u64, ExitStamp)> {
         let number = self.number.load(Ordering::Acquire);
         if number == 0 {

@@ -120,7 +120,7 @@ impl Window {
         (pages > 0 && end <= most && free).then(|| self.run(first, pages))
     }
 
-    /// Allocates free pages.
+    /// Allocates `pages` pages from `first` on. The caller must have checked that they are free.
     fn run(&self, first: u32, pages: u32) -> Run {
         self.taken.lock().insert(first, pages);
         Run {

@@ -27,9 +27,9 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Operations. Each time that an event is started, stopped, read, counted or written for is one, and so
-    /// is each request, each command and each descriptor of their buffers. Several page addresses count as
-    /// one, and so do several cheap visits to events.
+    /// Operations. Each of these is one operation: a start, stop, read or count of an event, a record written
+    /// for an event, a request, a command, and a descriptor of a buffer of requests or commands. Several page
+    /// addresses together are one operation, and so are several cheap visits to events.
     pub operations: u64,
     /// Calls of the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,
@@ -49,7 +49,8 @@ impl Work {
         Self::so_far() - self
     }
 
-    /// Whether this work fills a turn: the remaining requests wait while others are served.
+    /// Whether this work fills a turn: the requests that remain must wait until the caller has done other
+    /// pending work.
     pub(crate) fn fills_a_turn(self) -> bool {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
     }
@@ -63,7 +64,7 @@ impl Work {
         }
     }
 
-    /// The larger value of each figure.
+    /// For each figure, the larger of the two values.
     #[must_use]
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
@@ -111,6 +112,6 @@ pub(crate) fn charge_host_call() {
 pub enum Turn {
     /// Nothing is left.
     Done,
-    /// The budget of a turn is used up: serve others first, then continue.
+    /// The budget of a turn is used up. Do other pending work first, then continue.
     Unfinished,
 }
