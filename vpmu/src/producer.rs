@@ -90,8 +90,8 @@ pub struct AuxPlace {
 /// ```no_run
 /// # fn tick(vpmu: &vpmu::Vpmu) -> Result<(), vpmu::AuxError> {
 /// use vpmu::AuxError;
-/// // Of a device made with `.with_aux_producers(vec![AuxProducer { name: "watchdog", .. }])`:
-/// // the traces of producer 0 on vCPU 1.
+/// // The device was made with `.with_aux_producers(vec![AuxProducer { name: "watchdog", .. }])`.
+/// // Write a frame to each trace of producer 0 on vCPU 1.
 /// for trace in vpmu.aux_traces(0, 1) {
 ///     let mut writer = vpmu.aux_begin(trace)?;
 ///     // Frames of this producer begin at multiples of 64 bytes.

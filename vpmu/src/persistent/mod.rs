@@ -39,7 +39,7 @@ pub struct Persist {
     pub rate: Option<Rate>,
     /// perf's `PERF_SAMPLE_*`: the fields of its samples.
     pub sample_type: u64,
-    /// Data pages of its ring, a power of two; zero: an event without a ring only counts.
+    /// Data pages of its ring, a power of two. Zero for an event without a ring, which only counts.
     pub pages: u32,
 }
 
@@ -50,7 +50,7 @@ pub struct PersistentStatus {
     pub id: u64,
     /// Its name, unique among persistent events.
     pub name: String,
-    /// Its name in the format of [`Persist::event`].
+    /// The counted event, in the format of [`Persist::event`].
     pub event: String,
     /// Whether the operator owns it; else the guest does.
     pub operator: bool,
@@ -138,8 +138,8 @@ pub enum PersistError {
          a letter first, at most 39 bytes"
     )]
     BadName(String),
-    /// The name is reserved for the event with the id in it.
-    #[error("`{0}` is reserved for the event with this id: choose another")]
+    /// The name is reserved for the event whose id it contains.
+    #[error("`{0}` is reserved for the event with this id: choose another name")]
     ReservedName(String),
     /// Another event of the operator has the name. A guest's event with this name would be renamed.
     #[error("a persistent event `{0}` already exists")]

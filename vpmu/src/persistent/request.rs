@@ -14,8 +14,8 @@ const READ_FORMAT: u64 = 0x7;
 /// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks would need further parameters.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
-/// Returns the open request for `asked`, for a disabled event, after checking it against the catalogue;
-/// `highest` is the maximum frequency.
+/// Checks `asked` against the catalogue, and returns an open request that leaves the event disabled.
+/// `highest` is the maximum sampling frequency.
 pub(crate) fn open_request(
     asked: &Persist,
     catalogue: &Catalogue,

@@ -36,9 +36,10 @@ const COUNTED: [&str; 7] = [
 /// # Ok::<(), vpmu::PersistSpecError>(())
 /// ```
 ///
-/// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the bytes of its ring, with K or M;
-/// `name`. Without `period` and `freq`, each mark or exit is a sample, clocks and hardware events are sampled
-/// 1000 times a second, and events without samples, or with `size=0`, only count.
+/// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the size of the event's ring in
+/// bytes, or with K or M; `name`. Without `period` and `freq`, each mark or exit of an event that can be
+/// sampled is a sample, and clocks and hardware events are sampled 1000 times a second. Events that cannot be
+/// sampled, and events with `size=0`, only count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistSpec {
     event: String,
@@ -147,8 +148,8 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`. With `several`, other vCPUs get the event, too, so the name ends with a
-    /// number.
+    /// The request for `vcpu`. With `several`, other vCPUs get the event, too, so the name ends with the
+    /// vCPU's number.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {

@@ -1,5 +1,6 @@
-//! Checks that bytes a guest could have written are a record of an event: of a kind that the device
-//! writes for it, with the length of its fields, and with its id.
+//! Checks whether bytes, which the guest could have written, are a valid record of an event: the device
+//! writes records of this kind for the event, the length matches the fields that the event requests, and the
+//! id is the event's.
 
 use vpmu_perf::field::FORMAT_GROUP;
 use vpmu_perf::record::{Header, Words};
@@ -14,7 +15,7 @@ use super::{
 const WORDS: u64 = 0x1_03cf;
 /// The fields among these that precede the id.
 const BEFORE_ID: u64 = 0xf;
-/// Fields of one word each at the end of other records.
+/// Fields of one word each at the end of records other than samples.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
@@ -26,7 +27,7 @@ pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let header = words.next().map(Header::from_word);
     let fits = header.and_then(|header| match header.kind {
         TYPE_SAMPLE => admits_sample(layout, &mut words, id),
-        // Its id, and the number lost.
+        // The event's id, and the number of lost samples.
         TYPE_LOST => (words.next()? == id)
             .then_some(())
             .and_then(|()| words.skip(1 + trailer_words(layout))),

@@ -86,7 +86,7 @@ impl Origin {
 const VARIABLE: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// A record would exceed the size in perf's header.
+/// A record would exceed the maximum size that perf's header can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record of more than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
@@ -220,8 +220,8 @@ impl Record {
         }
     }
 
-    /// Appends `size` bytes of stack, the first of them from `stack`, or fewer if the record, with
-    /// `after` more bytes, would be too long.
+    /// Appends a stack of `size` bytes: the bytes of `stack`, then zeros. Appends fewer bytes if the record,
+    /// including the `after` bytes that follow the stack, would be too long.
     fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
         let around = self.len() + 16 + after;
         let room = RECORD_MAX.saturating_sub(around);
@@ -279,7 +279,7 @@ impl Record {
         self.finish(kind)
     }
 
-    /// Appends the trailer of records other than samples, if the event has it.
+    /// Appends the trailer of records other than samples, if the event's records have one.
     fn trailer(&mut self, layout: &Layout, origin: &Origin) {
         if !layout.sample_id_all {
             return;
@@ -295,8 +295,8 @@ impl Record {
         self.push_chosen(layout, &fields);
     }
 
-    /// Appends the `fields` whose bits the event has; at most sixteen. Every sample uses this, so
-    /// it has no branches, and checks the room for all fields at once.
+    /// Appends those `fields` whose bits are in the event's sample type. `fields` has at most sixteen
+    /// entries. Every sample uses this, so it has no branches, and checks the room for all fields at once.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;

@@ -27,8 +27,8 @@ pub(crate) struct Sample<'a> {
     pub(crate) chain: &'a [u64],
     /// `None` if unknown, or for a task without user mode.
     pub(crate) regs_user: Option<Regs<'a>>,
-    /// The readable part of the stack, from its pointer on, up to the size that the event requests;
-    /// `None` like `regs_user`.
+    /// The readable part of the user stack, from the stack pointer on, up to the size that the event
+    /// requests; `None` if the user registers are unknown, or for a task without user mode.
     pub(crate) stack: Option<&'a [u8]>,
     /// `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,

@@ -1,5 +1,5 @@
-//! A ring in guest memory: its metadata page and its data. The guest owns the pages and may write
-//! anything there, so positions are kept here.
+//! A ring in guest memory: its metadata page and its data. The guest owns the pages and may write anything
+//! there, so this module keeps the positions in the device.
 
 mod producer;
 mod user_page;
@@ -29,9 +29,9 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Creates an empty ring on `pages`, metadata first. The caller has checked that there is at
-    /// least one page, that the data pages are a power of two or none, and that each page is
-    /// aligned and named once.
+    /// Creates an empty ring on `pages`, metadata first. The caller must have checked that there is at least
+    /// one page, that the number of data pages is a power of two or zero, and that each page is aligned and
+    /// named only once.
     ///
     /// # Errors
     /// A page that is not guest memory.
@@ -83,8 +83,8 @@ impl Ring {
         saved
     }
 
-    /// Restores a saved ring over `pages`, which keep their contents and have been checked as for
-    /// [`Ring::new`].
+    /// Restores a saved ring over `pages`, which keep their contents. The caller must have checked them as
+    /// for [`Ring::new`].
     ///
     /// # Errors
     /// The saved state is not valid.
@@ -196,7 +196,7 @@ impl Ring {
         )
     }
 
-    /// Counts samples that could not be written or made.
+    /// Counts samples that could not be written, or for which no record could be made.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
         Outcome {
             written: false,
@@ -204,7 +204,8 @@ impl Ring {
         }
     }
 
-    /// Writes the pending loss if there is one and it fits; returns whether to wake the reader.
+    /// Writes the record of a pending loss, if there is one and the record fits; returns whether to wake the
+    /// reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
@@ -222,9 +223,9 @@ impl Ring {
         self.producer.mode().backward
     }
 
-    /// The bytes of the unread records, as far as the device knows; without a writable map, of all
-    /// records that were not overwritten. They begin with a whole record: the newest in a ring that
-    /// is written backwards, else the oldest.
+    /// The bytes of the unread records, according to the tail that the device last read; in a ring that is
+    /// not mapped writable, the bytes of all records that were not overwritten. The first record is whole: it
+    /// is the newest in a ring that is written backwards, else the oldest.
     ///
     /// `None` if the start of a record is unknown, or the ring cannot be read.
     pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {

@@ -29,7 +29,7 @@ struct Word(Cell<u64>);
 // unordered: it detects every race.
 unsafe impl Sync for Word {}
 
-/// The memory shared by both.
+/// The memory shared by the producer and the reader.
 struct Shared {
     lock: AtomicU32,
     count: AtomicU64,

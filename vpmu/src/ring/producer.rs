@@ -75,7 +75,7 @@ pub(super) struct Producer {
     tail: u64,
     /// Lost samples that are not yet recorded.
     lost: u64,
-    /// Whether the reader was woken for them.
+    /// Whether the reader was woken for the lost samples.
     loss_told: bool,
     /// Samples since a wakeup by records, for events with such wakeups.
     records: u64,
@@ -166,9 +166,9 @@ impl Producer {
         self.bytes = 0;
     }
 
-    /// Counts samples that could not be written or made; returns whether to wake the reader. The
-    /// first loss wakes it: the reader of a full ring would otherwise sleep forever, because the ring does
-    /// not reach another mark. A reader that paused its ring does not need a wakeup.
+    /// Counts samples that could not be written, or for which no record could be made; returns whether to
+    /// wake the reader. The first loss wakes the reader, which would otherwise sleep forever: a full ring
+    /// does not reach another wakeup. A reader that paused its ring does not need a wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -387,7 +387,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes the pending loss, if it fits; returns whether to wake the reader.
+    /// Writes the record of a pending loss, if it fits; returns whether to wake the reader.
     pub(crate) fn flush(&mut self, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, context).wake
     }

@@ -1,4 +1,4 @@
-//! An event's count and times in the metadata page, under the sequence lock of its readers.
+//! An event's count and times in the metadata page, under the page's sequence lock.
 
 use std::sync::atomic::Ordering;
 

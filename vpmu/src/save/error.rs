@@ -21,7 +21,7 @@ pub enum SaveError {
 /// The fault of a part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
-/// Why a state cannot be restored. The device is then as it was before.
+/// Why a state cannot be restored. A failed restore leaves the device unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The device has had events, or has a driver or a vCPU's thread.
@@ -30,7 +30,7 @@ pub enum RestoreError {
     /// The state is of another version.
     #[error("the state has format {0}, which this version does not read")]
     Format(u32),
-    /// The device has another number of vCPUs.
+    /// The device and the state have different numbers of vCPUs.
     #[error("the state has {saved} vCPUs, the device {here}")]
     Vcpus {
         /// As saved.

@@ -1,6 +1,6 @@
-//! The state of a device outside its host: plain data that a VMM stores with its machine, and restores into a new
-//! device. Anyone may have written the file that it comes from: the owner of each part checks it like a request from
-//! the guest.
+//! The state of a device outside its host: plain data that a VMM stores with its machine, and restores into a
+//! new device. Anyone may have written the file that the state comes from, so the module that restores a part
+//! of the state checks that part like a request from the guest.
 
 mod error;
 mod state;

@@ -136,7 +136,7 @@ saved! {
         pub(crate) failed: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
-        /// The task at the last schedule-in, and its vCPU.
+        /// The task at the last schedule-in, and the vCPU of that schedule-in.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,
@@ -177,7 +177,7 @@ saved! {
     pub(crate) struct SavedSink {
         /// The event that they were mapped with.
         pub(crate) id: u64,
-        /// The first page of its ring in the window.
+        /// The first page of the sink's ring in the window; `None` if the ring is not there.
         pub(crate) window_page: Option<u32>,
         pub(crate) ring: Option<SavedRing>,
         pub(crate) area: Option<SavedArea>,

@@ -142,7 +142,8 @@ impl CommandBuffer {
         false
     }
 
-    /// Copies the commands of a buffer; fails if they are too many or lack room for their replies.
+    /// Copies the commands of a buffer; fails if there are too many commands, or if the buffer lacks room for
+    /// their replies.
     fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;

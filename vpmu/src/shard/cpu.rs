@@ -49,7 +49,7 @@ impl Cpu {
         }
     }
 
-    /// Discards cached readings: the shard has just been locked.
+    /// Discards cached readings, which are valid only while the shard stays locked.
     pub(crate) fn invalidate(&mut self) {
         self.counters.fresh = false;
         self.now = None;
@@ -177,7 +177,8 @@ impl Cpu {
         }
     }
 
-    /// The reading of a shared counter: all are read together, once while the shard is held.
+    /// The reading of a shared counter. All shared counters are read together, at most once while the shard
+    /// is held.
     ///
     /// # Errors
     /// The host revoked the counter.

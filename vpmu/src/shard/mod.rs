@@ -35,8 +35,8 @@ pub(crate) struct Shard {
     state: Lock<State, SHARD>,
 }
 
-/// Work that the events of one shard leave for another shard, or for an event's current shard. The
-/// thread that caused the work executes it after unlocking the shard, before its vCPU continues.
+/// Work that an event of one shard leaves for an event in another shard, or for the shared counter of another
+/// vCPU. The thread that caused the work executes it after unlocking the shard, before its vCPU continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Errand {
     /// The event's leader was enabled.

@@ -27,9 +27,9 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Relaxed atomics: only the thread that holds the shard takes places and changes rates. Other
-/// threads drop places meanwhile, with events that end elsewhere, so that the counters can only
-/// decrease between a check and its change: a place is never granted without room.
+/// Relaxed atomics: only the thread that holds the shard takes places and changes rates. Other threads may
+/// drop places at any time, when an event that ran here ends in another shard. Between a check and the change
+/// that follows it, the figures can therefore only decrease, so a place is never granted without room.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
@@ -46,7 +46,8 @@ pub(crate) struct Place {
 }
 
 impl Room {
-    /// Takes a place for a counter with `rate` interrupts per second, zero if unknown, if it fits.
+    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown); `None` if there is no
+    /// room.
     pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl Room {
 }
 
 impl Place {
-    /// Changes the counter's rate, if it fits.
+    /// Changes the counter's rate, if the new rate fits; returns whether it fits.
     pub(crate) fn change(&mut self, limit: RoomLimit, rate: u64) -> bool {
         let others = self.used.rate.load(Ordering::Relaxed) - self.rate;
         let fits = limit.fits(others, rate);

@@ -1,8 +1,10 @@
 //! The order of the events of a vCPU that wait for room.
 //!
-//! An event can stop waiting in many ways (it is stopped, paused, closed), and each would have to search the queue
-//! for its entry. Instead, an entry names the event's wait, not the event, and is dropped when it is found to be
-//! over: at the latest when the queue is twice as long as the number of events, so that a guest cannot lengthen it.
+//! An event can stop waiting in many ways (it is stopped, paused, closed), and the code of each way would
+//! have to search the queue for the event's entry. Instead, an entry names one wait of the event, not the
+//! event itself. An entry stays in the queue after its wait is over, until the queue has twice as many
+//! entries as there are events: then all such entries are dropped, so a guest cannot make the queue grow
+//! without limit.
 
 use std::collections::VecDeque;
 
@@ -10,11 +12,11 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub(crate) event: u64,
-    /// Unlike that of any other wait of the vCPU.
+    /// Unique among the waits of the vCPU.
     pub(crate) number: u64,
 }
 
-/// Waits, the longest first. Some may be over.
+/// Waits, the first begun first. Some may be over.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     queue: VecDeque<Wait>,
@@ -22,8 +24,8 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    /// Begins a wait of `event`, and returns its number. `events` is the number of the vCPU's events, `lasts`
-    /// returns whether an earlier wait is not over.
+    /// Begins a wait of `event`, and returns its number. `events` is the number of the vCPU's events. `lasts`
+    /// must return whether the wait that it is given is not over.
     pub(crate) fn begin(&mut self, event: u64, events: usize, lasts: impl Fn(Wait) -> bool) -> u64 {
         if self.queue.len() >= events.saturating_mul(2) {
             self.queue.retain(|&wait| lasts(wait));
@@ -34,12 +36,13 @@ impl Waits {
         number
     }
 
-    /// Takes all waits, the longest first; the queue is empty then.
+    /// Takes all waits, the first begun first, and leaves the queue empty.
     pub(crate) fn take(&mut self) -> VecDeque<Wait> {
         std::mem::take(&mut self.queue)
     }
 
-    /// Puts a wait back that is not over. Call it in the order of [`Waits::take`], before others begin.
+    /// Puts back a wait that is not over. The caller must put waits back in the order of [`Waits::take`],
+    /// before it begins new waits.
     pub(crate) fn put_back(&mut self, wait: Wait) {
         self.queue.push_back(wait);
     }

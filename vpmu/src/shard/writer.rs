@@ -1,5 +1,5 @@
-//! Writes each record and packet of one vCPU's events to the sink of its event, counts the results,
-//! and collects the driver's notices.
+//! Writes each record and packet of one vCPU's events to the sink of its event, counts the results, and
+//! collects notices for the driver.
 
 use std::sync::Arc;
 
@@ -186,9 +186,9 @@ impl Writer {
     /// Writes the next packet of a trace, after the sync packet and the padding that must precede
     /// it, or counts it as lost; returns whether it was written.
     ///
-    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time;
-    /// `tsc` is the same time as the guest's TSC. `trace` is the event's own. The reader sees the
-    /// packet when a watermark is crossed, or after [`Writer::flush`].
+    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time; `tsc` is the
+    /// guest's TSC at that time. `trace` is the event's own. The reader sees the packet when a watermark is
+    /// crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,

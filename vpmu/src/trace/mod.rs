@@ -41,7 +41,7 @@ pub(crate) struct Trace {
     lost: u64,
     /// `SYNC_*` flags of the next sync packet, if one is due.
     due: u8,
-    /// Whether its start was recorded in its ring.
+    /// Whether the start of the trace was recorded in the event's ring.
     pub(crate) announced: bool,
 }
 

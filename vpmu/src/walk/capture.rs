@@ -198,10 +198,10 @@ impl Capture {
     }
 }
 
-/// The registers with which the running task entered the kernel, if they are above the stack
-/// pointer on the current kernel stack. During a task switch, the kernel already names the next
-/// task while it still runs on the previous task's stack and in its address space: the registers of
-/// one task must not be mistaken for the other's.
+/// The registers with which the running task entered the kernel, if they are above the stack pointer on the
+/// current kernel stack. During a task switch, the kernel already names the next task while it still runs on
+/// the stack and in the address space of the previous task. The registers of one task must not be mistaken
+/// for those of the other.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

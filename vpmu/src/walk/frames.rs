@@ -54,9 +54,9 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
     one / KERNEL_STACK == other / KERNEL_STACK
 }
 
-/// The kernel's callers; `end` is the end of its frames, if known. Kernels that use the frame
-/// pointer for other values are detected: a frame must be on the stack, above the previous one, and
-/// return to kernel code.
+/// Appends the callers in the kernel to `chain`. `end` is the address at which the kernel's frames end, if
+/// known. Kernels that use the frame pointer for other values are detected: a frame must be on the stack,
+/// above the previous one, and return to kernel code.
 pub(super) fn kernel_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,
@@ -83,8 +83,8 @@ pub(super) fn kernel_callers(
     }
 }
 
-/// A program's callers from the frame at `fp` on, read with the program's rights; `code64`: it is
-/// 64-bit code.
+/// Appends a program's callers to `chain`, from the frame at `fp` on, read with the program's rights.
+/// `code64` tells whether the program is 64-bit code.
 pub(super) fn user_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,

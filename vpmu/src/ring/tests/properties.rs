@@ -149,7 +149,8 @@ proptest! {
         ] {
             let mut rig = Rig::new(8, mode, wakeup);
             let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
-            // A record that crosses several marks causes one wakeup.
+            // A record causes one wakeup, even if it crosses several page boundaries or multiples of the
+            // interval.
             let expected = match wakeup {
                 Wakeup::Bytes(1..16) => produced as u64,
                 Wakeup::Page => grown / PAGE,

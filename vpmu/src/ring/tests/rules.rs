@@ -104,7 +104,7 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // Every second record of one event; every 64 bytes of both, whichever event writes.
+    // One event wakes at every second of its own records, the other after every 64 bytes of either event.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(

@@ -35,7 +35,7 @@ fn callers_of_32_bit_code() {
     guest.map(0x80_0000, 0x20_0000 | P | U, 0, P | U);
     guest.user_word(USTACK + 0x100, 0x80_0200 | 0x1111 << 32);
     guest.user_word(USTACK + 0x200, 0x2222 << 32);
-    // The bits above 32 are not part of its registers.
+    // The upper 32 bits of a register are not part of a 32-bit program's state.
     let mut cpu = guest.in_user(UTEXT, 7 << 32 | 0x80_0100);
     cpu.code64 = false;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222]);
@@ -102,7 +102,7 @@ fn kernel_callers_precede_the_programs() {
     assert_eq!(part(true, false), user);
     assert!(part(true, true).is_empty());
 
-    // Both share the limit, which excludes mode marks.
+    // Kernel and user callers share the limit, which does not count mode marks.
     let spec = CaptureSpec {
         max_stack: 4,
         ..CHAIN

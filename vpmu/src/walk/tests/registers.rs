@@ -114,7 +114,7 @@ fn registers_in_perfs_order() {
     assert_eq!(values(capture.regs_intr()), at);
     assert!(capture.chain().is_empty());
 
-    // In user mode they are the same.
+    // In user mode, the registers at the overflow are the user registers.
     cpu.user = true;
     let capture = guest.capture(&cpu, &spec);
     assert_eq!(values(capture.regs_user()), at);

@@ -11,7 +11,7 @@ fn pages_of_every_size_at_every_depth() {
             let size = 0x1000_u64 << (9 * level);
             let large = if level > 0 { PS } else { 0 };
             let address = 0x4000_0000_0000 + size * 3;
-            // A page as large as the memory or larger is at its start.
+            // A large page is at the start of the memory, which may be smaller than the page.
             let physical = if level == 0 { 0x20_0000 } else { 0 };
             // Bit 12 of a large page's entry is not part of its address.
             let entry = physical | large | (large << 5) | P | U;
