@@ -49,14 +49,15 @@ use crate::walk::{Capture, CpuContext};
 use crate::work;
 use vpmu_perf::field::FORMAT_GROUP;
 
-/// Milliseconds that a host may take to store a record in its ring: when records are collected
-/// while the vCPU runs, newer ones are held back, in case an older one arrives in another ring.
+/// Milliseconds that a host may take to store a record in its ring: when records are collected while the vCPU
+/// runs, the records of this last time are held back, in case an older record arrives in another ring.
 const HOLD_BACK: u64 = 1;
 /// Start of the half of the address space that kernels reserve. If the vCPU kept running after an overflow, the
 /// overflow's IP determines the guest's mode.
 const KERNEL_HALF: u64 = 1 << 63;
-/// Maximum number of held overflows, plus those of one host ring: a megabyte. Further overflows are written in order of
-/// arrival, so that a guest cannot make its host hold an unbounded number.
+/// Maximum number of overflows to hold, about a megabyte, not counting those of the host ring read last.
+/// Overflows beyond this limit are written in order of arrival, so that a guest cannot make its host hold an
+/// unbounded number.
 const MOST_HELD: usize = 16_384;
 /// Fields of a sample that hold the guest's position.
 const PLACES: u64 =
@@ -232,8 +233,8 @@ impl State {
         self.writer.set_tasks(tasks);
     }
 
-    /// Updates all events and writes their overflows to their rings. The vCPU stays out of the guest
-    /// until the state is saved. Traces record its current exit up to now.
+    /// Updates all events and writes their overflows to their rings. The caller must keep the vCPU out of the
+    /// guest until the state is saved. Traces record the vCPU's current exit up to now.
     pub(crate) fn quiesce(&mut self) {
         self.flush_batched();
         self.end_exit(true);
@@ -255,14 +256,14 @@ impl State {
         self.queue.restore(saved);
     }
 
-    /// Publishes an event's figures of its last update.
+    /// Publishes an event's figures as of its last update.
     pub(crate) fn show(&self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             show(event, self.cpu.backend.clock);
         }
     }
 
-    /// Adds the shard's own figures to the device's.
+    /// Adds the shard's own figures to those of the device in `metrics`.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         let tally = &self.writer.tally;
         metrics.commands += self.metrics.commands;
@@ -316,7 +317,7 @@ impl State {
         self.cpu.vcpu.detach();
     }
 
-    /// Drops the counters that events have on `vcpu`, which has another thread.
+    /// Drops the counters that events have on the previous thread of `vcpu`.
     pub(crate) fn forget_thread(&mut self, vcpu: u32) {
         for event in self.events.values_mut() {
             event.forget_thread(vcpu);
@@ -330,7 +331,7 @@ impl State {
         self.events.get(&id)
     }
 
-    /// Like [`State::event`], for changes that touch neither its state nor its hooks.
+    /// Like [`State::event`], for changes that touch neither the event's state nor its hooks.
     pub(crate) fn event_mut(&mut self, id: u64) -> Option<&mut Event> {
         self.events.get_mut(&id)
     }
@@ -373,7 +374,7 @@ impl State {
         }
     }
 
-    /// Removes a task event that is placed on no vCPU, for another shard.
+    /// Removes and returns a task event that is not placed on a vCPU, for another shard to receive.
     pub(crate) fn give(&mut self, id: u64) -> Option<Event> {
         let event = self.events.get(&id)?;
         match event.placed_on() {
@@ -403,7 +404,7 @@ impl State {
         self.release(leases);
     }
 
-    /// Drops a driver: closes every event that does not outlive it, without a write to guest
+    /// Removes the driver: closes every event except those that `outlives` selects, without writing to guest
     /// memory.
     pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.ids(|event| !outlives(event.spec.id)) {
@@ -513,7 +514,7 @@ impl State {
         }
     }
 
-    /// Stops an event, with its pending records written.
+    /// Stops an event, and writes its pending records.
     pub(crate) fn stop(&mut self, id: u64) -> Result<(), Errno> {
         self.halt(id, PendingOverflows::Written)
     }
@@ -536,8 +537,8 @@ impl State {
         self.publish(id, stopped)
     }
 
-    /// Cuts an exit trace, and removes an event's hooks without stopping its counter; returns whether
-    /// the event was active.
+    /// Removes the hooks of an active event without stopping its counter. If the event is an exit trace,
+    /// first writes the open exit to the trace. Returns whether hooks were removed.
     fn deactivate(&mut self, id: u64) -> Result<bool, Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
@@ -643,8 +644,8 @@ impl State {
         self.stop(id)
     }
 
-    /// Stops an event whose leader on another vCPU was disabled. The leader may have been enabled
-    /// again, or no longer lead the event.
+    /// Stops an event whose leader on another vCPU was disabled. Does nothing if the leader has been enabled
+    /// again or no longer leads the event.
     pub(crate) fn stop_led(&mut self, id: u64) -> Result<(), Errno> {
         match self.events.get(&id).is_some_and(Event::is_led_on) {
             true => Ok(()),
@@ -691,8 +692,8 @@ impl State {
         }
     }
 
-    /// Changes an event, and updates its hooks. Its vCPU may read them meanwhile, so hooks that the event keeps
-    /// stay set.
+    /// Changes an event, and updates its hooks. The vCPU may read the hooks during the update, so hooks that
+    /// the event keeps stay set throughout.
     fn with_hooks<T>(
         &mut self,
         id: u64,
@@ -761,14 +762,14 @@ impl State {
 
     // Sinks.
 
-    /// Redirects an event to `sink`; publishes everything that it wrote elsewhere.
+    /// Redirects an event to `sink`, after publishing everything that it wrote to its previous sink.
     pub(crate) fn set_sink(&mut self, id: u64, sink: Option<Arc<Sink>>) {
         self.flush(id);
         self.with_hooks(id, |event, _| event.sink = sink);
     }
 
-    /// Removes the area of an event's sink; publishes everything that was written there, and
-    /// reports it as far as that fits.
+    /// Publishes everything that was written to the area of an event's sink, reports it in the ring if the
+    /// record fits, and removes the area.
     pub(crate) fn close_area(&mut self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             let origin = self.origin(event);
@@ -936,8 +937,8 @@ impl State {
         }
     }
 
-    /// The current counts for a record of an event, or of the whole group if `read_format` requires
-    /// that: a group is read once for all records of an exit.
+    /// The current counts for a record of an event: those of the event alone or, if `read_format` requires
+    /// that, those of its whole group. A group is read once for all records of an exit.
     fn counts(&mut self, id: u64) -> Counts {
         let Some(event) = self.events.get(&id) else {
             return Counts::default();
@@ -1010,13 +1011,15 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Exclude the batched events: overflows of that window may not have been collected yet.
+            // Exclude the batched events: overflows of the window in which they were throttled may not have
+            // been collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // Keep the state: the next command may stop an event and find overflows after this moment.
+            // Keep the state: the next command may stop an event and find further overflows that belong to
+            // this exit.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
@@ -1042,8 +1045,8 @@ impl State {
         }
     }
 
-    /// Charges the cost of the sample before this exit. Once samples have used up their share of
-    /// time, all of the guest's events with sampling exits are throttled.
+    /// Charges the cost of the sample before this exit. Once samples have used up their share of time, all of
+    /// the guest's events whose overflows cause exits are throttled.
     fn account_samples(&mut self) {
         self.first_overflow = None;
         let backend = Arc::clone(&self.cpu.backend);
@@ -1081,8 +1084,9 @@ impl State {
         }
     }
 
-    /// Counts an occurrence in events whose spec `matches`. First all of them count it, so that
-    /// each sees the others' new counts; then those whose period has elapsed overflow.
+    /// Counts an occurrence in events whose spec `matches`. First, all of these events count it, so that a
+    /// record of one event has the new counts of the others. Then the events whose period has elapsed
+    /// overflow.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;
@@ -1178,8 +1182,8 @@ impl State {
         }
     }
 
-    /// Ends the session's open exit; `cut`: its end is unknown. Writes its packet to the traces
-    /// that record it.
+    /// Ends the session's open exit, and writes the exit's packet to the traces that record it. With `cut`,
+    /// the time of the exit's end is unknown.
     pub(crate) fn end_exit(&mut self, cut: bool) {
         self.claim_exit();
         if let Some((number, stamp)) = self.cpu.vcpu.open_exit().get()
@@ -1243,7 +1247,7 @@ impl State {
                 .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
         }
         if paused {
-            // Nothing later would publish it.
+            // Nothing later would publish the packet.
             self.flush(id);
         }
     }
@@ -1327,8 +1331,8 @@ impl State {
         }
     }
 
-    /// The vCPU's state at the current exit, if it was read. A vCPU that has run since, while
-    /// another's command or a request is served, has a different state now.
+    /// The vCPU's state at the current exit; `None` if it was not read, or if the vCPU has run since then.
+    /// The vCPU may have run if this serves a command of another vCPU, or a request.
     fn place_at_exit(&self) -> Option<CpuContext> {
         let vcpu = &self.cpu.vcpu;
         let (exit, place) = self.sampled_exit;
@@ -1417,8 +1421,9 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // A record without a requested IP would be wrong, and one from the excluded mode would leak
-        // data: the overflow happened in the wanted mode, but the exit that found it came later.
+        // A record without a requested IP would be wrong. A record from an excluded mode would leak data:
+        // although the overflow happened in a counted mode, the exit that found it came later, possibly in
+        // another mode.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1552,8 +1557,8 @@ impl State {
         let _ = self.publish(id, changed);
     }
 
-    /// Handles overflows of a sample trace after each of `periods`, all found at one moment: one
-    /// packet represents those within its rate and its limit.
+    /// Handles overflows of a sample trace that were found at one moment, one overflow for each of `periods`.
+    /// One packet represents all overflows within the trace's rate and limit.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1585,7 +1590,7 @@ impl State {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
         if self.events.get(&id).is_some_and(Event::is_paused) {
-            // Nothing later would publish it.
+            // Nothing later would publish the packet.
             self.flush(id);
         }
         if last {
@@ -1605,8 +1610,8 @@ impl State {
         }
     }
 
-    /// Writes the packet of a trace's overflows that were found together, `period` in total. A
-    /// packet in an excluded mode, or of a vCPU that kept running, is lost.
+    /// Writes the packet of a trace's overflows that were found together. `period` is the sum of their
+    /// periods. A packet in an excluded mode, or of a vCPU that kept running, is lost.
     fn write_sample_packet(
         &mut self,
         id: u64,
@@ -1647,7 +1652,8 @@ impl State {
 
     // Throttles.
 
-    /// The throttled events of the batched engine, or of all other engines.
+    /// The throttled events of the batched engine if `batched`, else the throttled events of all other
+    /// engines.
     fn throttled(&self, batched: bool) -> Vec<u64> {
         let throttled = |id: &u64| {
             let event = self.events.get(id);
@@ -1812,7 +1818,7 @@ impl State {
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
-            // All records up to `until` are written, so a window that ended before is complete.
+            // All records up to `until` are written, so a window that ended before `until` is complete.
             let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
             for id in self.throttled(true) {
                 self.unthrottle_at(id, time);
@@ -1915,7 +1921,7 @@ impl State {
             let event = events.get(&entry.event);
             event.is_some_and(|event| event.task.is_none() && event.spec.layout.has(SAMPLE_TID))
         };
-        // Read after the records were taken, so it includes every earlier switch.
+        // Read the history after the records were taken, so that it includes every switch before them.
         let history = match self.merge.due(until).any(named) {
             true => self.writer.history(),
             false => TaskHistory::default(),
@@ -1931,7 +1937,7 @@ impl State {
             batch.clear();
             self.batch = batch;
         } else {
-            // An event can stop others, whose later overflows are then dropped.
+            // An event can stop other events, whose overflows after that are then dropped.
             while let Some(entry) = self.merge.next(until) {
                 self.overflow_recorded(&entry, &history);
             }
@@ -2081,7 +2087,7 @@ impl State {
         };
         let (spec, sink) = (&event.spec, event.sink.as_deref());
         let (clock, vcpu) = (self.cpu.backend.clock, &self.cpu.vcpu);
-        // Read after the exits were taken, so it includes every earlier switch.
+        // Read the history after the exits were taken, so that it includes every switch before them.
         let history = event.task.is_none().then(|| self.writer.history());
         let now = self.cpu.backend.source.tsc();
         let mut left = recorded.len();
