@@ -2,9 +2,9 @@
 //!
 //! An event can stop waiting in many ways (it is stopped, paused, closed), and the code of each way would
 //! have to search the queue for the event's entry. Instead, an entry names one wait of the event, not the
-//! event itself. An entry stays in the queue after its wait is over, until the queue has twice as many
-//! entries as there are events: then all such entries are dropped, so a guest cannot make the queue grow
-//! without limit.
+//! event itself. An entry whose wait is over stays in the queue until the queue is next taken or, at the
+//! latest, has twice as many entries as there are events. Such entries are then dropped, so a guest cannot
+//! make the queue grow without limit.
 
 use std::collections::VecDeque;
 
