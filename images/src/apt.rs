@@ -92,7 +92,7 @@ pub enum AptError {
     /// The host's lists do not name a Debian archive.
     #[error("apt's lists do not name a Debian archive")]
     NoArchive,
-    /// A file or a directory of the apt for another architecture could not be written.
+    /// A file or a directory of the [`Apt`] for another architecture could not be written.
     #[error("cannot write {path}")]
     Write {
         /// A file, or a directory.

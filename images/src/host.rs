@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn installation_with_lists_older_than_the_host_refreshes_them() {
-        // The library's headers need just its version, and the host has a newer one.
+        // The headers need the library in exactly their own version, and the host has a newer library.
         let library = |version| Deb::new("libglib2.0-0", version);
         let headers = |version: &str| {
             let mut deb = Deb::new("libglib2.0-dev", version);

@@ -140,9 +140,9 @@ fn pack(
         for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
             archive.directory(directory)?;
         }
-        // The kernel opens it for /init, before anything is mounted.
+        // The kernel opens the console for /init, before anything is mounted.
         archive.device("dev/console", 5, 1)?;
-        // /init of a machine without ports writes to the VMM through it.
+        // On a machine without ports, /init writes to the VMM through /dev/mem.
         if !arch.is_native() {
             archive.device("dev/mem", 1, 1)?;
         }

@@ -111,7 +111,7 @@ pub struct Kernel {
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
-    /// An identifier, with a digest of all this.
+    /// An identifier that differs between kernels of which any part differs.
     pub id: String,
     /// Its architecture.
     pub arch: Arch,

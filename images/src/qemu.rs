@@ -38,7 +38,7 @@ const OPTIONS: [&str; 8] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
-/// The machine and its interrupt controller. QEMU's code for Arm CPUs does not link without the other options.
+/// The machine, its interrupt controller, and three options without which QEMU's code for Arm CPUs does not link.
 const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_GICV3_TCG=y\nCONFIG_ARM_V7M=y\n\
     CONFIG_SEMIHOSTING=y\nCONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
 
@@ -118,7 +118,7 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// This host's Debian has another QEMU than the fixes are for.
+    /// This host's Debian has a QEMU of another series than the fixes are for.
     #[error("the lab is built from Debian 12's QEMU {SERIES}; this host's lists have {0}")]
     Series(String),
     /// The cache cannot be used.

@@ -24,7 +24,7 @@ use crate::progress::Step;
 const RUST: &str = "rustc-web";
 /// Rust's standard library. Programs need the library for their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
-/// Dependencies of those packages that every host with a compiler has.
+/// Packages that the compilers depend on, and that every host with a compiler has already.
 const HOSTS: [&str; 9] = [
     "binutils",
     "debconf",

@@ -1,6 +1,7 @@
-//! A VMM of one vCPU that embeds the device, with only `vpmu-kvm` between it and kvm-ioctls. Its guest loops in
-//! ring 3 and now and then writes to a port, which serves as the doorbell. The guest counts its marks, samples its
-//! clock and traces its exits; the operator runs a flight recorder. At the end both print their results.
+//! A VMM of one vCPU that embeds the device, with only `vpmu-kvm` between the device and kvm-ioctls. The guest
+//! loops in ring 3 and now and then writes to a port, which serves as the doorbell. The guest counts its marks,
+//! samples its clock and traces its exits. The operator runs a flight recorder. At the end the guest and the
+//! operator print their results.
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!
@@ -109,7 +110,7 @@ fn attach(vpmu: &Vpmu, guest: &Guest) -> Result<VcpuThread, Box<dyn Error>> {
     Ok(VcpuThread::new(&guest.vcpu, vpmu.attach(0, offset)?)?)
 }
 
-/// Runs the guest until its next exit. Returns whether it rang the doorbell.
+/// Runs the guest until its next exit. Returns whether the exit was a write to the doorbell.
 fn run_once(guest: &mut Guest, vcpu: &mut VcpuThread) -> Result<bool, Box<dyn Error>> {
     match vcpu.run(&mut guest.vcpu) {
         Ok((VcpuExit::IoOut(DOORBELL, data), mut at)) => {
@@ -142,7 +143,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         rung += u64::from(rings);
         let history = vpmu.history(flight)?;
         let flown: Vec<u64> = history.iter().filter_map(driver::identified_ip).collect();
-        // The packet of an exit is written at the next entry: don't end right after a ring of the doorbell.
+        // The packet of an exit is written at the next entry: don't end right after a write to the doorbell.
         if !rings && flown.len() >= ENOUGH && driver.samples()?.len() >= ENOUGH {
             break flown;
         }

@@ -1,6 +1,6 @@
 //! The device in a VMM with its own types for memory, queues and interrupts: memory regions with a log of dirty
-//! pages, plugged and unplugged while the device lives; queues as its transport saves them; an MSI-X vector for
-//! each queue.
+//! pages, plugged and unplugged while the device lives; queues as the VMM's transport saves them; an MSI-X vector
+//! for each queue.
 //!
 //! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps
 //! the same files as guest memory.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const SPECIFICATION: &str = include_str!("../SPEC.md");
-/// The directories of tests for requirements.
+/// Directories whose tests check requirements.
 const TESTED: [&str; 4] = ["vpmu", "vmm", "tests", "guest-driver/client"];
 
 /// Every `.rs` file below `dir` except those of the build.

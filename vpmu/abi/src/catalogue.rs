@@ -26,8 +26,8 @@ pub const KIND_MARK: u32 = 0x104;
 /// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. Counts the bytes of
 /// the trace, written or lost.
 pub const KIND_EXIT_TRACE: u32 = 0x105;
-/// Event kind: a trace of samples with registers in the AUX area, one per period of the event
-/// selected by config, one of `PACE_*`. Counts bytes as [`KIND_EXIT_TRACE`] does.
+/// Event kind: a trace of samples with registers in the AUX area; config is one of `PACE_*` and
+/// selects the event at whose periods the trace samples. Counts bytes as [`KIND_EXIT_TRACE`] does.
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
 /// Event kind: a trace of the host's own PMU. Reserved: the device refuses it, because no host can
 /// confine such a trace to one guest.
@@ -61,7 +61,8 @@ pub const EXIT_MMIO: u64 = 3;
 pub const EXIT_HLT: u64 = 4;
 /// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits by a signal to the vCPU thread.
 pub const EXIT_SIGNAL: u64 = 5;
-/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: any other exit that reached the VMM.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits that reached the VMM for none of the reasons
+/// [`EXIT_IO`] to [`EXIT_SIGNAL`].
 pub const EXIT_OTHER: u64 = 6;
 
 wire! {
@@ -100,12 +101,13 @@ wire! {
 pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
 /// [`CatalogueEntry::flags`]: the count excludes host work for the vCPU.
 pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
-/// [`CatalogueEntry::flags`]: other configs are valid, too: a mark's value, or a raw event's number.
+/// [`CatalogueEntry::flags`]: configs besides [`CatalogueEntry::config`] are valid: a mark's value, or a
+/// raw event's number.
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;
-/// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; bits
-/// [`CATALOGUE_FORMAT_SHIFT`] and up are their `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; the bits from
+/// [`CATALOGUE_FORMAT_SHIFT`] on hold the format of the packets.
 pub const CATALOGUE_AUX: u32 = 1 << 4;
-/// [`CatalogueEntry::flags`]: the eight bits from this one on are one of `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: the eight bits from this bit on hold a packet format, one of `FORMAT_*`.
 pub const CATALOGUE_FORMAT_SHIFT: u32 = 16;

@@ -3,9 +3,9 @@
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
-    /// One command on a vCPU queue. A buffer holds commands, at most 2048 in one notification, then
-    /// space for as many replies ([`Reply`]), which the device writes before the notifying
-    /// instruction retires.
+    /// One command on a vCPU queue. A buffer holds commands, then space for one [`Reply`] to each
+    /// command. All buffers of one notification may hold at most 2048 commands. The device writes
+    /// the replies before the notifying instruction retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
@@ -44,8 +44,8 @@ pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
 /// of the area; for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
-/// vCPU command: the event may no longer write to its AUX area. [`Reply::value`] is the head that it
-/// reached, [`Reply::lost`] the bytes that found no room since [`COMMAND_AUX_BEGIN`].
+/// vCPU command: the event may no longer write to its AUX area. [`Reply::value`] is the head that the
+/// event reached, [`Reply::lost`] the bytes that found no room since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
 /// vCPU command: write the event's pending samples and traces to the guest's pages and wake its
 /// readers before the reply. Event zero flushes every persistent event of this vCPU.

@@ -30,7 +30,7 @@ pub const CONTROL_CATALOGUE: u32 = 5;
 /// Control operation: set the address of a vCPU's [`TaskPage`](super::TaskPage);
 /// [`TaskPageRequest`], [`ControlReply`].
 pub const CONTROL_TASK_PAGE: u32 = 6;
-/// Control operation: send an event's records to the ring of another; [`RedirectRequest`],
+/// Control operation: send an event's records to the ring of another event; [`RedirectRequest`],
 /// [`ControlReply`].
 pub const CONTROL_REDIRECT: u32 = 7;
 /// Control operation: stop or resume writing to a ring; [`PauseRequest`], [`ControlReply`].
@@ -48,7 +48,7 @@ pub const CONTROL_ATTACH: u32 = 12;
 /// Control operation: list persistent events; [`PersistentRequest`](super::PersistentRequest), then
 /// [`ControlReply`] and [`PersistentEvent`](super::PersistentEvent)s, by ascending id.
 pub const CONTROL_PERSISTENT: u32 = 13;
-/// Control operation: make an event the starter or stopper of another; [`LinkRequest`],
+/// Control operation: make an event the starter or stopper of another event; [`LinkRequest`],
 /// [`ControlReply`].
 pub const CONTROL_LINK: u32 = 14;
 /// Control operation: change the interval of an event's wakeups; [`WakeupRequest`],
@@ -109,7 +109,7 @@ wire! {
     pub struct PauseRequest {
         /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: overflows from now on are lost; 0: their records are written again.
+        /// 1: stop writing, so that overflows from now on are lost; 0: resume writing.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,

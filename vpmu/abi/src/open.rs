@@ -29,7 +29,8 @@ wire! {
         pub engine: U32,
         /// Maximum length of a call chain, [`MAX_STACK`] at most; zero: [`MAX_STACK`].
         pub max_stack: U32,
-        /// Zero, or for an inherited event its parent, whose ring and id its records use.
+        /// Zero, or the parent of an inherited event. Records of the inherited event go to the parent's ring
+    /// and have the parent's id.
         pub parent: U64,
         /// Zero, or the leader of the group: an event of the same context without a leader.
         pub leader: U64,

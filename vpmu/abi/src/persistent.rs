@@ -37,8 +37,8 @@ wire! {
     pub struct PersistentEvent {
         /// The event's id.
         pub id: U64,
-        /// The request that would open it, with its current `period` and `engine`; the flag
-        /// [`OPEN_ENABLED`](super::OPEN_ENABLED) reflects its current state.
+        /// The request that would open the event as it is now: with the current `period` and
+        /// `engine`, and with [`OPEN_ENABLED`](super::OPEN_ENABLED) if the event is enabled.
         pub open: OpenRequest,
         /// Pages of the event's ring, the metadata page included; zero without a ring.
         pub pages: U32,

@@ -83,7 +83,7 @@ call! {
 
 /// [`Open::flags`]: also makes the event persistent, like [`IOC_DETACH`].
 pub const FLAG_PERSISTENT: u64 = 1 << 32;
-/// [`Open::flags`]: the event opens paused, for its starter.
+/// [`Open::flags`]: the event opens paused, until its starter overflows.
 pub const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
 
 /// Bytes of a `perf_event_attr` in the list of persistent events, as of Linux 6.1.
@@ -121,7 +121,7 @@ call! {
         pub id: u64,
         /// The event's name in sysfs, padded with zeros.
         pub name: [u8; crate::PERSISTENT_NAME],
-        /// The CPU to reopen it on.
+        /// The CPU to reopen the event on.
         pub cpu: u32,
         /// Pages of the event's ring, the metadata page included; zero without a ring.
         pub pages: u32,
@@ -199,7 +199,7 @@ call! {
 /// First bit of the kind in `perf_event_attr::config` of the vpmu PMU; the bits below it are the event
 /// within the kind.
 pub const CONFIG_KIND_SHIFT: u32 = 48;
-/// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, for its starter.
+/// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, until its starter overflows.
 pub const CONFIG1_PAUSED: u64 = 1 << 0;
 
 /// The type of the driver's ioctls.

@@ -1,4 +1,5 @@
-//! Throughput of one device that several vCPUs use at once, against as many devices of one vCPU each.
+//! Throughput of one device that several vCPUs use at once, compared with the same number of vCPUs that each
+//! have a device of their own.
 //!
 //! The vCPUs of a device share its control queue, catalogue and limits, but each has its own events. Work on
 //! these events should cost a vCPU the same whatever the other vCPUs do, so the rate of independent devices is
@@ -50,7 +51,7 @@ const LOADS: [(&str, Load); 6] = [
 ];
 /// Rounds, each with devices and threads of its own.
 const ROUNDS: usize = 15;
-/// Shared slices of a round that count, each between two independent slices.
+/// Shared slices that make up the result of a round, each between two independent slices.
 const SLICES: usize = 9;
 /// Maximum number of shared slices that a round measures.
 const TRIES: usize = 90;

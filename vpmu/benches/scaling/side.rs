@@ -40,8 +40,8 @@ struct Gate {
     stop: AtomicBool,
     over: AtomicBool,
     steps: AtomicU64,
-    /// Nanoseconds that the threads spent in slices, by the clock and on a CPU. The threads measure them,
-    /// because they may keep the thread that opens a slice from running for a while.
+    /// Nanoseconds that the threads spent in slices, by the clock and on a CPU. The threads
+    /// measure these times themselves, because the thread that opens a slice may have to wait for a CPU.
     time: AtomicU64,
     cpu_time: AtomicU64,
     host: Arc<Host>,

@@ -2,8 +2,8 @@
 //! immediately; a counter acts only at the exit that its overflow causes.
 //!
 //! A minimal VMM embeds the device and runs a vCPU that counts in ring 3 on this machine's `/dev/kvm`. Each
-//! overflow of a host clock starts or stops another event. The host's record of the overflow has its time and
-//! instruction; the exit shows how far the guest ran since.
+//! overflow of a host clock starts or stops another event. The host's record has the time and the
+//! instruction of the overflow. The exit shows how far the guest ran after the overflow.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]

@@ -1,4 +1,5 @@
-//! Kicks: the signal that makes a vCPU leave the guest. Overflows of host counters send it, too.
+//! Kicks: the signal that makes a vCPU leave the guest. The kernel sends the same signal when a host counter
+//! overflows.
 //!
 //! A kick that arrives while the thread is outside the guest must not be lost: the handler sets
 //! `immediate_exit` in the vCPU's run page, so that the next run call returns at once.
@@ -31,8 +32,8 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
 }
 
 /// Installs the handler of `signal` for the process. `signal` is the real-time signal by which
-/// [`PerfSource`](vpmu::host::PerfSource) announces overflows. `SIGIO` gets the same handler: the kernel sends it
-/// instead when the queue of real-time signals is full, and by default it ends the process.
+/// [`PerfSource`](vpmu::host::PerfSource) announces overflows. `SIGIO` gets the same handler: the kernel sends
+/// `SIGIO` instead when the queue of real-time signals is full, and by default `SIGIO` ends the process.
 ///
 /// # Errors
 /// The error of sigaction(2).

@@ -22,7 +22,7 @@ mod request {
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// Limits of the read; no kernel has as many descriptors, or names as long.
+/// Limits of the read. Every kernel has fewer descriptors and shorter names.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 

@@ -130,7 +130,7 @@ pub fn reset(event: impl AsFd, scope: Scope) -> io::Result<()> {
     by_value(event, perf::bindings::RESET, scope.flags().into())
 }
 
-/// Starts counting, and stops after `overflows` further overflows.
+/// Starts counting, and stops after the next `overflows` overflows.
 pub fn refresh(event: impl AsFd, overflows: u32) -> io::Result<()> {
     by_value(event, perf::bindings::REFRESH, overflows.into())
 }
@@ -147,7 +147,7 @@ pub fn pause_output(event: impl AsFd, paused: bool) -> io::Result<()> {
     by_value(event, perf::bindings::PAUSE_OUTPUT, paused.into())
 }
 
-/// Sets the number of events between samples, or the frequency of an event opened with one.
+/// Sets the number of events between samples or, for an event opened with a frequency, the frequency.
 pub fn set_period(event: impl AsFd, period: u64) -> io::Result<()> {
     let argument = (&raw const period).expose_provenance() as u64;
     let fd = event.as_fd().as_raw_fd();

@@ -23,7 +23,7 @@ pub const TIME_OFFSET: usize = offset_of!(Page, time_offset);
 pub const TIME_ZERO: usize = offset_of!(Page, time_zero);
 /// Reading of the clock, if narrower than 64 bits, when the page was written.
 pub const TIME_CYCLES: usize = offset_of!(Page, time_cycles);
-/// Mask of the bits of such a clock.
+/// Mask of the bits of a clock that is narrower than 64 bits.
 pub const TIME_MASK: usize = offset_of!(Page, time_mask);
 /// Bytes written to the data pages so far.
 pub const DATA_HEAD: usize = offset_of!(Page, data_head);
@@ -42,5 +42,5 @@ pub const AUX_SIZE: usize = offset_of!(Page, aux_size);
 pub const CAP_USER_RDPMC: u64 = 1 << 2;
 /// perf's `cap_user_time`: the times can be extrapolated with the CPU's clock.
 pub const CAP_USER_TIME: u64 = 1 << 3;
-/// perf's `cap_user_time_short`: that clock is narrower than 64 bits.
+/// perf's `cap_user_time_short`: the CPU's clock is narrower than 64 bits.
 pub const CAP_USER_TIME_SHORT: u64 = 1 << 5;

@@ -119,7 +119,7 @@ impl Form {
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // The guest's own modes are unknown, kernel and user; higher ones are hypervisor and guest.
+        // A guest's samples have mode unknown, kernel or user. The higher modes are hypervisor and guest modes.
         if misc > MODE_USER {
             return None;
         }

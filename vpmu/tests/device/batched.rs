@@ -105,7 +105,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
     let requests = [plain, with(READ), each, mark];
-    // For each request, the result for any engine, the exit engine and the batched engine.
+    // For each request, the results with `ENGINE_ANY`, `ENGINE_EXIT` and `ENGINE_BATCHED`.
     let expected = [
         (Engines::Auto, false, [[exit, exit, no]; 4]),
         (

@@ -1,5 +1,5 @@
-//! Guest state in samples: which events request it, and that it is the state at the right exit. The stack walk
-//! has tests of its own.
+//! Guest state in samples: which events request it, and at which exit the device reads it. The stack walk has
+//! tests of its own.
 
 use std::cell::Cell;
 

@@ -287,7 +287,7 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Makes `events` events happen on `thread`; its counters run for `seen` quarters of them.
+    /// Makes `events` events happen on `thread`; the thread's counters run for `seen` quarters of the events.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");

@@ -48,12 +48,12 @@ pub(crate) struct Stage {
     pub(crate) rings: Vec<OwnRing>,
     /// vCPUs whose sessions are on this thread.
     attached: [bool; VCPUS as usize],
-    /// Whether the other sessions have threads of their own.
+    /// Whether the sessions that are not on this thread have threads of their own.
     threaded: bool,
     windowed: bool,
     /// Whether regions of guest memory may come and go.
     changing: bool,
-    /// Whether nobody else holds the device, so that a restored one can replace it.
+    /// Whether nobody else holds the device, so that a restored device can replace it.
     pub(crate) movable: bool,
     /// Whether the device was restored from a forged state, which may name any memory and any numbers.
     pub(crate) forged: bool,
@@ -274,8 +274,8 @@ impl Stage {
         serde_json::to_value(state).expect("plain data")
     }
 
-    /// Restores `state` into a new device with the same settings on a new host. Returns both, or `None` if `state`
-    /// has another structure.
+    /// Restores `state` into a new device with the same settings on a new host. Returns the device and the result
+    /// of the restore, or `None` if `state` does not have the structure of a saved state.
     pub(crate) fn successor(
         &self,
         state: &Value,

@@ -2,7 +2,8 @@
 //!
 //! A broken hypervisor can spin in one guest instruction for ever, so a signal ends the probe's run call
 //! at the time limit. If the process's queue of real-time signals is full, `SIGIO` takes the signal's place: the
-//! kernel sends it for overflows, and the watch at the time limit. The thread blocks both outside of run calls.
+//! kernel sends `SIGIO` for overflows, and this module sends it at the time limit. The thread blocks both signals
+//! outside of run calls.
 
 #![expect(
     unsafe_code,
@@ -76,10 +77,10 @@ impl Watch {
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Unblocks the signal, and all others, within this vCPU's run calls.
+    /// Unblocks all signals, including that of the time limit, within this vCPU's run calls.
     ///
-    /// The thread keeps the signal blocked everywhere else: a signal that arrives just before a run call
-    /// stays pending and ends the call immediately.
+    /// The thread keeps the signal of the time limit blocked outside of run calls: a signal that arrives just
+    /// before a run call stays pending and ends the call immediately.
     pub fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
@@ -153,7 +154,7 @@ pub fn watched<T: Send + 'static>(
     // Set the flag first, for a probe that has not blocked the signal yet.
     over.store(true, Ordering::Release);
     match kick(&thread, signal) {
-        // `SIGIO` has no handler here: it would end the process if the thread did not block it yet.
+        // `SIGIO` has no handler here, and would end the process if the thread had not blocked it yet.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             if blocked.load(Ordering::Acquire) {
                 kick(&thread, libc::SIGIO).map_err(Signal)?;

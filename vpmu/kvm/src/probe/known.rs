@@ -19,8 +19,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The file in `directory`, for this boot of the host and this load of KVM; `None` if they cannot be
-    /// identified.
+    /// The file in `directory`, for this boot of the host and this load of KVM; `None` if the boot or the load
+    /// cannot be identified.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
         Some(Self {

@@ -86,8 +86,8 @@ impl Samples {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Whether the result holds for other guests, too. A few samples of the guest are inconclusive: a host that
-    /// labels them as the guest's takes few of them while it is busy.
+    /// Whether the result holds for other guests, too. A few samples of the guest are inconclusive: a busy
+    /// host takes few samples of the guest, even if it labels them correctly.
     fn are_conclusive(&self) -> bool {
         self.are_enough() && (self.guest == 0 || self.guest >= Self::ENOUGH)
     }
@@ -110,8 +110,9 @@ impl Samples {
 }
 
 /// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and user mode;
-/// for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once, which takes tens of
-/// milliseconds (up to seconds on a busy host), three threads besides the caller's, and the signal `SIGRTMIN + 9`.
+/// for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once. This takes tens of
+/// milliseconds, or up to seconds on a busy host. It uses three threads besides the caller's, and the signal
+/// `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
     conclusive_guest_ips().unwrap_or(false)

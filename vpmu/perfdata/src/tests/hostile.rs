@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two valid samples with a guest's data between.
+/// Two valid samples with a guest's data between them.
 fn around(between: &[Vec<u8>]) -> Recorded {
     let event = event(5, "marks", 0, USUAL);
     let first = usual(&event, USER, 1, 10, 1);

@@ -250,7 +250,7 @@ fn turn_ends_with_its_event() {
     let child = rig.open(&child).expect("open");
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     rig.close(event).expect("closed");
-    // Closing the event has ended its turn, and the rest of the family continues to write.
+    // Closing the event has ended its turn, and its child can begin one.
     let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
     assert_eq!(replies[1].status.get(), 0);
     exits(&rig, 0, 3);

@@ -150,7 +150,7 @@ fn span_has_the_size_that_its_writer_ended_with() {
     assert_eq!(writer.written(), 320);
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
     assert_eq!(traced.area.head(), 0, "nothing is published before the end");
-    // A command that publishes other traces' data does not publish this data either.
+    // Commands publish the data of the device's own traces, but not the data that a producer is writing.
     assert_eq!(rig.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
     writer.end(256).expect("ended");

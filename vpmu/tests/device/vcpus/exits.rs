@@ -208,7 +208,8 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
     let mut area = map(&mut rig, event, 4);
-    // Another trace records the second vCPU's exits, also that of `COMMAND_IN`, which this trace omits.
+    // Another trace records all exits of the second vCPU, including the exit of `COMMAND_IN`. The task's trace
+    // omits that exit.
     let other = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)

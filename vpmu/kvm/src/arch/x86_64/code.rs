@@ -118,7 +118,7 @@ fn descriptors() -> Vec<u64> {
 /// Bytes of one stub in [`handlers`].
 const STUB: u8 = 8;
 
-/// One interrupt gate per exception, open to ring 3, which enters the exception's stub.
+/// One interrupt gate per exception. The gate is open to ring 3 and enters the exception's stub.
 fn gates() -> Vec<u64> {
     (0..VECTORS)
         .flat_map(|vector| {
