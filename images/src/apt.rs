@@ -253,7 +253,7 @@ impl Apt {
         self.command("apt-cache")
     }
 
-    /// Adds the state of the lists to `key`. The state changes whenever apt replaces a list, even by one of
+    /// Adds the state of the lists to `key`. The state changes whenever apt replaces a list, even by a list of
     /// the same size and date.
     ///
     /// # Errors

@@ -83,7 +83,7 @@ impl Cache {
         Ok(place)
     }
 
-    /// Takes the lock `name`, so that others who take it wait.
+    /// Takes the lock `name`: other threads and processes that take it wait until it is dropped.
     ///
     /// # Errors
     /// [`CacheError`].

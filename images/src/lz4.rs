@@ -4,7 +4,7 @@
 use lz4_flex::block::{DecompressError, decompress_into};
 use thiserror::Error;
 
-/// First four bytes of such a stream.
+/// First four bytes of an LZ4 legacy stream.
 pub const MAGIC: [u8; 4] = 0x184c_2102_u32.to_le_bytes();
 
 /// A chunk unpacks to at most this many bytes.

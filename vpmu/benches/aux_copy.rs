@@ -1,5 +1,5 @@
-//! Cost of writes to an AUX area: large writes, against memcpy of the same bytes into memory of the
-//! same page layout (contiguous, or with gaps between pages); and single packets.
+//! Cost of writes to an AUX area. Large writes are compared with memcpy of the same bytes into memory of
+//! the same page layout (contiguous, or with gaps between pages). Single packets are measured, too.
 //!
 //! The ratios are medians over short slices that alternate in one run, because whole runs drift on a
 //! machine with other users.

@@ -1,7 +1,7 @@
 //! The perf source on the machine that runs the tests: real events, signals and clocks.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 
 use std::fs;

@@ -6,7 +6,7 @@
     reason = "guest memory, and a mount namespace of the test's own"
 )]
 
-#[expect(dead_code, reason = "benchmarks use the rest")]
+#[expect(dead_code, reason = "benchmarks use the rest of the module")]
 #[path = "../benches/common/guest.rs"]
 mod guest;
 

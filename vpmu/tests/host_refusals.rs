@@ -1,7 +1,7 @@
 //! Provokes each refusal of this host's perf; checks the reason, and which events the source then offers.
 #![expect(unsafe_code, reason = "lowers a limit and drops capabilities")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 
 use std::fs;

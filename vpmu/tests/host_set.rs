@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "limits of a process have no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 mod syscalls;
 

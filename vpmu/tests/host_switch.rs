@@ -2,10 +2,10 @@
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 #[path = "device/driver.rs"]
-#[expect(dead_code, reason = "hostile tests use the rest")]
+#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
 mod driver;
 mod syscalls;
 

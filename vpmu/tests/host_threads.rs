@@ -1,7 +1,7 @@
 //! Persistent events on a real host when a vCPU's thread changes: each boot of a machine has new threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 
 use std::hint::black_box;

@@ -2,7 +2,7 @@
 //! has a single test, so that other tests cannot add threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest")]
+#[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 
 use std::collections::BTreeSet;

@@ -18,7 +18,7 @@ use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
 /// Commands typed in the guest. The outer command starts once init has loaded the driver: it records all
-/// exits while the others run, and the last command reports them.
+/// exits while the inner commands run, and the last command reports the exits.
 const SCRIPT: &str = r#"
 show() { echo; echo "guest# $*"; "$@"; }
 set -e

@@ -72,7 +72,7 @@ wire! {
         pub header: ControlHeader,
         /// First entry to read.
         pub first: U32,
-        /// Maximum number of entries to read; the size of the writable buffer limits it further.
+        /// Maximum number of entries to read. The device also reads no more than fit into the writable buffer.
         pub count: U32,
     }
 }

@@ -14,8 +14,8 @@ wire! {
         /// The event; zero for [`COMMAND_VCPU`], or to make [`COMMAND_FLUSH`] flush all persistent
         /// events of the vCPU.
         pub event: U64,
-        /// The new period for [`COMMAND_PERIOD`], the number of further overflows for
-        /// [`COMMAND_REFRESH`], the head for [`COMMAND_AUX_BEGIN`], else zero.
+        /// For [`COMMAND_PERIOD`] the new period, for [`COMMAND_REFRESH`] the number of overflows
+        /// until the event is disabled, for [`COMMAND_AUX_BEGIN`] the head, else zero.
         pub value: U64,
         /// The bytes that the event may write for [`COMMAND_AUX_BEGIN`], else zero.
         pub room: U64,

@@ -91,14 +91,14 @@ pub const REFUSED_PERMISSION: u8 = 2;
 pub const REFUSED_DESCRIPTORS: u8 = 3;
 /// Reason for a refusal: the host has no such event, or no PMU.
 pub const REFUSED_ABSENT: u8 = 4;
-/// Reason for a refusal: the operator has disabled or denied such events.
+/// Reason for a refusal: the operator has disabled or denied events of this kind.
 pub const REFUSED_POLICY: u8 = 5;
 /// Reason for a refusal: any other error of the host.
 pub const REFUSED_OTHER: u8 = 6;
 /// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on CPUs without one.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
-/// Reason for a refusal: the host's KVM has mediated PMUs; a hardware event would keep VMs with such
-/// a PMU from starting.
+/// Reason for a refusal: the host's KVM has mediated PMUs; a hardware event would keep VMs with
+/// a mediated PMU from starting.
 pub const REFUSED_MEDIATED: u8 = 8;
 
 /// [`Config::count_mode`]: only while the guest runs.

@@ -25,7 +25,7 @@ wire! {
         pub header: ControlHeader,
         /// List only events with a higher id.
         pub after: U64,
-        /// Maximum number of events to list; the size of the writable buffer limits it further.
+        /// Maximum number of events to list. The device also lists no more than fit into the writable buffer.
         pub count: U32,
         /// Zero.
         pub reserved: U32,

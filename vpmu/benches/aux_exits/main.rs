@@ -8,7 +8,7 @@
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "only the device's tests use the rest")]
+#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[path = "../common/guest.rs"]

@@ -119,7 +119,8 @@ impl Side {
 }
 
 impl Gate {
-    /// Runs a vCPU's thread. After an error the thread keeps waiting at the barrier, for the others.
+    /// Runs a vCPU's thread. After an error the thread keeps coming to the barrier, which the other
+    /// threads could not pass without it.
     fn live(&self, load: Load, seat: Seat, cpu: usize) -> io::Result<()> {
         let device = Arc::clone(&seat.device);
         let attached =

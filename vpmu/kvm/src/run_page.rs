@@ -1,6 +1,6 @@
 //! The run page (`struct kvm_run`) that KVM shares with a vCPU's thread.
 //!
-//! This is a second mapping besides that of kvm-ioctls, for two reasons: the exit is classified while a
+//! This is a second mapping besides kvm-ioctls' own, for two reasons: the exit is classified while a
 //! [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU, and the signal handler of kicks needs an address of
 //! `immediate_exit` that may outlive the vCPU's descriptor.
 

@@ -73,7 +73,7 @@ impl VcpuThread {
     /// has handled.
     #[expect(
         unsafe_code,
-        reason = "kvm-ioctls borrows the vCPU for the exit, and registers are read meanwhile"
+        reason = "registers are read while the exit of kvm-ioctls still borrows the vCPU"
     )]
     pub fn run<'a>(
         &'a mut self,

@@ -10,7 +10,7 @@ use crate::driver::{Descriptor, QUEUE_SIZE};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 use crate::world::{At, FAULTS};
 
-/// Operations after which a turn ends; its last request can exceed them.
+/// Operations after which a turn ends. The last request of a turn can exceed this number.
 const TURN: u64 = 4096;
 /// Members of the largest possible group.
 const MEMBERS: u64 = 1023;
@@ -90,7 +90,7 @@ fn remaining_work_is_done_before_guest_entry() {
 #[test]
 fn operator_is_served_between_two_turns() {
     let rig = unfinished(64);
-    // On the same thread: the calls would deadlock if a lock were held.
+    // These calls are made on the vCPU's thread, so they would deadlock if the turn left a lock held.
     assert!(rig.vpmu.persistent().is_empty());
     rig.vpmu.drain();
     assert_eq!(
@@ -153,7 +153,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     let mut turns = 1;
     while rig.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
         turns += 1;
-        // Other calls are served meanwhile.
+        // Calls of the operator are served between turns.
         assert!(rig.vpmu.persistent().is_empty());
     }
     let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
@@ -202,7 +202,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     for queue in [0, 1, 2] {
         let table = rig.queues[queue].buffer(4);
         let (from, to) = (rig.queues[queue].buffer(0), rig.queues[queue].buffer(1));
-        // A valid table, if the device followed it.
+        // The table would be a valid request if the device supported indirect descriptors.
         let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
         for (at, (address, len, flags, next)) in (table..).step_by(16).zip(entries) {
             let entry = [
@@ -242,7 +242,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     }
     assert_eq!(rig.vpmu.metrics().events_opened, 0);
     assert_eq!(rig.vpmu.metrics().bad_requests, 4);
-    // The event queue returns such buffers empty, too.
+    // The event queue returns buffers with indirect descriptors empty, too.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)

@@ -55,15 +55,15 @@ fn others_share_of_a_counter_shows_in_time_running() {
     }
 }
 
-/// Opens an event, has the host give up its counter, and checks that `op` and a notice report it without a
-/// reason.
+/// Opens an event, has the host give up its counter, and checks that `op` and a notice report the loss
+/// without a reason.
 pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32) {
     let event = rig.open(request).expect("open");
     rig.post_notice(0, 16);
     rig.command(0, COMMAND_ENABLE, event);
     rig.world.work(thread(0), 40, 4);
     assert_eq!(rig.value(0, event), 40);
-    // Another user gets the counter: read(2) of such a perf event then returns end of file.
+    // Another user gets the counter: read(2) of the perf event then returns end of file.
     rig.world.give_up(thread(0));
     let reply = rig.command(0, op, event);
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
@@ -171,7 +171,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_IN_USE.into())
         );
-        // A later refusal has its own reason.
+        // The reason of this refusal is not reported for a counter that is lost afterwards.
         rig.world.deny(0);
         let other = rig.open(&of_host(FAULTS, 0)).expect("open");
         rig.post_notice(1, 16);

@@ -1169,8 +1169,8 @@ const COMMANDS: [&str; 9] = [
     "FLUSH",
 ];
 
-/// The status of a request of `table` with these conditions. The last condition holds in any case; it may undo
-/// the others.
+/// The status of a request of `table` with these conditions, which are made to hold in order. Making a condition
+/// hold may undo an earlier condition, so only the last one holds in any case.
 fn status(table: &str, cases: &[&Case]) -> u32 {
     let setups: Vec<_> = cases.iter().map(|case| case.setup).collect();
     let mut scene = Scene::new(&setups);

@@ -129,7 +129,7 @@ fn feature_accepted_by_a_request_is_kept_over_a_restore() {
     rig.map(event, 1);
     rig.move_on();
     assert_eq!(rig.open(&sampled()), Ok(event + 1));
-    // Features that it did not accept stay disabled.
+    // Features that the driver did not accept stay disabled.
     let area = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     assert_eq!(rig.open(&area), Err(libc::EOPNOTSUPP));
 }

@@ -1,4 +1,4 @@
-//! Groups: members count while their leader is enabled, and are read together.
+//! Groups: members count while their leader is enabled, and a group is read as a whole.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -138,7 +138,8 @@ fn sample_reads_its_group_at_one_moment() {
     let host = rig
         .open(&led(leader, open_of(kind, config, 0)))
         .expect("open");
-    // Opened later, so this member counts the mark after the leader does; its samples lack GROUP.
+    // This member was opened after the leader, so it counts each mark after the leader does. The member's samples
+    // lack GROUP.
     let single = rig.open(&led(leader, with(0x14, 3))).expect("open");
     let mut ring = rig.map(leader, 1);
     let mut own = rig.map(single, 1);

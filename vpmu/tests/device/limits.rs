@@ -1,4 +1,4 @@
-//! `COMMAND_REFRESH`: a number of further overflows.
+//! `COMMAND_REFRESH`: the number of overflows until an event is disabled.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

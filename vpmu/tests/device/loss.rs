@@ -91,7 +91,7 @@ fn absent_reader_loses_all_but_a_full_ring() {
 fn invalid_tail_loses_only_counted_records() {
     let fill = 4096 / SAMPLE;
     let full = fill * SAMPLE;
-    // Tails ahead of the head, behind it by more than the ring, and an impossible value.
+    // Tails ahead of the head, tails behind the head by more than the ring's size, and an impossible value.
     for lie in [
         full + 1,
         full + 4096,

@@ -84,7 +84,8 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     open
 }
 
-/// The events of [`EVENTS`] that the device opens, by their names; checks that the catalogue lists the same.
+/// The events of [`EVENTS`] that the device opens, by their names; checks that the catalogue lists the same
+/// events.
 fn open_events(rig: &mut Rig) -> Vec<&'static str> {
     let listed = names(rig);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {

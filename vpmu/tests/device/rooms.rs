@@ -189,7 +189,7 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
     let third = rig.open(&clock(300, OPEN_FREQ)).expect("open");
     let states = [fast, slow, third].map(|event| state(&mut rig, event));
     assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
-    // A higher frequency exceeds the limit; a lower one makes room for other clocks.
+    // Raising the frequency exceeds the limit; lowering it makes room for other clocks.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 701), libc::ENOSPC);
     assert_eq!(rig.world.frequencies(), [600, 300]);
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 200), 0);

@@ -1,5 +1,5 @@
-//! The time that samples take from a vCPU: they may take a share of each window; beyond that share, events whose
-//! samples cause exits are throttled until the next window.
+//! The time that samples take from a vCPU. Samples may take a share of each window. Beyond that share, events
+//! whose samples cause exits are throttled until the next window.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
@@ -28,7 +28,7 @@ fn rig_of(percent: u32, engines: Engines) -> Rig {
     rig
 }
 
-/// Advances the clock to the start of a later window.
+/// Advances the clock to the start of the next window.
 fn begin_window(rig: &Rig) {
     // The windows are of guest time, which is ahead of the host's TSC.
     let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
@@ -60,7 +60,7 @@ fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     rig.vcpus.enter(vcpu);
 }
 
-/// The vCPU's thread runs on its CPU for this many ticks.
+/// Makes the vCPU's thread run on a CPU for `ticks` ticks.
 fn work(rig: &Rig, ticks: u64) {
     rig.world.pass(ticks);
     rig.world.spend(ticks);

@@ -31,7 +31,7 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
-    /// The errno of later opens; zero if they succeed.
+    /// The errno with which the host refuses to open counters; zero if it opens them.
     denying: AtomicI32,
     /// Kinds of counters that the device requested.
     asked: Mutex<Vec<u32>>,

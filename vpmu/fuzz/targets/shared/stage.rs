@@ -164,8 +164,8 @@ impl Stage {
             .expect("features that were offered, and queues in memory");
     }
 
-    /// Tries to start a driver with any features and number of queues; checks that the device refuses it unless
-    /// both are right.
+    /// Tries to start a driver with any features and number of queues; checks that the device refuses the
+    /// driver unless features and number are right.
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);

@@ -77,7 +77,7 @@ fn driver_is_notified_once_per_turn() {
     }
     assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
     assert_eq!(rig.notice(), None);
-    // A driver answers the notice with both commands at once.
+    // A driver answers the notice with `COMMAND_AUX_END` and `COMMAND_AUX_BEGIN` in one notification.
     let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
     let replies = rig.commands(0, &answer);
     // A sync packet and seven exits fit.

@@ -87,7 +87,7 @@ fn area_is_not_written_after_a_close_or_a_reset() {
     assert!(stays(&rig));
     Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
-    // Reset during an exit, whose packet would be written at its end.
+    // Reset during an exit, before the packet of the exit is written.
     rig.vcpus
         .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
     rig.vpmu.reset();

@@ -295,7 +295,7 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // Commands are exits, too: the last traced exit is that of the commands which end the traces.
+        // Commands are exits, too: the last traced exit is the exit of the commands that end the traces.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

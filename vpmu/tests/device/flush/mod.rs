@@ -1,4 +1,4 @@
-//! Flushes: all earlier data becomes readable, and the reader is woken.
+//! Flushes: all data from before the flush becomes readable, and the reader is woken.
 
 mod command;
 mod host;

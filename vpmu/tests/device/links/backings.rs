@@ -74,7 +74,7 @@ fn sampling_host_counter_writes_overflows_before_the_stop() {
         rig.mark(0, START, 1);
         rig.world.work(thread(0), 50, 4);
         rig.exit(0, ExitReason::Signal, &mut At(1000 + region));
-        // Events after the exit of the overflow and before that of the mark.
+        // Events after the exit of the overflow and before the exit of the mark.
         rig.world.work(thread(0), 50, 4);
         rig.mark(0, STOP, 2000 + region);
     }

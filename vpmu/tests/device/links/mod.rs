@@ -1,4 +1,4 @@
-//! Events that start and stop others.
+//! Events that start and stop other events.
 
 mod backings;
 mod ends;

@@ -9,7 +9,7 @@ use crate::world::At;
 
 const WORK: u32 = 5;
 
-/// Runs ten thousand regions with work around and inside them; returns the amount inside each.
+/// Runs ten thousand regions with work around and inside them. Returns how often `work` ran inside a region.
 fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
     let mut inside = 0;
     for region in 0..10_000 {

@@ -218,7 +218,7 @@ fn persistent_events_of_guest_and_operator_are_restored() {
     assert_eq!(names, [("recorder", true), ("mine", false)]);
     assert_eq!(rig.close(operators), Err(libc::EPERM));
     assert_eq!(rig.close(guests), Err(libc::EBUSY));
-    // The window's pages are allocated again, and freed later.
+    // The new device knows which pages of the window are in use, and reuses them after their event has ended.
     let other = rig.open(&marks(0, 1)).expect("open");
     rig.detach(other, "").expect("detached");
     let second = rig.map_window(other, 2, 0).expect("mapped");

@@ -74,7 +74,8 @@ fn vcpus_and_children_share_an_area() {
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
-    // Both vCPUs are in an exit at the same time; packets are in the order of their entries.
+    // Both vCPUs are in an exit at the same time; packets are in the order in which the vCPUs
+    // enter again.
     rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
     rig.vcpus.enter(1);

@@ -115,7 +115,7 @@ fn leader_in_error_stops_its_member_on_another_vcpu() {
     assert_eq!(rig.value(1, member), 2);
 }
 
-/// Two vCPUs enable and disable a leader concurrently; it is unknown which of them is last.
+/// Two vCPUs enable and disable a leader concurrently; it is unknown which command is last.
 #[test]
 fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
     const ROUNDS: usize = 5_000;

@@ -156,7 +156,7 @@ fn trace_paused_by_another_vcpu_during_an_exit_contains_it() {
         "the exit has not ended"
     );
     rig.vcpus.enter(0);
-    // The packet is published immediately, because a later one may never come.
+    // The packet is published immediately, because a later packet may never come.
     let exits = area.exits();
     let cuts = exits
         .iter()

@@ -1,4 +1,4 @@
-//! Requests, drains and other vCPUs at critical moments.
+//! Requests, drains and actions of other vCPUs at critical moments of a vCPU.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread as threads;

@@ -65,7 +65,7 @@ fn shared_counters_stay_while_another_event_counts_by_them() {
         rig.commands(vcpu, &each(COMMAND_IN, &events[..2]));
         rig.commands(vcpu, &each(COMMAND_OUT, &events[..2]));
     }
-    // The last event is only on the second vCPU, and uses the counter of the other events.
+    // The last event is scheduled in only on the second vCPU, and shares the counter of the other events there.
     done(&mut rig, 1, COMMAND_IN, events[2]);
     assert_eq!(rig.world.open_counters(), 2);
     rig.close(events[0]).expect("closed");

@@ -128,8 +128,8 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
     }
 }
 
-/// One thread makes a notice due while another thread posts the buffer for it. The later one of the two delivers the
-/// notice.
+/// One thread makes a notice due while another thread posts the buffer for it. The thread that comes last
+/// delivers the notice.
 #[test]
 fn notice_posted_concurrently_with_its_buffer_is_delivered() {
     const ROUNDS: u32 = 5_000;

@@ -20,7 +20,7 @@ use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
 /// Number of resets; the other threads run for [`BETWEEN`] between two resets.
 const RESETS: u32 = 150;
 const BETWEEN: Duration = Duration::from_millis(5);
-/// Number of addresses for rings and areas; several can share one.
+/// Number of addresses for rings and areas. Several rings and areas can share an address.
 const PLACES: u64 = 6;
 const PAGES: u64 = 0x40_0000;
 
