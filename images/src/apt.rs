@@ -61,7 +61,7 @@ pub enum AptError {
     NotRoot {
         /// The problem with the lists.
         problem: &'static str,
-        /// The failure that shows it.
+        /// The failure that the problem caused.
         #[source]
         source: Box<dyn StdError + Send + Sync>,
     },
@@ -74,10 +74,10 @@ pub enum AptError {
         #[source]
         source: ProcessError,
     },
-    /// A list or their directory could not be read.
+    /// A list, or the directory of the lists, could not be read.
     #[error("cannot read apt's lists {path}")]
     Lists {
-        /// A list, or their directory.
+        /// A list, or the directory of the lists.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -111,7 +111,7 @@ impl Stale for AptError {
 
 /// An error that stale package lists may cause.
 pub trait Stale: StdError + From<AptError> + Send + Sync + 'static {
-    /// Whether stale lists caused it.
+    /// Whether stale lists caused the error.
     fn is_stale(&self) -> bool;
 }
 
@@ -157,7 +157,7 @@ impl Apt {
     }
 
     /// Returns the apt for packages of `arch`, the same one throughout the process. For an architecture other
-    /// than the host's it has its own lists, fetched from the host's archives.
+    /// than the host's, the apt has its own lists, fetched from the host's archives.
     ///
     /// # Errors
     /// [`AptError`].
@@ -222,7 +222,7 @@ impl Apt {
         })
     }
 
-    /// The architecture of its packages.
+    /// The architecture of the packages that this apt fetches.
     pub fn arch(&self) -> Arch {
         self.arch
     }
@@ -287,7 +287,7 @@ impl Apt {
             done => return done,
         };
         let update = self.refresh(&before, error)?;
-        // Sources that the operation does not need may have failed the update.
+        // The update may have failed only for sources that the operation does not need.
         operation().map_err(|error| match update {
             Err(source) if error.is_stale() => E::from(AptError::Update {
                 operation: error.to_string(),
@@ -298,8 +298,8 @@ impl Apt {
     }
 
     /// Updates the lists, unless their state already differs from `before`. Returns the update's result. Fails
-    /// with `error` if this process has updated the lists before, and with [`AptError::NotRoot`] if it may
-    /// not update them.
+    /// with `error` if this process has updated the lists before, and with [`AptError::NotRoot`] if
+    /// this process may not update the lists.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = self.may_update.then(|| self.locks.lock("apt"));

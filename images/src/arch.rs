@@ -20,7 +20,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Whether this machine runs its programs.
+    /// Whether this machine runs the architecture's programs.
     pub fn is_native(self) -> bool {
         self == Self::default()
     }
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Debian's name for it.
+    /// Debian's name for the architecture.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -49,7 +49,7 @@ impl Arch {
         }
     }
 
-    /// The kernel's name for it: `ARCH` of its makefiles.
+    /// The kernel's name for the architecture: `ARCH` of the kernel's makefiles.
     pub(crate) fn kernel(self) -> &'static str {
         match self {
             Self::X86_64 => "x86",
@@ -73,7 +73,7 @@ impl Arch {
         }
     }
 
-    /// QEMU's name for it.
+    /// QEMU's name for the architecture.
     pub(crate) fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",

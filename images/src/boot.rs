@@ -58,14 +58,15 @@ pub struct Boot {
     pub place: PlaceChoice,
     /// Longest run time of the machine.
     pub timeout: Duration,
-    /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes its arguments.
+    /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes the arguments of
+    /// `vmm`.
     pub vmm: String,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
-    /// A command to run after the guest has ended, where the VMM ran. With one, a panic of the guest's
-    /// kernel before the end of its command is not an error.
+    /// A command to run after the guest has ended, where the VMM ran. If this is set, a panic of the
+    /// guest's kernel before the end of `command` is not an error.
     pub afterwards: Option<Afterwards>,
     /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,

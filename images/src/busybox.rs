@@ -23,10 +23,10 @@ const OWN: &str = "busybox";
 /// Errors of getting busybox.
 #[derive(Debug, Error)]
 pub enum BusyboxError {
-    /// The host lacks it.
+    /// The host lacks busybox.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its package could not be fetched.
+    /// The package of busybox could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -38,7 +38,7 @@ pub enum BusyboxError {
     /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The table of its tools was not found.
+    /// The program has no table of its tools.
     #[error("{0} does not list its commands")]
     Tools(PathBuf),
 }

@@ -1,4 +1,5 @@
-//! Keeps results by the content of their inputs: equal inputs get the earlier result, other inputs never do.
+//! Keeps results by the content of their inputs: equal inputs get the same result, different inputs
+//! never do.
 //! Independent of the kind of result.
 
 use std::fs;
@@ -18,7 +19,7 @@ const KEPT: usize = 4;
 /// Errors of the cache.
 #[derive(Debug, Error)]
 pub enum CacheError {
-    /// Something in it cannot be made, moved or removed.
+    /// Something in the cache cannot be made, moved or removed.
     #[error("cannot {action} {path}; check permissions and free space")]
     Access {
         /// The operation.
@@ -132,7 +133,7 @@ impl Cache {
         }
     }
 
-    /// Removes the oldest results of `kind`, and unfinished ones whose maker was killed.
+    /// Removes the oldest results of `kind`, and unfinished results whose maker was killed.
     fn prune(&self, kind: &str, newest: &Path) -> Result<(), CacheError> {
         let home = self.directory.join(kind);
         let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);

@@ -1,6 +1,6 @@
 //! The frequency of this host's time-stamp counter, which the lab's emulated processors read.
 //!
-//! Without it, the lab's kernel measures the frequency against an emulated timer within its first
+//! Without this value, the lab's kernel measures the frequency against an emulated timer within its first
 //! milliseconds. On a busy host the result was nearly always 0.1 % off, and once by a factor of 40.
 
 use std::thread;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// Time between the two readings. Each takes less than a microsecond, which makes the error a few ppm.
+/// Time between the two readings. Each reading takes less than a microsecond, so the error is a few ppm.
 const MEASURED: Duration = Duration::from_millis(100);
 /// Attempts at each reading, enough for one without an interruption.
 const READINGS: usize = 16;

@@ -81,7 +81,7 @@ impl Archive {
         self.entry(name, CHARACTER_DEVICE, (major, minor), &[])
     }
 
-    /// The finished archive. Another may follow it directly: its length is a multiple of four.
+    /// The finished archive. Its length is a multiple of four, so that another archive may follow directly.
     ///
     /// # Errors
     /// None in practice: the trailer always fits.

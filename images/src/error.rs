@@ -41,7 +41,7 @@ pub enum BootError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// Several vCPUs in an exact lab that runs only one reliably.
+    /// Several vCPUs in an exact lab that runs only one vCPU reliably.
     #[error(
         "the exact x86 lab runs guests of one vCPU, not of {0}: guests with more have been seen to hang there"
     )]
@@ -55,9 +55,9 @@ pub enum BootError {
     /// The machine did not start, or did not end in time.
     #[error("{place}: the guest did not run; its console output is in {console}")]
     Machine {
-        /// The machine that it ran on.
+        /// The machine that the guest ran on.
         place: Place,
-        /// Its console's bytes.
+        /// The bytes of the guest's console.
         console: PathBuf,
         /// The cause.
         #[source]
@@ -66,11 +66,11 @@ pub enum BootError {
     /// The machine ended before its command did, or the VMM failed.
     #[error("{place}: {what}; its console output is in {console}")]
     Ended {
-        /// The machine that it ran on.
+        /// The machine that the guest ran on.
         place: Place,
         /// Description of the end.
         what: String,
-        /// Its console's bytes.
+        /// The bytes of the guest's console.
         console: PathBuf,
     },
 }

@@ -22,7 +22,7 @@ use crate::unpacked::{self, UnpackedError};
 /// Errors of adding a program to a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
-    /// The host does not have it.
+    /// The host does not have the program.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Its libraries cannot be listed.
@@ -43,7 +43,7 @@ pub enum ForeignError {
         #[source]
         source: ProcessError,
     },
-    /// Debian for another architecture does not have it.
+    /// Debian for another architecture does not have the program.
     #[error(transparent)]
     Unpacked(#[from] UnpackedError),
     /// The compilers for another architecture are not available.
@@ -99,7 +99,7 @@ pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
     if arch.is_native() {
         host::ensure(others)?;
     }
-    // A library that several of them load is listed once.
+    // A library that several programs load is listed once.
     let mut files: BTreeMap<String, Vec<u8>> = perf(arch)?.into_iter().collect();
     for other in others {
         let name = other.what();

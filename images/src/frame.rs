@@ -97,7 +97,7 @@ impl Frames {
             .to_owned();
         let before: Vec<u8> = self.held[..at].to_vec();
         self.keep(&before);
-        // The newline that ends this mark stays held: it may begin the next one.
+        // The newline that ends this mark stays held: it may begin the next mark.
         self.held.drain(..line + end);
         self.mark_says(&word);
         self.after_mark = true;

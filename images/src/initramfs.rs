@@ -1,5 +1,5 @@
 //! Packs the initramfs of guests and of the lab. The big part is cached. The files of one run are a small
-//! archive behind it, which the kernel unpacks over the first.
+//! archive behind the big part; the kernel unpacks the small archive last.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -52,7 +52,7 @@ pub enum KernelError {
     /// Unpacked packages that do not look as expected.
     #[error("the kernel's packages lack a {0}")]
     Layout(String),
-    /// The host lacks something to build one with.
+    /// The host lacks something to build a kernel with.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Debug kernels are built only for this machine's architecture.

@@ -36,7 +36,7 @@ pub enum KmodError {
         #[source]
         source: io::Error,
     },
-    /// The host lacks the program that unpacks it.
+    /// The host lacks the program that unpacks the module.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The module cannot be unpacked.

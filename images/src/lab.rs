@@ -136,7 +136,7 @@ impl Lab {
     }
 
     /// The number of the lab's processors. More do not shorten a boot. But on a single aarch64 processor, a vCPU that
-    /// waits for another one runs until its time slice ends: KVM on aarch64 does not yield to a vCPU that was in
+    /// waits for another vCPU runs until its time slice ends: KVM on aarch64 does not yield to a vCPU that was in
     /// user mode.
     fn processors(&self) -> &'static str {
         match (self.arch, self.exact) {

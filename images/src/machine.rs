@@ -27,7 +27,7 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
-    /// Its end could not be waited for.
+    /// Waiting for the program's end failed.
     #[error("cannot wait for {program}")]
     Wait {
         /// Its name.
@@ -36,7 +36,7 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
-    /// It took too long and was ended.
+    /// The program took too long and was ended.
     #[error("did not end within {} s", .0.as_secs())]
     Timeout(Duration),
 }

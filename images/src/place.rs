@@ -28,7 +28,7 @@ pub enum PlaceError {
         #[source]
         source: io::Error,
     },
-    /// Its answer lacks the verdict on stock kernels.
+    /// The VMM's answer lacks the verdict on stock kernels.
     #[error(
         "`vmm check --json` does not say whether a stock kernel boots here; choose with --lab or --direct"
     )]

@@ -20,7 +20,7 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
-    /// It ran and reported failure.
+    /// The program ran and reported failure.
     #[error(transparent)]
     Failed(Box<Failure>),
 }

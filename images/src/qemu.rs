@@ -112,7 +112,7 @@ pub enum QemuError {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its source could not be fetched.
+    /// QEMU's source could not be fetched.
     #[error(transparent)]
     Source(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -124,7 +124,7 @@ pub enum QemuError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// It cannot be built.
+    /// QEMU cannot be built.
     #[error("cannot build QEMU")]
     Build(#[source] ProcessError),
     /// A file could not be read or written.

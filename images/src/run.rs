@@ -23,7 +23,7 @@ pub struct Outcome {
     pub status: i32,
     /// The result of the command that ran afterwards, if any.
     pub afterwards: Option<Said>,
-    /// The machine that it ran on.
+    /// The machine that the command ran on.
     pub place: Place,
     /// The VMM's report.
     pub report: serde_json::Value,

@@ -36,7 +36,7 @@ pub enum UnpackedError {
     /// A file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is not a program.
+    /// The file is not a program.
     #[error("{path} is not a program")]
     NotProgram {
         /// The file.
@@ -45,7 +45,7 @@ pub enum UnpackedError {
         #[source]
         source: object::Error,
     },
-    /// The packages lack one of its libraries.
+    /// The packages lack one of the program's libraries.
     #[error("{program} loads {library}, which none of its packages has")]
     Library {
         /// The program.

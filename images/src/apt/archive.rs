@@ -27,7 +27,7 @@ pub(crate) struct Deb {
     pub(crate) version: String,
     /// `None` for `all`.
     pub(crate) arch: Option<Arch>,
-    /// More fields of its record, each line with its newline.
+    /// More fields of the package's record; each line ends with a newline.
     pub(crate) fields: String,
     pub(crate) files: Vec<(String, Vec<u8>)>,
 }
@@ -295,7 +295,7 @@ impl Archive {
         answers.map(|(_, status)| *status).collect()
     }
 
-    /// The root directory of its apt; tests may put more there.
+    /// The root directory of the archive's apt; tests may put more files there.
     pub(crate) fn root(&self) -> &Path {
         self.directory.path()
     }

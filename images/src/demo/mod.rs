@@ -50,7 +50,7 @@ pub enum DemoError {
     /// The guest ran, but the profile is not the workload's.
     #[error("the report lacks {HOT}, where the workload spends its time")]
     Profile,
-    /// The guest ran, but the report lacks its exits.
+    /// The guest ran, but the report lacks the guest's exits.
     #[error("the report of exits has no reason with its time")]
     Exits,
     /// The VMM's report lacks a figure.
@@ -89,9 +89,9 @@ pub enum DemoError {
     },
 }
 
-/// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets a guest panic and
-/// prints what its flight recorder holds. A guest of another architecture than this machine's shows the
-/// hardware counters of that lab instead.
+/// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets another guest panic
+/// and prints what the flight recorder holds. If `arch` is not this machine's architecture, shows the hardware
+/// counters of a guest in the lab of `arch` instead.
 ///
 /// # Errors
 /// [`DemoError`]: the demo did not show everything.

@@ -2,10 +2,11 @@
 //!
 //! - [`VcpuThread`] runs a vCPU and reports its entries and exits to its [`VcpuSession`](vpmu::VcpuSession), with the
 //!   access and the registers of each exit. [`here`] serves buses that do not pass on which vCPU makes an access.
-//! - [`kick`] installs the handler of the signal that makes a vCPU leave the guest; [`Threads`] sends it.
+//! - [`kick`] installs the handler of the signal that makes a vCPU leave the guest; [`Threads`] sends
+//!   the signal.
 //! - [`Statistics`] reads KVM's counts of exits and halts.
 //! - [`DrainTimer`] is a descriptor that is readable when the device is due for a drain.
-//! - [`KvmMachine`] implements [`Machine`](vpmu::Machine) with these.
+//! - [`KvmMachine`] implements [`Machine`](vpmu::Machine) with these types.
 //! - [`clock_offset`] returns the guest's time counter minus the host's, for [`Vpmu::attach`](vpmu::Vpmu::attach).
 //! - [`probe`] finds out whether this host's samples have guest addresses: it samples a guest of a few instructions,
 //!   which [`micro`] builds.

@@ -14,7 +14,8 @@ use crate::run_page::{self, RunPage};
 /// A vCPU and its session, bound to the thread that runs the vCPU. A kick of this thread ends the run call.
 #[derive(Debug)]
 pub struct VcpuThread {
-    // Fields drop in this order: host counters can overflow after the session ends, and a kick then writes to the page.
+    // Fields drop in this order: host counters can overflow after the session ends, and the signal handler then
+    // writes to the run page.
     session: Option<VcpuSession>,
     /// Accepts the accesses that a bus reports by [`here`](crate::here), if there is a session.
     accesses: Option<Accesses>,

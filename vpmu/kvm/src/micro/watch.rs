@@ -144,7 +144,7 @@ pub fn watched<T: Send + 'static>(
 
     match receiver.recv_timeout(budget) {
         Ok(answer) => {
-            // Later steps may rely on the thread's end. It did not panic, because it sent an answer.
+            // Later steps may rely on the thread's end. The thread did not panic, because it sent an answer.
             let _ = thread.join();
             return answer;
         }
