@@ -101,7 +101,7 @@ pub struct KernelPackages {
     pub release: String,
     /// Image and headers; also the build tools if the kernel is for this machine's architecture.
     pub packages: Vec<Package>,
-    /// Build tools for this machine's architecture if the kernel is for another.
+    /// Build tools for this machine's architecture if the kernel is for another architecture.
     #[serde(default)]
     pub tools: Vec<Package>,
 }
@@ -152,7 +152,8 @@ where
     Ok(answer.map_err(FileError::at(&file))?)
 }
 
-/// Fetches `package` and unpacks it into `root`. Nothing but its files is stored there.
+/// Fetches `package` and unpacks it into `root`. Nothing but the package's files is stored in
+/// `root`.
 ///
 /// # Errors
 /// [`PackageError`].

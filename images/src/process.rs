@@ -33,9 +33,9 @@ pub struct Failure {
     pub program: String,
     /// Its exit status.
     pub status: ExitStatus,
-    /// The line of its output that names the error.
+    /// The line of the program's output that names the error.
     pub complaint: String,
-    /// All of its output.
+    /// All of the program's output.
     pub everything: String,
 }
 

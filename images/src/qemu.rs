@@ -198,7 +198,7 @@ fn is_of_series(version: &str) -> bool {
     rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// The cache's key of a build. A version names one source: Debian never changes it.
+/// The cache's key of a build. The version identifies the source: Debian never changes the source of a version.
 fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)

@@ -1,6 +1,6 @@
 //! Compilers for an architecture other than this machine's, from Debian packages that are unpacked, not
-//! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which packages
-//! are needed.
+//! installed. Each program has a wrapper, since the loader would not find the program's libraries. Knows which
+//! packages are needed.
 
 use std::ffi::OsString;
 use std::fs;

@@ -355,7 +355,7 @@ fn descriptors_near_the_limit_are_left_to_others() {
     };
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     assert!(keys.len() > 50, "{}", keys.len());
-    // Listing the descriptors itself takes one.
+    // Listing the descriptors itself takes one descriptor.
     let top = descriptors().into_iter().max().expect("some");
     assert!(top <= highest + 100 - 32, "{top}");
     set.refresh();

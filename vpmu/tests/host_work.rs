@@ -1,4 +1,4 @@
-//! Threads of a process that embeds the device: the crate adds one when the source is created. This program
+//! Threads of a process that embeds the device: the crate adds one thread when the source is created. This program
 //! has a single test, so that other tests cannot add threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 

@@ -64,7 +64,7 @@ fuzz_target!(|input: &[u8]| {
     assert!(records <= size / 8 + 1, "each record has a header");
     let count_exits = |formats: &ExitFormats| {
         let exits = formats.exits_in(word, size, tail, head);
-        // A record of a loss counts, and so does the pending exit that it ends.
+        // One record of a loss can add two to the count: the loss, and the pending exit that the loss ends.
         assert!(exits <= 2 * (size / 8 + 1));
     };
     OWN_FORMATS.with(|formats| {

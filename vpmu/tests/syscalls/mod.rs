@@ -126,7 +126,7 @@ fn counted(thread: pid_t) -> io::Result<usize> {
     }
 }
 
-/// The number of the call that the thread enters; `None` if it leaves one.
+/// The number of the call that the thread enters; `None` if the thread leaves a call.
 fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
     // `struct ptrace_syscall_info`: `op` is its first byte, `entry.nr` its fourth word.
     let mut info = [0_u64; 12];

@@ -614,7 +614,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
     Ok(())
 }
 
-/// Writes a word to the window, as the guest can; often one that could begin a record.
+/// Writes a word to the window, as the guest can; often a word that could begin a record.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
     let word = match input.arbitrary()? {

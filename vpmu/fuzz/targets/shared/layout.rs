@@ -12,9 +12,9 @@ use super::rig::VCPUS;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Control, event, one for each vCPU.
 const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
-/// The task page of vCPU 0; those of other vCPUs follow.
+/// The task page of vCPU 0; the task pages of the other vCPUs follow.
 pub(crate) const TASK_PAGES: u64 = 0x8000;
-/// The rings of queue 0; those of other queues follow, a page each.
+/// The rings of queue 0, in one page; the pages of the other queues follow.
 const QUEUES: u64 = 0x1_0000;
 /// Pages for rings and areas: every second page from here on, so that each has a neighbour that
 /// must stay untouched.
@@ -24,8 +24,8 @@ pub(crate) const SHARED_PAGES: u64 = 8;
 /// Arena pages that each belong to one ring permanently: only the device writes their contents.
 const OWN_PAGES: u64 = 16;
 const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
-/// The first buffer of queue 0; those of other queues follow, a page each. The next buffer of a queue is
-/// [`DriverQueue::BUFFER`] bytes further, as in the tests of the device.
+/// The first buffer of queue 0; the first buffers of the other queues follow, a page each. The next buffer of a
+/// queue is [`DriverQueue::BUFFER`] bytes further, as in the tests of the device.
 const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
 /// Buffers of each queue.
 pub(crate) const SLOTS: u16 = 3;

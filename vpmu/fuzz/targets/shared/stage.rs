@@ -57,7 +57,7 @@ pub(crate) struct Stage {
     pub(crate) movable: bool,
     /// Whether the device was restored from a forged state, which may name any memory and any numbers.
     pub(crate) forged: bool,
-    /// Number of pages given to rings of their own so far.
+    /// Number of unshared pages given to rings so far.
     own_pages: u64,
     /// Whether the vCPUs can no longer be made to leave the guest.
     pub(crate) stuck: bool,
@@ -102,7 +102,8 @@ impl Stage {
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
         let limits = limits(input)?;
-        // The kind of memory depends on a limit instead of input of its own, so that old seeds keep their meaning.
+        // The kind of memory depends on a limit instead of on bytes of the input, so that old seeds keep their
+        // meaning.
         let changing = limits.max_pages == FEW_PAGES;
         let settings = Settings::new(VCPUS, 1_000_000)
             .with_limits(limits)
