@@ -111,7 +111,7 @@ pub struct Kernel {
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
-    /// An identifier that differs between kernels of which any part differs.
+    /// An identifier: kernels that differ in any part have different identifiers.
     pub id: String,
     /// Its architecture.
     pub arch: Arch,
