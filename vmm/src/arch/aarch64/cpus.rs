@@ -54,7 +54,7 @@ pub struct Controller {
     pub(super) processor: kvm_vcpu_init,
 }
 
-/// Creates the vCPUs of `machine` in `vm`, whose memory is set up, and their interrupt controller.
+/// Creates the vCPUs of `machine` in `vm`, and their interrupt controller. The memory of `vm` must be set up.
 ///
 /// # Errors
 /// [`CpuError`].

@@ -7,7 +7,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Returns every exit: this architecture has none for ports or emulated registers.
+/// Returns every exit: this architecture has no exits for ports or emulated registers.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,
@@ -18,7 +18,7 @@ pub(crate) fn serve<'a>(
     Some(exit)
 }
 
-/// Makes KVM return [`is_undecoded`] exits; if KVM cannot, its run call fails instead.
+/// Makes KVM return [`is_undecoded`] exits. If KVM cannot, the run call fails at such an access.
 pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     let capability = kvm_enable_cap {
         cap: KVM_CAP_ARM_NISV_TO_USER,

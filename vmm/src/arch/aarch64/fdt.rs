@@ -6,7 +6,7 @@ use super::cpus::mpidr;
 use super::layout;
 use crate::machine::Machine;
 
-/// The phandle of the interrupt controller, the only node to which others refer.
+/// The phandle of the interrupt controller, the only node that other nodes refer to.
 const GIC: u32 = 1;
 
 /// Interrupt types: shared (SPI), for devices, and private to each vCPU (PPI).

@@ -31,7 +31,7 @@ pub(super) struct SavedGic {
     distributor: Vec<u32>,
     /// Levels of the shared interrupts' lines.
     levels: Vec<u32>,
-    /// One element for each vCPU, also in the fields below.
+    /// One element for each vCPU. So have `private_levels` and `interfaces`.
     redistributors: Vec<Vec<u32>>,
     /// Levels of the private interrupts' lines.
     private_levels: Vec<u32>,
@@ -104,7 +104,7 @@ fn distributor() -> Vec<u32> {
     registers
 }
 
-/// Registers of a redistributor, in the same order. PROPBASER and PENDBASER of message interrupts are included,
+/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER of message interrupts are included,
 /// although the machine has no such interrupts, because a guest can write to these registers.
 fn redistributor() -> Vec<u32> {
     const CTLR: u32 = 0x0;
@@ -170,7 +170,10 @@ fn interface(ctlr: u64) -> impl Iterator<Item = u32> {
     INTERFACE.into_iter().chain(group_0).chain(group_1)
 }
 
-/// Each of `registers` with its value.
+/// Pairs each of `registers` with the element of `values` at the same index.
+///
+/// # Errors
+/// [`StateError::Malformed`] with `what`, if the numbers of registers and values differ.
 fn pairs<'a, T: Copy + Into<u64>>(
     registers: &'a [u32],
     values: &'a [T],
@@ -183,8 +186,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps it until the VM is
-/// destroyed.
+/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps the controller until the VM
+/// is destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -293,7 +296,7 @@ impl Gic {
                 self.set(Part::Interface, vcpu, register, value)?;
             }
         }
-        // Last, because a high line makes its interrupt pending.
+        // Set the levels last, because a high line makes its interrupt pending.
         let what = "set of interrupt lines";
         for (first, value) in pairs(&shared(), &saved.levels, what)? {
             self.set(Part::Levels, 0, first, value)?;

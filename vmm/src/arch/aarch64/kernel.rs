@@ -20,7 +20,7 @@ pub enum KernelError {
     /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// A kernel in a format for boot loaders or debuggers; with its name and the remedy.
+    /// A kernel in a format for boot loaders or debuggers; with the format's name and the remedy.
     #[error("{0}: give {KINDS}, {1}")]
     OtherForm(&'static str, &'static str),
     /// A big-endian kernel, which this VMM cannot boot.

@@ -57,14 +57,14 @@ pub enum StateError {
     TooMany(#[source] vmm_sys_util::fam::Error),
     /// This host's KVM offers another kind of processor.
     #[error(
-        "the guest's vCPUs are another kind of processor than this host's: restore it on a host with the same \
-         processor"
+        "the guest's vCPUs are another kind of processor than this host's: restore the snapshot on a host with \
+         the same processor"
     )]
     Processor,
     /// The host's counter has another frequency.
     #[error(
-        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore it on a host of the same \
-         frequency"
+        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore the snapshot on a host of \
+         the same frequency"
     )]
     Counter {
         /// The guest's frequency.
@@ -158,7 +158,7 @@ impl Saver {
         }
     }
 
-    /// Saves the state of a vCPU that has returned from its run call and completed its last access.
+    /// Saves the state of a vCPU, which must have returned from its run call and completed its last access.
     ///
     /// # Errors
     /// [`StateError`].
@@ -167,7 +167,8 @@ impl Saver {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
         fd.get_reg_list(&mut list)
             .map_err(save("the list of registers"))?;
-        // Read the registers first: this makes KVM reset a vCPU that another vCPU has just started.
+        // Read the registers before the run state: if another vCPU has just started this vCPU, reading them makes
+        // KVM reset it.
         let registers = list.as_slice().iter().map(|&id| {
             let (low, high) = get(fd, id).map_err(refused("save", id))?;
             Ok((id, low, high))
@@ -199,7 +200,7 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
 pub(crate) fn paused(_fd: &VcpuFd) {}
 
 impl VcpuState {
-    /// Restores this state into `fd`, which has not run yet.
+    /// Restores this state into `fd`, which must not have run yet.
     fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
         if self.registers.len() > MAX_REGISTERS {
             return Err(StateError::Malformed("set of registers"));
@@ -230,7 +231,7 @@ impl VcpuState {
 }
 
 impl VmState {
-    /// Saves the state of the VM, whose vCPUs are stopped: its `controller`, and the counter of `clock`.
+    /// Saves the state of the VM: its `controller`, and the counter of `clock`. The VM's vCPUs must be stopped.
     ///
     /// # Errors
     /// [`StateError::Gic`].
@@ -247,7 +248,7 @@ impl VmState {
         })
     }
 
-    /// Restores this state and that of its vCPUs into `vm`.
+    /// Restores this state into `vm` and its `controller`, and the states `vcpus` into the vCPUs `fds`.
     ///
     /// # Errors
     /// [`StateError`].
@@ -281,7 +282,7 @@ impl VmState {
         controller.gic.restore(&self.gic)
     }
 
-    /// Continues the saved counter on `vcpus`, whose states have been restored.
+    /// Continues the saved counter on `vcpus`. The caller must have restored their states first.
     ///
     /// # Errors
     /// [`KvmError::Refused`].

@@ -1,7 +1,7 @@
 //! The tables of a PC's firmware: ACPI for a hardware-reduced PC.
 //!
-//! Hardware-reduced, because then a stock kernel needs neither a PIT, a PIC, a PM timer nor a
-//! fixed-event interrupt: sleep and reset are two ports, and everything else is a device in the
+//! Hardware-reduced, because then a stock kernel needs no PIT, PIC, PM timer or fixed-event
+//! interrupt: sleep and reset are two ports, and everything else is a device in the
 //! DSDT.
 
 use acpi_tables::aml::{self, Path};
@@ -161,10 +161,10 @@ fn device(name: &str, id: &dyn Aml, resources: Vec<&dyn Aml>) -> Device {
     Device(bytes)
 }
 
-/// The console's interrupt is declared shareable, though nothing shares it: Linux then masks it while
-/// it tests whether the port raises its transmit interrupt again. Otherwise a handler on another CPU
-/// can clear the interrupt during the test. The driver then polls the port every 250 ms, with five
-/// exits each time.
+/// The console's interrupt is declared shareable, though nothing shares it: Linux then masks the
+/// interrupt while it tests whether the port raises its transmit interrupt again. If the interrupt were
+/// not masked, a handler on another CPU could clear it during the test, and the driver would then poll
+/// the port every 250 ms, with five exits each time.
 fn serial() -> Device {
     let interrupt = aml::Interrupt::new(true, true, false, true, layout::SERIAL_GSI);
     device(

@@ -42,9 +42,9 @@ const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 
-/// Real-mode code for the reset vector: requests a reset through the port, and waits for it. A
-/// kernel without another reset method jumps there, and would otherwise run through empty memory
-/// forever.
+/// Real-mode code for the reset vector: requests a reset through [`layout::RESET_PORT`], and
+/// waits for it. A kernel without another reset method jumps to the vector. Without this code, it would run
+/// through empty memory forever.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = layout::RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt

@@ -1,7 +1,7 @@
 //! The guest's CPUID: KVM's offer, the machine's topology, and no hardware PMU.
 //!
-//! The paravirtual PMU replaces the architectural one. All traces of the latter are removed: a
-//! guest must never find two PMUs.
+//! The paravirtual PMU replaces the architectural PMU, and CPUID must not show the architectural PMU:
+//! a guest must never find two PMUs.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -41,7 +41,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Bits of an APIC id that number the cores of the package.
+    /// Number of bits of an APIC id that distinguish the cores of the package.
     fn core_bits(&self) -> u32 {
         u32::from(self.count).next_power_of_two().trailing_zeros()
     }
@@ -151,7 +151,7 @@ fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// Bits of a guest-physical address, from leaf 0x8000_0008; 36 without that leaf.
+/// Width of a guest-physical address in bits, from leaf 0x8000_0008; 36 without that leaf.
 #[must_use]
 pub fn physical_bits(leaves: &CpuId) -> u32 {
     leaves

@@ -35,7 +35,7 @@ pub struct Cpus {
 #[derive(Debug)]
 pub struct Controller(());
 
-/// Creates the vCPUs of `machine` in `vm`, whose memory is set up. Accesses to the registers in
+/// Creates the vCPUs of `machine` in `vm`, whose memory must be set up. Accesses to the registers in
 /// `emulation` return to the VMM.
 ///
 /// # Errors

@@ -18,6 +18,6 @@ pub mod power;
 pub mod regs;
 pub mod state;
 
-/// The first Linux whose KVM keeps counting while the host moves an event between counters and the
+/// The first Linux whose KVM keeps counting when the host moves an event between counters while the
 /// guest runs. `None`: every version keeps counting.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;

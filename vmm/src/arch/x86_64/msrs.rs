@@ -47,8 +47,8 @@ pub trait VcpuMsrs: Debug {
     /// Handles a write by the guest; `false` injects a general protection fault.
     fn write(&mut self, register: u32, value: u64) -> bool;
 
-    /// Called before each entry into the guest, to inject interrupts. A later
-    /// [`kick_signal`](crate::signal::kick_signal) makes the entry end at once.
+    /// Called before each entry into the guest, to inject interrupts. A
+    /// [`kick_signal`](crate::signal::kick_signal) that arrives after this call makes the entry end at once.
     ///
     /// # Errors
     /// Errors of the host, which end the run.

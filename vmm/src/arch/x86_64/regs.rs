@@ -144,7 +144,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
         entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK),
     ];
     for msr in wanted {
-        // Firmware would set these registers; without them in KVM, the guest has KVM's defaults.
+        // Firmware would set these registers. If KVM refuses one of them, the guest has KVM's default for it.
         let refused = match Msrs::from_entries(&[msr]) {
             Ok(one) => vcpu.set_msrs(&one).ok() != Some(1),
             Err(_) => true,

@@ -44,8 +44,8 @@ pub enum StateError {
     TooMany(&'static str, #[source] vmm_sys_util::fam::Error),
     /// The guest uses a feature that this host does not have.
     #[error(
-        "the guest's processors have features that this host's lack (CPUID leaf {leaf:#x}): restore it on \
-         a host with the same processor"
+        "the guest's processors have features that this host's lack (CPUID leaf {leaf:#x}): restore the \
+         snapshot on a host with the same processor"
     )]
     Cpuid {
         /// The leaf with these features.
@@ -53,8 +53,8 @@ pub enum StateError {
     },
     /// The host's TSC has another frequency.
     #[error(
-        "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore it on a host of the same \
-         frequency"
+        "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore the snapshot on a host \
+         of the same frequency"
     )]
     Tsc {
         /// The guest's frequency.
@@ -151,7 +151,7 @@ impl Saver {
         })
     }
 
-    /// Saves the state of a vCPU that has returned from its run call and completed its last access.
+    /// Saves the state of a vCPU, which must have returned from its run call and completed its last access.
     ///
     /// # Errors
     /// [`StateError`].
@@ -184,7 +184,7 @@ impl Saver {
         })
     }
 
-    /// Every readable register.
+    /// The numbers and values of all model-specific registers that the guest has.
     fn msrs(&self, fd: &VcpuFd) -> Result<Vec<(u32, u64)>, StateError> {
         let mut saved = Vec::with_capacity(self.msrs.len());
         let mut left = self.msrs.as_slice();
@@ -230,8 +230,8 @@ pub(crate) fn paused(fd: &VcpuFd) {
 }
 
 impl VcpuState {
-    /// Restores this state into `fd`, which has not run yet and has this machine's CPUID. The
-    /// host's TSC is `since` ahead of its value at the save.
+    /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet.
+    /// `since`: the host's TSC now, minus the host's TSC at the save.
     fn restore(&self, fd: &VcpuFd, since: u64) -> Result<(), StateError> {
         let own = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
@@ -255,7 +255,7 @@ impl VcpuState {
         fd.set_sregs(&self.sregs)
             .map_err(restore("the system registers"))?;
         set_xsave(fd, &self.xsave)?;
-        // A host without XSAVE has no such registers, and accepts none.
+        // A host without XSAVE has no extended control registers, and accepts none.
         if self.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&self.xcrs)
                 .map_err(restore("the extended control registers"))?;
@@ -264,7 +264,7 @@ impl VcpuState {
             .map_err(restore("the debug registers"))?;
         fd.set_lapic(&self.lapic)
             .map_err(restore("the local APIC"))?;
-        // After the local APIC, whose mode determines the use of the TSC deadline.
+        // Set these registers after the local APIC, whose mode determines the use of the TSC deadline.
         self.set_msrs(fd, keeps_offset)?;
         fd.set_vcpu_events(&self.events)
             .map_err(restore("pending events"))
@@ -357,7 +357,7 @@ const IRQCHIPS: [u32; 3] = [
 ];
 
 impl VmState {
-    /// Saves the state of `vm`, whose vCPUs are stopped.
+    /// Saves the state of `vm`, whose vCPUs must be stopped.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
@@ -384,7 +384,7 @@ impl VmState {
         })
     }
 
-    /// Restores this state and that of its vCPUs into `vm`.
+    /// Restores this state into `vm`, and the states `vcpus` into the vCPUs `fds`.
     ///
     /// # Errors
     /// [`StateError`].
@@ -420,8 +420,8 @@ impl VmState {
         Ok(())
     }
 
-    /// The counter of `vcpus`, whose states have been restored. The guest keeps the frequency that it learned at
-    /// boot, which may differ a little from this host's.
+    /// Returns the counter of `vcpus`. The caller must have restored their states first. The guest keeps the
+    /// frequency that it learned at boot, which may differ a little from this host's.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
