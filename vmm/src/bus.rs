@@ -76,7 +76,7 @@ impl Bus {
         Ok(())
     }
 
-    /// The device that claims all of `[address, address + size)`, and the offset in it.
+    /// The device that claims all of `[address, address + size)`, and the offset of `address` in the device.
     fn find(&self, address: u64, size: usize) -> Option<(&dyn Device, u64)> {
         let place = self.ranges.partition_point(|range| range.start <= address);
         let range = self.ranges.get(place.checked_sub(1)?)?;

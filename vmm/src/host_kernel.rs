@@ -7,8 +7,9 @@ use crate::arch;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// The reason why this host's KVM may lose counts of hardware events; `None` if it does not. It loses counts
-/// of events that the host moves between counters, or whose period it adapts, while the guest runs.
+/// The reason why this host's KVM may lose counts of hardware events; `None` if it does not. A KVM with this
+/// defect loses counts of an event when, while the guest runs, the host moves the event between counters or
+/// adapts its period.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;

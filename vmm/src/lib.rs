@@ -2,7 +2,7 @@
 //!
 //! [`cli`] and [`config`] parse the configuration; [`vm`] builds the machine in the order of the
 //! boot and runs it: [`kvm`], [`memory`], [`arch`] for the architecture, [`board`] to place
-//! [`devices`] on their [`bus`]. Each [`vcpu`] has a thread; everything else happens in the
+//! [`devices`] on their [`bus`]. Each [`vcpu`] has a thread; the main thread runs the
 //! [`event_loop`]. [`exit`] is the end of a run, [`report`] its result.
 //!
 //! [`arch::emulation`] is for embedders that emulate registers in KVM's place.

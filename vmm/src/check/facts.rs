@@ -69,7 +69,7 @@ pub struct Perf {
     pub software_refused: Option<String>,
     /// Whether `exclude_host` keeps host work out of a software clock; `None` if not observed.
     pub software_excludes_host: Option<bool>,
-    /// The same for hardware cycles; `None` without such a counter.
+    /// Whether `exclude_host` keeps host work out of hardware cycles; `None` without a cycle counter.
     pub hardware_excludes_host: Option<bool>,
     /// Clock samples taken while a guest loop ran in ring 0.
     pub guest_kernel: Option<Samples>,

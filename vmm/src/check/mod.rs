@@ -42,11 +42,11 @@ Examples:
   vmm check --pmu clocks --allow-event 'l1-dcache-*'
       See which events a guest with that list has here
 
-Everything is tried, not looked up: small guests are run, events are opened and counted. It takes
-about a second, changes nothing and leaves nothing behind.
+Everything is tried, not looked up: small guests are run, events are opened and counted. The
+survey takes about a second, changes nothing and leaves nothing behind.
 
 Exit status:
-  0  a guest runs here, if only a small one
+  0  a guest runs here, even if it is only a small one
   1  no guest runs here; the survey is printed all the same
   2  wrong usage";
 

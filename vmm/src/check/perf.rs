@@ -238,8 +238,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // Opening the event takes part of the time. On an emulated machine, it can take all of it: then try
-    // a longer time.
+    // Opening the event takes a part of the guest's run time. On an emulated machine, it can take all of the run
+    // time: then run the guest for longer.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

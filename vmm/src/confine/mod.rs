@@ -1,9 +1,9 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The order is that of the boot. Everything with a path is opened first. Then
+//! The steps follow the boot. Everything with a path is opened first. Then
 //! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the
-//! user, and drops capabilities: later threads inherit that, and earlier ones end before the guest
-//! runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
+//! user, and drops capabilities. Threads that are started after this step inherit its effects; threads
+//! that were started before it end before the guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
 //! thread last ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
@@ -135,7 +135,7 @@ pub struct Options {
     pub seccomp: bool,
 }
 
-/// A running machine's needs of its host.
+/// The parts of the host that a running machine needs.
 #[derive(Debug)]
 pub struct Needs<'a> {
     /// Number of its vCPUs.
@@ -173,8 +173,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Prepares the process, before its first thread, and checks that it may confine itself as
-    /// `options` require.
+    /// Prepares the process, and checks that the process may confine itself as `options` require. Call this
+    /// before the process starts a thread.
     ///
     /// # Errors
     /// [`ConfineError::Chroot`], [`ConfineError::User`], [`ConfineError::Privileges`].
@@ -186,13 +186,14 @@ impl Confinement {
     /// Limits a device's host counters to the process's limit of descriptors.
     ///
     /// # Errors
-    /// [`ConfineError::Descriptors`] if the number in `settings` was `asked` for.
+    /// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and
+    /// the limit of descriptors allows fewer.
     pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops everything that `needs` does not name, as `options` require, and prepares the filters.
-    /// Call it after everything with a path is open. Threads that exist keep their privileges: they must end
+    /// Drops all privileges that `needs` does not name, as `options` require, and prepares the filters.
+    /// Call this after everything with a path is open. Threads that exist keep their privileges: they must end
     /// before the guest's first instruction.
     ///
     /// # Errors
@@ -277,8 +278,8 @@ impl Confinement {
         }
     }
 
-    /// Installs the main thread's filter: after all others have theirs, and before the guest's
-    /// first instruction.
+    /// Installs the main thread's filter. Call this after all other threads have their filters, and before
+    /// the guest's first instruction.
     ///
     /// # Errors
     /// [`ConfineError::Install`].

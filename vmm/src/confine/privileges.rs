@@ -94,22 +94,24 @@ pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
 /// Capabilities that a machine with a PMU keeps, if it has them.
 const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 
-/// Descriptors of the machine without its PMU: for each vCPU, the vCPU and its statistics; and the
-/// number for everything else.
+/// Descriptors of the machine without its PMU: the number for each vCPU (the vCPU itself and its statistics),
+/// and the number for everything else.
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors that are reserved within the limit: for the machine, and for the counting events of each vCPU.
+/// Descriptors that host counters of sampling events leave free within the limit: for the machine, and for the
+/// counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
 /// Most descriptors reserved for the operator's events; if the limit is low, an eighth of it is reserved.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
 /// Lowers the device's limit of open host counters to fit the limit of descriptors, and reserves
-/// some for the operator's events.
+/// descriptors for the operator's events.
 ///
 /// # Errors
-/// [`ConfineError::Descriptors`] if `asked`: the user gave the number.
+/// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and the
+/// limit of descriptors allows fewer.
 pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
         return Ok(());
@@ -133,8 +135,8 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers limits to the machine's needs. The limit of locked memory is also raised to them, if permitted:
-/// rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
+/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit of locked memory to
+/// the machine's needs: rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
@@ -199,7 +201,7 @@ fn failed(error: Errno) -> ConfineError {
 }
 
 /// `chroot(2)` is as good as a new mount namespace here: escaping it requires `CAP_SYS_CHROOT`,
-/// which is dropped, or an open directory outside. It also works where the root cannot be
+/// which is dropped, or an open directory outside. `chroot(2)` also works where the root cannot be
 /// pivoted, as in an initramfs.
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
@@ -212,7 +214,7 @@ fn become_user(user: User) -> Result<(), ConfineError> {
     let (uid, gid) = user.ids();
     rustix::thread::set_thread_groups(&[]).map_err(refused)?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
-    // Permitted capabilities survive the change; they are chosen afterwards.
+    // Permitted capabilities survive the change of the user; the caller reduces them afterwards.
     rustix::thread::set_keep_capabilities(true).map_err(refused)?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
     rustix::thread::set_keep_capabilities(false).map_err(refused)
@@ -240,8 +242,8 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
     }
 }
 
-/// Keeps started programs from gaining capabilities. A process without `CAP_SETPCAP` cannot do
-/// this; `no_new_privs` has the same effect there.
+/// Keeps programs that this process starts from gaining capabilities. Without `CAP_SETPCAP` this is not
+/// possible, and `no_new_privs` has the same effect.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);

@@ -63,7 +63,7 @@ const BOOT: [(u32, &str); 8] = [
 const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const FIONBIO: u32 = 0x5421;
-/// The same with `struct termios2`, which newer C libraries use.
+/// [`TCGETS`] and [`TCSETS`] with `struct termios2`, which newer C libraries use.
 const TCGETS2: u32 = 0x802c_542a;
 const TCSETS2: u32 = 0x402c_542b;
 
@@ -151,7 +151,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             "event descriptors; the console; messages",
         ),
         kick(signal::kick_signal()),
-        // Sent if the queue of real-time signals is full.
+        // The kernel sends SIGIO instead if the queue of real-time signals is full.
         kick(libc::SIGIO),
         rule(
             call!(SYS_pread64, pread64),
@@ -267,8 +267,8 @@ fn open_files() -> [Rule; 2] {
     ]
 }
 
-/// Recordings: a new file in their directory replaces the older one. Existing files cannot be
-/// opened.
+/// Calls that write recordings: a new file in the directory of recordings replaces the older recording.
+/// Existing files cannot be opened.
 fn recording(plan: &Plan) -> Vec<Rule> {
     let Some(directory) = plan.recordings else {
         return Vec::new();

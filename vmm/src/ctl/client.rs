@@ -20,7 +20,8 @@ use crate::place::Place;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
-/// Maximum size of a reply in bytes: more than any VMM sends. The limit is for other programs behind the socket.
+/// Maximum size of a reply in bytes: more than any VMM sends. The limit protects
+/// against other programs that listen on the socket.
 const MAX_ANSWER: u64 = 64 << 20;
 
 /// Arguments of `vmm ctl`.
@@ -71,7 +72,7 @@ pub enum CtlCommand {
         /// Directory to write, empty or new
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Save only the pages written since BASE, the last snapshot, which --restore DIR then needs, too
+        /// Save only the pages written since the last snapshot, BASE; --restore DIR then needs BASE, too
         #[arg(long, value_name = "BASE")]
         diff: Option<PathBuf>,
         /// End the run when the snapshot is complete
@@ -275,7 +276,7 @@ fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
 }
 
 /// Writes a recording. The file is opened here, with the caller's rights, and passed to the
-/// machine. An older one is kept as FILE.old.
+/// machine. An older recording is kept as FILE.old.
 fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlError> {
     let place = Place::open(path);
     if place.is_taken() {

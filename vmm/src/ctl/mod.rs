@@ -1,7 +1,7 @@
 //! `vmm ctl`: a running machine and its persistent events, from outside.
 //!
-//! A Unix socket carries one JSON request per line, and one reply per line. Access to it grants
-//! control of the machine and its PMU, so only its owner and root can use it.
+//! A Unix socket carries one JSON request per line, and one reply per line. Access to the
+//! socket grants control of the machine and its PMU, so only the machine's owner and root can use it.
 
 mod client;
 mod descriptor;

@@ -52,7 +52,7 @@ pub enum Request {
         base: Option<Base>,
     },
     /// Report whether the snapshot's files are complete. If the connection that requested the snapshot is
-    /// closed without this request, they count as incomplete.
+    /// closed without this request, the files count as incomplete.
     Finish {
         /// The snapshot's name.
         id: String,
@@ -129,9 +129,9 @@ pub struct Entry {
     pub state: String,
     /// The count.
     pub count: u64,
-    /// Guest nanoseconds enabled.
+    /// Guest nanoseconds for which the event was enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds counted.
+    /// Guest nanoseconds for which the event ran.
     pub time_running: u64,
     /// Overflows without a record.
     pub lost: u64,

@@ -21,7 +21,7 @@ use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::snapshot::desk::GONE;
 
-/// Most simultaneous clients; a further one evicts the oldest.
+/// Most simultaneous clients. When one more connects, the oldest client is disconnected.
 const MAX_CLIENTS: usize = 16;
 
 /// Errors of serving the control socket.
@@ -277,7 +277,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// The event that lets the client proceed. With a complete request pending, that is room for a reply.
+    /// The event that lets the client proceed: room for a reply if a reply or a complete request is pending, else
+    /// more input.
     fn wants(&self) -> EventSet {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
@@ -285,7 +286,7 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Proceeds without blocking; executes at most one request, in fairness to others. Returns whether
+    /// Proceeds without blocking; executes at most one request, in fairness to other clients. Returns whether
     /// the client stays connected.
     fn turn(&mut self, serve: &mut Serve) -> bool {
         match self.try_turn(serve) {
@@ -381,8 +382,8 @@ impl<S: Read + Write> Peer for Plain<S> {
     }
 }
 
-/// Serves a client until it is gone. `stream` never blocks: it returns `WouldBlock`, and can be
-/// retried.
+/// Serves a client until it is gone. `stream` must not block: a call that would block returns `WouldBlock`, and
+/// is repeated.
 #[cfg(feature = "internals")]
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));

@@ -1,5 +1,6 @@
-//! The control socket in the file system: private to its owner from the start, replaces the stale
-//! socket of a dead VMM but never a live one's, and is removed at the end.
+//! The control socket in the file system: private to its owner from the start, and
+//! removed at the end. It replaces the stale socket of a VMM that has ended, but never the socket of a running
+//! VMM.
 
 #![allow(unsafe_code)]
 

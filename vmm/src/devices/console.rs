@@ -96,7 +96,7 @@ impl Output {
     }
 
     /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the run is ended from
-    /// outside first, drops this and all later output, with one warning.
+    /// outside before the reader reads, drops the held bytes and all later output, with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {

@@ -168,7 +168,7 @@ impl VirtioMmio {
         })
     }
 
-    /// Resets the device like a driver: every register gets its power-on value, except the
+    /// Resets the device as a driver does: every register gets its power-on value, except the
     /// generation of configuration space.
     pub fn reset(&self) {
         self.reset_state(&mut self.state());

@@ -84,7 +84,7 @@ impl Drop for DrainThread {
 
 impl vpmu::Interrupt for Interrupt {
     fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        // One interrupt for all queues: the driver checks each.
+        // There is one interrupt for all queues: the driver checks each queue.
         self.used_buffer()
     }
 }

@@ -76,8 +76,8 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 /// The virtio device's interrupt line: the first that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
 
-/// The address ranges of `bytes` of memory, start and size: up to the gap, and from 4 GiB on what does not fit
-/// there.
+/// The address ranges of `bytes` of memory, start and size: one below the gap, and a second one from
+/// [`GAP_END`] on if the memory does not fit below the gap.
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= GAP {

@@ -184,7 +184,7 @@ impl Saver {
         })
     }
 
-    /// The numbers and values of all model-specific registers that the guest has.
+    /// The numbers and values of all model-specific registers that KVM can read.
     fn msrs(&self, fd: &VcpuFd) -> Result<Vec<(u32, u64)>, StateError> {
         let mut saved = Vec::with_capacity(self.msrs.len());
         let mut left = self.msrs.as_slice();

@@ -25,8 +25,8 @@ fn plan() -> Plan {
 fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
     let (reader, writer) = std::io::pipe().unwrap();
     let filters = Filters::compile(&plan()).unwrap();
-    // SAFETY: the copy of this process has only this thread and takes no lock that another may have
-    // held: `act` makes system calls and allocates, and the C library keeps the allocator
+    // SAFETY: the copy of this process has only this thread and takes no lock that another thread
+    // may have held: `act` makes system calls and allocates, and the C library keeps the allocator
     // consistent.
     let child = unsafe { libc::fork() };
     if child == 0 {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::super::protocol::Answer;
 use super::*;
 
-/// A server that can end only `known`, in its own directory.
+/// A server that can end only the event `known`; its socket is in a directory of its own.
 struct Bench {
     server: Option<Server>,
     path: PathBuf,
@@ -125,7 +125,7 @@ fn client_that_does_not_read_blocks_no_other() {
     }
     let mut client = BufReader::new(bench.client());
     assert_eq!(ask(&mut client, END), DONE);
-    // Its reply is available once it reads.
+    // The stuck client gets its replies once it reads.
     let mut stuck = BufReader::new(stuck);
     for _ in 0..3 {
         assert_eq!(

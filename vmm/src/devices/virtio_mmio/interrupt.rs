@@ -37,9 +37,9 @@ impl Interrupt {
 
     /// Reports used buffers. The status is set before the edge, so that the handler sees it.
     ///
-    /// Does nothing before the driver has started the device. Another thread of the VMM can call
-    /// this while the driver resets the device; Linux frees its queues then, and its handler would
-    /// walk the freed queues if the status reported used buffers.
+    /// Does nothing before the driver has started the device, and after a reset. Another thread of the VMM
+    /// can call this while the driver resets the device. Linux then frees the queues; if the status
+    /// reported used buffers, Linux's interrupt handler would walk the freed queues.
     ///
     /// # Errors
     /// The line's error.
@@ -71,9 +71,9 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst)
     }
 
-    /// Restores a saved status. A started driver also gets a configuration change: the limits and
-    /// the clock of this host may differ. The edge for the saved reasons may have been lost, so the
-    /// line is raised for them, too; drivers ignore an edge without a reason.
+    /// Restores a saved status. If the driver had started the device, also reports a configuration
+    /// change, because the limits and the clock of this host may differ. This edge also stands in for
+    /// edges of the saved reasons, which may have been lost; drivers ignore an edge without a reason.
     ///
     /// # Errors
     /// The line's error.

@@ -22,7 +22,7 @@ pub(crate) enum TransportError {
         source: virtio_queue::Error,
     },
     /// The saved queues do not match the device's queues.
-    #[error("the saved device has other queues, or larger ones")]
+    #[error("the queues of the saved device differ from this device's in number or maximum size")]
     Queues,
     /// The interrupt line returned an error.
     #[error("the interrupt failed")]
