@@ -21,7 +21,7 @@ Examples:
   vmm ctl --socket vm.sock list
       See the persistent events of a machine that runs with --ctl vm.sock
   vmm ctl --socket vm.sock snapshot here
-      Save it; 'vmm run --restore here' continues from there
+      Save that machine; 'vmm run --restore here' continues it from there
 
 'vmm run --help' lists every option and exit status."
 )]

@@ -1,5 +1,5 @@
 //! The operator's persistent events: started by flags before the guest's first instruction, managed
-//! with `vmm ctl` while it runs, and recorded when it ends.
+//! with `vmm ctl` while the guest runs, and recorded when the run ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -112,7 +112,8 @@ impl Operator {
     /// Starts the events that `config` names.
     ///
     /// # Errors
-    /// [`OperatorError`]; includes errors that a recording at the end would have.
+    /// [`OperatorError`], also for mistakes that would otherwise only be found when the recording is written at
+    /// the end.
     pub fn new(
         config: &Config,
         vpmu: &Arc<Vpmu>,
@@ -268,7 +269,8 @@ impl Operator {
         Ok(started)
     }
 
-    /// Writes a recording of the `wanted` events, to `file` at that path or to the default file.
+    /// Writes a recording of the `wanted` events: to the open file in `file`, whose path is beside it, or for `None`
+    /// to the file of `--recording`.
     fn dump(
         &self,
         file: Option<(&File, &Path)>,
@@ -307,7 +309,7 @@ fn remedy(error: &PersistError) -> Option<&'static str> {
         }
         PersistError::Pages { .. } => Some("give it another size"),
         PersistError::NoRoom(_) | PersistError::NoWindow => {
-            Some("give it a smaller size, or the machine more with --window")
+            Some("give it a smaller size, or give the machine a larger window with --window")
         }
         _ => None,
     }

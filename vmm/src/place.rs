@@ -24,7 +24,7 @@ const TRIES: u32 = 64;
 /// A file name in an open directory.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// An error of opening the directory is reported at its first use.
+    /// An error of opening the directory is reported when the directory is first used.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,
@@ -163,7 +163,7 @@ impl Temporary<'_> {
         &self.file
     }
 
-    /// Renames it to its final name, replacing an existing file.
+    /// Renames the file to its final name, replacing an existing file.
     ///
     /// # Errors
     /// The host's error.

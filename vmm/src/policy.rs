@@ -81,9 +81,9 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "LIST|all")]
     pub raw_events: Option<RawEvents>,
 
-    /// Open hardware events, also where the host's KVM gives other VMs a mediated PMU: Linux starts no
-    /// such VM while one is open. By default they are not opened there, unless the tier is full, or these
-    /// options or --persistent name a hardware event
+    /// Open hardware events even if the host's KVM gives VMs a mediated PMU: Linux starts no VM with a mediated
+    /// PMU while a hardware event is open. By default hardware events are not opened on such a host, unless the
+    /// tier is full, --raw-events is given, or --allow-event or --persistent names a hardware event
     #[arg(long, conflicts_with = "no_hardware_events")]
     pub hardware_events: bool,
 
@@ -310,11 +310,12 @@ fn raw_config(name: &str) -> Option<u64> {
 }
 
 impl PolicyArgs {
-    /// The decision for the flags, or else for `file`; `persistent` are the names of the operator's
-    /// own events; `no_vpmu` rules the PMU out, for `--no-vpmu` or a snapshot without one.
+    /// The decision for the flags; `file` has the settings for flags that are not given. `persistent` are the
+    /// names of the operator's own events. `no_vpmu` rules the PMU out, for `--no-vpmu` or for a snapshot
+    /// without a PMU.
     ///
     /// # Errors
-    /// [`PolicyError`], if they contradict each other.
+    /// [`PolicyError`], if the settings contradict each other.
     pub(crate) fn decide<'a>(
         self,
         file: PolicyFile,

@@ -73,7 +73,7 @@ impl Check {
 /// Builds a machine on a watched thread and lets `judge` run it.
 ///
 /// # Errors
-/// Text: the step that KVM refused, or that the probe never returned.
+/// A text that names the step that KVM refused, or says that the probe never returned.
 pub(crate) fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -83,7 +83,7 @@ pub(crate) fn on_machine<T: Send + 'static>(
     micro::on_machine(budget, ring, program, judge).map_err(|error| vpmu_errors::chain(&error))
 }
 
-/// The result of `judge`, or the reason for its absence.
+/// Returns the finding of `judge`, or, if `judge` has none, a failed finding with the reason.
 pub(crate) fn finding(
     budget: Duration,
     ring: Ring,

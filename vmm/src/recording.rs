@@ -49,7 +49,7 @@ pub enum RecordingError {
     Symbols(#[from] SymbolsError),
 }
 
-/// Writes recordings to one file, which holds the last one.
+/// Writes recordings to one file, which holds the newest recording.
 #[derive(Debug)]
 pub struct Recorder {
     place: Place,
@@ -99,7 +99,7 @@ impl Recorder {
         self.place.descriptor()
     }
 
-    /// Writes a recording. An older one is renamed to the same name with `.old`.
+    /// Writes a recording. An older recording is renamed to the same name with `.old`.
     ///
     /// # Errors
     /// [`RecordingError`]; a partial file is removed.

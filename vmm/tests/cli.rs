@@ -1,4 +1,4 @@
-//! The command line: each mistake is reported in one line, each ending by its exit status.
+//! The command line: `vmm` reports each mistake in one line, and each end of a guest by an exit status.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 

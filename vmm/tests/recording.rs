@@ -118,7 +118,7 @@ fn guest_that_dies_leaves_its_recording() {
     let numbers: Vec<u64> = (1..=100).collect();
     assert_eq!(addresses(&found, "marks"), numbers);
     assert_eq!(addresses(&found, "exits-io").len(), 20);
-    // Another run keeps this run's recording.
+    // Another run keeps this run's recording as `perf.data.old`.
     recorded(&bench, &power_off(), 0, &["--persistent", "marks"]);
     assert_eq!(samples(&bench.path("perf.data")), []);
     assert_eq!(samples(&bench.path("perf.data.old")), found);

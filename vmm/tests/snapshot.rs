@@ -292,7 +292,7 @@ fn machine_continues_if_the_client_of_its_snapshot_is_gone() {
     let mut machine = Machine::boot(&bench, &[]);
     drop(machine.asked(&bench));
     assert_eq!(machine.next(), "aa");
-    // It can be saved again.
+    // The machine can be saved again.
     let directory = bench.path("here");
     let output = machine.snapshot(&directory, &["--then-exit"]);
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
@@ -430,7 +430,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
-    // Only the event's times in the metadata page.
+    // Only the ring's metadata page was written, for the event's times.
     assert_eq!(pages(&two), json!([[RING, 1]]));
     machine.end();
     let recording = bench.path("perf.data");
@@ -463,7 +463,7 @@ fn diff_on_its_base_is_the_memory_of_a_whole_snapshot() {
         machine.saved_diff(&two, &one);
         machine.saved(&whole);
         machine.end();
-        // Both continue from another directory than they were saved in.
+        // Both snapshots continue from another directory than they were saved in.
         let moved = bench.path("moved");
         fs::create_dir(&moved).expect("made");
         let place = |path: &Path| moved.join(path.file_name().expect("a name"));

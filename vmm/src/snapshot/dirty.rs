@@ -1,5 +1,5 @@
-//! Pages written since the last snapshot: the guest's writes from KVM's log, the PMU device's from bitmaps
-//! that it marks. The VMM itself writes to guest memory only before a boot.
+//! Pages written since the last snapshot. KVM's log has the guest's writes, and the PMU device marks its own
+//! writes in bitmaps. The VMM itself writes to guest memory only before a boot.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,14 +56,14 @@ struct Region {
 struct Since {
     /// The id of the last complete snapshot.
     base: Option<String>,
-    /// Pages of each region written since then, or since `taken`.
+    /// Pages of each region written since the snapshot in `taken`, or without one, since the base.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, with the pages written between the base and it.
+    /// A snapshot that its client has not finished, with the pages written between the base and that snapshot.
     taken: Option<(String, Vec<Pages>)>,
 }
 
 impl Tracker {
-    /// Tracks `memories`. With a `base`, their contents are those of that snapshot.
+    /// Tracks `memories`. With a `base`, they must have the contents of that snapshot.
     pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<String>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
@@ -78,7 +78,7 @@ impl Tracker {
         }
     }
 
-    /// Wraps one of the tracked memories for a device, so that its writes are marked.
+    /// Wraps one of the tracked memories for a device, so that the device's writes are marked.
     ///
     /// # Errors
     /// The memory is not tracked, which is a bug.
@@ -141,8 +141,8 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Ends the last snapshot. If it is `whole`, it is the new base. If not, the base stays, and the pages
-    /// of the snapshot count as written since that base.
+    /// Ends the last snapshot. If the snapshot is `whole`, it becomes the new base. If not, the old base stays, and
+    /// the pages that were written before the snapshot count as written since the old base again.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {

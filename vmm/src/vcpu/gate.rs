@@ -94,7 +94,7 @@ impl Gate {
         true
     }
 
-    /// Wakes [`Gate::close`] after the end of the run was announced: it no longer waits.
+    /// Wakes [`Gate::close`], which then no longer waits for vCPUs. Call this after the end of the run was announced.
     pub(super) fn left(&self) {
         let _waiting = self.waiting();
         self.changed.notify_all();
@@ -106,8 +106,8 @@ impl Gate {
     }
 }
 
-/// The end of a vCPU's thread, at which it announces a panic: otherwise the run, and [`Gate::close`], would wait for
-/// the vCPU forever.
+/// Dropped when a vCPU's thread ends. The drop announces a panic of the thread: otherwise the run, and
+/// [`Gate::close`], would wait for the vCPU forever.
 #[derive(Debug)]
 pub(super) struct Leaving<'a> {
     vcpu: u32,

@@ -81,7 +81,8 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest until the run ends, on this vCPU or elsewhere. Announces an end or an error of this vCPU.
+    /// Runs the guest on this vCPU until the run ends, for whatever reason. If this vCPU ends the run, or fails,
+    /// announces that.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _leaving = Leaving::new(self.index, &shared.end, &shared.gate);
@@ -113,7 +114,7 @@ impl Vcpu {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
             if thread.resume() == Turn::Unfinished {
-                // Between two turns, check whether the run has ended.
+                // Between two turns of this work, check whether the run has ended.
                 continue;
             }
             let signalled = match thread.run(&mut self.fd) {

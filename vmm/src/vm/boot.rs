@@ -101,7 +101,8 @@ impl Boot {
     /// Starts the vCPUs on `threads`.
     ///
     /// # Errors
-    /// [`VmError::NoReason`], which is a bug. vCPUs that were started must be stopped nevertheless.
+    /// [`VmError::NoReason`], which is a bug. The caller must stop the vCPUs after an error, too: some may have been
+    /// started.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
@@ -121,7 +122,7 @@ impl Boot {
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
-    /// Number of threads that run a vCPU, from the first.
+    /// Number of threads that run a vCPU; they are the first of `seats`.
     taken: usize,
 }
 
@@ -180,7 +181,7 @@ impl Threads {
         Ok(())
     }
 
-    /// Kicks the vCPUs out of the guest and waits for them; call it after the end was announced.
+    /// Kicks the vCPUs out of the guest and waits for them. Call this after the end of the run was announced.
     pub(super) fn stop(&mut self) {
         let seats = self.seats.iter().take(self.taken);
         for seat in seats.clone() {

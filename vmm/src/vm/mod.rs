@@ -147,8 +147,9 @@ impl Vm {
         Self::make(config, inherited, None)
     }
 
-    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the
-    /// same: `config.confinement.seccomp` must be off if the emulation makes other system calls.
+    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are those of
+    /// [`Vm::new`]: `config.confinement.seccomp` must be off if the emulation makes system calls that the
+    /// filters do not allow.
     ///
     /// # Errors
     /// See [`Vm::new`].
@@ -407,8 +408,8 @@ impl Vm {
             Ok(())
         });
         if served.is_err() {
-            // vCPUs no longer enter the guest; the error is returned, and this end is a
-            // placeholder.
+            // Announce an end, so that vCPUs no longer enter the guest. `ByHand` is a placeholder: this
+            // function returns the error instead.
             end.announce(Ok(Ending::ByHand));
         }
         self.vcpus.stop();
@@ -482,7 +483,7 @@ fn concurrently<A, B: Send>(
     })
 }
 
-/// Notifies the embedder's registers of images in `memory`.
+/// Notifies the embedder that the guest's images are in `memory`.
 fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(), VmError> {
     match emulation {
         Some(device) => device.loaded(memory).map_err(VmError::Embedder),

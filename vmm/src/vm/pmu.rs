@@ -84,8 +84,8 @@ impl Opened {
     }
 }
 
-/// Disables hardware events where that lets VMs with a mediated PMU start, unless they were
-/// requested.
+/// Disables hardware events if that lets VMs with a mediated PMU start, unless the configuration requests
+/// hardware events.
 pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     if config.hardware.events && !config.policy.hardware.on(mediated) {
         config.hardware.events = false;
@@ -148,9 +148,9 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Needed only for the report, and listed now, since KVM's statistics are gone when the report is
-        // written. Otherwise the events are probed when the first driver needs them: opening the first perf
-        // event of a host takes milliseconds.
+        // Only the report needs the list. List the events now, since KVM's statistics are gone when the report is
+        // written. Without a report, the events are probed when the first driver needs them: opening the first
+        // perf event of a host takes milliseconds.
         let events = match config.report {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),
@@ -241,8 +241,8 @@ enum PmuError {
     Driver,
 }
 
-/// Restores the saved device, before any vCPU runs. Its control and event queues are then processed once, because
-/// notifications may have been pending at the save.
+/// Restores the saved device. Also signals the eventfds of the control and event queues, so that the event loop
+/// processes both queues once: notifications may have been pending at the save. Call this before any vCPU runs.
 ///
 /// # Errors
 /// [`VmError::Snapshot`].
