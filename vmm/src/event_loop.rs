@@ -68,8 +68,8 @@ struct Wakeups {
     failed: Option<event_manager::Error>,
 }
 
-/// The main thread's loop, which serves the console, the PMU's control and event queues, signals, and requests for
-/// snapshots. One loop is used for all boots of the guest.
+/// The main thread's loop, which serves the console, the PMU's control and event queues, signals, and
+/// requests for snapshots. One loop is used for all boots of the guest.
 #[expect(
     missing_debug_implementations,
     reason = "the event manager has nothing to show"

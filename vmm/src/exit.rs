@@ -135,7 +135,7 @@ pub enum VcpuError {
 #[derive(Debug, Default)]
 struct Said {
     how: Option<Result<Ending, VcpuError>>,
-    /// An end requested from outside, even if too late to end this boot.
+    /// An end requested from outside, even if the request came too late to end this boot.
     outside: Option<Ending>,
 }
 

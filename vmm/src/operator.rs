@@ -112,8 +112,8 @@ impl Operator {
     /// Starts the events that `config` names.
     ///
     /// # Errors
-    /// [`OperatorError`], also for mistakes that would otherwise only be found when the recording is written at
-    /// the end.
+    /// [`OperatorError`], also for mistakes that would otherwise only be found when the recording is written
+    /// at the end.
     pub fn new(
         config: &Config,
         vpmu: &Arc<Vpmu>,
@@ -269,8 +269,8 @@ impl Operator {
         Ok(started)
     }
 
-    /// Writes a recording of the `wanted` events: to the open file in `file`, whose path is beside it, or for `None`
-    /// to the file of `--recording`.
+    /// Writes a recording of the `wanted` events: to the open file in `file`, whose path is beside it, or for
+    /// `None` to the file of `--recording`.
     fn dump(
         &self,
         file: Option<(&File, &Path)>,

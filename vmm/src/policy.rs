@@ -81,9 +81,10 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "LIST|all")]
     pub raw_events: Option<RawEvents>,
 
-    /// Open hardware events even if the host's KVM gives VMs a mediated PMU: Linux starts no VM with a mediated
-    /// PMU while a hardware event is open. By default hardware events are not opened on such a host, unless the
-    /// tier is full, --raw-events is given, or --allow-event or --persistent names a hardware event
+    /// Open hardware events even if the host's KVM gives VMs a mediated PMU: Linux starts no VM with a
+    /// mediated PMU while a hardware event is open. By default hardware events are not opened on such a host,
+    /// unless the tier is full, --raw-events is given, or --allow-event or --persistent names a hardware
+    /// event
     #[arg(long, conflicts_with = "no_hardware_events")]
     pub hardware_events: bool,
 

@@ -56,8 +56,8 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
-/// The events of guests with these lists. `statistics`: whether KVM counts exits; `mediated`: whether
-/// KVM has mediated PMUs, if known.
+/// The events that a guest has with each of the lists in `asked`. `statistics`: whether KVM counts exits;
+/// `mediated`: whether KVM has mediated PMUs, if known.
 pub(super) fn offered(
     asked: &[Decision],
     statistics: bool,
@@ -123,7 +123,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
     offered.iter().map(line).collect()
 }
 
-/// Whether hardware events on this host keep other VMs from starting.
+/// The line that reports whether hardware events on this host keep other VMs from starting.
 pub(super) fn mediated(mediated: Option<bool>) -> Check {
     let name = "kvm.mediated-pmu";
     match mediated {

@@ -238,8 +238,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // The time of the spin includes the opening of the event. On an emulated machine, the opening can take all of
-    // this time: then try a longer time.
+    // The time of the spin includes the opening of the event. On an emulated machine, the opening can take
+    // all of this time: then try a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

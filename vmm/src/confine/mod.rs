@@ -1,9 +1,9 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The steps follow the boot. Everything with a path is opened first. Then
-//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the
-//! user, and drops capabilities. Threads that are started after this step inherit its effects; threads
-//! that were started before it end before the guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
+//! The steps follow the boot. Everything with a path is opened first. Then [`Confinement::drop_privileges`]
+//! closes inherited descriptors, changes the root directory and the user, and drops capabilities. Threads
+//! that are started after this step inherit its effects; threads that were started before it end before the
+//! guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
 //! thread last ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
@@ -186,14 +186,14 @@ impl Confinement {
     /// Limits a device's host counters to the process's limit of descriptors.
     ///
     /// # Errors
-    /// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and
-    /// the limit of descriptors allows fewer.
+    /// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters,
+    /// and the limit of descriptors allows fewer.
     pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops all privileges that `needs` does not name, as `options` require, and prepares the filters.
-    /// Call this after everything with a path is open. Threads that exist keep their privileges: they must end
+    /// Drops all privileges that `needs` does not name, as `options` require, and prepares the filters. Call
+    /// this after everything with a path is open. Threads that exist keep their privileges: they must end
     /// before the guest's first instruction.
     ///
     /// # Errors

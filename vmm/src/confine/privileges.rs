@@ -99,8 +99,8 @@ const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors that host counters of sampling events leave free within the limit: for the machine, and for the
-/// counting events of each vCPU.
+/// Descriptors that host counters of sampling events leave free within the limit: for the machine, and for
+/// the counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
 /// Most descriptors reserved for the operator's events; if the limit is low, an eighth of it is reserved.
@@ -110,8 +110,8 @@ const OPERATORS_DESCRIPTORS: u64 = 64;
 /// descriptors for the operator's events.
 ///
 /// # Errors
-/// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and the
-/// limit of descriptors allows fewer.
+/// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and
+/// the limit of descriptors allows fewer.
 pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
         return Ok(());
@@ -135,8 +135,8 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit of locked memory to
-/// the machine's needs: rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
+/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit of locked memory
+/// to the machine's needs: rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);

@@ -277,8 +277,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// The event that lets the client proceed: room for a reply if a reply or a complete request is pending, else
-    /// more input.
+    /// The event that lets the client proceed: room for a reply if a reply or a complete request is pending,
+    /// else more input.
     fn wants(&self) -> EventSet {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
@@ -382,8 +382,8 @@ impl<S: Read + Write> Peer for Plain<S> {
     }
 }
 
-/// Serves a client until it is gone. `stream` must not block: a call that would block returns `WouldBlock`, and
-/// is repeated.
+/// Serves a client until it is gone. `stream` must not block: a call that would block returns `WouldBlock`,
+/// and is repeated.
 #[cfg(feature = "internals")]
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));

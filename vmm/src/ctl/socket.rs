@@ -1,6 +1,5 @@
-//! The control socket in the file system: private to its owner from the start, and
-//! removed at the end. It replaces the stale socket of a VMM that has ended, but never the socket of a running
-//! VMM.
+//! The control socket in the file system: private to its owner from the start, and removed at the end. It
+//! replaces the stale socket of a VMM that has ended, but never the socket of a running VMM.
 
 #![allow(unsafe_code)]
 

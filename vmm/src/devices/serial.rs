@@ -86,7 +86,8 @@ pub struct Serial {
 }
 
 impl Serial {
-    /// A port that interrupts through `line`, signals `room` when it has room for input, and writes to `output`.
+    /// A port that interrupts through `line`, signals `room` when it has room for input, and writes to
+    /// `output`.
     #[must_use]
     pub fn new(line: Line, room: FifoSpace, output: Output) -> Self {
         let wire = SerialSink(Arc::new(Mutex::new(output)));

@@ -320,7 +320,8 @@ impl State {
         };
     }
 
-    /// Writes a register of the selected queue. Ignored before FEATURES_OK, and after DRIVER_OK or FAILED.
+    /// Writes a register of the selected queue. The write is ignored before FEATURES_OK, and after DRIVER_OK
+    /// or FAILED.
     fn set_queue(&mut self, offset: u64, value: u32) {
         if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
             return;

@@ -107,7 +107,7 @@ impl Desk {
         }
     }
 
-    /// Records that the client of the snapshot `id` has finished it or failed to.
+    /// Records that the client of the snapshot `id` has finished the snapshot, or has failed to finish it.
     ///
     /// # Errors
     /// No snapshot with this id waits to be finished, or the main thread cannot be notified.

@@ -58,7 +58,8 @@ struct Since {
     base: Option<String>,
     /// Pages of each region written since the snapshot in `taken`, or without one, since the base.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, with the pages written between the base and that snapshot.
+    /// A snapshot that its client has not finished, with the pages written between the base and that
+    /// snapshot.
     taken: Option<(String, Vec<Pages>)>,
 }
 
@@ -141,8 +142,8 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Ends the last snapshot. If the snapshot is `whole`, it becomes the new base. If not, the old base stays, and
-    /// the pages that were written before the snapshot count as written since the old base again.
+    /// Ends the last snapshot. If the snapshot is `whole`, it becomes the new base. If not, the old base
+    /// stays, and the pages that were written before the snapshot count as written since the old base again.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {

@@ -389,7 +389,8 @@ pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
 
 type Below = Option<(Base, Vec<Run>)>;
 
-/// Opens the memory of the base in `directory`. If this base is a diff, also returns its own base and its pages.
+/// Opens the memory of the base in `directory`. If this base is a diff, also returns its own base and its
+/// pages.
 fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
     let file = StateFile::read(directory)?;
     if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {

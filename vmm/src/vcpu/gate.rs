@@ -94,7 +94,8 @@ impl Gate {
         true
     }
 
-    /// Wakes [`Gate::close`], which then no longer waits for vCPUs. Call this after the end of the run was announced.
+    /// Wakes [`Gate::close`], which then no longer waits for vCPUs. Call this after the end of the run was
+    /// announced.
     pub(super) fn left(&self) {
         let _waiting = self.waiting();
         self.changed.notify_all();

@@ -81,8 +81,8 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest on this vCPU until the run ends, for whatever reason. If this vCPU ends the run, or fails,
-    /// announces that.
+    /// Runs the guest on this vCPU until the run ends, for whatever reason. If this vCPU ends the run, or
+    /// fails, announces that.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _leaving = Leaving::new(self.index, &shared.end, &shared.gate);

@@ -101,8 +101,8 @@ impl Boot {
     /// Starts the vCPUs on `threads`.
     ///
     /// # Errors
-    /// [`VmError::NoReason`], which is a bug. The caller must stop the vCPUs after an error, too: some may have been
-    /// started.
+    /// [`VmError::NoReason`], which is a bug. The caller must stop the vCPUs after an error, too: some may
+    /// have been started.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,

@@ -138,8 +138,8 @@ fn event() -> Result<EventFd, VmError> {
 
 impl Vm {
     /// Builds the machine that `config` describes. Afterwards this process has only the privileges that the
-    /// machine needs: it opens files before it drops the other privileges, and then starts the threads that run
-    /// with the guest. Earlier threads have ended.
+    /// machine needs: it opens files before it drops the other privileges, and then starts the threads that
+    /// run with the guest. Threads that this process started before have ended when this returns.
     ///
     /// # Errors
     /// [`VmError`] of any step.

@@ -148,9 +148,9 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Only the report needs the list. List the events now, since KVM's statistics are gone when the report is
-        // written. Without a report, the events are probed when the first driver needs them: opening the first
-        // perf event of a host takes milliseconds.
+        // Only the report needs the list. List the events now, since KVM's statistics are gone when the
+        // report is written. Without a report, the events are probed when the first driver needs them:
+        // opening the first perf event of a host takes milliseconds.
         let events = match config.report {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),
@@ -241,8 +241,9 @@ enum PmuError {
     Driver,
 }
 
-/// Restores the saved device. Also signals the eventfds of the control and event queues, so that the event loop
-/// processes both queues once: notifications may have been pending at the save. Call this before any vCPU runs.
+/// Restores the saved device. Also signals the eventfds of the control and event queues, so that the event
+/// loop processes both queues once: notifications may have been pending at the save. Call this before any
+/// vCPU runs.
 ///
 /// # Errors
 /// [`VmError::Snapshot`].

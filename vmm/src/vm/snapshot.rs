@@ -74,8 +74,8 @@ impl Vm {
         }
     }
 
-    /// Keeps the machine stopped until the client has the complete snapshot, and then ends the run. The machine
-    /// continues if the snapshot fails.
+    /// Keeps the machine stopped until the client has the complete snapshot, and then ends the run. The
+    /// machine continues if the snapshot fails.
     fn end_with_snapshot(&self, still: Still<'_>) {
         let (desk, end) = (&self.control.desk, &self.shared.end);
         loop {
@@ -146,7 +146,8 @@ impl Vm {
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
         // Save the device first: this writes its pending samples to memory, and may interrupt the guest.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
-        // All writes are known now: KVM's log has the guest's writes, and the device has just made its last write.
+        // All writes are known now: KVM's log has the guest's writes, and the device has just made its last
+        // write.
         let tracker = self.tracker.as_ref();
         let changed = tracker
             .map(|tracker| tracker.changed(&boot.vm))

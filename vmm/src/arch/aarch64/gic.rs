@@ -31,7 +31,7 @@ pub(super) struct SavedGic {
     distributor: Vec<u32>,
     /// Levels of the shared interrupts' lines.
     levels: Vec<u32>,
-    /// One element for each vCPU. So have `private_levels` and `interfaces`.
+    /// One element for each vCPU, as in `private_levels` and `interfaces`.
     redistributors: Vec<Vec<u32>>,
     /// Levels of the private interrupts' lines.
     private_levels: Vec<u32>,
@@ -104,8 +104,9 @@ fn distributor() -> Vec<u32> {
     registers
 }
 
-/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER of message interrupts are included,
-/// although the machine has no such interrupts, because a guest can write to these registers.
+/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER of message
+/// interrupts are included, although the machine has no such interrupts, because a guest can write to these
+/// registers.
 fn redistributor() -> Vec<u32> {
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
@@ -186,8 +187,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps the controller until the VM
-/// is destroyed.
+/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps the controller until the
+/// VM is destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

@@ -51,12 +51,13 @@ pub const INITRAMFS_REACH: u64 = 32 << 30;
 /// Maximum length of the command line, with its terminating zero; Linux on arm64 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;
 
-/// The serial console's interrupt line. Lines are shared peripheral interrupts (SPIs) of the controller, numbered
-/// as in KVM and the device tree.
+/// The serial console's interrupt line. Lines are shared peripheral interrupts (SPIs) of the controller,
+/// numbered as in KVM and the device tree.
 pub const SERIAL_GSI: u32 = 0;
 /// The virtio device's interrupt line.
 pub const VIRTIO_GSI: u32 = 1;
-/// Number of interrupts of the controller: 32 private to each vCPU, and 32 shared. KVM allows no smaller number.
+/// Number of interrupts of the controller: 32 private to each vCPU, and 32 shared. KVM allows no smaller
+/// number.
 pub const INTERRUPTS: u32 = 64;
 
 /// Private interrupts of each vCPU's timers (secure and non-secure physical, virtual, hypervisor), in the

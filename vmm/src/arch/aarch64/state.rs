@@ -167,8 +167,8 @@ impl Saver {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
         fd.get_reg_list(&mut list)
             .map_err(save("the list of registers"))?;
-        // Read the registers before the run state: if another vCPU has just started this vCPU, reading them makes
-        // KVM reset it.
+        // Read the registers before the run state: if another vCPU has just started this vCPU, reading them
+        // makes KVM reset it.
         let registers = list.as_slice().iter().map(|&id| {
             let (low, high) = get(fd, id).map_err(refused("save", id))?;
             Ok((id, low, high))
@@ -231,7 +231,8 @@ impl VcpuState {
 }
 
 impl VmState {
-    /// Saves the state of the VM: its `controller`, and the counter of `clock`. The VM's vCPUs must be stopped.
+    /// Saves the state of the VM: its `controller`, and the counter of `clock`. The VM's vCPUs must be
+    /// stopped.
     ///
     /// # Errors
     /// [`StateError::Gic`].

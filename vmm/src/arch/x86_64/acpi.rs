@@ -1,8 +1,7 @@
 //! The tables of a PC's firmware: ACPI for a hardware-reduced PC.
 //!
-//! Hardware-reduced, because then a stock kernel needs no PIT, PIC, PM timer or fixed-event
-//! interrupt: sleep and reset are two ports, and everything else is a device in the
-//! DSDT.
+//! Hardware-reduced, because then a stock kernel needs no PIT, PIC, PM timer or fixed-event interrupt: sleep
+//! and reset are two ports, and everything else is a device in the DSDT.
 
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};

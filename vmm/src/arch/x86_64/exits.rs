@@ -6,8 +6,8 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit` if it is port I/O or an access to a model-specific register; returns any other exit. For port
-/// I/O, `access` has the size of one access.
+/// Handles `exit` if it is port I/O or an access to a model-specific register; returns any other exit. For
+/// port I/O, `access` has the size of one access.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,

@@ -1,5 +1,5 @@
-//! The machine code of the probes: instructions only. Each but [`HYPERCALL`] finds the base of the device
-//! window in X0.
+//! The machine code of the probes: instructions only. Each probe except [`HYPERCALL`] finds the base of the
+//! device window in X0.
 
 pub(super) use vpmu_kvm::micro::code::*;
 

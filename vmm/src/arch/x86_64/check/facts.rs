@@ -48,9 +48,9 @@ pub enum ExitRip {
 pub enum GuestTsc {
     /// The host counter plus the offset that KVM reports.
     Offset,
-    /// The host counter itself; KVM reports no other offset.
+    /// The host counter itself; KVM reports no offset, or an offset of zero.
     Host,
-    /// The host counter itself, although KVM reports another offset.
+    /// The host counter itself, although KVM reports an offset that is not zero.
     HostDespiteOffset,
     /// No known relation, or not observed.
     #[default]
