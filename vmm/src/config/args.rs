@@ -164,11 +164,11 @@ continues it, on this host or on another one with the same processor, KVM and TS
 window and PMU come from the snapshot: omit --vcpus, --memory, --window and --no-vpmu, or give the same
 values. All other options work as for a machine that boots. The guest's clock continues from the moment of
 the snapshot. The machine reads memory from DIR on first access and never writes there, so many machines
-can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names the
-kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count, or
-that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too; --persistent
-starts more events, under other names. A snapshot that is damaged, or does not fit this host, is refused before the
-guest runs, with status 1 and the reason.
+can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names
+the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count,
+or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too;
+--persistent starts more events, under other names. A snapshot that is damaged, or does not fit this host, is
+refused before the guest runs, with status 1 and the reason.
 
 Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR
 --diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page

@@ -57,8 +57,8 @@ pub enum StateError {
     TooMany(#[source] vmm_sys_util::fam::Error),
     /// This host's KVM offers another kind of processor.
     #[error(
-        "the guest's vCPUs are another kind of processor than this host's: restore the snapshot on a host with \
-         the same processor"
+        "the guest's vCPUs are another kind of processor than this host's: restore the snapshot on a host \
+         with the same processor"
     )]
     Processor,
     /// The host's counter has another frequency.
