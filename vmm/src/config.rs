@@ -101,7 +101,7 @@ pub struct Config {
     pub policy: Decision,
     /// Host hardware that the machine may use.
     pub hardware: Hardware,
-    /// Bytes of the window, in whole pages; zero without one.
+    /// Bytes of the window, in whole pages; zero without a window.
     pub window: u64,
     /// Persistent events started before the guest.
     pub persistent: Vec<PersistSpec>,

@@ -17,7 +17,7 @@ pub enum KvmError {
     /// The device cannot be opened for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
-    /// The API version is not the one that has been stable since 2007.
+    /// The API version is not the version that has been stable since 2007.
     #[error("/dev/kvm has API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
@@ -63,9 +63,9 @@ impl KvmError {
 pub struct Host {
     /// The remedy for a host without KVM.
     pub remedy: &'static str,
-    /// KVM's kernel modules, in addition to the common one.
+    /// KVM's kernel modules, in addition to the module of all architectures.
     pub modules: &'static [&'static str],
-    /// Capabilities that a machine needs, in addition to those of all architectures.
+    /// Capabilities that a machine needs, in addition to the capabilities that all architectures need.
     pub needed: &'static [(Cap, &'static str)],
 }
 

@@ -15,7 +15,7 @@ use crate::bucket::Bucket;
 pub const DEFAULT_LINES: u32 = 20;
 /// The burst, as a multiple of the lines per second.
 const BURST: u64 = 10;
-/// The default filter. virtio-queue logs each mistake of a driver; the device counts those instead.
+/// The default filter. virtio-queue logs each mistake of a driver; the device counts these mistakes instead.
 const FILTER: &str = "warn,virtio_queue=off";
 
 /// The process's log.

@@ -58,13 +58,13 @@ impl Tier {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Events that the guest may have")]
 pub struct PolicyArgs {
-    /// Begin the list of events that the guest may open with those of a tier: off (the machine has no PMU),
-    /// clocks, standard or full. See below [default: standard]
+    /// Tier of events with which the list of the guest's events begins: off (the machine has no PMU), clocks,
+    /// standard or full. See below [default: standard]
     #[arg(long, value_enum, value_name = "TIER", hide_possible_values = true)]
     pub pmu: Option<Tier>,
 
-    /// Add events to those of --pmu; without --pmu, the guest has only these. For names and other words for
-    /// events, see below; may be given again
+    /// Add events to the tier of --pmu; without --pmu, the guest has only the events added. See below for
+    /// names and other ways to select events; may be given again
     #[arg(
         long = "allow-event",
         value_name = "EVENT[,...]",

@@ -1,4 +1,4 @@
-//! The file of the flight recorder: its path, and the preservation of the previous one.
+//! The file of the flight recorder: its path, and the preservation of the previous file.
 //! `vpmu-perfdata` writes its content.
 
 use std::fs::File;

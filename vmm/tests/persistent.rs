@@ -108,7 +108,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let once = [1, 2, 3, 4, 5];
     assert_eq!(values(&bench.path("perf.data")), once.repeat(3));
-    // The recording of the second reset, which has replaced the recording of the first.
+    // The recording of the second reset, which has replaced the recording of the first reset.
     assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
     let report = read_report(&bench.path("report.json"));
     assert_eq!(

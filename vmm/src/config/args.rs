@@ -74,7 +74,7 @@ pub struct RunArgs {
     pub persistent: Vec<PersistSpec>,
 
     /// Write the records of persistent events to this file, for 'perf script', whenever the guest
-    /// ends or resets; an older one is kept as FILE.old. The guest's own events are recorded only
+    /// ends or resets; an older file is kept as FILE.old. The guest's own events are recorded only
     /// if this is given [default: perf.data]
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,

@@ -73,7 +73,7 @@ pub(super) fn own_user() -> User {
 }
 
 /// Checks that this process may do what `options` require: an error at the start is more useful
-/// than one later.
+/// than a later error.
 pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?

@@ -47,7 +47,7 @@ impl From<&Call> for Rule {
 
 const KVM_RUN: u32 = 0xae80;
 
-/// Ioctls that build a VM on every architecture; the others are [`calls::BOOT`].
+/// Ioctls that build a VM on every architecture; [`calls::BOOT`] has the other ioctls, which only this architecture needs.
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),

@@ -140,7 +140,7 @@ pub enum CtlError {
     /// The machine ended, or rejected the connection.
     #[error("the machine behind {0} has closed its control socket without an answer")]
     Closed(PathBuf),
-    /// The reply does not come from a VMM, or comes from one of another version.
+    /// The reply does not come from a VMM, or comes from a VMM of another version.
     #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
     Stranger {
         /// The path.

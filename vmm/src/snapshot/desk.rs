@@ -150,7 +150,7 @@ impl Desk {
         self.slot().asked.take()
     }
 
-    /// Refuses the waiting request and later ones, because the main thread no longer takes them.
+    /// Refuses the waiting request and later requests, because the main thread no longer takes them.
     pub(crate) fn close(&self) {
         let mut slot = self.slot();
         slot.closed = true;

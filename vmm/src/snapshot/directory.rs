@@ -66,8 +66,8 @@ impl Directory {
         &self.memory
     }
 
-    /// Writes the state, and renames both files, the state last; on return, they are on disk. Call this
-    /// when the memory is written.
+    /// Writes the state, and renames both files, the state last. When this returns, both files are on disk.
+    /// Call this after the memory was written.
     ///
     /// # Errors
     /// The host's error.

@@ -82,7 +82,7 @@ impl Boot {
         VmState::save(&self.vm, &self.controller, &self.clock)
     }
 
-    /// Makes the first vCPU the one that boots, at `entry`.
+    /// Makes the first vCPU the boot vCPU, which starts at `entry`.
     ///
     /// # Errors
     /// [`VmError::Cpus`].
@@ -118,7 +118,7 @@ impl Boot {
 }
 
 /// The threads for vCPUs. They are started once: a guest that boots again has new vCPUs on the same
-/// threads, because confined threads cannot start others.
+/// threads, because confined threads cannot start other threads.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,

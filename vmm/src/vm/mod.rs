@@ -467,7 +467,7 @@ impl Vm {
     }
 }
 
-/// Runs `here` on this thread and `there` on another one, which ends before this returns.
+/// Runs `here` on this thread and `there` on another thread, which ends before this function returns.
 ///
 /// # Errors
 /// The host cannot start another thread.

@@ -206,7 +206,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Serves `socket`, if there is one: `desk` gets requests for snapshots, `operator` all others.
+    /// Serves `socket`, if there is one: `desk` gets requests for snapshots, `operator` all other requests.
     ///
     /// # Errors
     /// [`ServerError`].

@@ -91,7 +91,7 @@ pub const SAVE_VCPU: [(u32, &str); 3] = [
     ),
 ];
 
-/// Requests with which the main thread saves the rest of the VM.
+/// Requests with which the main thread saves the VM without its vCPUs.
 pub const SAVE_VM: [(u32, &str); 2] = [
     (
         kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),

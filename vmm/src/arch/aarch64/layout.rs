@@ -32,7 +32,7 @@ pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Size of the doorbell page in bytes.
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// The window: memory that the VMM owns and the guest can access. The guest's memory map does not include
-/// it. No 2 MiB page has both the window and a device; the window has room up to the guest's memory.
+/// it. The window shares no 2 MiB page with a device, and has room to extend up to the guest's memory.
 pub const WINDOW: u64 = 0x2000_0000;
 /// Maximum size of the window in bytes.
 pub const WINDOW_MAX: u64 = 512 << 20;

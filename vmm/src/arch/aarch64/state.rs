@@ -82,7 +82,7 @@ const MAX_REGISTERS: usize = 500;
 /// Size in bytes of the largest register, a vector register.
 const MAX_BYTES: usize = 16;
 
-/// Capabilities that saving and restoring need, besides those of every machine.
+/// Capabilities that saving and restoring need, in addition to the capabilities that every machine needs.
 const NEEDED: [(Cap, &str); 2] = [
     (Cap::MpState, "the run states of vCPUs"),
     (Cap::VcpuEvents, "the pending exceptions of vCPUs"),
@@ -110,7 +110,7 @@ struct SError {
     syndrome: Option<u64>,
 }
 
-/// The state of the rest of the VM.
+/// The state of the VM without its vCPUs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {

@@ -39,7 +39,7 @@ pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Size of the doorbell page in bytes.
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// The window: memory that the VMM owns and the guest can access. The guest's memory map does not
-/// include it. No 2 MiB page has both the window and a device; the window has room up to the
+/// include it. The window shares no 2 MiB page with a device, and has room to extend up to the
 /// addresses of KVM and the APICs.
 pub const WINDOW: u64 = 0xd020_0000;
 /// Maximum size of the window in bytes.

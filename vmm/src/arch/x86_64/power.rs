@@ -59,7 +59,7 @@ const I8042_RESET: u8 = 0xfe;
 
 impl Device for I8042 {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        // Status zero: nothing to read, room to write. It has no other registers.
+        // Status zero: nothing to read, room to write. The controller has no other registers.
         data.fill(if offset == I8042_COMMAND { 0 } else { 0xff });
     }
 

@@ -100,7 +100,7 @@ pub(crate) struct VcpuState {
     tsc_offset: Option<u64>,
 }
 
-/// The state of the rest of the VM.
+/// The state of the VM without its vCPUs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {

@@ -29,7 +29,7 @@ pub(crate) enum TransportError {
     Interrupt(#[source] io::Error),
 }
 
-/// The saved registers, those of the interrupt included.
+/// The saved registers of the transport, including its interrupt's registers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedTransport {
