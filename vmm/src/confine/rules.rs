@@ -47,7 +47,8 @@ impl From<&Call> for Rule {
 
 const KVM_RUN: u32 = 0xae80;
 
-/// Ioctls that build a VM on every architecture; [`calls::BOOT`] has the other ioctls, which only this architecture needs.
+/// Ioctls that build a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture
+/// needs.
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),
@@ -151,7 +152,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             "event descriptors; the console; messages",
         ),
         kick(signal::kick_signal()),
-        // The kernel sends SIGIO instead if the queue of real-time signals is full.
+        // The VMM kicks with SIGIO instead if the queue of real-time signals is full.
         kick(libc::SIGIO),
         rule(
             call!(SYS_pread64, pread64),
