@@ -50,10 +50,11 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
  * @task: the current task, or the task that this CPU is switching to;
  *        interrupts are off
  *
- * Safe for such a task: its context is released only when it exits, and swapped
- * with another task's context only when one of the two is scheduled out.
+ * Safe for such a task: its context is released only when the task exits, and
+ * is swapped with another task's context only when one of the two tasks is
+ * scheduled out.
  *
- * Return: the context, or NULL if it has none.
+ * Return: the context, or NULL if the task has none.
  */
 static inline struct perf_event_context *perf_core_task_context(struct task_struct *task)
 {
@@ -70,9 +71,9 @@ static inline struct perf_event_context *perf_core_task_context(struct task_stru
  * @task: the task
  *
  * Before 6.2 a task's perf context keeps a pointer to the PMU of the event that
- * created it, and can outlive this module. So a software event, which is
- * released at once, creates the context first. Safe: the check needs no lock,
- * because a context that exists stays.
+ * created the context, and the context can outlive this module. So a software
+ * event, which is released at once, creates the context first. Safe: the check
+ * needs no lock, because a context that exists stays.
  *
  * Return: 0 or a negative errno.
  */
@@ -196,7 +197,7 @@ static inline void perf_core_unpin(struct perf_event *event)
  * @event: the event; its context is locked, as it is when perf core writes the
  *         field
  *
- * Return: true if it is.
+ * Return: true if the context is on a CPU.
  */
 static inline bool perf_core_is_scheduled(const struct perf_event *event)
 {
@@ -204,14 +205,15 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
 }
 
 /**
- * perf_core_class_leaves() - whether all pinned, or all flexible, events are
- *                            scheduled out together
+ * perf_core_class_leaves() - whether an event is scheduled out together with
+ *                            all pinned, or all flexible, events
  * @event: the event that is scheduled out; its context is locked
  * @other: @event, or another active event of its context
  *
- * Safe: enum event_type_t of core.c has the same values in all versions. ctx_sched_out()
- * clears the bits of the events that leave before the first of them does. From 6.2 on it may
- * take out the events of only one PMU.
+ * Safe: enum event_type_t of core.c has the same values in all versions.
+ * ctx_sched_out() first clears the bits of the classes, pinned and flexible,
+ * that it takes out, and then takes out their events. From 6.2 on it may take
+ * out the events of only one PMU.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -316,8 +318,8 @@ static inline void perf_core_lock_family(struct perf_event *event)
 /**
  * perf_core_lock_family_of() - perf_core_lock_family() for several events at once
  * @event: the event that was opened
- * @outer: a held mutex; everyone who takes several of these locks at once holds
- *         it
+ * @outer: a mutex that the caller holds, like every caller that takes several of
+ *         these locks at once
  */
 #define perf_core_lock_family_of(event, outer) \
 	mutex_lock_nest_lock(&(event)->child_mutex, outer)
@@ -355,7 +357,8 @@ static inline bool perf_core_has_children(const struct perf_event *event)
  * perf_core_dead_count() - count of the children that have ended
  * @event: the event that was opened, its family locked
  *
- * Safe: sync_child_event() adds to it as a child ends; it is atomic in both versions.
+ * Safe: sync_child_event() adds to the field as a child ends; the field is
+ * atomic in both versions.
  *
  * Return: the count.
  */
@@ -382,7 +385,8 @@ static inline u64 perf_core_dead_missed(const struct perf_event *event)
  * perf_core_cpu() - the CPU that an event is active on
  * @event: the event
  *
- * Safe with its context locked. Without, the answer is a hint that the caller checks on that CPU.
+ * Safe with its context locked. Without that lock, the answer is a hint that the
+ * caller checks on that CPU.
  *
  * Return: the CPU, or -1.
  */
@@ -459,8 +463,8 @@ static inline void *perf_core_handler_context(const struct perf_event *event,
  * perf_core_buffer() - the ring that perf core writes the records of an event to
  * @event: the event
  *
- * Safe: the pointer is only compared, and ring_buffer_attach() stores it at
- * once.
+ * Safe: the pointer is only compared, and ring_buffer_attach() writes it with a
+ * single store.
  *
  * Return: an address that identifies the ring, or NULL without a ring.
  */
@@ -487,7 +491,8 @@ static inline void perf_core_trace_started(struct perf_event *event)
  * @event: the event
  * @count: how many
  *
- * For PERF_FORMAT_LOST. Safe: perf_output_begin() adds to it as well; it is atomic.
+ * For PERF_FORMAT_LOST. Safe: perf_output_begin() adds to the same field, which
+ * is atomic.
  */
 static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 {
@@ -513,7 +518,8 @@ static inline u64 perf_core_event_clock(const struct perf_event *event)
  *
  * Safe: perf_event_alloc() takes the reference, and the event holds it until it is freed.
  *
- * Return: the namespace; perf core numbers tasks of inherited events in their parent's.
+ * Return: the namespace; for an inherited event, its parent's, which perf core
+ * uses, too.
  */
 static inline struct pid_namespace *perf_core_namespace(const struct perf_event *event)
 {
@@ -526,9 +532,10 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
  *
  * Does what perf_event_disable_inatomic() does, which modules cannot call. In
  * kernels without pending_disable_irq, the caller must queue pending_irq. perf
- * core does the same where an AUX area is truncated. But until 6.16 it stored
- * the CPU's number in pending_disable there, so that an event on CPU 0 was not
- * disabled, and in kernels with pending_disable_irq it queued the wrong work.
+ * core does the same when an AUX area is truncated. But until 6.16, perf core
+ * had two defects in that case. It stored the CPU's number in pending_disable,
+ * so an event on CPU 0 was not disabled. And in kernels with
+ * pending_disable_irq, it queued the wrong work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -563,10 +570,10 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * Before 6.10 such a program is the event's overflow handler. From 6.10 on, bpf_overflow_handler()
  * of core.c calls it. That function skips program and record while a program runs on this CPU,
  * and calls perf_prepare_sample() first; but bpf_prog_active and perf_prepare_sample() are not
- * exported. Safe without both. Programs and maps hold their locks with interrupts off, and no
- * replay begins there. Programs of raw tracepoints nest without that check, too. The replay has
- * set the fields that the program's context and its helpers use: registers, address, period and
- * call chain.
+ * exported. Safe without both. Programs and maps hold their locks with interrupts off, when no
+ * replay can begin. Programs of raw tracepoints nest without a check of bpf_prog_active, too. The
+ * replay has set the fields that the program's context and its helpers use: registers, address,
+ * period and call chain.
  *
  * Return: false if the program suppresses the record.
  */

@@ -225,7 +225,7 @@ struct vpmu_lookup {
  * @give_up: ends the use of a device that does not answer
  * @reboot: resets the device before another kernel starts
  * @transports: virtio devices that the device was bound to before, kept for
- *              users from then
+ *              users from that time
  * @users: number of users: open events, open files of /dev/vpmu, AUX areas of
  *         perf core, and calls to other CPUs
  * @idle: woken when @users falls to zero
@@ -296,8 +296,9 @@ struct vpmu_permission {
  *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
  *   {ctx->mutex}, switch_lock of vpmu_switch.c
  *
- * In the last two chains, {ctx->mutex} belongs to a task that exits: an event that the task
- * inherited can have the last reference on its parent, which is then destroyed there.
+ * In the last two chains, {ctx->mutex} belongs to a task that exits: an event
+ * that the task inherited can hold the last reference on its parent event, which
+ * is then destroyed with that mutex held.
  *
  * The two locks of vpmu_task.c are explained there.
  *

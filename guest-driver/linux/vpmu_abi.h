@@ -272,7 +272,7 @@ struct vpmu_pause_request {
 
 /**
  * struct vpmu_link_request - VPMU_CONTROL_LINK
- * @header: event names the event whose overflows start or stop the other
+ * @header: event names the event whose overflows start or stop @target
  * @target: the event to start or stop
  * @role: VPMU_LINK_*
  * @reserved: zero
@@ -435,7 +435,7 @@ struct vpmu_task_page {
  * @reserved: zero
  * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of
  *         this vCPU's persistent events
- * @value: the new period for VPMU_COMMAND_PERIOD, the number of further overflows for
+ * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to allow for
  *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
  */

@@ -2,9 +2,10 @@
 /*
  * AUX areas of perf core's rings: the pages that the device may write to, and for how long.
  *
- * perf core allocates and frees the area. In between, the device knows its pages by the event
- * that the area was mapped with, which may be closed first; vpmu_trace.c decides when a trace
- * writes to the area. The areas of /dev/vpmu are in vpmu_aux.c.
+ * perf core allocates and frees the area. In between, the device knows its pages
+ * by the event that the area was mapped with. That event may be closed before the
+ * area is freed. vpmu_trace.c decides when a trace writes to the area. The areas
+ * of /dev/vpmu are in vpmu_aux.c.
  */
 #include <linux/mm.h>
 #include <linux/module.h>

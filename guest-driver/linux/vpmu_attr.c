@@ -108,8 +108,9 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr asks for an unsupported feature. Clears each field that is supported, or that
- * has no effect without a refused bit, and checks whether the rest is zero.
+ * Whether an attr asks for an unsupported feature. Clears each field that is
+ * supported, or that has an effect only together with a refused bit, and checks
+ * whether all other fields are zero.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -179,7 +180,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
-	/* A sample would have the count of one task's event and not the family's. */
+	/* A sample would have the count of one task's event, not of the whole family. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EINVAL;
 	if (attr->sample_type & PERF_SAMPLE_CALLCHAIN && attr->sample_max_stack > VPMU_MAX_STACK)
@@ -209,7 +210,7 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 
 	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
 		return -EOPNOTSUPP;
-	/* The device does not offer such samples for events with a parent. */
+	/* For events with a parent, the device has no samples with counts. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EOPNOTSUPP;
 	/* The signal must come before the program's next instruction. */
@@ -242,7 +243,7 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
  * @dev: the device
  * @attr: the attr
  *
- * Return: true for a trace, by the type of either PMU.
+ * Return: true for a trace, whether its type is that of vpmu or of vpmu_trace.
  */
 bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {

@@ -2,8 +2,9 @@
 /*
  * AUX areas of /dev/vpmu: pages beside a ring for traces that the host writes.
  *
- * A program writes the area's offset and size to the ring's first page and maps it there, as
- * for a perf event. Each such map is also a map of the ring, so an area ends before its ring.
+ * A program writes the area's offset and size to the ring's first page, and maps
+ * the area at that offset, as for a perf event. Each map of an area also counts
+ * as a map of the ring, so an area ends before its ring.
  * Between the first map and the last unmap this driver is not involved. The areas of perf
  * core's rings belong to perf core; see vpmu_area.c.
  */
@@ -108,8 +109,9 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a map is at the announced offset and size, and equal to an existing map. The program
- * can write to the ring's first page at any time, so read it once.
+ * Whether a map has the offset and size in the ring's first page and, if the area
+ * is mapped already, those of the existing map. The program can write to the page
+ * at any time, so read each field once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)
 {

@@ -121,7 +121,10 @@ static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 		call->flushed = call->flushed ?: own->flushed;
 }
 
-/* Visits the call's events in the context, and its own event, which may have left it. */
+/*
+ * Visits the call's events in the context, then call->event, which may have left
+ * the context.
+ */
 static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 		      void (*visit)(struct event_call *call, struct vpmu_vcpu *vcpu,
 				    struct perf_event *event))
@@ -190,7 +193,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * The CPU where events of the call are active; -1 if they are not. If perf core has stopped one
+ * The CPU where events of the call are active; -1 if none is. If perf core has stopped one
  * event of a group, the others may still be active. An event being flushed may have been
  * started early, on the CPU where other events of its context are active.
  */
@@ -308,7 +311,7 @@ static void call_sum_dead(struct vpmu_file *file)
 	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
-/* Visits the contexts of all events of the group, or of one file of it. */
+/* Makes the call in the contexts of all events of the group, or of @only's events. */
 static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {
 	struct event_call call = { .leader = leader, .only = only, .op = op };

@@ -96,8 +96,9 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 }
 
 /*
- * The doorbell, for marks without a system call. The map holds the file, and the file the
- * device. After a reset of the device, a store in the map has no effect.
+ * The doorbell, for marks without a system call. The map holds a reference on the
+ * file, and the file holds one on the device. After a reset of the device, a store
+ * in the map has no effect.
  *
  * The hypervisor emulates each access, and stops the machine at an instruction that it cannot
  * emulate. A program can make the kernel execute such an instruction there, for example the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Accounting of mapped pages, as in perf: the user is charged up to the allowance, and the
- * address space for the rest.
+ * Accounting of mapped pages, as in perf: the user is charged up to the
+ * allowance, and the address space is charged for the pages above it.
  */
 #include <linux/capability.h>
 #include <linux/cpumask.h>
@@ -19,7 +19,7 @@
 static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
 module_param(mlock_kb, uint, 0644);
 MODULE_PARM_DESC(mlock_kb,
-		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own (default: 516, the kernel's own default)");
+		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own rings (default: 516, the kernel's own default)");
 
 /**
  * vpmu_charge() - charge pages to the caller
@@ -36,7 +36,7 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 	struct mm_struct *mm = current->mm;
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
-	/* The allowance may have been larger when the pages were locked. */
+	/* The allowance may have been larger than now when the pages were locked. */
 	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
 	locked += count;
 	extra = locked > allowed ? locked - allowed : 0;

@@ -4,8 +4,9 @@
  *
  * After pmu->del(), perf core marks an event as off its CPU, and a reader on another CPU then
  * uses the count without the context's lock. So the device must answer for an event before del
- * returns. The context stays locked while all its events are scheduled out: the first event
- * sends the commands of the others, too, which then find their answers.
+ * returns. The context stays locked while all its events are scheduled out. So the
+ * first event also sends the commands for the other events, which later find
+ * their answers.
  *
  * Before 6.2, perf core disables the PMU for each event separately, so the first event of a
  * context does not know whether others follow. The first event scheduled in starts those that
@@ -14,7 +15,7 @@
  * The expectation can be wrong, for example if perf core finds no room for an event. Such an
  * unexpected event counts on the device but must not count for perf. It is stopped with the
  * context's next event that is scheduled out, before the context can move to another CPU, and
- * its count of that time is dropped.
+ * the count from that time is dropped.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -79,7 +80,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			own->coming = false;
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
-			/* perf core later takes it out already stopped: that needs no kick. */
+			/* When perf core takes @other out later, it is already stopped: no kick. */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
 		}
@@ -106,10 +107,11 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * Whether the answer for @event may wait until the PMU is enabled. It may for an event that was
- * read when its leader was scheduled out, and for a CPU event: perf core keeps the PMU disabled
- * from taking those out until it adds them again, also at switches to tasks with pinned events
- * and between cgroups. An earlier answer would cost another exit.
+ * Whether the answer for @event may wait until the PMU is enabled. It may for an
+ * event that was read when its leader was scheduled out. It may also for a CPU
+ * event: perf core keeps the PMU disabled from taking CPU events out until it adds
+ * them again, also at switches to tasks with pinned events and between cgroups.
+ * To get the answer before that would cost another exit.
  */
 static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {

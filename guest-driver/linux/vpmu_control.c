@@ -187,10 +187,11 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
- * Gives up a device that has not answered in time. @control.lock orders this against
- * vpmu_control_close_queue(), after which a removed device waits for the work: it is scheduled
- * before that, or not at all. A sender that runs so late that another device is bound finds
- * its request completed.
+ * Gives up a device that has not answered in time. The removal of a device calls
+ * vpmu_control_close_queue() and then waits for the work. @control.lock orders
+ * this function against that call: the work is scheduled before the call, or not
+ * at all. A sender that runs so late that another device is bound finds its
+ * request completed.
  */
 static void control_give_up(struct vpmu_device *dev, struct completion *answered)
 {
@@ -440,7 +441,7 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	int ret;
 
 	len = sizeof(*request) + count * sizeof(*addresses);
-	/* One buffer for as many pages as the device may allow: a failure is not a bug. */
+	/* The device may allow so many pages that the buffer is too large: do not warn. */
 	request = kzalloc(len, GFP_KERNEL | __GFP_NOWARN);
 	if (!request)
 		return -ENOMEM;
@@ -494,7 +495,8 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
- * Return: 0, and the device does not write there any more; or a negative errno, and it may.
+ * Return: 0, and the device does not write there any more; or a negative errno,
+ * and the device may still write there.
  */
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 {
@@ -506,7 +508,8 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
  * @dev: the device
  * @id: the event's id
  *
- * Return: 0, and the device does not write there any more; or a negative errno, and it may.
+ * Return: 0, and the device does not write there any more; or a negative errno,
+ * and the device may still write there.
  */
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {

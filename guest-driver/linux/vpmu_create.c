@@ -251,7 +251,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (!err)
 		return 0;
 	vpmu_event_unpublish(own);
-	/* An event that stays open may write to the ring: leak it. */
+	/* An event that stays open may write to the ring: leak the ring. */
 	if (vpmu_control_close(dev, own->id))
 		own->sampler = NULL;
 	own->id = 0;
@@ -362,9 +362,10 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * Pins the contexts of a family, one of whose events could not be opened for a
- * new task: perf core considers the task's context equal to the others, and
- * would swap them at a switch. After a reset has ended the parent, nothing is done.
+ * Pins the contexts of a family after one of its events could not be opened for a
+ * new task. perf core considers the context of that task equal to those of the
+ * other tasks, and would swap them at a switch. Does nothing if a reset has ended
+ * the parent.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {

@@ -93,7 +93,8 @@ static bool is_stop(u32 op)
  *
  * Running time that perf core has not added up yet may only be subtracted where perf core adds
  * it up right afterwards, as after pmu->del(). It is added up here first, so that a reader on
- * another CPU never finds a negative time. The rest is subtracted at the next answer.
+ * another CPU never finds a negative time. Time that cannot be subtracted yet is subtracted at
+ * the next answer.
  *
  * perf core reads its clock before the device reads its own, when an event starts and when it is
  * read. So if the device never ran the event, all running time is subtracted. Otherwise, at least
@@ -108,7 +109,7 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		fresh = perf_core_add_up(event);
 	room = perf_core_running(event) + fresh;
-	/* perf core exchanges the times of such events of two tasks, but not ran_ns. */
+	/* When perf core swaps contexts, it swaps the times of such events, but not ran_ns. */
 	kept = swapped ? 0 : min(room, own->ran_ns);
 	taken = never || own->unpaid_ns == OWED_ALL ? room : min(own->unpaid_ns, room - kept);
 	perf_core_set_running(event, room - taken);
@@ -123,7 +124,7 @@ static void event_owe(struct vpmu_event *own, u64 time)
 		own->unpaid_ns = OWED_ALL;
 }
 
-/* Adds what the device has counted since its last answer to the event and the file's tally. */
+/* Adds to the event and to the file's tally what the device has counted since its last answer. */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {

@@ -237,7 +237,7 @@ static long file_refresh(struct vpmu_file *file, int overflows)
 {
 	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
-	/* As in perf: up to the remaining overflows, or without a limit if none remain. */
+	/* As in perf, zero enables for the remaining overflows, or without limit if none remain. */
 	if (!overflows)
 		return vpmu_group_switch(file, false, true);
 	return vpmu_group_refresh(file, overflows);

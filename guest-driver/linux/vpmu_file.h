@@ -348,7 +348,8 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
  *
  * For each task, the events of the group get the command at one moment.
  *
- * Return: 0 or the first negative errno; the command is sent for the others, too.
+ * Return: 0 or the first negative errno; after an error, the command is still
+ * sent for the other events.
  */
 static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {

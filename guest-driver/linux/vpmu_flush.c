@@ -20,7 +20,7 @@ static void flush_wake(struct vpmu_device *dev)
 	/*
 	 * Taking notices makes room for more. This flush causes few notices per
 	 * event, which come within this number of rounds; without the limit,
-	 * later notices could keep this loop running.
+	 * notices about new data could keep this loop running.
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();

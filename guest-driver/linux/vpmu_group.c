@@ -59,7 +59,8 @@ void vpmu_group_unlock(struct vpmu_file *leader)
  * vpmu_group_lock() - lock the group of an open file
  * @file: the file
  *
- * Until vpmu_group_unlock(), members neither join nor leave, and the events of its files stay.
+ * Until vpmu_group_unlock(), members neither join nor leave, and the events of
+ * the group's files stay.
  *
  * Return: the leader.
  */
@@ -163,8 +164,9 @@ void vpmu_group_leave(struct vpmu_file *file)
 }
 
 /*
- * Whether perf core has enabled the leader's event in the context of @event; true if the context
- * has none. If the leader waits for an exec, it is disabled until then.
+ * Whether perf core has enabled the leader's event in the context of @event; true
+ * if that context has no event of the leader. If the leader waits for an exec, its
+ * event is disabled until then.
  */
 static bool group_leader_is_on(const struct perf_event *event, const struct vpmu_file *leader)
 {

@@ -165,8 +165,8 @@ void vpmu_life_pause(struct vpmu_device *dev)
 
 /*
  * Whether a new event on the device can replace one that a reset ended. It cannot replace a
- * trace, nor a linked event, nor an event of /dev/vpmu that samples or has a ring. Samples of
- * perf core do not contain the device's id.
+ * trace, nor a linked event, nor an event of /dev/vpmu that samples or has a ring. It can
+ * replace an event that samples through perf core, whose samples do not contain the device's id.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {

@@ -157,8 +157,8 @@ static void link_anchor(struct vpmu_file *file)
 }
 
 /*
- * A pair with an inherited event may be linked already, or one of the events
- * may be closed.
+ * Links a pair with an inherited event. It is not an error if the pair is linked
+ * already, or if one of the two events is closed.
  */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
@@ -175,7 +175,7 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 	return vpmu_link_ids(dev, one->id, other->id, role);
 }
 
-/* Links the pairs whose events are both @inherited, or all other pairs. */
+/* With @inherited, links the pairs of two inherited events; otherwise, all other pairs. */
 static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 			 const struct link_ends *to, unsigned int role, bool inherited)
 {
@@ -238,8 +238,9 @@ free:
  *
  * The caller keeps both files open.
  *
- * Return: 0; -EINVAL for the file itself, another CPU or another task; -EEXIST if they are
- * linked already; -EBUSY if the target has another such link; or another negative errno.
+ * Return: 0; -EINVAL if @target is @file, or counts on another CPU or for another
+ * task; -EEXIST if the two are linked in this role already; -EBUSY if another
+ * event has this role for @target; or another negative errno.
  */
 int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role)
 {
@@ -262,8 +263,8 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 }
 
 /*
- * Returns the id of the event of @file that the fork of @own also creates; zero
- * if it has not yet created it.
+ * Returns the id of the event of @file that is created by the same fork as @own;
+ * zero if the fork has not created that event yet.
  */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
@@ -308,7 +309,7 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
  * vpmu_link_inherit() - link an inherited event like its parent
  * @own: the event, already in its file's family
  *
- * Of two linked events, the later one finds the other.
+ * Of two events to link, the one that is created second finds the first.
  */
 void vpmu_link_inherit(struct vpmu_event *own)
 {

@@ -2,9 +2,10 @@
 /*
  * VPMU_IOC_PERF: this driver's calls on descriptors of perf_event_open(2).
  *
- * perf core does not pass ioctls to a PMU, so a program passes the descriptor to /dev/vpmu. Any
- * holder of the descriptor may make the call, with CAP_PERFMON for persistence: it changes only
- * that event and another event of the caller.
+ * perf core does not pass ioctls to a PMU, so a program passes the descriptor to
+ * /dev/vpmu. Any holder of the descriptor may make these calls: each changes only
+ * that event and, for a link, another event whose descriptor the caller holds.
+ * The calls for persistence also need CAP_PERFMON.
  */
 #include <linux/capability.h>
 #include <linux/dcache.h>
@@ -173,7 +174,8 @@ put:
  * @arg: a struct vpmu_perf
  *
  * Return: 0; -EBADF for a descriptor that is not a perf event of this device; -EOPNOTSUPP for a
- * call that such events do not support; else as the call on an event of /dev/vpmu.
+ * call that such events do not support; otherwise what the same call returns for an event of
+ * /dev/vpmu.
  */
 int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
 {

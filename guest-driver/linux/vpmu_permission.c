@@ -4,8 +4,8 @@
  *
  * Most of these rules are in perf's system call, out of a module's reach:
  * sysctl_perf_event_paranoid, ptrace_may_access() and security_perf_event_open() are not
- * exported. perf core applies to in-kernel events only the rule for CPU events, with its LSM
- * hook. The other rules are repeated here:
+ * exported. For in-kernel events, perf core applies only the rule for CPU events, and calls only
+ * the LSM hook of that rule. The other rules are repeated here:
  *
  * - The level is read from the sysctl's file in procfs. The file is opened when the device
  *   is probed, through a mount of our own, so the caller's mounts do not matter.

@@ -50,7 +50,7 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	err = -ENOENT;
 	if (!file)
 		goto unlock;
-	/* Its CPU may have come online since. */
+	/* The event's CPU may have come online since the list was read. */
 	if (file->place.cpu < 0)
 		file->place.cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(file->spec.request.context));
 	vpmu_file_get(file);
@@ -244,7 +244,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 		return persistent_detach(own->view->file, name);
 	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
-	/* Such samples need a replay directly after the overflow. */
+	/* Samples with these fields need a replay directly after the overflow. */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);

@@ -287,8 +287,8 @@ int vpmu_persistent_register(struct vpmu_device *dev)
  * vpmu_persistent_close() - empty the list; events that outlive a reset continue
  * @dev: the device, which cannot be opened any more
  *
- * Other events end here, on a device that still answers requests. Open files stay until they
- * are closed.
+ * Events that cannot outlive a reset end here, if the device still answers
+ * requests. Open files stay until they are closed.
  */
 void vpmu_persistent_close(struct vpmu_device *dev)
 {

@@ -160,7 +160,7 @@ static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm
 		vpmu_view_show(own->view);
 }
 
-/* Whether @type is one that perf core offers to every PMU if it has no CPU PMU. */
+/* Whether perf core offers events of @type to every PMU if there is no CPU PMU. */
 static bool type_is_generic(u32 type)
 {
 	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;

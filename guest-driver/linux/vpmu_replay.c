@@ -245,7 +245,7 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	return !replay->bad;
 }
 
-/* Whether the event excludes the sample's mode. The device cannot exclude it for all events. */
+/* Whether the event excludes the sample's mode: for some events, the device cannot do that. */
 static bool replay_is_excluded(struct vpmu_replay *replay)
 {
 	const struct perf_event_attr *attr = &replay->event->attr;

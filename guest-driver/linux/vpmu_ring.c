@@ -2,9 +2,9 @@
 /*
  * Rings: pages that the host writes and programs map.
  *
- * The first map of an event allocates the ring, and the last unmap frees it, through any of the
- * events that write to it. In between, the host writes by itself and this driver is not
- * involved.
+ * The first map of an event allocates its ring. The last unmap, through any of the
+ * events that write to the ring, frees it. In between, the host writes by itself
+ * and this driver is not involved.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -363,7 +363,8 @@ void vpmu_ring_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_close() - detach the ring from a closed event; other maps keep it
+ * vpmu_ring_close() - detach a closed event from its ring, which stays while other
+ *                     events have maps of it
  * @file: the event's file
  */
 void vpmu_ring_close(struct vpmu_file *file)

@@ -25,9 +25,9 @@ struct vpmu_wakeup;
 /**
  * struct vpmu_charge - the account that pages are charged to
  * @user: the user that is charged, up to the parameter mlock_kb
- * @mm: the address space that is charged for the rest
+ * @mm: the address space that is charged for the pages above that limit
  * @extra: number of pages that @mm is charged for
- * @count: number of pages that both are charged for
+ * @count: number of pages that @user and @mm together are charged for
  */
 struct vpmu_charge {
 	struct user_struct *user;

@@ -244,7 +244,7 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	/* An event that was not settled yet is still in the other list. */
+	/* An event that was not settled yet is still in vcpu->stopped. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
 		vpmu_sampling_arm(vcpu);

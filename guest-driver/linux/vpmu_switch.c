@@ -3,9 +3,9 @@
  * One kick for a switch between two tasks that both have events.
  *
  * perf core schedules the events of the old task out before the switch, and those of the new
- * task in after it. The kick for the old task's events also schedules the new task's in: both
- * contexts are locked meanwhile, and no event is marked as off its CPU yet, so every reader
- * finds complete counts.
+ * task in after it. Here, the kick for the old task's events also schedules the
+ * new task's events in. Both contexts are locked meanwhile, and no event is marked
+ * as off its CPU yet, so every reader finds complete counts.
  *
  * An event scheduled in this way is "coming" until perf core adds it. Interrupts stay off from
  * the kick until then. This is done only for groups that perf core is sure to add: groups

@@ -2,10 +2,11 @@
 /*
  * AUX areas of perf_event_open(2): a separate PMU for events that write to them.
  *
- * perf core owns the area, its head and its records; the device writes the data. So the driver
- * lends it the area in turns. A turn begins when perf core grants room, and ends when the event
- * stops, at a flush, or when the device sends a notice, where hardware would raise an interrupt.
- * The event is disabled between turns, so the trace does not contain the driver's own kicks.
+ * perf core owns the area, its head and its records; the device writes the data.
+ * So the driver lends the device the area in turns. A turn begins when perf core
+ * grants room, and ends when the event stops, at a flush, or when the device sends
+ * a notice, where hardware would raise an interrupt. The event is disabled between
+ * turns, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>

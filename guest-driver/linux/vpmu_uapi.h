@@ -232,7 +232,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_EXIT_MMIO		3	/* memory-mapped I/O that reached the VMM */
 #define VPMU_EXIT_HLT		4	/* HLT that reached the VMM */
 #define VPMU_EXIT_SIGNAL	5	/* a signal to the vCPU thread */
-#define VPMU_EXIT_OTHER		6	/* any other that reached the VMM */
+#define VPMU_EXIT_OTHER		6	/* any other exit that reached the VMM */
 
 /* struct vpmu_catalogue_entry::flags */
 #define VPMU_CATALOGUE_SAMPLES		(1U << 0)	/* can sample */
@@ -263,9 +263,9 @@ struct vpmu_catalogue_entry {
 #define VPMU_SYNC_MAGIC		0x434e5953554d5056ULL	/* "VPMUSYNC" */
 
 /* vpmu_sync_packet::flags */
-#define VPMU_SYNC_START		(1U << 0)	/* the trace begins, or was off before it */
-#define VPMU_SYNC_LOSS		(1U << 1)	/* packets right before it were lost */
-#define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before it */
+#define VPMU_SYNC_START		(1U << 0)	/* the trace begins, or was off until now */
+#define VPMU_SYNC_LOSS		(1U << 1)	/* packets right before this one were lost */
+#define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before this packet */
 #define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */
 
 /**

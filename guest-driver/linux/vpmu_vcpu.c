@@ -170,7 +170,7 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * @op: VPMU_COMMAND_*
  * @value: its value, or zero
  *
- * It is sent immediately, unless commands are gathered because the PMU is
+ * The command is sent immediately, unless commands are gathered because the PMU is
  * disabled or perf core reads a group. The answer goes to vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)

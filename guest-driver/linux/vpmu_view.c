@@ -91,7 +91,7 @@ static void view_map(struct vpmu_view *view)
  * @file: the event's file; the view takes over a handle on it
  *
  * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring whose
- * samples can be replayed to it.
+ * samples can be replayed to the view.
  */
 int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 {
@@ -224,7 +224,7 @@ void vpmu_view_show(struct vpmu_view *view)
 		smp_call_function_single(view->event->cpu, view_show_here, view, 1);
 }
 
-/* Runs on the event's CPU, or on any CPU if that is offline, with interrupts off. */
+/* Runs with interrupts off, on the event's CPU or, if that CPU is offline, on any other. */
 static void view_take(void *info)
 {
 	struct vpmu_view *view = info;

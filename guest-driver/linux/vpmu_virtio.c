@@ -320,7 +320,7 @@ static int device_start(struct vpmu_device *dev)
 	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
 	for (i = 0; i < dev->info.vcpus; i++)
 		vpmu_vcpu_open(&dev->vcpus[i], vqs[VPMU_QUEUE_VCPU + i]);
-	/* Accept them before other requests, which may need one of these features. */
+	/* Accept the features first: other requests may need one of them. */
 	if (dev->features & ~dev->vdev->features)
 		err = vpmu_control_features(dev, dev->features & ~dev->vdev->features);
 free:

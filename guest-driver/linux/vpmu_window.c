@@ -101,8 +101,8 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
  * @dev: the device; its output_lock is held
  * @ring: the ring, in the window
  *
- * The device may use the pages for another ring. An access to such a map raises SIGBUS, as
- * after the end of a file.
+ * The device may use the pages for another ring. A later access through a map of
+ * the ended ring raises SIGBUS, as after the end of a file.
  */
 void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
