@@ -13,9 +13,9 @@ use crate::event::{Event, EventError};
 use crate::ring::{PAGE_SIZE, Ring};
 use crate::trace::{ALIGN, Chunk};
 
-/// Most bytes read at once, so that the host can reuse their space while the rest is read.
+/// Most bytes read at once, so that the host can reuse their space while later bytes are read.
 const MOST: u64 = 1 << 20;
-/// Copies that a snapshot tries while the host overwrites the whole area each time.
+/// Number of copies that a snapshot tries if the host overwrites the whole area during each.
 const TRIES: u32 = 10;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -238,7 +238,7 @@ impl<'a> Snapshot<'a> {
 }
 
 /// Returns the bytes that were in the area before the copy began and that the host had not
-/// overwritten when it ended.
+/// overwritten when the copy ended.
 fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Chunk, AreaError> {
     let size = place.size();
     let mut chunk = Chunk::default();

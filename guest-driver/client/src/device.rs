@@ -222,8 +222,8 @@ impl Vpmu {
         self.open_in(attr, None)
     }
 
-    /// Opens an event in the group that `leader` leads. It counts only while the leader is enabled,
-    /// and one reading returns the counts of the whole group at one moment.
+    /// Opens an event in the group that `leader` leads. The event counts only while the leader is
+    /// enabled, and one reading returns the counts of the whole group at one moment.
     ///
     /// # Errors
     /// See [`Vpmu::open_event`]; `EINVAL` if the two measure different tasks or CPUs, `E2BIG` if
@@ -253,8 +253,8 @@ impl Vpmu {
     /// readers before it returns.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EPERM` without CAP_PERFMON and `EIO` if an event is in error; the
-    /// others are flushed.
+    /// [`Error::Device`], with `EPERM` without CAP_PERFMON and `EIO` if an event is in error; all
+    /// other events are flushed.
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }

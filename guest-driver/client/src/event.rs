@@ -145,7 +145,7 @@ impl Event {
         call::pause_output(self, paused).map_err(EventError::Pause)
     }
 
-    /// Changes the attributes that the kernel allows to change to those of `attr`.
+    /// Sets the attributes that the kernel allows to change to their values in `attr`.
     ///
     /// # Errors
     /// [`EventError::Modify`], for every event of the vPMU: perf modifies only breakpoints.

@@ -2,8 +2,8 @@
 //! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
 //!
 //! The device may be writing past the published head. A flush of the event returns once such writes
-//! are published. So the head that is read after the copy and another flush bounds the bytes that
-//! the device touched during the copy.
+//! are published. So the copy is followed by another flush: the head that is read after that flush
+//! bounds the bytes that the device touched during the copy.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -96,7 +96,8 @@ impl<'a> History<'a> {
     ///
     /// # Errors
     /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. The failed
-    /// flush of an event in error or on an offline CPU is ignored: it has no pending samples.
+    /// flush of an event in error or on an offline CPU is ignored: such an event has no pending
+    /// samples.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -122,8 +123,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// Ignores the flush errors of an event in error or on an offline CPU: it has nothing pending, and
-/// its earlier records are readable.
+/// Ignores the flush errors of an event in error or on an offline CPU: such an event has no pending
+/// samples, and the records in its ring are readable.
 fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     match flushed {
         Err(EventError::Flush(error))

@@ -51,7 +51,8 @@ pub enum PerfError {
         /// The format in sysfs.
         format: String,
     },
-    /// A term of an event that is neither `name` nor `name=number`, or does not fit its bits.
+    /// A term of an event that is neither `name` nor `name=number`, or whose number does not fit the
+    /// term's bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
     /// `perf_event_open(2)` cannot open an event as persistent.

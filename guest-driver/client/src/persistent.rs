@@ -208,9 +208,9 @@ fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
 }
 
 impl Event {
-    /// Makes the event outlive its handles and returns the id that reopens it, the same one if it
-    /// was persistent already. An empty name keeps the current name, or assigns `event` followed by
-    /// the id.
+    /// Makes the event outlive its handles and returns the id that reopens it: the same id as before
+    /// if the event was persistent already. An empty name keeps the current name, or assigns
+    /// `event` followed by the id.
     ///
     /// # Errors
     /// [`PersistentError::Detach`], with `EINVAL` for an event of a task, in a group or redirected,

@@ -201,8 +201,8 @@ impl Ring {
 
     /// Reads the count and the times from the metadata page, without a system call or a VM exit.
     /// They are current for events that the device counts itself (marks, exits that reach the VMM);
-    /// for others they are as of the event's last command. The page has neither the id nor the lost
-    /// count.
+    /// for other events they are as of the event's last command. The page has neither the id nor the
+    /// lost count.
     ///
     /// # Errors
     /// [`RingError::Busy`]; [`RingError::Register`] for an event of another PMU.

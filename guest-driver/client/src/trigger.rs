@@ -43,13 +43,13 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EINVAL) => {
             " (two different events must measure the same task or CPU, and the starter or stopper must sample)"
         }
-        Some(libc::EEXIST) => " (they are linked already)",
-        Some(libc::EBUSY) => " (the target has another one already)",
+        Some(libc::EEXIST) => " (the two events are linked already)",
+        Some(libc::EBUSY) => " (another event has this role already)",
         Some(libc::EBADF) => " (the target is not a vPMU event)",
         Some(libc::EOPNOTSUPP) => {
             " (the starter or stopper must be sampled on VM exits: `Engine::Exit`, `EventAttr::triggering`)"
         }
-        Some(libc::EPERM) => " (an event of the operator can be neither linked nor a target)",
+        Some(libc::EPERM) => " (the operator's events can neither act on events nor be targets)",
         _ => "",
     }
 }
@@ -61,8 +61,8 @@ impl Event {
     ///
     /// # Errors
     /// [`TriggerError::Starter`]: `EEXIST` if this event is the starter already, `EBUSY` if another
-    /// is, `EINVAL` for itself, another task or CPU, or if this event does not sample, `EOPNOTSUPP`
-    /// if the batched engine samples it.
+    /// is, `EINVAL` if `target` is this event or measures another task or CPU, or if this event
+    /// does not sample, `EOPNOTSUPP` if the batched engine samples this event.
     pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
         sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// An error of the driver.
+/// An error of a call on an open event.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {

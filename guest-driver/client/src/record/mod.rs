@@ -90,9 +90,9 @@ pub enum Record {
 pub struct Throttle {
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// The event, or the parent of an inherited one.
+    /// Id of the event; of its parent if the event was inherited.
     pub id: u64,
-    /// The event itself.
+    /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,
     /// Present with `sample_id_all`.
     pub who: Option<SampleId>,

@@ -33,9 +33,9 @@ pub struct Sample {
     pub cpu: u32,
     /// Events that this sample represents.
     pub period: u64,
-    /// The event, or the parent of an inherited one.
+    /// Id of the event; of its parent if the event was inherited.
     pub id: u64,
-    /// The event itself.
+    /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,
     /// Whether the guest was in user mode.
     pub user: bool,
@@ -206,9 +206,9 @@ pub struct SampleId {
     pub tid: u32,
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// The event, or the parent of an inherited one.
+    /// Id of the event; of its parent if the event was inherited.
     pub id: u64,
-    /// The event itself.
+    /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,
     /// The CPU.
     pub cpu: u32,

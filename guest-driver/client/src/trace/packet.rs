@@ -135,7 +135,8 @@ impl Exit {
         self.0.qualification.get()
     }
 
-    /// The packet's second detail word; for a hardware exit, the processor's further information.
+    /// The packet's second detail word; for a hardware exit, more information from the
+    /// processor.
     #[must_use]
     pub fn detail(&self) -> u64 {
         self.0.detail.get()
@@ -240,19 +241,19 @@ impl Sync {
         self.0.flags & SYNC_START != 0
     }
 
-    /// Whether packets right before it were lost.
+    /// Whether packets right before this sync were lost.
     #[must_use]
     pub fn is_loss(&self) -> bool {
         self.0.flags & SYNC_LOSS != 0
     }
 
-    /// Whether the trace was paused before it.
+    /// Whether the trace was paused before this sync.
     #[must_use]
     pub fn is_resume(&self) -> bool {
         self.0.flags & SYNC_RESUME != 0
     }
 
-    /// Whether it begins a page of the area.
+    /// Whether this sync begins a page of the area.
     #[must_use]
     pub fn is_page(&self) -> bool {
         self.0.flags & SYNC_PAGE != 0

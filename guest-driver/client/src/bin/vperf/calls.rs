@@ -1,5 +1,5 @@
-//! Call trees: callers and callees, with each function's share of an event, alone and with its
-//! callees. Functions are given by name.
+//! Call trees: callers and callees, with each function's share of an event, once without and once
+//! with its callees. Functions are given by name.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ pub(crate) enum Direction {
     Up,
 }
 
-/// A line of the tree: a function that the line above it calls or, in an upward tree, one that
-/// calls the function above it.
+/// A line of the tree: a function that its parent line's function calls or, in an upward tree, a
+/// function that calls its parent line's function.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Call {
     /// 0 for a process; for a function, one more than its parent line.
@@ -24,7 +24,7 @@ pub(crate) struct Call {
     /// Samples in the function and in its subtree.
     pub(crate) samples: u64,
     pub(crate) percent: f64,
-    /// Samples in the function alone.
+    /// Samples in the function itself, without its subtree.
     pub(crate) self_samples: u64,
     pub(crate) self_percent: f64,
 }

@@ -13,14 +13,14 @@ use crate::processes::Processes;
 use crate::profile::{Row, Sums};
 use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
-/// Most distinct positions in one frame; samples elsewhere are still counted.
+/// Most distinct positions in one frame; samples at any other position are still counted.
 const MOST_SPOTS: usize = 1 << 16;
 /// Most processes looked up in one frame.
 const MOST_PROCESSES: usize = 1 << 12;
 /// Most programs with cached symbols.
 const MOST_PROGRAMS: usize = 64;
 
-/// Label for samples at further positions once a frame has [`MOST_SPOTS`].
+/// Label for samples at all other positions, once a frame has [`MOST_SPOTS`].
 const OTHERS: &str = "[others]";
 
 /// Samples since the last frame.

@@ -38,8 +38,8 @@ use vpmu_client::error::chain;
 
 use crate::workload::WorkloadError;
 
-/// The exit code for failures of vperf itself. stat, record, top and exits otherwise return the
-/// workload's exit code, which seldom is this one.
+/// The exit code for failures of vperf itself. Without such a failure, stat, record, top and exits
+/// return the workload's exit code, which is seldom 125.
 const FAILED: u8 = 125;
 
 /// Count and sample this virtual machine with the counters of its host.

@@ -81,7 +81,7 @@ impl<'a> Names<'a> {
 
     /// Returns the positions of a sample's call chain, innermost first; without a chain, the
     /// sample's own position. The chain ends at the first address that the process cannot execute:
-    /// some function kept no frame pointer, and further values are not calls.
+    /// some function kept no frame pointer, and the values from there on are not calls.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();

@@ -18,7 +18,7 @@ pub(crate) struct RegionArgs {
     /// other events of the device are exact; events of the host's counters are late by their
     /// skid. Each thread begins outside the region, and enters and leaves it by its own marks;
     /// with -a and -C each CPU does so by the marks placed on it. Without --to the region has no
-    /// end. If --from and --to are the same mark, one enters the region and the next leaves it.
+    /// end. If --from and --to are the same mark, the first enters the region, the next leaves it.
     #[arg(long, value_name = "MARK", value_parser = mark)]
     from: Option<u32>,
     /// Measure only up to this mark; without --from, from the beginning to the first such mark.

@@ -90,7 +90,8 @@ fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl SamplingArgs {
-    /// Selects the events and makes them sample; `finish` adjusts the attributes of each last.
+    /// Selects the events and makes them sample. As the last step for each event, `finish` adjusts
+    /// its attributes.
     pub(crate) fn choose(
         &self,
         events: &EventArgs,
@@ -138,7 +139,7 @@ impl SamplingArgs {
     }
 
     /// Opens and maps the events. Readers wake when a quarter of a ring is full, which leaves room
-    /// for samples until they run.
+    /// for samples until the reader runs.
     pub(crate) fn open(
         &self,
         vpmu: &Vpmu,

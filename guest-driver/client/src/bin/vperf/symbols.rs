@@ -88,8 +88,8 @@ impl Program {
     }
 }
 
-/// Reads a regular file; `None` for others. A process chooses the files at the paths of its
-/// mappings: a FIFO would block, /dev/zero never ends.
+/// Reads a regular file; returns `None` for any other file. A process chooses the files at the paths
+/// of its mappings: a FIFO would block, /dev/zero never ends.
 fn regular(path: &Path) -> Option<Vec<u8>> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);

@@ -250,8 +250,9 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 
 impl Target {
     /// Opens the `index`th event with `door`, which receives the place's number, on every measured
-    /// task or CPU, in the same order for all events. A command's event is enabled by its exec,
-    /// others by [`Target::start`]. CPUs that went offline since are skipped, unless all did.
+    /// task or CPU, in the same order for all events. A command's event is enabled by the command's
+    /// exec, any other event by [`Target::start`]. Skips CPUs that went offline after the target was
+    /// prepared, unless all did.
     pub(crate) fn open(
         &self,
         index: usize,
@@ -321,7 +322,8 @@ impl Target {
             .collect()
     }
 
-    /// Ids of measured processes that run already. Later ones are reported by [`Target::follow`].
+    /// Ids of measured processes that run already. Processes that start later are reported through
+    /// [`Target::follow`].
     pub(crate) fn present(&self) -> Vec<u32> {
         let is_everybody = match &self.places {
             Places::Child(_) => return Vec::new(),

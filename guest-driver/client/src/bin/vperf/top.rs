@@ -222,7 +222,7 @@ impl Top<'_> {
     fn drain(&mut self) -> Result<(), TopError> {
         for (_, ring) in &mut self.rings {
             // Stop at the current head: a ring that fills as fast as it is read must not starve the
-            // rest.
+            // other rings.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {

@@ -65,7 +65,7 @@ pub(crate) struct Place<'a> {
     pub(crate) area: Mapped<'a>,
     /// Bytes written to the file.
     pub(crate) written: u64,
-    /// For a snapshot: the area's position after these bytes.
+    /// For a snapshot: the area's position after the written bytes.
     pub(crate) until: u64,
 }
 
@@ -106,7 +106,7 @@ impl AreaChoice {
     }
 
     /// Opens the traces, numbered after `first` events. Readers wake when a quarter of an area is
-    /// full, which leaves room for packets until they run.
+    /// full, which leaves room for packets until the reader runs.
     pub(crate) fn open(
         self,
         vpmu: &Vpmu,

@@ -57,7 +57,7 @@ pub(crate) enum ExitsError {
 }
 
 impl ExitsError {
-    /// The command's error, if that is the cause.
+    /// The error of the measured command, if that is the cause.
     pub(crate) fn workload(&self) -> Option<&WorkloadError> {
         match self {
             Self::Record(record::RecordError::Workload(error)) => Some(error),

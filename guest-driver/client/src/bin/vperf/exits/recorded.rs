@@ -175,7 +175,7 @@ fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError
 #[derive(Debug)]
 pub(super) struct Labels<'a> {
     names: Names<'a>,
-    /// By key, process, its version, address and mode.
+    /// By key, process, the process's version, address and mode.
     known: HashMap<(Key, u32, usize, Option<u64>, bool), String>,
 }
 

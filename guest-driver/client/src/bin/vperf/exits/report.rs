@@ -194,7 +194,7 @@ fn heading(trace: &Traced<'_>) -> String {
         trace.source,
     );
     if trace.snapshot {
-        text.push_str("# A snapshot: the newest only.\n");
+        text.push_str("# A snapshot: the newest exits only.\n");
     }
     if trace.cut > 0 {
         text.push_str(&format!(

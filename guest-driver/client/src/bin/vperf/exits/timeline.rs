@@ -100,8 +100,8 @@ pub(super) fn run(args: &TimelineArgs) -> Result<(), TimelineError> {
     Ok(())
 }
 
-/// Writes the timeline and returns the number of exits. The outer error is the recording's, the
-/// inner one `file`'s.
+/// Writes the timeline and returns the number of exits. The outer error comes from reading the
+/// recording, the inner error from writing to `file`.
 fn write(recorded: &Recorded, file: &mut impl Write) -> Result<io::Result<u64>, TimelineError> {
     let mut programs = Programs::default();
     let mut labels = recorded.labels(&mut programs);

@@ -16,9 +16,9 @@ use crate::symbols::Programs;
 
 /// Show what persistent events recorded.
 ///
-/// The rings are read while the host writes them: nothing stops, nothing is taken out, and others
-/// may read at the same time. A line has the program (its present name, if it still runs), thread,
-/// CPU, seconds of the guest's clock, the sample's period, the event's name, the value of a
+/// The rings are read while the host writes them: nothing stops, nothing is taken out, and other
+/// programs may read at the same time. A line has the program (its present name, if it still runs),
+/// thread, CPU, seconds of the guest's clock, the sample's period, the event's name, the value of a
 /// mark, and the address; its callers follow.
 #[derive(Debug, Args)]
 pub(super) struct DumpArgs {

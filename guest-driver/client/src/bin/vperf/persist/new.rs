@@ -20,8 +20,9 @@ const FIELDS: u64 =
 
 /// Make persistent events, which count and sample until they are ended.
 ///
-/// Makes one for each event and CPU. Its ring keeps the newest samples; with --until-full it keeps
-/// unread samples, and counts those that it has no room for as lost.
+/// Makes one persistent event for each event and CPU. Its ring keeps the newest samples; with
+/// --until-full the ring keeps unread samples, and samples that it has no room for are counted as
+/// lost.
 ///
 /// Examples:
 ///   vperf persist new -e task-clock -F 100 --name flight
@@ -141,8 +142,8 @@ impl NewArgs {
     }
 }
 
-/// Ends an event after a later step failed. Its own error is ignored: the caller reports the
-/// failure.
+/// Ends a new event for which a later step failed. Ignores an error of ending it: the caller reports
+/// the failed step.
 fn end(event: &Event) {
     let _ = event.attach();
 }

@@ -1,5 +1,5 @@
 //! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes
-//! that still live have names: nothing recorded the names of earlier ones.
+//! that still live have names: nothing recorded the names of processes that have exited.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

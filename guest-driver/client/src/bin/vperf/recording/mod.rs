@@ -24,8 +24,7 @@ use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 use crate::tracing::{self, Place};
 
-/// Longest time that samples wait in a ring that does not fill before their processes are looked
-/// up.
+/// Longest time from a sample to the look-up of its process, if the sample's ring does not fill.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Prints a message for people; a closed stderr cannot show an error.
@@ -78,7 +77,7 @@ pub(crate) struct Sources<'a> {
     /// The sampled events.
     pub(crate) sampled: &'a [Chosen],
     pub(crate) rings: Rings,
-    /// The traces; among opened events, their indices follow the sampled ones.
+    /// The traces; among opened events, their indices follow those of the sampled events.
     pub(crate) traced: &'a [Chosen],
     pub(crate) places: Vec<Place<'a>>,
     /// Whether only the newest part of AUX areas is read.
@@ -215,7 +214,7 @@ impl<'a> Recording<'a> {
         let mut rings = std::mem::take(&mut self.sources.rings);
         for (event, ring) in &mut rings {
             // Stop at the current head: a ring that fills as fast as it is read must not starve the
-            // rest.
+            // other rings.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {
@@ -235,7 +234,8 @@ impl<'a> Recording<'a> {
         self.news()
     }
 
-    /// Notes an unreadable record. Others are still read; the first cause is kept for the summary.
+    /// Notes an unreadable record. Later records are still read; the first cause is kept for the
+    /// summary.
     fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
         let name = self.sources.name(event);
         self.unreadable

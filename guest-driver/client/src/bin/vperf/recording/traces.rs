@@ -24,7 +24,7 @@ pub(super) struct Taken {
 }
 
 impl Recording<'_> {
-    /// Writes the contents of all areas but snapshots.
+    /// Writes the contents of all areas except snapshot areas.
     pub(super) fn drain_areas(&mut self) -> Result<(), RecordingError> {
         // Moved out during the loop, which borrows the rest of `self`.
         let mut places = std::mem::take(&mut self.sources.places);
