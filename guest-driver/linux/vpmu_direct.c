@@ -80,9 +80,9 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 }
 
 /*
- * Ends an event whose file only the device's notices can still find. If the event
- * is persistent, the driver is being removed: the event stays on the device if it
- * can outlive a reset, and ends here otherwise.
+ * Ends an event whose file only the device's notices can still find. An event that
+ * is still persistent gets here once vpmu_persistent_close() has closed the list:
+ * it stays on the device if it can outlive a reset, and ends here otherwise.
  */
 static void direct_close(struct vpmu_file *file)
 {
