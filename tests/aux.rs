@@ -107,8 +107,8 @@ mod vperf {
     }
 }
 
-/// The trace of every exit, compared with the host hypervisor's counts. The host must grant the VMM
-/// its tracepoints, as the lab's does.
+/// The trace of every exit, compared with the host hypervisor's counts. The host must let the VMM use the
+/// host's tracepoints, as the lab's host does.
 mod hardware {
     tests::guest_tests! {
         "aux-hardware" in lab:

@@ -36,7 +36,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Runs `guest` with persistent marks and a control socket; `before` precedes the program.
+    /// Runs `guest` with persistent marks and a control socket. The command line begins with the words of `before`.
     fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("out")).expect("a directory");
@@ -108,7 +108,7 @@ impl Machine {
         assert!(output.status.success(), "{words:?}: {errors}");
     }
 
-    /// Returns the status of each thread by its id, except of threads that KVM adds to the process.
+    /// Returns the status of each thread by thread id, without the threads that KVM adds to the process.
     fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
@@ -265,7 +265,7 @@ fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
     assert_eq!((status, errors.as_str()), (Some(6), ""));
 }
 
-/// The C library's allocator frees memory in ways that depend on how much a thread has freed.
+/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before.
 #[test]
 fn large_recordings_again_and_again_are_within_the_filters() {
     let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));
@@ -346,7 +346,8 @@ fn logging_of_everything_is_within_the_filters() {
     assert!(errors.contains("boots again"), "{errors}");
 }
 
-/// Without root: checks that the VMM refuses to start with these arguments, and returns true.
+/// Returns false as root. As another user, checks that the VMM refuses to start with these arguments, and returns
+/// true.
 fn refused_unless_root(arguments: &[&str]) -> bool {
     if is_root() {
         return false;
@@ -485,7 +486,7 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
 }
 
-/// Restores the snapshot in `directory`; `before` precedes the command.
+/// Restores the snapshot in `directory`. The command line begins with the words of `before`.
 fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
     let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
     let (program, first) = whole.split_first().expect("a program");

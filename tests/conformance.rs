@@ -97,7 +97,7 @@ fn check(row: &str) {
 }
 
 /// A test for each row. The text beside a row names the tests of kvm-unit-tests and of the kernel's KVM selftests
-/// that check the same with the registers of an architectural PMU, if there are any.
+/// that check the same rule with the registers of an architectural PMU. The text is empty if no such test exists.
 macro_rules! rows {
     ($($row:ident: $like:literal),+ $(,)?) => {
         const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];

@@ -1,5 +1,5 @@
 //! The driver's life: a device that falls silent, a transport that is unbound, a machine that
-//! sleeps, a module that is reloaded, with programs that use it all the while.
+//! sleeps, a module that is reloaded. Programs use the driver all the while.
 
 tests::guest_tests! {
     "driver-life" appending "iomem=relaxed";

@@ -1,4 +1,5 @@
-//! Flush as a user sees it: earlier samples and traces are in the pages when the call returns.
+//! Flush as a user sees it: when the call returns, all samples and packets from before the call are in the
+//! mapped pages.
 
 /// In the guest.
 mod guest {

@@ -81,7 +81,7 @@ fn count(file: &str, event: &str) -> f64 {
 #[test]
 fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
     let said = SESSION.get().said("profiled");
-    // One round before, and two for each of the host's four runs.
+    // The guest prints one round before the host's first run, and two for each of the host's four runs.
     assert!(said.len() >= 9, "{said:?}");
     for (at, line) in said.iter().enumerate() {
         assert_eq!(*line, format!("round {}: 500 200", at + 1), "{said:?}");

@@ -217,7 +217,7 @@ mod kernels {
             .halt_for_ever();
         let mut machine = Running::start(&single(&code), &[]);
         machine.await_answer();
-        // Concurrent with the attack, which begins during these requests.
+        // These requests run concurrently with the attack, which begins during them.
         for _ in 0..10 {
             assert!(machine.answers());
         }
@@ -246,7 +246,7 @@ mod kernels {
         let figure = |path: &str| number(&ran.report, path);
         assert_eq!(figure("/vpmu/commands"), u64::from(MOST_COMMANDS));
         assert_eq!(figure("/vpmu/bad_requests"), 0);
-        // 2,048 commands to 64 events, each member examined.
+        // Each of the 2,048 commands is for a group of 64 events, and examines each of the 63 members.
         let least = u64::from(MOST_COMMANDS) * (1 + 64 + 63);
         assert!(figure("/vpmu/work/operations") >= least);
         assert!(figure("/vpmu/turns_unfinished") >= least / (4096 + 2 * 64));
@@ -290,7 +290,7 @@ mod kernels {
         assert_eq!(ran.status, 0, "{}", ran.errors);
         assert_eq!(ran.marks(), 1);
         assert_eq!(number(&ran.report, "/vpmu/events_opened"), 1024);
-        // Counting, publishing, reading and recording each event.
+        // At most four operations for each event: counting, publishing, reading and recording it.
         let turn = number(&ran.report, "/vpmu/largest_turn/operations");
         assert!(turn <= 4 * 1024, "{turn}");
     }
@@ -314,7 +314,7 @@ mod kernels {
     #[test]
     fn clocks_beyond_the_interrupts_of_a_vcpu_wait() {
         let (mut device, up) = Device::bring_up(1);
-        // 500 a second each.
+        // Each of the five clocks samples 500 times a second.
         let clock = clock(2_000_000);
         let code = up
             .then(&device.request(&clock.words()))
@@ -345,7 +345,7 @@ mod kernels {
             u64::from_le_bytes(name)
         };
         let mut code = up;
-        // The two rings take all of the guest's 12 pages: 9 and 3.
+        // The two rings, of 9 and 3 pages, take all of the guest's 12 pages.
         for (event, called, pages) in [(1, name(b"marks"), 9), (2, name(b"other"), 3)] {
             code = code
                 .then(&device.request(&mark.words()))
@@ -441,7 +441,8 @@ mod kernels {
         let [written, left_out] = ["log_lines", "log_lines_left_out"]
             .map(|name| number(&ran.report, &format!("/limits/{name}")));
         assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
-        // At most ten lines at once and one a second, each perhaps after a line with the number left out.
+        // The log gets at most ten lines at once, then one line a second. A line with the number of omitted lines
+        // may precede each of them.
         let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
         assert!(written <= 10 + seconds, "{written} in {seconds} s");
         assert!(lines <= 2 * written + 1, "{lines}");
@@ -510,8 +511,8 @@ mod kernels {
         let mut machine = Running::start(&single(&code), &arguments);
         machine.await_line("--max-resets");
         let report = machine.terminate();
-        // Four boots have ended with a reset; the fifth waits. Two recordings of more than 16 KiB use up the budget
-        // of two minutes, so the other two are left out.
+        // Four boots have ended with a reset; the fifth waits. Two recordings of more than 16 KiB each use up the
+        // budget of two minutes, so the recordings of the two other boots are left out.
         assert_eq!(number(&report, "/boots"), 4);
         let left_out = number(&report, "/limits/recordings_left_out");
         assert_eq!(left_out, 2);

@@ -1,7 +1,7 @@
 //! Guests of a few instructions on this machine's `/dev/kvm`, counted to the last exit.
 //!
 //! A stock kernel makes exits of its own; these guests make only their programs' exits, so the
-//! VMM's numbers must be equal, not close.
+//! VMM's numbers must equal the known numbers exactly.
 
 use std::process::Command;
 
@@ -55,7 +55,7 @@ fn port_writes_count_one_by_one() {
     for times in [0, 1, 2, 7, 1000] {
         let ran = run(&kernel(&[port_writes(times)]), 1, &[]);
         powered_off(&ran);
-        // The power-off is one more.
+        // The power-off is one more exit for port I/O.
         assert_eq!(ran.vcpu(0), exits(u64::from(times) + 1, 0), "{times}");
         assert_eq!(ran.marks(), 0);
     }

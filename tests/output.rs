@@ -126,7 +126,7 @@ mod capped {
     }
 }
 
-/// A machine whose operator allows only the batched engine, whose samples cause no exits.
+/// A machine whose operator allows only the batched engine. Samples of that engine cause no exits.
 mod batched {
     tests::guest_tests! {
         "output-batched" started &["--engine", "batched"];

@@ -20,7 +20,7 @@ mod allowed {
     }
 }
 
-/// A tier without some of its events, which remain available to the operator.
+/// A machine whose operator denies the guest some events. The operator can still use these events.
 mod denied {
     tests::guest_tests! {
         "policy-denied" started &[

@@ -1,6 +1,6 @@
 //! Sampling storms of an unprivileged program, and the time that they leave to its vCPU.
 //!
-//! On the exact lab, where a clock of ten microseconds is due again before the vCPU re-enters the
+//! On the exact lab, where a clock with a period of ten microseconds is due again before the vCPU re-enters the
 //! guest, only the throttle lets the guest continue.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use images::{Boot, PlaceChoice};
 
 tests::guest_tests! {
-    // 5 %, since on a fast machine a sample takes only a small part of ten microseconds.
+    // The limit is 5 % because on a fast machine a sample takes only a small part of ten microseconds.
     "storms" started &["--max-sampling-percent", "5"];
     clock_of_nobodys_task_is_throttled_and_others_go_on,
     clocks_of_nobodys_task_share_one_budget,

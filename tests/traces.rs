@@ -20,7 +20,8 @@ const RING_PAGES: u32 = 2;
 const PAGE: u32 = 0x1000;
 const AUX_HEAD: u32 = 1056;
 const AUX_TAIL: u32 = 1064;
-/// Flags: the boot vCPU sets `OPEN` once the events are open; the other sets `OFF` once its trace is disabled.
+/// Flags: the boot vCPU sets `OPEN` once the events are open; the other vCPU sets `OFF` once its trace is
+/// disabled.
 const OPEN: u32 = 0x84_0000;
 const OFF: u32 = 0x84_0004;
 
@@ -336,7 +337,7 @@ fn two_vcpus_are_traced_at_once() {
 
 #[test]
 fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
-    /// Exits of each of two rounds, more than the area holds. The area is emptied between the rounds.
+    /// Exits in each of the two rounds: more than the area holds. The reader empties the area between the rounds.
     const EXITS: u32 = 300;
     let (mut device, boot) = Device::bring_up(1);
     let trace = Trace::new(0, 2);
@@ -362,7 +363,7 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     // The second round: a sync packet and 63 exits on each page.
     let exits = sent.exits(size, 2 * size);
     assert_eq!(exits.len(), 2 * 63);
-    // The area held as many exits of the first round. Each lost exit took a sequence number.
+    // The area held as many exits of the first round as of the second. Each lost exit took a sequence number.
     let between = exits[0].sequence - 2 * 63;
     let after = sent.lost / 64 - between;
     assert_eq!(sent.lost % 64, 0);

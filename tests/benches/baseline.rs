@@ -1,8 +1,8 @@
-//! Exits and interrupts of a guest per sample and per task switch, with a CPU PMU whose registers
-//! are trapped and emulated, run by the stock kernel's own driver, and with the paravirtual PMU.
-//! Both are in one guest, and count the same host clock.
+//! Exits and interrupts of a guest per sample and per task switch, with two PMUs: a CPU PMU whose registers
+//! are trapped and emulated, driven by the stock kernel's own driver, and the paravirtual PMU. Both PMUs are in
+//! one guest, and count the same host clock.
 //!
-//! Counts, not times: the guest runs in the exact lab, where they repeat.
+//! The figures are counts, not times: the guest runs in the exact lab, where counts repeat.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

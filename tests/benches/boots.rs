@@ -1,7 +1,7 @@
 //! Time and exits of a boot up to the guest's init, and memory of the VMM besides the guest's: this
 //! project's VMM with and without the device, and QEMU's microvm, with one kernel and one init.
 //!
-//! The three boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the VMM's
+//! The three VMMs boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the VMM's
 //! start is measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use tests::figures::{self, Figures};
 use tests::micro::{Code, power_off, single, vmm_binary};
 use vpmu_client::error::chain;
 
-/// Measured boots of each, after a first one that is not measured.
+/// Measured boots of each VMM, after a first boot that is not measured.
 const ROUNDS: u64 = 5;
 const NAMES: [(&str, &str); 3] = [
     ("vmm", "vmm"),
@@ -29,7 +29,7 @@ const NAMES: [(&str, &str); 3] = [
 const MEMORY: u64 = 5 << 20;
 /// Nanoseconds that an unused device may add to a start on this machine's own KVM.
 const DEVICE: u64 = 1_000_000;
-/// Starts of each on this machine's own KVM.
+/// Measured starts with the device, and as many without it, on this machine's own KVM.
 const STARTS: u32 = 200;
 /// The guest's first serial port.
 const SERIAL: u16 = 0x3f8;
@@ -153,7 +153,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
             start(&kernel, turn, &[])?,
             start(&kernel, turn, &["--no-vpmu"])?,
         ];
-        // The first start of each reads its files into the page cache.
+        // The first two starts read their files into the page cache.
         if turn > 0 {
             with.push(both[0]);
             without.push(both[1]);
@@ -176,7 +176,8 @@ fn starts() -> Result<bool, Box<dyn Error>> {
 
 /// The time from the start of the VMM to its guest's first output.
 fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<dyn Error>> {
-    // The host's kernel waits up to its next tick: starts are spread over the time between two ticks.
+    // Some waits of the host's kernel end only at its next tick, so starts are spread over the time between two
+    // ticks.
     thread::sleep(Duration::from_micros(20_000 + u64::from(turn * 617 % 4000)));
     let began = Instant::now();
     let mut vmm = Command::new(vmm_binary())

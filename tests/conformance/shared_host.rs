@@ -63,7 +63,7 @@ end
 static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
-/// The value that the guest of that boot reported for `what`.
+/// The value that the guest of boot `boot` reported for `what`.
 fn said(boot: &str, what: &str) -> String {
     let said = SESSION.get().said(boot);
     let line = said.iter().find_map(|line| line.strip_prefix(what));
@@ -108,7 +108,7 @@ fn counter_that_the_host_keeps_shows_in_the_time_running() {
     ensure_exact("contended");
 }
 
-/// Lower bound of KVM's and the VMM's instructions for an exit that reaches the VMM.
+/// Lower bound of the instructions that KVM and the VMM execute for an exit that reaches the VMM.
 const LEAST_OF_AN_EXIT: u64 = 500;
 
 fn number(boot: &str, what: &str) -> u64 {

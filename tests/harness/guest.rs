@@ -18,8 +18,8 @@ use crate::wire::{self, Verdict};
 /// The environment variable that names the one kernel for all groups: a series, or a series with a checker,
 /// like `6.12` and `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// The environment variable that names an architecture, like `aarch64`. Groups run in its lab instead of that
-/// of their own architecture, except groups of features that only their own architecture has.
+/// The environment variable that names an architecture, like `aarch64`. Groups run in that architecture's lab
+/// instead of in the lab of their own architecture, except groups of features that only their own architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
@@ -295,8 +295,8 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
     }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest's memory also holds the packed files, beside the root file system, which takes at most half
-    // of the remaining memory.
+    // The guest's memory holds the packed files and the root file system, which takes at most half of the memory
+    // that the packed files leave.
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {

@@ -14,10 +14,10 @@ use crate::{boots, guest};
 /// Far above the time of a session's boots on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Functions of the session's script: `put NAME FILE` outputs a file; `boot NAME ARGUMENT...` runs a guest
-/// with `$VCPUS` vCPUs, and saves its console, log, recording and report in files of that name. The guest
-/// executes the act `$ACT` and resets by the method `$RESET`. The guest runs the same script, whose first
-/// line executes `guest-tests act` there instead.
+/// Functions of the session's script. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a guest with
+/// `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. The guest executes
+/// the act `$ACT` and resets by the method `$RESET`. The script also runs in the guest, where its first line only
+/// executes `guest-tests act`.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -50,7 +50,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Runs a script with these files beside our programs.
+    /// Runs a script on a lab's host that has these files in addition to the project's programs.
     ///
     /// # Errors
     /// The lab is unavailable, or the script failed, with its output.
@@ -128,7 +128,7 @@ impl Session {
         String::from_utf8_lossy(self.file(name)).into_owned()
     }
 
-    /// The VMM's exit code of that boot.
+    /// The VMM's exit code in boot `name`.
     ///
     /// # Panics
     /// If the boot does not exist.
@@ -138,7 +138,7 @@ impl Session {
         *exit.unwrap_or_else(|| panic!("no boot {name}:\n{}", self.output))
     }
 
-    /// The guest's marked lines in that boot, without the mark.
+    /// The guest's lines that begin with `@guest` in boot `name`, without that prefix.
     #[must_use]
     pub fn said(&self, name: &str) -> Vec<String> {
         self.text(&format!("{name}.text"))

@@ -21,8 +21,7 @@ fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String>
     Ok((commands, session.said(&name)))
 }
 
-/// A task that sleeps while it closes one of its events causes all others to be switched out and
-/// in.
+/// If a task sleeps while it closes one of its events, all its other events are switched out and in.
 #[test]
 fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let session = Session::run(SCRIPT, Files::new())?;

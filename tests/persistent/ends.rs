@@ -147,7 +147,7 @@ fn scripted(text: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Checks a machine's end, and its recording with stock perf and the crate.
+/// Checks how a machine ended, and checks its recording both with stock perf and with the independent crate.
 fn whole(name: &str, status: i32) {
     let session = SESSION.get();
     let said = session.said(name);
@@ -243,7 +243,8 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     );
     assert_eq!(session.exit("wait"), 6);
     let data = recorded(session.file("wait.data"));
-    // The event that was ended by request is gone with its records; the other half remains.
+    // The event that was ended by request is gone, and so is its half of the records; the other event's half
+    // remains.
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();

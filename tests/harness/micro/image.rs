@@ -30,7 +30,7 @@ const ICR_STARTUP: u32 = 0x4600;
 const SLEEP_PORT: u16 = 0x600;
 const SLEEP_NOW: u8 = 5 << 2 | 1 << 5;
 
-/// The power-off: one more port write on the boot vCPU.
+/// The power-off: one port write on the boot vCPU.
 #[must_use]
 pub fn power_off() -> Code {
     Code::new().out8(SLEEP_PORT, SLEEP_NOW).halt_for_ever()

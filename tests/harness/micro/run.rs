@@ -138,8 +138,8 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     }
 }
 
-/// The VMM of this workspace, built once per test program as a user builds it: optimized for benchmarks,
-/// which are optimized themselves.
+/// The VMM of this workspace, built once per test program as a user builds it. An optimized program, such as a
+/// benchmark, gets an optimized VMM.
 ///
 /// # Panics
 /// If it does not build.

@@ -141,9 +141,9 @@ impl Sampled {
         self.request(&[6, 0, 0, TASK_PAGE]);
     }
 
-    /// The kernel file, and the return addresses of its marks. It sends the requests, marks `value`
-    /// in ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring
-    /// 3, marks again with `user_bp` and `user_sp`, and sends the ring.
+    /// The kernel file, and the return addresses of its marks. The guest sends the requests, marks `value` in
+    /// ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring 3, marks again
+    /// with `user_bp` and `user_sp`, and sends the ring.
     #[must_use]
     pub fn kernel(mut self, value: u32, kernel: [u64; 2], user: [u64; 2]) -> (Vec<u8>, Marked) {
         let [kernel_bp, kernel_sp] = kernel;
@@ -197,7 +197,7 @@ impl Sampled {
         self.word(POINTER + 4, GDT >> 16);
     }
 
-    /// Maps the first 4 GiB one to one for the kernel, and the program's pages for both.
+    /// Maps the first 4 GiB one to one for the kernel, and the program's pages for the kernel and the program.
     fn pages(&mut self) {
         const KERNEL: u64 = 0b011;
         const PROGRAM: u64 = 0b111;
@@ -225,7 +225,7 @@ impl Sampled {
         }
     }
 
-    /// Maps the kernel's addresses for the program, too, which is then fully trusted.
+    /// Maps the kernel's addresses for the program, too. From then on the program is fully trusted.
     pub(super) fn open_to_all(&mut self) {
         const USER_TOO: u8 = 0b100;
         let entries = [PML4, PML4 + PAGE]
@@ -319,7 +319,7 @@ pub(super) fn send() -> Code {
 /// Parses records from a guest's output. Each record is a list of words, the header first.
 ///
 /// # Panics
-/// If it is not a whole number of records.
+/// If the output is not a whole number of records.
 #[must_use]
 pub fn records(sent: &[u8]) -> Vec<Vec<u64>> {
     let mut words = sent

@@ -47,14 +47,14 @@ impl Clock {
         })
     }
 
-    /// Nanoseconds that it has run.
+    /// Nanoseconds that the clock has run.
     pub(crate) fn read(&mut self) -> io::Result<u64> {
         let mut count = [0; 8];
         self.event.read_exact(&mut count)?;
         Ok(u64::from_ne_bytes(count))
     }
 
-    /// Starts it, to overflow once after `period`.
+    /// Starts the clock, to overflow once after `period`.
     pub(crate) fn start(&mut self, period: u64) -> io::Result<()> {
         self.disarm()?;
         self.rearm(period)?;
@@ -70,7 +70,7 @@ impl Clock {
         call::set_period(&self.event, period.clamp(1, NEVER))
     }
 
-    /// Whether it has overflowed since it was started or disarmed.
+    /// Whether the clock has overflowed since it was started or disarmed.
     pub(crate) fn overflowed(&self) -> bool {
         self.head() != self.seen
     }

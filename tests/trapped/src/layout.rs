@@ -41,7 +41,7 @@ const INTEL_CONTROL: u32 = 0x38f;
 const INTEL_STATUS_CLEAR: u32 = 0x390;
 /// RDPMC's indices of fixed counters.
 const INTEL_FIXED_INDEX: u32 = 1 << 30;
-/// The bit of the first fixed counter in a register with one for each.
+/// The bit of the first fixed counter in a register with one bit for each counter.
 const INTEL_FIXED_BIT: u32 = 32;
 
 /// The function of a register.

@@ -196,7 +196,7 @@ impl VcpuPmu {
         })
     }
 
-    /// Calls `act` on each counter, and notes overflows that it returns.
+    /// Calls `act` on each counter, and notes the overflows that `act` returns.
     fn each(
         &mut self,
         mut act: impl FnMut(usize, &mut Counter) -> io::Result<bool>,
