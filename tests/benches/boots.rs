@@ -1,8 +1,8 @@
 //! Time and exits of a boot up to the guest's init, and memory of the VMM besides the guest's: this
 //! project's VMM with and without the device, and QEMU's microvm, with one kernel and one init.
 //!
-//! The three VMMs boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the VMM's
-//! start is measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
+//! The three VMMs boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the
+//! VMM's start is measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -277,7 +277,7 @@ fn wait() -> Outcome {
     };
     let (event, ring) = hold(&device, "flight-1")?;
     until(true, "late");
-    // Only the end of the event wakes it.
+    // Only the end of the event wakes the poll.
     is_over(&event, &ring)?;
     say("flight-1 is over");
     until(false, "flight-1");

@@ -29,7 +29,7 @@ pub(crate) struct Area {
     tail: u64,
 }
 
-/// Announces an area in the ring's metadata page, as a map of it requires.
+/// Announces an area in the ring's metadata page, which must precede a map of the area.
 pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
     ring.store_release(AUX_OFFSET, offset);
     ring.store_release(AUX_SIZE, size);
@@ -155,7 +155,8 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
     Ok(told)
 }
 
-/// Checks that each chunk begins where the one before ended, the first at `from`. Returns the end of the last.
+/// Checks that each chunk begins where the previous one ended, and the first at `from`. Returns the end of the last
+/// chunk.
 pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
     chunks.iter().try_fold(from, |at, chunk| {
         if chunk.offset == at {

@@ -100,9 +100,9 @@ impl Kept {
         })
     }
 
-    /// Takes the exits, and the records of pieces, which must follow each other up to the head. A piece may end
-    /// meanwhile, but only on this CPU: perf core writes its record before it moves the head. Returns the exits and
-    /// the flags of the pieces.
+    /// Takes the exits and the records of pieces. Each piece must begin where the previous one ended, and the last
+    /// must end at the head. A piece may end during this call, but only on this CPU: perf core writes the record of
+    /// a piece before it moves the head. Returns the exits and the flags of the pieces.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let before = areas::head(&self.ring);
         let packets = self.area.take(&self.ring)?;
@@ -197,7 +197,7 @@ fn perf_traces_a_task() -> Outcome {
     cpu::allow_ports()?;
     let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::OWN, 32, READ_WRITE)?;
-    // A disabled trace takes nothing.
+    // A disabled trace records nothing.
     ports(3);
     kept.event.enable(0)?;
     for hop in 0..10 {

@@ -72,7 +72,7 @@ fn watermark_wakes_perfs_reader() -> Outcome {
     kept.event.enable(0)?;
     let mut made = 0;
     for _ in 0..20 {
-        // A sync and 31 exits reach the watermark, wherever the piece before has ended.
+        // A sync and 31 exits reach the watermark, wherever the previous piece ended.
         ports(40);
         made += 40;
         ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "past the watermark");
@@ -209,7 +209,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
     cpu::pin(1)?;
     let mut attr = port_trace(&device)?;
     attr.set_inherit(1);
-    // perf core refuses a map of an inherited event of a task on any CPU.
+    // perf core refuses to map an inherited event that follows a task on every CPU.
     let anywhere = kernels(&attr, How::OWN)?;
     ensure_eq!(
         refused(Pages::map(&anywhere, 1, READ_WRITE)),
@@ -275,7 +275,7 @@ fn perf_traces_samples() -> Outcome {
             }
         }
     }
-    // The ring has records about the area alone, no samples.
+    // The ring has only records about the area, and no samples.
     let told = told(&kept.ring.take()?, &attr)?;
     ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes");
     Ok(())

@@ -51,7 +51,7 @@ pub(crate) fn trace(device: &Device, exits: u64) -> perf_event_attr {
     silent(device.attr(KIND_EXIT_TRACE, exits))
 }
 
-/// Compares an exit with the program's access, except its time and its number.
+/// Compares an exit with the program's access. Ignores the exit's time and number.
 fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     ensure_eq!(
         Access {
@@ -181,7 +181,7 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     let outside: u64 = exits.iter().map(|exit| exit.outside).sum();
     ensure!(exits.iter().all(|exit| exit.outside > 0), "no time outside");
     ensure!(outside < took, "{outside} of {took} ns outside");
-    // The guest ran in between: no exit begins before the one before has ended.
+    // The guest ran between two exits: no exit begins before the previous one has ended.
     ensure!(
         exits
             .windows(2)
@@ -195,7 +195,7 @@ fn exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
     for round in 0..20 {
-        // The command that starts a trace is not in it, the one that ends it is.
+        // The command that starts a trace is not in the trace. The command that ends it is.
         traced.event.enable(0)?;
         traced.event.disable(0)?;
         let exits = traced.take()?;
@@ -282,7 +282,7 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
     };
-    // As in perf, which uses it only where there is an area.
+    // As in perf, which uses `aux_watermark` only where there is an area.
     ensure_eq!(open(&marks), None, "aux_watermark of marks");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
     ensure_eq!(open(&host), Some(libc::EOPNOTSUPP), "the host's own trace");

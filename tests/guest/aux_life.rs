@@ -84,7 +84,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ports(2);
     drop(ring);
     ports(3);
-    // As in perf, the area's map holds the ring, whose size stays.
+    // As in perf, the area's map keeps the ring, and a new map of the ring must have the same size.
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         Some(libc::EINVAL),
@@ -95,7 +95,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     let packets = area.take(&ring)?;
     Ledger::default().follow(&packets)?;
     ensure_eq!(exits(&packets).len(), 5, "exits");
-    // In the other order the ring stays, without an area.
+    // If the area is unmapped first, the ring stays without an area.
     drop(area);
     event.enable(0)?;
     ports(6);
@@ -124,8 +124,8 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     ports(2);
     drop(event);
-    // The map holds the file, so the trace goes on. Half of the area, a sync and 31 exits, is published without a
-    // request.
+    // The map keeps the event's file open, so the trace goes on. Half of the area, a sync and 31 exits, is published
+    // without a request.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;
@@ -218,7 +218,7 @@ fn closing_while_the_host_writes_harms_nothing() -> Outcome {
             while area.word(0) == 0 {
                 std::hint::spin_loop();
             }
-            // The last of the three to go releases the file.
+            // Event, ring and area each keep the file open: whichever is dropped last releases it.
             match round % 3 {
                 0 => drop((event, ring, area)),
                 1 => drop((area, event, ring)),
@@ -245,7 +245,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
         let ring = Pages::map(&event, 1, READ_WRITE)?;
         Ok((event, ring))
     };
-    // Each takes 2 pages for a ring and 64 for an area.
+    // Each event takes 2 pages for its ring and 64 for its area.
     let whole = (allowance + beyond) / 66;
     let left = (allowance + beyond) % 66;
     for round in 0..2 {
@@ -270,7 +270,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
                 kept.push((area, ring, event));
             }
         }
-        // Another map of an area takes no more memory.
+        // A second map of the same area takes no more memory.
         let (_, ring, event) = &kept[0];
         Area::map(event, ring, 64, READ_WRITE)?;
     }

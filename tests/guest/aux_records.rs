@@ -82,7 +82,7 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     traced.read()?;
     let chunks = traced.chunks()?;
     ensure_eq!(chunks.len(), 1, "records of the other pieces");
-    // A page may begin among them, with a sync.
+    // A page may begin among the exits, with a sync.
     let exits = chunks[0].size / EXIT_BYTES;
     ensure!((more..=more + 1).contains(&exits), "{chunks:x?}");
     traced.balance()?;

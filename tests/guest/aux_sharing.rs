@@ -37,7 +37,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
-    // Commands on the event are exits of the kind it traces, so it is read while it is off.
+    // Commands on the event are exits of the kind that it traces, so the event is read while it is disabled.
     other.enable(0)?;
     for _ in 0..50 {
         ports(1);
@@ -74,7 +74,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     );
     traced.chunks()?;
     ensure_eq!(traced.told, head, "where the chunks end");
-    // Back to its own area, which it does not have.
+    // The output returns to the event's own area, but the event has none.
     other.output_to(-1)?;
     other.enable(0)?;
     device.mark(VALUE)?;

@@ -208,7 +208,7 @@ fn timeline_has_every_exit() -> Outcome {
         .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
         .collect();
     ensure_eq!(ports.len(), 400, "bars");
-    // One task's exits follow one another: no bar begins before the one before has ended.
+    // One task's exits follow one another: no bar begins before the previous one has ended.
     let mut after = f64::MIN;
     for event in ports {
         let (at, lasted) = (event["ts"].as_f64(), event["dur"].as_f64());
@@ -396,8 +396,8 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
     ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
-    // Lost packets are exits of 64 bytes, each caused by the command or, where such exits are
-    // memory accesses, by the driver's notifications.
+    // The lost packets are of exits, and have 64 bytes each. The command caused these exits. Where port accesses
+    // are memory accesses, the driver's notifications caused some of them.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
         true => ensure!(exits >= 1050, "{exits}: {trace}"),

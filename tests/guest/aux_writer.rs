@@ -175,7 +175,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
         );
         ensure_eq!(areas::head(&traced.ring), head, "the head then");
     }
-    // A true tail frees the area.
+    // A correct tail frees the area.
     ensure_eq!(
         traced.take()?.len() as u64,
         PER_PAGE,

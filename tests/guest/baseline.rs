@@ -59,22 +59,22 @@ const AREA_PAGES: usize = 256;
 /// SVM's number of an exit for an interrupt of the host.
 const EXIT_OF_INTERRUPT: u16 = 0x60;
 
-/// Accesses to registers by the kernel's driver of a CPU PMU.
+/// Number of register accesses that the kernel's driver of a CPU PMU makes.
 struct Driver {
-    /// Of a switch between two tasks with one event each.
+    /// For a switch between two tasks with one event each.
     switch: u64,
-    /// Of a switch between two tasks with six events each.
+    /// For a switch between two tasks with six events each.
     switch_of_six: u64,
     sample: u64,
 }
 
-/// Of PerfMonV2.
+/// The driver of PerfMonV2.
 const AMD: Driver = Driver {
     switch: 10,
     switch_of_six: 40,
     sample: 6,
 };
-/// Of Intel's architectural PMU, version 2.
+/// The driver of Intel's architectural PMU, version 2.
 const INTEL: Driver = Driver {
     switch: 8,
     switch_of_six: 28,
@@ -137,7 +137,7 @@ struct Seen {
     exits: u64,
     /// Exits for the host's own interrupts: of its timers and, with samples, of the overflow.
     host: u64,
-    /// Of all exits, those that reached the VMM.
+    /// The exits that reached the VMM, whatever their reason.
     user: u64,
     mmio: u64,
     signal: u64,
@@ -169,7 +169,7 @@ impl Seen {
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     time: u64,
-    /// Exits: to the VMM, and of them those for memory, signals, and registers.
+    /// Number of exits to the VMM; then how many of these were for memory, for signals, and for registers.
     kept: [u64; 4],
     nmis: u64,
     lines: u64,
@@ -281,12 +281,12 @@ fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
         let partner = scope.spawn(|| -> Shared<()> {
             settle()?;
             let _events = clocks(door, &device, events)?;
-            // One round more, before the count begins.
+            // The first round comes before the count begins.
             for _ in 0..=rounds {
                 other.wait()?;
                 other.give()?;
             }
-            // Ends only after the count.
+            // The task ends only after the count has ended.
             other.wait()?;
             Ok(())
         });

@@ -130,7 +130,7 @@ impl Vmm {
 struct Boot {
     /// In nanoseconds.
     time: u64,
-    /// Of the guest.
+    /// Exits of the guest.
     exits: u64,
     /// In bytes, without the guest's memory.
     memory: u64,
@@ -206,7 +206,7 @@ fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
 fn measure_all(rounds: usize) -> Outcome {
     pack()?;
     let mut boots: [Vec<Boot>; 3] = [const { Vec::new() }; 3];
-    // The first boot of each reads its files from the archive.
+    // The first boot of each VMM reads that VMM's files from the archive.
     for round in 0..=rounds {
         for (vmm, boots) in VMMS.iter().zip(&mut boots) {
             let boot = vmm.boot()?;

@@ -180,8 +180,8 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
-    // `guest` counts within the span of one clock and around the span of another, because the clocks go on if
-    // the host stalls between two calls.
+    // The clocks go on if the host stalls between two calls. So `guest` is started after one clock and read before
+    // it, and started before another clock and read after it.
     let [around, guest, within] = [
         on_cpu("task-clock")?,
         on_cpu("guest-time")?,
@@ -227,7 +227,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
     let (all, user) = (open("exits")?, open("exits-user")?);
-    // The wider one opens first and is read last, so that it holds the narrower one's span.
+    // The counter of all exits is enabled first and read last, so that it also counts whatever the other one counts.
     all.enable()?;
     user.enable()?;
     for _ in 0..100 {

@@ -477,7 +477,7 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     place(&vpmu, 6)?;
     ensure_eq!(view.read()?.value, 6, "the count by the last view");
     drop(view);
-    // The device has freed its name and its slot.
+    // The device has freed the event's name and slot.
     let next = marks_of_the_cpu(&pmu)?;
     ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id used again");
     vpmu.attach_perf(&next)?;

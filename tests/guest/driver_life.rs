@@ -462,7 +462,7 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // Turns of the programs that no unbinding disturbed, and the others.
+    // The number of the programs' turns that no unbinding disturbed, and of the turns that one disturbed.
     let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_more = |turns: &AtomicUsize| {
         let before = turns.load(Ordering::Relaxed);
@@ -521,7 +521,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                 let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
-                // Succeeds at the latest when the last of them has closed.
+                // Succeeds at the latest when the last program has closed its events.
                 while let Err(error) = os::unload(c"virtio_pmu") {
                     let errno = error.raw_os_error();
                     ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");
@@ -568,7 +568,7 @@ fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
             "{tool:?}: {said}"
         );
     }
-    // CPU 1 may go at any time, even between the opening and the enabling of its event.
+    // CPU 1 may go offline at any time, even between the opening and the enabling of its event.
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
         let flips = scope.spawn(|| -> io::Result<()> {
@@ -746,7 +746,7 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
-/// If they were opened again, they would lack their link, and the target would never start.
+/// If the driver opened linked events again, they would lack their link, and the target would never start.
 fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::pin(0)?;

@@ -105,7 +105,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
         let epoll = os::Epoll::new(event.as_fd(), true)?;
-        // If it does not sleep yet, it finds the records at once.
+        // If the sleeper does not sleep yet, it finds the records at once.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
@@ -372,10 +372,10 @@ fn task_is_flushed_wherever_it_is() -> Outcome {
             let ring = Pages::map(&event, 8, READ_WRITE)?;
             device.place(VALUE, 3)?;
             let _ = sender.send((event, ring));
-            // It sleeps, so its event is on no CPU.
+            // The task sleeps, so its event is on no CPU.
             ready.wait();
             done.wait();
-            // It runs on the other CPU, and marks there: fewer than would be throttled.
+            // The task runs on the other CPU than the flush. It places fewer marks there than would be throttled.
             device.place(VALUE, MARKS)?;
             while !stop.load(Ordering::Relaxed) {
                 thread::yield_now();
@@ -483,7 +483,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
                 for value in 1..=EACH {
                     bell.mark(value);
                     match value % 16 {
-                        // Flushes its own event, the other's, all.
+                        // Flushes the event of this vCPU, the event of the other vCPU, or all events.
                         3 => events[vcpu].flush(0).map(|_| ())?,
                         9 => events[1 - vcpu].flush(0).map(|_| ())?,
                         15 => device.flush().map(|_| ())?,

@@ -184,7 +184,7 @@ fn closed_leader_frees_its_siblings() -> Outcome {
         vpmu.mark(3)?;
         ensure_eq!(values(&siblings[0])?, [1], "one that was on");
         ensure_eq!(values(&siblings[1])?, [0], "one that was off");
-        // On its own now, it can lead.
+        // The sibling is in no group now, so it can lead one.
         let next = vpmu.open_member(&attr, &siblings[0])?;
         next.enable()?;
         vpmu.mark(3)?;

@@ -1,4 +1,4 @@
-//! The client library against the real device: what it offers beside counting and sampling.
+//! The client library against the real device: what it offers besides counting and sampling.
 
 use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
 

@@ -1,7 +1,7 @@
 //! The tests that run in a booted guest, on the client library.
 //!
 //! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
-//! framed line for each; the tests of the same names on the host boot a guest and read them.
+//! framed line for each. The tests of the same names on the host boot a guest and read these lines.
 
 mod acts;
 mod arch;

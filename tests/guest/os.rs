@@ -270,8 +270,8 @@ pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
 
 /// munmap(2) of a part of a mapping, which must be refused.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
-    // SAFETY: the caller expects a refusal; what goes all the same is only ever read atomically,
-    // and faults.
+    // SAFETY: the caller expects a refusal. Pages that are unmapped all the same are only ever read atomically, and
+    // such a read faults.
     checked(unsafe { libc::munmap(address.cast(), bytes) })?;
     Ok(())
 }
@@ -554,7 +554,7 @@ impl Sleeper {
             // SAFETY: one byte that lives through the call.
             unsafe { libc::write(write.as_raw_fd(), code.as_ptr().cast(), 1) };
             loop {
-                // SAFETY: no arguments. It ends by a signal.
+                // SAFETY: no arguments. A signal ends the process.
                 unsafe { libc::pause() };
             }
         }

@@ -122,7 +122,7 @@ fn mark(device: &Device) -> Leaf {
     Leaf::Mark(device.as_raw_fd(), VALUE)
 }
 
-/// A chain taken apart at its contexts: the kernel's addresses, the user's.
+/// Splits a chain at its context markers. Returns the kernel's addresses, then the user's.
 fn halves(chain: &[u64]) -> Result<[Option<&[u64]>; 2], String> {
     let at = chain.iter().position(|&entry| entry == CONTEXT_USER);
     let (kernel, user) = chain.split_at(at.unwrap_or(chain.len()));

@@ -355,7 +355,7 @@ fn pinned_event_counts_always() -> Outcome {
     attr.set_pinned(1);
     attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
     let event = device.start(&attr, How::OWN)?;
-    // Among many others.
+    // The pinned event is one of many events.
     let others: Vec<Event> = (0..20)
         .map(|other| device.start(&device.attr(KIND_MARK, VALUE + other), How::OWN))
         .collect::<Result<_, _>>()?;

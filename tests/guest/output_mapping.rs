@@ -156,7 +156,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
     }
-    // Consumed records are gone for all: a new map begins behind them.
+    // Consumed records are gone for all readers: a new map begins behind them.
     ensure_eq!(first.take()?.len(), 10, "records");
     let third = Pages::map(&event, 1, READ_WRITE)?;
     ensure_eq!(third.tail(), head, "the tail that a later map finds");
@@ -169,7 +169,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE, 3)?;
     let code = os::forked(|| {
-        // As perf's, a ring is not copied to a child, which may map it for itself.
+        // Like a ring of perf, the ring is not copied to a child, but the child may map it for itself.
         if os::is_mapped(ring.address()) {
             return 1;
         }
@@ -182,7 +182,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
         }
     })?;
     ensure_eq!(code, 0, "what the child found");
-    // The child consumed the records for both; the parent's map works on.
+    // The child has moved the tail that all maps share. The parent's map still works.
     device.place(VALUE, 4)?;
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;
@@ -200,7 +200,7 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     device.place(VALUE, 2)?;
     drop(event);
-    // The map holds the file, so the event counts on as well.
+    // The map keeps the file open, so the event still counts.
     device.place(VALUE, 2)?;
     ensure_eq!(
         second.take()?.len(),
@@ -317,7 +317,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
             Some(libc::EPERM),
             "round {round}: a page more than the limit allows"
         );
-        // Another map of a ring takes no more memory.
+        // A second map of the same ring takes no more memory.
         Pages::map(&rings[0].0, 64, READ_WRITE)?;
     }
     Ok(())
@@ -337,8 +337,8 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
     Ok(())
 }
 
-/// The window of the machine's limit on record bytes, by default 2.6 MiB in each. Records of 32 KiB that come faster
-/// are throttled.
+/// The window of the machine's limit on record bytes, by default 2.6 MiB in each window. Records of 32 KiB that come
+/// faster are throttled.
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 

@@ -220,7 +220,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     lost(&first, &[fit + 3, 3])?;
     lost(&second, &[5, 5])?;
 
-    // In a group's reading, each member has its own loss.
+    // In a group's reading, each member has its own number of lost records.
     let mut leader = silent(device.marks(VALUE + 2, 1, TIME));
     leader.read_format = format;
     let leader = device.open_event(&leader, How::OWN)?;

@@ -205,7 +205,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
         2,
         "records of both events, by the second's map"
     );
-    // The ring exists while either event maps it.
+    // The ring exists while either event has a map of it.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;

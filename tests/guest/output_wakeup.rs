@@ -1,4 +1,5 @@
-//! Wakeups: when a reader is woken, by which way, and never more often than it asked for.
+//! Wakeups: when and by which call or signal a reader is woken. A reader is never woken more often than it asked
+//! for.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -176,11 +177,11 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
         sharer.output_to(event.as_raw_fd())?;
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
-    // A record of the one event.
+    // The record is of only one of the events.
     sleepers_are_woken(sleepers, || device.mark(VALUE))
 }
 
-/// Checks that `wake` wakes each of these events' sleepers in poll(2).
+/// Checks that `wake` wakes a thread that sleeps in poll(2) on each of these events.
 pub(crate) fn sleepers_are_woken(
     sleepers: Vec<Event>,
     wake: impl FnOnce() -> std::io::Result<()>,
@@ -413,7 +414,8 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // The child has inherited the event by now; later children have the interval from the start.
+    // The child has inherited the event by now, so the new interval must also reach the child's event. Children that are forked
+    // later have the new interval from the start.
     event.wakeup(3, WAKEUP_RECORDS, 0)?;
     let mut turns = child.stdin.take().ok_or("no pipe")?;
     let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);

@@ -113,7 +113,7 @@ fn losses_stand_where_they_happened() -> Outcome {
     let room = ring.size() / RECORD;
     device.place(VALUE, room + 33)?;
     ensure_eq!(ring.head(), ring.size(), "bytes in a full ring");
-    // Room for one record and not for the loss before it: the loss grows.
+    // There is room for one record but not for the record of the loss before it, so the loss grows.
     ring.next_record()?;
     device.place(VALUE, 1)?;
     ensure_eq!(

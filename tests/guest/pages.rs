@@ -215,8 +215,8 @@ impl Pages {
         Ok(Some(record))
     }
 
-    /// Takes the records up to the present head. The host may write into the room that this frees, as at a task
-    /// switch: such records are left for the next call.
+    /// Takes the records up to the present head. The host may write into the room that this frees, for
+    /// example at a task switch. Records that are written during this call are left for the next call.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
         let head = self.head();
         let mut records = Vec::new();

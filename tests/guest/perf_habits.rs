@@ -106,7 +106,7 @@ pub(crate) const TESTS: &[Test] = &[
 const BY_THREADS: [u32; 3] = [3, 5, 7];
 
 /// `guest-tests threads [in-turn]`: three threads place a round of marks. With `in-turn` they place a round for each
-/// byte of the input, which is passed on when the round has ended.
+/// byte of the input, and the program outputs the byte when the round has ended.
 pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     let endless = rounds == Some("in-turn");
     let place = || -> Outcome {

@@ -56,7 +56,7 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     Ok(())
 }
 
-/// The shell's events take two of the device's three; one of a child's two finds no room.
+/// The device has room for three events. The shell's take two of them, so one of a child's two events finds no room.
 fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
@@ -72,7 +72,7 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "{said}");
     ensure!(0.0 < share && share < 100.0, "{said}");
-    // perf prints a share below 100 % in brackets for people.
+    // In its output for people, perf prints a share below 100 % in brackets.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
     let line = |event: &str| said.lines().find(|line| line.contains(event));
@@ -118,7 +118,7 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     Ok(())
 }
 
-/// Through perf core, as any program reads it: the second clock runs once the first leaves it the
+/// Reads both clocks through perf core, as any program does. The second clock runs once the first one has freed the
 /// counter.
 fn clock_that_waits_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;

@@ -1,5 +1,5 @@
 //! The driver's permission rules for opening and changing events and for their number: each test makes
-//! a call that the rule refuses, and the nearest one that it allows.
+//! a call that the rule refuses, and the most similar call that the rule allows.
 
 use std::fs;
 use std::io;

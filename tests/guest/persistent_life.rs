@@ -292,7 +292,7 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
     for (who, ring) in [("the creator", &own), ("the second", &beside)] {
         ensure_eq!(newest(ring, &attr)?, up_to(150), "what {who} finds");
     }
-    // Nobody takes records from the others, so the ring holds the newest for all.
+    // No reader removes records, so the ring holds the same newest records for all readers.
     counter.mark(400);
     let fits = 2 * PAGE as u64 / RECORD;
     let all: Vec<u64> = (1..=550).collect();

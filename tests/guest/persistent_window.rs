@@ -116,7 +116,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
         before,
         "memory of the user's that is locked"
     );
-    // That ring has used none of the allowance.
+    // The ring in the window has used none of the allowance.
     drop(Pages::map(&own, small, READ_WRITE)?);
     drop(ring);
     event.attach()?;

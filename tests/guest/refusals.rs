@@ -94,7 +94,7 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
         }
     };
 
-    // With the counter to itself it counts.
+    // A pinned event that has the counter to itself counts.
     let alone = device.start(&pinned, How::OWN)?;
     spin();
     let words = alone.read()?;

@@ -264,23 +264,23 @@ impl Tool {
 /// One event of every sort on a vCPU.
 struct Watch {
     cpu: i32,
-    /// Every mark on the vCPU so far.
+    /// The values of all marks on the vCPU so far.
     made: Vec<u64>,
     counted: Event,
-    /// Its records are read at the end.
+    /// An event whose records are read only at the end.
     sampled: (Event, Pages),
-    /// Its records are read at each line; its ring wraps.
+    /// An event whose records are read at each line, and whose ring wraps.
     followed: (Event, Pages),
     read: Vec<u64>,
-    /// Its ring is full before the last save.
+    /// An event whose ring is full before the last save.
     narrow: (Event, Pages),
     narrow_attr: perf_event_attr,
-    /// Samples every second mark.
+    /// An event that samples every second mark.
     second: (Event, Pages),
     attr: perf_event_attr,
     region: Region,
     traced: Traced,
-    /// Exits for our marks in the trace.
+    /// Number of exits in the trace that our marks made.
     traced_marks: u64,
     clock: (Event, Pages),
     clock_attr: perf_event_attr,

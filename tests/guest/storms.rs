@@ -55,7 +55,7 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
     storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
 }
 
-/// Runs the storm as nobody, on one CPU with the other process.
+/// Runs the storm as nobody, on the same CPU as the other process.
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
     let code = os::forked(|| {

@@ -63,7 +63,7 @@ const PERIOD: u64 = 3_600_000_000_000;
 const CPU: usize = 1;
 /// The other CPU.
 const READERS: usize = 0;
-/// Everything on [`CPU`].
+/// For an event that counts all tasks on [`CPU`].
 const ALL: How<'_> = How::on_cpu(1);
 
 /// One end of a turn that two tasks hand to each other: a task waits for it, and gives it back.
@@ -132,7 +132,8 @@ impl Cost {
     }
 }
 
-/// The cost of [`ROUNDS`] switches to another task and back; each opens its events.
+/// Returns the cost of [`ROUNDS`] switches to another task and back. Each task has its own events open: one those
+/// that `first` opens, the other those that `second` opens.
 fn cost_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
@@ -155,16 +156,16 @@ fn cost_of_rounds(
     let (device, page, switches) = (&device, &page, &switches);
     let (first, second) = (&first, &second);
     thread::scope(|scope| {
-        // Each task owns its end of the turn: if it fails, the other task stops waiting.
+        // Each task owns its end of the turn: if a task fails, its end is dropped and the other task stops waiting.
         let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
             let _events = second(device)?;
-            // One round more, before the count begins.
+            // The first round comes before the count begins.
             for _ in 0..=ROUNDS {
                 other.wait()?;
                 other.give()?;
             }
-            // Ends only after the count.
+            // The task ends only after the count has ended.
             other.wait()?;
             Ok(())
         });
@@ -295,7 +296,7 @@ fn take_turns(
     Ok(())
 }
 
-/// Two tasks that place marks in turn, and how many each has placed.
+/// Two tasks that place marks in turn, and how many marks each task has placed.
 struct Placers<'a> {
     device: &'a Device,
     placed: [AtomicU64; 2],
@@ -311,8 +312,8 @@ impl<'a> Placers<'a> {
         }
     }
 
-    /// Runs `watch` on the other CPU while both tasks take turns; it gets their events, which count
-    /// marks of [`VALUE`] from their tasks' first turn on, and their thread ids.
+    /// Runs `watch` on the other CPU while both tasks take turns. `watch` gets the tasks' events and thread ids. Each
+    /// event counts marks of [`VALUE`] from its task's first turn on.
     fn run(
         &self,
         open: impl Fn(&Device) -> std::io::Result<Event> + Sync,
@@ -336,7 +337,7 @@ impl<'a> Placers<'a> {
                             Ok(())
                         })
                         .or_else(|error| match error.kind() {
-                            // The other one has stopped first.
+                            // The other task has stopped first.
                             std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe => {
                                 Ok(())
                             }

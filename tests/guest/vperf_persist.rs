@@ -141,7 +141,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         ensure_eq!(event[key], expected, "{key} of {event}");
     }
     let id = event["id"].to_string();
-    // By name, by id, and among all; nothing is taken out.
+    // By name, by id, and among all; a dump removes no records.
     for args in [
         &["persist", "dump", "signposts"][..],
         &["persist", "dump", &id],
@@ -225,8 +225,8 @@ fn unread_marks_stay_until_they_are_read() -> Outcome {
     Ok(())
 }
 
-/// Attaches a reader to `name`, calls `then` once it reads, and interrupts it when `last` was seen. Returns the
-/// values and the rest of its output.
+/// Attaches a reader to `name`, calls `then` once the reader reads, and interrupts the reader once it has shown
+/// `last`. Returns the values and the rest of the reader's output.
 fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Vec<u64>, Output)> {
     let mut reader = Command::new("vperf")
         .args(["persist", "attach", name])
@@ -236,7 +236,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     let mut lines = BufReader::new(reader.stdout.take().ok_or("no output")?);
     let mut line = String::new();
     let mut seen = Vec::new();
-    // The first line says that it reads.
+    // The first line says that the reader reads.
     ensure!(lines.read_line(&mut line)? > 0, "nothing is shown");
     seen.extend(values(&line, name));
     then()?;

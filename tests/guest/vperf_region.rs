@@ -119,7 +119,7 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
 
 fn one_end_alone_has_a_meaning() -> Outcome {
     let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
-    // After the first region's end: one mark, and two of each other region.
+    // The mark 2 that ends the first region starts the count: one mark 3 follows it, then two in each later round.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
     ensure_eq!(passed(&counts), (Some(1), None), "{counts}");
     ensure_eq!(count(&counts, "mark=3"), Some(19), "{counts}");

@@ -45,7 +45,7 @@ pub(crate) fn counts() -> Outcome {
     }
 }
 
-/// Exits of a loop, whose cost on the host is counted in only one count mode.
+/// Number of exits of a loop. Only one count mode counts what these exits cost on the host.
 const WRITES: u64 = 1_000;
 
 /// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.

@@ -45,8 +45,8 @@ pub(super) fn idle() -> *mut u8 {
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
-    // SAFETY: nothing answers to the address; where it is not mapped the write is a fault that ends
-    // the test, not the safety of memory.
+    // SAFETY: nothing answers to the address. Where it is not mapped, the write faults and ends the test, but does
+    // not violate memory safety.
     unsafe { asm!("strb wzr, [{}]", in(reg) idle(), options(nostack, preserves_flags)) };
 }
 

@@ -113,8 +113,8 @@ impl IdleMemory {
         map_physical(IDLE_MEMORY).map(Self)
     }
 
-    /// Writes and reads with each size. Returns the accesses as the host sees them. KVM has completed the instruction
-    /// of a write when it exits, so it reports the next one.
+    /// Writes and reads with each size. Returns the accesses as the host sees them. When a write exits, KVM has
+    /// already completed the writing instruction, so the exit has the address of the next instruction.
     pub(crate) fn access(&self) -> Vec<Access> {
         // SAFETY: reads and writes inside the mapped page, where nothing answers.
         unsafe { vpmu_memory(self.0) };

@@ -1,5 +1,5 @@
 //! Compares the trace of every exit, including those that the host's kernel handles by itself, with the host's own
-//! statistics, with the trace of those that reach the VMM, and with instructions whose exits are known.
+//! statistics, with the trace of the exits that reach the VMM, and with instructions whose exits are known.
 #![expect(unsafe_code, reason = "an instruction at a known address")]
 
 use std::arch::global_asm;
@@ -225,7 +225,7 @@ fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     both.trace.enable()?;
     for _ in 0..TIMES {
         cpuid(1);
-        // Another thread runs.
+        // Another thread makes the same exits, which must not be in the trace.
         std::thread::spawn(|| cpuid(1))
             .join()
             .map_err(|_| "a panic")?;

@@ -17,7 +17,7 @@ pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
 /// A write's detail in a packet: one access, a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
 /// Whether events must exclude the kernel to count only a program's own exits for this reason: besides
-/// programs, only the console's driver makes them, whose interrupts tests avoid.
+/// programs, only the console's driver makes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
 /// Number of exits for that reason that a mark by a store makes: none, because a store exits for MMIO.
 pub(crate) const STORE_EXITS: u64 = 0;
@@ -37,8 +37,8 @@ pub(crate) fn allow_ports() -> io::Result<()> {
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
-    // SAFETY: no device answers to the port; without privilege the write is a fault that ends
-    // the test, not the safety of memory.
+    // SAFETY: no device answers to the port. Without privilege the write faults and ends the test, but does not
+    // violate memory safety.
     unsafe { asm!("out dx, al", in("dx") IDLE_PORT, in("al") 0_u8, options(nomem, nostack)) }
 }
 
