@@ -84,7 +84,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // Steps left free, for loading the second kernel.
+    // Number of steps of memory to leave free for loading the second kernel.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
@@ -92,8 +92,8 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     // Hold the rings that are not below the limit, and use up free pages, so that the next ring is allocated
     // lower.
     let mut high = Vec::new();
-    // Full pipes use up pages of the kernel. It keeps these, from which it allocates rings, apart from the
-    // pages of programs.
+    // Full pipes use up pages of the kernel. The kernel also allocates rings from these pages, and keeps them apart
+    // from the pages of programs.
     let mut taken = Vec::new();
     loop {
         let clock = device.start(&silent(attr), How::on_cpu(0))?;

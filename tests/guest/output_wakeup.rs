@@ -414,8 +414,8 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // The child has inherited the event by now, so the new interval must also reach the child's event. Children that are forked
-    // later have the new interval from the start.
+    // The child has inherited the event by now, so the new interval must also reach the child's event. Children
+    // that are forked later have the new interval from the start.
     event.wakeup(3, WAKEUP_RECORDS, 0)?;
     let mut turns = child.stdin.take().ok_or("no pipe")?;
     let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);

@@ -563,7 +563,7 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         stacks.contains(&1024) && stacks.iter().all(|size| (1..=1024).contains(size)),
         "bytes of stacks: {stacks:?}"
     );
-    // Each sample's registers are those of its address.
+    // The instruction pointer among a sample's registers is the sample's address.
     let mut address = None;
     let mut equal = 0;
     for line in said.lines() {

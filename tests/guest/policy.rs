@@ -1,4 +1,4 @@
-//! The operator's decisions about hardware events, on a host that may have none.
+//! Which hardware events the operator allows, on a host that may have no hardware events.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;

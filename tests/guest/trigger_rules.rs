@@ -122,7 +122,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
     let core = kernels(&inside(&device), HERE)?;
     both(&starter, core.as_raw_fd(), libc::EBADF, "perf's own")?;
-    // All these have left no link.
+    // The refused requests have left no link.
     starter.starts(target.as_raw_fd())?;
     starter.stops(target.as_raw_fd())?;
     Ok(())

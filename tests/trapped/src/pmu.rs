@@ -29,8 +29,8 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// Guest memory until the kernel in it is patched, at the first read of a register: the driver probes the registers
-/// before it uses RDPMC.
+/// Guest memory, until the kernel in it is patched. That is at the first read of a register, because the guest's
+/// driver probes the registers before it uses RDPMC.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.
