@@ -534,13 +534,16 @@ impl Vpmu {
         let ids = ids.ok_or_else(|| FlushError::NoEvent(event.unwrap_or(0)))?;
         let mut failed = None;
         let mut awaited = self.control(|control| control.begin_flush(&ids));
-        awaited.retain(|&Visit { vcpu, .. }| {
-            let kicked = self.shared.backend.machine.kick(vcpu);
-            let going = kicked.is_ok();
-            if let Err(source) = kicked {
+        awaited.retain(|visit| {
+            let vcpu = visit.vcpu;
+            let Err(source) = self.shared.backend.machine.kick(vcpu) else {
+                return true;
+            };
+            // The vCPU may have left the guest before the kick, and its thread may have ended.
+            if !self.is_over(visit) {
                 failed.get_or_insert(FlushError::Inside { vcpu, source });
             }
-            going
+            false
         });
         self.await_exits(&awaited);
         drop(waiting);
@@ -558,11 +561,15 @@ impl Vpmu {
 
     /// Waits until the exits that end these visits are handled.
     fn await_exits(&self, visits: &BTreeSet<Visit>) {
-        let over = |&Visit { vcpu, number }: &Visit| {
-            let shard: Option<&Shard> = self.shared.shard(vcpu);
-            shard.is_none_or(|shard| shard.vcpu.visit() != Some(number))
-        };
-        self.shared.flushes.wait(|| visits.iter().all(over));
+        self.shared
+            .flushes
+            .wait(|| visits.iter().all(|visit| self.is_over(visit)));
+    }
+
+    /// Whether the exit that ends this visit is handled.
+    fn is_over(&self, visit: &Visit) -> bool {
+        let shard: Option<&Shard> = self.shared.shard(visit.vcpu);
+        shard.is_none_or(|shard| shard.vcpu.visit() != Some(visit.number))
     }
 
     /// Calls `act` on the control plane, then delivers the notices that became due.

@@ -52,6 +52,8 @@ pub(crate) struct World {
     kicked: Condvar,
     /// Whether kicks fail.
     stuck: AtomicBool,
+    /// Where the next kick waits for the test before it fails.
+    late: Mutex<Option<Arc<Barrier>>>,
 }
 
 #[derive(Debug)]
@@ -231,6 +233,13 @@ impl World {
     /// Makes all later kicks of vCPUs fail.
     pub(crate) fn be_stuck(&self) {
         self.stuck.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes the next kick wait for the test at the barrier twice, and fail.
+    pub(crate) fn kick_too_late(&self) -> Arc<Barrier> {
+        let barrier = Arc::new(Barrier::new(2));
+        *self.late.lock().expect("no panic") = Some(Arc::clone(&barrier));
+        barrier
     }
 
     /// Waits for `times` kicks that the test has not taken yet; takes them, and returns the vCPUs.
@@ -570,7 +579,12 @@ impl Machine for FakeMachine {
     }
 
     fn kick(&self, vcpu: u32) -> io::Result<()> {
-        if self.0.stuck.load(Ordering::Relaxed) {
+        let late = self.0.late.lock().expect("no panic").take();
+        if let Some(barrier) = &late {
+            barrier.wait();
+            barrier.wait();
+        }
+        if late.is_some() || self.0.stuck.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         self.0.kicks.lock().expect("no panic").push(vcpu);

@@ -147,6 +147,24 @@ fn flush_reports_unknown_and_failed_events() {
 }
 
 #[test]
+fn vcpu_that_leaves_before_its_kick_was_flushed() {
+    let mut rig = Rig::new();
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    rig.vcpus.enter(0);
+    rig.world.work(rig::thread(0), 100, 4);
+    let kick = rig.world.kick_too_late();
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| rig.vpmu.flush(Some(event)));
+        kick.wait();
+        rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
+        kick.wait();
+        flush.join().expect("no panic").expect("flushed");
+    });
+    assert_eq!(ring.samples().len(), 1);
+}
+
+#[test]
 fn event_that_ends_during_a_flush_was_flushed() {
     let mut rig = Rig::new();
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
