@@ -27,9 +27,10 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Relaxed atomics: only the thread that holds the shard takes places and changes rates. Other threads may
+/// Only the thread that holds the shard takes places and changes rates. Other threads may
 /// drop places at any time, when an event that ran here ends in another shard. Between a check and the change
 /// that follows it, the figures can therefore only decrease, so a place is never granted without room.
+/// `freed` is stored after the figures that decreased, with release semantics: whoever takes it sees them.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
@@ -65,7 +66,7 @@ impl Room {
 
     /// Whether a place was freed since the last call.
     pub(crate) fn take_freed(&self) -> bool {
-        self.0.freed.swap(false, Ordering::Relaxed)
+        self.0.freed.swap(false, Ordering::Acquire)
     }
 }
 
@@ -76,9 +77,9 @@ impl Place {
         let fits = limit.fits(others, rate);
         if fits {
             let freed = rate < self.rate;
-            self.used.freed.fetch_or(freed, Ordering::Relaxed);
             self.used.rate.fetch_add(rate, Ordering::Relaxed);
             self.used.rate.fetch_sub(self.rate, Ordering::Relaxed);
+            self.used.freed.fetch_or(freed, Ordering::Release);
             self.rate = rate;
         }
         fits
@@ -89,7 +90,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.used.counters.fetch_sub(1, Ordering::Relaxed);
         self.used.rate.fetch_sub(self.rate, Ordering::Relaxed);
-        self.used.freed.store(true, Ordering::Relaxed);
+        self.used.freed.store(true, Ordering::Release);
     }
 }
 

@@ -498,6 +498,7 @@ impl State {
 
     /// Starts waiting counters, as far as there is room.
     fn end_waits(&mut self) {
+        let mut lasting = Vec::new();
         for wait in self.waits.take() {
             let id = wait.event;
             let event = self.events.get_mut(&id);
@@ -505,13 +506,14 @@ impl State {
                 continue;
             };
             match event.stop_waiting(&mut self.cpu) {
-                Ok(true) => self.waits.put_back(wait),
+                Ok(true) => lasting.push(wait),
                 Ok(false) => {}
                 Err(error) => {
                     self.fail(id, error);
                 }
             }
         }
+        self.waits.put_back(lasting.into_iter());
     }
 
     /// Stops an event, and writes its pending records.

@@ -41,10 +41,11 @@ impl Waits {
         std::mem::take(&mut self.queue)
     }
 
-    /// Puts back a wait that is not over. The caller must put waits back in the order of [`Waits::take`],
-    /// before it begins new waits.
-    pub(crate) fn put_back(&mut self, wait: Wait) {
-        self.queue.push_back(wait);
+    /// Puts the waits back that are not over, in the order of [`Waits::take`], before those that began since.
+    pub(crate) fn put_back(&mut self, waits: impl DoubleEndedIterator<Item = Wait>) {
+        for wait in waits.rev() {
+            self.queue.push_front(wait);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
