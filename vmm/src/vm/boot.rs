@@ -6,7 +6,6 @@ use std::thread::JoinHandle;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::signal::Killable;
 use vpmu_kvm::{Stats, syncs_registers};
 
 use super::VmError;
@@ -18,7 +17,6 @@ use crate::arch::state::{StateError, VmState};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::machine::Machine;
 use crate::memory;
-use crate::signal;
 use crate::snapshot::{SnapshotError, State};
 use crate::vcpu::{Shared, Vcpu};
 
@@ -182,15 +180,12 @@ impl Threads {
     }
 
     /// Kicks the vCPUs out of the guest and waits for them. Call this after the end of the run was announced.
-    pub(super) fn stop(&mut self) {
+    pub(super) fn stop(&mut self, threads: &vpmu_kvm::Threads) {
         let seats = self.seats.iter().take(self.taken);
-        for seat in seats.clone() {
-            let kicked = seat
-                .thread
-                .as_ref()
-                .map(|it| it.kill(signal::kick_signal()));
-            if let Some(Err(error)) = kicked {
-                log::debug!("a vCPU thread is gone already: {error}");
+        for (vcpu, _) in (0..).zip(seats.clone()) {
+            // A vCPU that has no thread yet checks for the end before it enters the guest.
+            if let Err(error) = threads.kick(vcpu) {
+                log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }
         }
         for seat in seats {

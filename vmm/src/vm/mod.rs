@@ -412,7 +412,7 @@ impl Vm {
             // function returns the error instead.
             end.announce(Ok(Ending::ByHand));
         }
-        self.vcpus.stop();
+        self.vcpus.stop(&self.shared.threads);
         // Read the statistics while their VM exists.
         self.stats.end();
         if let Some(pmu) = &self.pmu {

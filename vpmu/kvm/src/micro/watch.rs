@@ -60,7 +60,7 @@ pub struct Watch {
 impl Watch {
     /// Returns `true` once the probe must end.
     pub fn over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.over.load(Ordering::SeqCst)
     }
 
     /// Consumes the signals that ended a run call: a pending signal would end the next call immediately.
@@ -134,7 +134,7 @@ pub fn watched<T: Send + 'static>(
         .name("probe".into())
         .spawn(move || {
             let answer = ending().into_iter().try_for_each(block).map(|()| {
-                has_blocked.store(true, Ordering::Release);
+                has_blocked.store(true, Ordering::SeqCst);
                 probe(&watch)
             });
             // An abandoned probe has no receiver.
@@ -152,11 +152,11 @@ pub fn watched<T: Send + 'static>(
         Err(RecvTimeoutError::Timeout) => {}
     }
     // Set the flag first, for a probe that has not blocked the signal yet.
-    over.store(true, Ordering::Release);
+    over.store(true, Ordering::SeqCst);
     match kick(&thread, signal) {
         // `SIGIO` has no handler here, and would end the process if the thread had not blocked it yet.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            if blocked.load(Ordering::Acquire) {
+            if blocked.load(Ordering::SeqCst) {
                 kick(&thread, libc::SIGIO).map_err(Signal)?;
             }
         }
