@@ -323,7 +323,7 @@ fn forged_states_are_refused_with_the_fault() {
         ("/links/0/trigger".into(), json!(99), "cannot be linked"),
         ("/links/0/target".into(), json!(1), "cannot be linked"),
         ("/links/0/target".into(), json!(5), "cannot be linked"),
-        ("/notices/0/kind".into(), json!(99), "known kind"),
+        ("/notices/0/kind".into(), json!(99), "kind is unknown"),
         ("/notices/0/event".into(), json!(99), "does not exist"),
         (
             "/notices".into(),
