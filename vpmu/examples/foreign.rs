@@ -9,7 +9,10 @@
 
 #![expect(clippy::expect_used, reason = "examples fail by panicking")]
 
-#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
+#[expect(
+    dead_code,
+    reason = "only the device's tests use the rest of the module"
+)]
 #[path = "../tests/device/driver.rs"]
 mod driver;
 

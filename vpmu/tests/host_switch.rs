@@ -5,7 +5,10 @@
 #[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 #[path = "device/driver.rs"]
-#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
+#[expect(
+    dead_code,
+    reason = "the tests of hostile guests use the rest of the module"
+)]
 mod driver;
 mod syscalls;
 

@@ -138,8 +138,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     }
 }
 
-/// The VMM of this workspace, built once per test program as a user builds it. An optimized program, such as a
-/// benchmark, gets an optimized VMM.
+/// The VMM of this workspace, built once per test program; optimized if the test program is, as benchmarks are.
 ///
 /// # Panics
 /// If it does not build.

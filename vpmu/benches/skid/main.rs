@@ -8,7 +8,10 @@
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
+#[expect(
+    dead_code,
+    reason = "only the device's tests use the rest of the module"
+)]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "the guest's count is not read here")]
