@@ -67,11 +67,9 @@ impl Settings {
     /// For a transport without shared memory regions: the device offers neither the doorbell's feature nor
     /// its events.
     #[must_use]
-    pub fn without_doorbell(self) -> Self {
-        Self {
-            doorbell: false,
-            ..self
-        }
+    pub fn without_doorbell(mut self) -> Self {
+        self.doorbell = false;
+        self
     }
 }
 
