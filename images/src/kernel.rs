@@ -202,7 +202,7 @@ impl Kernel {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
 
-    /// The configuration file beside the image of a packaged kernel; `None` if there is none.
+    /// The configuration file in the directory of a packaged kernel's image; `None` without such a file.
     pub fn config(&self) -> Option<PathBuf> {
         let release = self.release()?;
         let path = self.bzimage.with_file_name(format!("config-{release}"));

@@ -27,10 +27,10 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Only the thread that holds the shard takes places and changes rates. Other threads may
-/// drop places at any time, when an event that ran here ends in another shard. Between a check and the change
-/// that follows it, the figures can therefore only decrease, so a place is never granted without room.
-/// `freed` is stored after the figures that decreased, with release semantics: whoever takes it sees them.
+/// Only the thread that holds the shard takes places and changes rates; any thread may drop a place. Between a
+/// check and the change that follows it, the figures can therefore only decrease, so a place is never granted
+/// without room. A drop lowers the figures first and then sets `freed` with release semantics, so a thread that
+/// finds `freed` set also finds the lower figures.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,

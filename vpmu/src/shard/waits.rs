@@ -68,7 +68,7 @@ mod tests {
             let lasts = |wait: Wait| current.get(&wait.event) == Some(&wait.number);
             let number = waits.begin(event, 3, lasts);
             current.insert(event, number);
-            assert!(waits.queue.len() <= 7, "{waits:?}");
+            assert!(waits.queue.len() <= 6, "{waits:?}");
         }
         let mut order = waits.take();
         order.retain(|wait| current.get(&wait.event) == Some(&wait.number));
