@@ -1,8 +1,8 @@
-//! Cost of writes to an AUX area. Large writes are compared with memcpy of the same bytes into memory of
+//! Cost of writes to an AUX area. Large writes are compared with memcpy of the same bytes into memory with
 //! the same page layout (contiguous, or with gaps between pages). Single packets are measured, too.
 //!
-//! The ratios are medians over short slices that alternate in one run, because whole runs drift on a
-//! machine with other users.
+//! The variants alternate in short slices of one run, and the ratios are those of the median times. Separate
+//! runs would not be comparable: on a machine with other users, speed drifts from run to run.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
@@ -42,7 +42,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
-/// Runs the functions in turns, and returns the median seconds of each.
+/// Runs the functions in turn, again and again. Returns the median time of each in seconds.
 fn alternate<const N: usize>(mut acts: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for _ in 0..SLICES {
@@ -74,7 +74,7 @@ fn copies() {
             black_box(&plain);
         };
         let mut copy_apart = || {
-            // Copy to every second page, because the area's pages have the same gaps.
+            // Copy only to every second page: the pages of the area `apart` have the same gaps.
             let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
             for _ in 0..times {
                 let words = black_box(&words);
@@ -92,7 +92,7 @@ fn copies() {
         ]);
         let rate = |seconds: f64| SLICE as f64 / seconds / 1e9;
         println!(
-            "aux: {:>5} KiB: pages together {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}; pages apart \
+            "aux: {:>5} KiB: contiguous pages {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}; pages with gaps \
              {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}",
             len >> 10,
             rate(one),

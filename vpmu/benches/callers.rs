@@ -1,5 +1,5 @@
-//! Cost of a call chain: the walk through a guest's page tables and frames for one sample, by depth,
-//! against writing the shortest record to the ring.
+//! Cost of a sample's call chain, by depth: the time to walk the guest's page tables and stack frames,
+//! compared with the time to write the shortest record to the ring.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
@@ -30,7 +30,9 @@ fn main() {
     if !selection::selects("callers") {
         return;
     }
-    println!("\ncallers: one walk, against building and writing one record of {SHORTEST} bytes");
+    println!(
+        "\ncallers: walking one call chain, compared with building and writing one record of {SHORTEST} bytes"
+    );
     for depth in DEPTHS {
         let mut callers = Callers::new(memory(Callers::MEMORY), depth).expect("room for it");
         let mut ring = Producer::new(memory((PAGES + 1) * 4096), PAGES, SHORTEST).expect("a ring");
@@ -47,7 +49,7 @@ fn main() {
         }
         let (walk, record) = (median(walks), median(records));
         println!(
-            "callers: {depth:>4} frames: {walk:8.0} ns, {:5.1} records of {record:.0} ns",
+            "callers: {depth:>4} frames: {walk:8.0} ns, {:5.1} x the {record:.0} ns of a record",
             walk / record
         );
     }

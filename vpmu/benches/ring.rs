@@ -1,7 +1,8 @@
-//! Cost of writing a record into a guest's ring, against copying the same bytes.
+//! Cost of writing a record into a guest's ring, compared with copying the same bytes.
 //!
-//! Criterion's figures come first. The ratios at the end are medians over short slices that alternate in
-//! one run, because whole runs drift on a machine with other users.
+//! Criterion's figures come first. For the ratios at the end, the two variants alternate in short slices of
+//! one run, and their median times are compared. Separate runs would not be comparable: on a machine with
+//! other users, speed drifts from run to run.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
@@ -85,7 +86,7 @@ fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Runs two functions in turns, and returns the median time of each.
+/// Runs the two functions in turn, again and again. Returns the median time of each.
 fn alternate(mut one: impl FnMut(), mut other: impl FnMut()) -> (Duration, Duration) {
     let mut times = (Vec::new(), Vec::new());
     for _ in 0..SLICES {

@@ -5,8 +5,8 @@
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!
-//! The modules `guest` and `driver` are not part of the VMM: they provide the guest and the driver in it.
-//! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
+//! The modules `guest` and `driver` are not part of the VMM: they provide the guest and the guest's driver.
+//! EMBEDDING.md states the number of lines of each section below. A section begins with `// --`.
 
 #![expect(unsafe_code, reason = "guest memory")]
 
@@ -42,14 +42,14 @@ const PROGRAM: [u8; 18] = [
 /// Addresses of the program's hot loop.
 const HOT: std::ops::Range<u64> = 0x8005..0x800c;
 const DOORBELL: u16 = 0x80;
-/// The assumed frequency of the guest's TSC in kHz. With any other frequency, times in records are wrong.
+/// The assumed frequency of the guest's TSC in kHz. If the real frequency differs, times in records are wrong.
 const TSC_KHZ: u32 = 1_000_000;
-/// Samples of each of the two clocks before the run ends.
+/// The VMM stops the guest when the guest's clock and the flight recorder have this many samples each.
 const ENOUGH: usize = 20;
 const WINDOW: GuestAddress = GuestAddress(1 << 32);
 const WINDOW_BYTES: usize = 64 * abi::PAGE_SIZE;
 
-// -- machine: the services that the device asks for.
+// -- machine: the services that the device needs from its VMM.
 
 fn machine(guest: &Guest) -> io::Result<Arc<KvmMachine>> {
     let stats = Statistics::new(1);
@@ -62,7 +62,7 @@ fn machine(guest: &Guest) -> io::Result<Arc<KvmMachine>> {
     }))
 }
 
-/// Starts a thread that drains the device until the timer is ended.
+/// Starts a thread that drains the device until [`DrainTimer::end`] is called.
 fn drain(host: &Arc<KvmMachine>, vpmu: &Arc<Vpmu>) -> JoinHandle<()> {
     let (host, vpmu) = (Arc::clone(host), Arc::clone(vpmu));
     thread::spawn(move || {
@@ -89,9 +89,10 @@ fn record_flight(vpmu: &Vpmu) -> Result<u64, Box<dyn Error>> {
     Ok(vpmu.persist(&flight)?)
 }
 
-// -- transport: passes the queues that the driver has set up to the device.
+// -- transport: when the driver has set up its queues, passes them to the device.
 
-/// Called by a virtio transport at `DRIVER_OK`. This guest polls, so its interrupt does nothing.
+/// In a VMM with a virtio transport, the transport calls this when the driver sets `DRIVER_OK`. The driver of this
+/// example polls its queues and needs no interrupts, so the device gets [`Silent`].
 fn activate(
     vpmu: &Vpmu,
     memory: &GuestMemoryMmap,
@@ -119,7 +120,7 @@ fn run_once(guest: &mut Guest, vcpu: &mut VcpuThread) -> Result<bool, Box<dyn Er
         }
         Err(error) if error.errno() == libc::EINTR => Ok(false),
         Err(error) => Err(error.into()),
-        Ok((other, _)) => Err(format!("the guest left: {other:?}").into()),
+        Ok((other, _)) => Err(format!("unexpected exit of the guest: {other:?}").into()),
     }
 }
 
@@ -143,7 +144,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         rung += u64::from(rings);
         let history = vpmu.history(flight)?;
         let flown: Vec<u64> = history.iter().filter_map(driver::identified_ip).collect();
-        // The packet of an exit is written at the next entry: don't end right after a write to the doorbell.
+        // The device writes an exit's packet at the next entry. Don't stop right after a write to the doorbell: the
+        // packet of this exit would be missing.
         if !rings && flown.len() >= ENOUGH && driver.samples()?.len() >= ENOUGH {
             break flown;
         }
@@ -152,7 +154,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     host.drain.end();
     drains.join().map_err(|_| "a panic")?;
     println!(
-        "counted: {} marks, {rung} rings of the doorbell",
+        "counted: {} marks, {rung} writes to the doorbell",
         seen.marks
     );
     println!("traced: {} exits to port {DOORBELL:#x}", seen.exits);

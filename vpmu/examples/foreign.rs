@@ -1,11 +1,11 @@
-//! The device in a VMM with its own types for memory, queues and interrupts: memory regions with a log of dirty
-//! pages, plugged and unplugged while the device lives; queues as the VMM's transport saves them; an MSI-X vector
-//! for each queue.
+//! The device in a VMM with its own types for memory, queues and interrupts. The memory regions log dirty pages, and
+//! can be plugged and unplugged while the device is in use. The queues have the format in which the VMM's transport
+//! saves them. Each queue has an MSI-X vector.
 //!
 //! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps
 //! the same files as guest memory.
 //!
-//! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
+//! EMBEDDING.md states the number of lines of each section below. A section begins with `// --`.
 
 #![expect(clippy::expect_used, reason = "examples fail by panicking")]
 
@@ -45,7 +45,7 @@ const QUEUES: u64 = 0x1000;
 const BUFFERS: u64 = 0x10_0000;
 const RING: u64 = 0x30_0000;
 
-// -- memory: this VMM's type of a region, and the collection of its regions.
+// -- memory: this VMM's own type for a memory region, and a collection of such regions.
 
 #[derive(Debug)]
 struct Region {
@@ -130,14 +130,14 @@ impl Interrupt for Vectors {
             .iter()
             .filter_map(|&queue| self.0.get(usize::from(queue)))
         {
-            // A VMM writes to the vector's irqfd here, unless the vector is masked.
+            // A real VMM would write to the vector's irqfd here, unless the vector is masked.
             vector.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
-// -- machine: this one has no statistics.
+// -- machine: this VMM has no statistics.
 
 #[derive(Debug)]
 struct Host;
@@ -169,7 +169,8 @@ impl Registers for Still {
 /// A mapping: guest address, length, file.
 type Range = (GuestAddress, usize, Option<FileOffset>);
 
-/// Creates a region at `at`, and describes the guest's own mapping of the same file.
+/// Creates a region, backed by a file, at guest address `at`. Also returns the [`Range`] with which the guest's driver
+/// maps the same file.
 fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     let file = tempfile::tempfile()?;
     file.set_len(len as u64)?;
@@ -212,7 +213,8 @@ impl Guest {
         T::read_from_bytes(&answer).map_err(|_| "not a reply".into())
     }
 
-    /// Opens an event that samples marks of value 7 and wakes at each record, with a ring of two pages at `ring`.
+    /// Opens an event that samples each mark of value 7 and wakes its reader at each record. Maps its ring of two pages
+    /// at `ring`.
     fn sample(&mut self, ring: u64) -> Result<u64, Box<dyn Error>> {
         let header = |op: u32, event: u64| ControlHeader {
             op: op.into(),
@@ -302,7 +304,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     take_dirty(&more);
     session.mark(7, &mut Still);
     println!(
-        "one more in a plugged region: pages {}",
+        "two samples, one in a plugged region: pages {}",
         take_dirty(&more).join(" ")
     );
 
@@ -320,7 +322,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (queue, (saved, vector)) in transport.iter().zip(&vectors.0).enumerate() {
         let raised = vector.load(Ordering::Relaxed);
         let [avail, used] = saved.indices;
-        println!("queue {queue}: raised {raised}, at {avail} and {used}");
+        println!("queue {queue}: {raised} interrupts, next_avail {avail}, next_used {used}");
     }
     Ok(())
 }

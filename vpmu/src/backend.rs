@@ -1,5 +1,5 @@
-//! The fixed surroundings of a device, shared by all of its parts: settings, clock, source,
-//! machine.
+//! The environment of a device, which all of its parts share: settings, clock, source and machine, and
+//! the limits for the whole guest.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,24 +17,24 @@ use crate::shard::{CounterPool, RoomLimit};
 use crate::source::{Request, Source};
 use crate::throttle::{Budget, RateLimit, TimeLimit};
 
-/// The fixed surroundings of one device.
+/// The environment of one device. Its settings, clock, source and machine never change.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) source: Box<dyn Source>,
     pub(crate) machine: Arc<dyn Machine>,
-    /// Limit of the rate of each event's samples.
+    /// Limit on the rate of each event's samples.
     pub(crate) rate_limit: RateLimit,
-    /// Limit of the share of a vCPU's time that its samples may take.
+    /// Limit on the share of time that a vCPU may spend on samples.
     pub(crate) time_limit: TimeLimit,
-    /// Limit of all data that the guest's events write.
+    /// Limit on the samples and bytes that all events of the guest together may write.
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
     /// The VMM's own producers of AUX data, by number.
     producers: OnceLock<Vec<AuxProducer>>,
-    /// Bit set of the host's refusals that were logged.
+    /// Bit set of the host's reasons for refusal that were already logged.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
@@ -70,7 +70,8 @@ impl Backend {
         }
     }
 
-    /// Limits of one vCPU.
+    /// Limits of one vCPU's sampling counters: the number of counters that run at the same time, and the
+    /// total interrupts per second of the counters with a known rate.
     pub(crate) fn room_limit(&self) -> RoomLimit {
         let limits = &self.settings.limits;
         RoomLimit {
@@ -79,8 +80,8 @@ impl Backend {
         }
     }
 
-    /// The catalogue, made at the first call; by then, the machine must have its vCPUs and their
-    /// statistics.
+    /// The catalogue, built at the first call. The machine must have its vCPUs and their statistics before
+    /// that call.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         self.catalogue.get_or_init(|| {
             let producers = self.producers.get().map_or(&[][..], Vec::as_slice);
@@ -94,20 +95,25 @@ impl Backend {
     }
 
     /// Registers the VMM's producers; call it before the catalogue is first used.
-    pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) {
-        // Called once, when the device is made.
-        let _ = self.producers.set(producers);
+    ///
+    /// # Errors
+    /// Returns the producers if others were registered before.
+    pub(crate) fn set_producers(
+        &self,
+        producers: Vec<AuxProducer>,
+    ) -> Result<(), Vec<AuxProducer>> {
+        self.producers.set(producers)
     }
 
-    /// The catalogue, if it was made.
+    /// The catalogue; `None` before the first call of [`Backend::catalogue`].
     pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
         self.catalogue.get()
     }
 
-    /// Refuses hardware events, the guest's and the operator's, if the operator disabled them.
+    /// Refuses a hardware event, from the guest or the operator, if the operator disabled hardware events.
     ///
     /// # Errors
-    /// `ENOENT`, because the catalogue does not list such an event either.
+    /// `ENOENT`, as for any event that is not in the catalogue.
     pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
         match self.settings.hardware.events || !is_hardware(request.kind) {
             true => Ok(()),
@@ -115,8 +121,8 @@ impl Backend {
         }
     }
 
-    /// The host's reason for refusing a counter. Each reason is logged once: a guest can request
-    /// counters at any rate.
+    /// Returns the host's reason for refusing a counter. Logs each reason only once: a guest can
+    /// request counters at any rate, and must not fill the log.
     pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
         let refusal = Refusal::of(error);
         let bit = 1 << Refusal::wire(Some(refusal));
@@ -139,13 +145,13 @@ impl Backend {
         }
     }
 
-    /// The result of [`Machine::reports_guest_ips`], after [`Backend::ask_guest_ips`].
+    /// The result of [`Machine::reports_guest_ips`]; `None` before [`Backend::ask_guest_ips`].
     pub(crate) fn guest_ips(&self) -> Option<bool> {
         self.guest_ips.get().copied()
     }
 
-    /// Queries the machine, once. The machine may run a guest for that, so the caller must hold no
-    /// lock.
+    /// Calls [`Machine::reports_guest_ips`], unless an earlier call has done so. The machine may run a
+    /// small guest to find the answer, so the caller must hold no lock.
     pub(crate) fn ask_guest_ips(&self) {
         self.guest_ips
             .get_or_init(|| self.machine.reports_guest_ips());

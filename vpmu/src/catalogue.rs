@@ -1,4 +1,5 @@
-//! The events that this host can count, each tested. Other events cannot be opened.
+//! The events that can be opened. An event of the [`Source`] is in the list only if a test has shown that the host can
+//! count it.
 
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
@@ -72,7 +73,7 @@ impl Entry {
         }
     }
 
-    /// Turns the entry into the entry of a trace with packets of `format`.
+    /// Sets the properties of a trace that writes packets of `format`.
     fn tracing(self, format: u16) -> Self {
         Self {
             excludes: true,
@@ -86,12 +87,12 @@ impl Entry {
         &self.name
     }
 
-    /// Whether its count is in nanoseconds.
+    /// Whether the event's count is in nanoseconds.
     pub(crate) fn is_clock(&self) -> bool {
         self.unit == "ns"
     }
 
-    /// The events that the entry names.
+    /// The events that can be opened through this entry.
     fn events(&self) -> EventMatch {
         match (self.any_config, self.kind) {
             (false, _) => EventMatch::one(self.kind, self.config),
@@ -100,7 +101,7 @@ impl Entry {
         }
     }
 
-    /// The entry in wire format. Texts too long for their field are cut.
+    /// The entry in wire format. A text that is too long for its field is cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         CatalogueEntry {
@@ -121,13 +122,13 @@ impl Entry {
     }
 }
 
-/// Every [`Entry`] of one device; it does not change while the device lives.
+/// All [`Entry`]s of one device. The list does not change while the device lives.
 #[derive(Debug)]
 pub(crate) struct Catalogue(Vec<Entry>);
 
 impl Catalogue {
-    /// Queries `source` and `machine` for the events countable on every vCPU. The VMM's `producers`
-    /// come last.
+    /// Collects the events that `source`, `machine` and the device can count on every vCPU. The traces of
+    /// the VMM's `producers` come last.
     pub(crate) fn new(
         source: &dyn Source,
         machine: &dyn Machine,
@@ -250,7 +251,7 @@ impl Catalogue {
     }
 }
 
-/// The rows whose exit reason exists on this architecture.
+/// The rows whose exits can occur on this architecture. A row has an exit reason, a name and a description.
 fn reachable<'a>(
     rows: &'a [(u64, &'a str, &'a str)],
 ) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
@@ -268,13 +269,13 @@ const USER_EXITS: [(u64, &str, &str); 6] = [
     (
         EXIT_MMIO,
         "exits-mmio",
-        "memory-mapped accesses that reached the VMM, the commands of this device included",
+        "memory-mapped accesses that reached the VMM, including commands to this device",
     ),
     (EXIT_HLT, "exits-hlt", "HLT that reached the VMM"),
     (
         EXIT_SIGNAL,
         "exits-signal",
-        "returns to the VMM because of a signal, such as an overflow",
+        "returns to the VMM because of a signal, such as the signal for an overflow",
     ),
     (
         EXIT_OTHER,
@@ -320,22 +321,22 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     (
         PACE_CPU_CLOCK,
         "sample-trace-cpu-clock",
-        "packets of format 2 (samples): registers, one for each period of the host's cpu-clock",
+        "packets of format 2 (samples): the registers after each period of the host's cpu-clock",
     ),
     (
         PACE_EXITS,
         "sample-trace-exits",
-        "packets of format 2 (samples): registers, one for each period of exits to the VMM",
+        "packets of format 2 (samples): the registers after each period of exits to the VMM",
     ),
     (
         PACE_CYCLES,
         "sample-trace-cycles",
-        "packets of format 2 (samples): registers, one for each period of cycles",
+        "packets of format 2 (samples): the registers after each period of cycles",
     ),
     (
         PACE_INSTRUCTIONS,
         "sample-trace-instructions",
-        "packets of format 2 (samples): registers, one for each period of instructions",
+        "packets of format 2 (samples): the registers after each period of instructions",
     ),
 ];
 
@@ -348,7 +349,7 @@ fn marks() -> [Entry; 2] {
         MARKS,
         DEVICE,
         ANY_PERIOD,
-        "marks placed by guest programs, whatever their value; samples have it as their address",
+        "marks of any value placed by guest programs; the address of a sample is the value of its mark",
     );
     let one = Entry::device(
         KIND_MARK,
@@ -356,7 +357,7 @@ fn marks() -> [Entry; 2] {
         MARK,
         DEVICE,
         ANY_PERIOD,
-        "marks of this value placed by guest programs",
+        "marks placed by guest programs, with the value in config",
     );
     [(any, false), (one, true)].map(|(entry, any_config)| Entry {
         any_config,
@@ -372,8 +373,8 @@ const MARK_OF_A_VALUE: EventMatch = EventMatch {
     mask: !(u32::MAX as u64),
 };
 
-/// The catalogue names of all events except raw events and the VMM's traces, each with the events that it
-/// matches.
+/// The catalogue's event names, each with a match for the events of that name. Raw events and the VMM's
+/// traces are left out.
 pub(crate) fn names() -> Vec<(String, EventMatch)> {
     let of_host = host::candidates().map(|offer| {
         let event = EventMatch::one(offer.kind, offer.config);
@@ -424,25 +425,25 @@ fn counts_host(mode: CountMode) -> bool {
     mode == CountMode::Vcpu
 }
 
-/// The text that says which work the event of an offer counts in `mode`.
+/// The catalogue's description of what the event of `offer` counts in `mode`.
 fn counts(offer: &Offer, mode: CountMode) -> String {
     let whose = match is_hardware(offer.kind) {
         false => "",
-        true if counts_host(mode) => ", host work for the vCPU included, but not in samples",
+        true if counts_host(mode) => ", including host work for the vCPU unless the event samples",
         true => " while the guest runs",
     };
     format!("{}{whose}", offer.counts)
 }
 
-/// The shortest period of a host event, if it can sample. For hardware events at least `floor`,
-/// because the guest can make them happen at any rate, and each overflow interrupts the host.
+/// The shortest period of a host event; `None` if the event cannot sample. For hardware events, it is at
+/// least `floor`: the guest can make these events happen at any rate, and each overflow interrupts the host.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     let floor = if is_hardware(offer.kind) { floor } else { 0 };
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
-/// The traces of samples whose pace is available: an event of the device itself, or one that `source` can
-/// sample.
+/// The sample traces that this host can pace: with an event of the device itself, or with a host event that
+/// `source` can sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
     SAMPLE_TRACES
@@ -467,7 +468,7 @@ fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item
         })
 }
 
-/// `text` padded with zeros, or cut between two characters.
+/// `text`, padded with zeros to `N` bytes. A longer text is cut between two characters.
 fn text<const N: usize>(text: &str) -> [u8; N] {
     let len = (0..=N.min(text.len()))
         .rev()

@@ -1,7 +1,8 @@
 //! Conversion of guest TSC ticks to guest nanoseconds, with the parameters that configuration space
 //! and every metadata page report.
 
-/// Largest shift announced: programs compute `1 << shift` and products of it in 64 bits.
+/// Largest shift that the device reports. Programs convert with 64-bit numbers: the product of `mult` and a number
+/// below `1 << shift` must not overflow.
 const MAX_SHIFT: u16 = 31;
 const NANOS_PER_MILLI: u64 = 1_000_000;
 
@@ -13,7 +14,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The finest conversion for a TSC of `khz`; `None` for zero.
+    /// The conversion with the highest resolution for a TSC frequency of `khz`; `None` for zero.
     pub(crate) fn new(khz: u32) -> Option<Self> {
         if khz == 0 {
             return None;
@@ -30,7 +31,8 @@ impl Clock {
     /// Converts `ticks` to nanoseconds, modulo 2^64.
     pub(crate) fn nanoseconds(self, ticks: u64) -> u64 {
         let nanoseconds = (u128::from(ticks) * u128::from(self.mult)) >> self.shift;
-        // The product has 96 bits; a 64-bit time wraps like any clock.
+        // The product of `ticks` and `mult` has up to 96 bits. The time is the low 64 bits of the result, so it wraps
+        // like any 64-bit clock.
         let [low, _] = zerocopy::transmute!(nanoseconds.to_le_bytes());
         u64::from_le_bytes(low)
     }

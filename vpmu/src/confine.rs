@@ -1,4 +1,5 @@
-//! System calls of the device by thread: data for the seccomp filter of a VMM that embeds it.
+//! The system calls that the device makes on each thread: data for the seccomp filter of a VMM that embeds
+//! the device.
 //!
 //! Each call has a reason, and may have conditions on its arguments. A call with several entries is
 //! allowed if any of them matches. The lists cover the calls of the crate itself, and those that the standard
@@ -6,12 +7,12 @@
 //! [`Machine`](crate::Machine), its logger and its own loop.
 //!
 //! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread
-//! other than the main one shrinks. The lists leave that call out: `mallopt(M_ARENA_MAX, 1)` before
-//! the first thread starts avoids it.
+//! other than the main one shrinks. The lists leave that call out. A VMM avoids
+//! the call with `mallopt(M_ARENA_MAX, 1)` before it starts its first thread.
 //!
-//! The lists apply after construction: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
-//! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread, so call both before the
-//! filter is installed.
+//! The lists do not cover the setup: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
+//! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread. Call both before you install
+//! the filter.
 
 use libc::{c_int, c_long};
 
@@ -29,8 +30,8 @@ pub enum Thread {
     Service,
     /// Calls [`Vpmu::drain`](crate::Vpmu::drain).
     Drain,
-    /// Closes host counters: the crate's own thread, started with the
-    /// [`PerfSource`](crate::host::PerfSource).
+    /// Closes host counters. This is the crate's own thread, which the [`PerfSource`](crate::host::PerfSource)
+    /// starts.
     Closer,
 }
 
@@ -52,7 +53,7 @@ pub struct Call {
 pub struct Argument {
     /// Index of the argument, from 0.
     pub index: u8,
-    /// The compared bits. For an `int`, these are the low 32.
+    /// The compared bits. For an `int`, these are the low 32 bits.
     pub mask: u64,
     /// The value of these bits.
     pub value: u64,
@@ -152,7 +153,7 @@ const RUNTIME: [Call; 26] = [
         mprotect,
         SYS_mprotect,
         [Argument::without(2, libc::PROT_EXEC)],
-        "memory of an allocator's arena that grows"
+        "an allocator's arena grows"
     ),
     call!(mremap, SYS_mremap, [], "a large allocation grows"),
     call!(brk, SYS_brk, [], "memory"),
@@ -168,7 +169,7 @@ const RUNTIME: [Call; 26] = [
         clock_gettime,
         SYS_clock_gettime,
         [],
-        "clocks; those of CPU time are never in the vDSO"
+        "clocks; the vDSO cannot read CPU-time clocks"
     ),
     call!(
         clock_nanosleep,
@@ -204,7 +205,7 @@ const RUNTIME: [Call; 26] = [
         sigaltstack,
         SYS_sigaltstack,
         [],
-        "the signal stack of a thread that ends"
+        "a thread that ends removes its signal stack"
     ),
     call!(gettid, SYS_gettid, [], "an abort signals its own thread"),
     call!(getpid, SYS_getpid, [], "an abort signals its own process"),

@@ -1,4 +1,4 @@
-//! The device as a VMM uses it: its transport, its vCPUs, its operator.
+//! The device's API for a VMM: methods for the transport, for the vCPUs' threads and for the operator.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -52,11 +52,11 @@ pub enum Error {
     /// A limit is zero or cannot be enforced.
     #[error(transparent)]
     Limits(#[from] LimitsError),
-    /// The driver took a feature that was not offered, or left out `VIRTIO_F_VERSION_1`.
+    /// The driver accepted a feature that was not offered, or did not accept `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
-    /// The transport has a different number of queues.
-    #[error("the PMU device has {expected} queues, the transport gave it {given}")]
+    /// The transport does not have the device's number of queues.
+    #[error("the PMU device has {expected} queues, but the transport set up {given}")]
     QueueCount {
         /// [`Vpmu::queue_count`].
         expected: usize,
@@ -64,10 +64,10 @@ pub enum Error {
         given: usize,
     },
     /// A queue's size or rings are not valid, or the control queue is not ready.
-    #[error("the driver set up queue {0} outside guest memory, or not at all")]
+    #[error("the driver did not set up queue {0}, or its size or rings are not valid")]
     Queue(usize),
     /// The window is not one region of whole pages.
-    #[error("the window must be one region of whole pages, the first of them aligned")]
+    #[error("the window must be one region of whole pages that starts at a page boundary")]
     Window,
     /// A producer's name, text or format is not valid, or another producer has the name.
     #[error(
@@ -75,24 +75,27 @@ pub enum Error {
          a format of 128 or more"
     )]
     Producer(&'static str),
+    /// The device already has AUX producers.
+    #[error("the PMU device already has AUX producers: pass all of them in one call")]
+    ProducersTwice,
     /// The window overlaps guest memory.
     #[error("the window overlaps guest memory")]
     WindowOverlaps,
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),
-    /// The vCPU has another session.
+    /// The vCPU already has a session.
     #[error("vCPU {0} is attached already")]
     Attached(u32),
 }
 
-/// An error of [`Vpmu::flush`]. The data of the events without an error has been published.
+/// An error of [`Vpmu::flush`]. The data of all events that did not fail has been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.
     #[error("there is no event {0}")]
     NoEvent(u64),
-    /// The host gave up the event; its records from before that have been published.
+    /// The host no longer counts the event. Its earlier records have been published.
     #[error("event {0} is in error")]
     Failed(u64),
     /// A vCPU that may hold samples cannot be made to leave the guest.
@@ -133,9 +136,10 @@ impl Vpmu {
         })
     }
 
-    /// Adds a window: VMM memory for rings that outlive a reset. It is one region of whole pages, outside the
-    /// guest's RAM. Its address is where the VMM maps it for the guest, as shared memory region
-    /// [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the first event is opened.
+    /// Adds a window: VMM memory for rings that outlive a reset. The window is one region of whole pages, outside the
+    /// guest's RAM. The region's address is the guest-physical address at which the VMM maps the window for the
+    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the first event
+    /// is opened.
     ///
     /// # Errors
     /// [`Error::Window`].
@@ -150,11 +154,11 @@ impl Vpmu {
     }
 
     /// Adds the VMM's own AUX producers, which guests open as traces
-    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)); the first has number 0. Call this before a driver
-    /// activates the device.
+    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)); the first has number 0. Call this at most once, before
+    /// a driver activates the device.
     ///
     /// # Errors
-    /// [`Error::Producer`].
+    /// [`Error::Producer`], [`Error::ProducersTwice`].
     pub fn with_aux_producers(self, producers: Vec<AuxProducer>) -> Result<Self, Error> {
         for (index, producer) in producers.iter().enumerate() {
             let mut before = producers.iter().take(index);
@@ -162,7 +166,8 @@ impl Vpmu {
                 return Err(Error::Producer(producer.name));
             }
         }
-        self.shared.backend.set_producers(producers);
+        let set = self.shared.backend.set_producers(producers);
+        set.map_err(|_| Error::ProducersTwice)?;
         Ok(self)
     }
 
@@ -178,8 +183,8 @@ impl Vpmu {
         })
     }
 
-    /// Begins a write to the AUX area of a VMM trace. Until the writer ends, other writers are locked out of
-    /// the area: packets of traces that share it are lost and counted.
+    /// Begins a write to the AUX area of a VMM trace. Until the returned writer ends, nothing else can write
+    /// to the area: packets of other traces for this area are dropped, and counted as lost.
     ///
     /// # Errors
     /// [`AuxError`]; [`AuxError::Nested`] while another writer of the area is open.
@@ -189,11 +194,12 @@ impl Vpmu {
 
     // vCPUs.
 
-    /// Attaches the calling thread to `vcpu` until the session is dropped, with guest TSC = host TSC +
-    /// `tsc_offset`, wrapping. Events that counted on an earlier thread of the vCPU continue here.
+    /// Attaches the calling thread to `vcpu` until the returned session is dropped. The guest's TSC is the
+    /// host's TSC plus `tsc_offset`, modulo 2^64. Events that counted on an earlier thread of the vCPU continue
+    /// on this thread.
     ///
     /// # Errors
-    /// [`Error::NoVcpu`]: the device has no such vCPU. [`Error::Attached`]: the vCPU has another session.
+    /// [`Error::NoVcpu`]: the device has no such vCPU. [`Error::Attached`]: the vCPU already has a session.
     pub fn attach(&self, vcpu: u32, tsc_offset: u64) -> Result<VcpuSession, Error> {
         let shard = self.shared.shard(vcpu).ok_or(Error::NoVcpu(vcpu))?;
         if !shard.vcpu.take() {
@@ -215,7 +221,7 @@ impl Vpmu {
         }
     }
 
-    /// The exact numbers of a vCPU's exits by reason since the start; zeros if the vCPU does not exist.
+    /// The exact number of a vCPU's exits for each reason since the start; zeros if the vCPU does not exist.
     #[must_use]
     pub fn exits(&self, vcpu: u32) -> ExitCounts {
         let exits = self.shared.shard(vcpu).map(|shard| shard.vcpu.exits());
@@ -341,8 +347,9 @@ impl Vpmu {
         Ok(())
     }
 
-    /// The current state of each virtqueue, by index; the default for an unused one. Indices include all work
-    /// done so far. To continue on another device, stop notifying first.
+    /// The current state of each virtqueue, by index; an unused queue has the default state. `next_avail` and
+    /// `next_used` include all work done so far. To continue the queues on another device, stop notifying this
+    /// device first.
     #[must_use]
     pub fn queue_states(&self) -> Vec<QueueState> {
         self.shared.control.lock().queue_states()
@@ -356,10 +363,10 @@ impl Vpmu {
 
     // Save and restore.
 
-    /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count up to now
-    /// is in guest memory or the window. The VMM copies guest memory and the window afterwards, and must not
-    /// call a method of the device until the copies are complete. The device can continue after that, but
-    /// traces record the current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
+    /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count is in guest
+    /// memory or the window. The VMM copies guest memory and the window afterwards, and must not call a
+    /// method of the device until the copies are complete. The device can continue after that, but traces
+    /// record the current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
     /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave.
     ///
@@ -385,17 +392,18 @@ impl Vpmu {
     /// `queues` the queues that it set up; the device's positions in them are part of the state. If the
     /// device was saved without a driver, `memory`, `features` and `queues` are ignored.
     ///
-    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time in between does
-    /// not count. An event that this host cannot count is in error, and the driver gets a notice. A sampling
-    /// host counter begins a new period. Times are those of the guest's current TSC. If its frequency differs
-    /// from the saved one, configuration space and metadata pages have the new conversion, and the VMM must
-    /// report a configuration change. The VMM then notifies the control queue once ([`Vpmu::notify`]),
-    /// because requests may be waiting there.
+    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and
+    /// attach does not count. If this host cannot count an event, the event is in error, and the driver gets
+    /// a notice. A sampling host counter begins a new period. Times are measured with the guest's current
+    /// TSC. If its frequency differs from the saved one, configuration space and metadata pages report the
+    /// conversion for the new frequency. The VMM must give the configuration space a new generation, and
+    /// report a configuration change to a driver that had set `DRIVER_OK`. The VMM then notifies the control
+    /// queue once ([`Vpmu::notify`]), because requests may be waiting there.
     ///
     /// The state is untrusted: each part of it is checked like a request from the guest.
     ///
     /// # Errors
-    /// [`RestoreError`]; the device is new again.
+    /// [`RestoreError`]; the device is then new, as before the call.
     pub fn restore(
         &self,
         state: &SavedState,
@@ -418,7 +426,8 @@ impl Vpmu {
             }
             None => None,
         };
-        // Do this before taking the lock: it reads the machine's statistics, and may run a guest.
+        // Call `catalogue` and `ask_guest_ips` before taking the lock: the first reads the machine's statistics,
+        // and the second may run a guest.
         self.shared.backend.catalogue();
         if state.is_batched() {
             self.shared.backend.ask_guest_ips();
@@ -433,20 +442,20 @@ impl Vpmu {
     /// Handles the driver's notification of the control or the event queue. For a vCPU's queue, the vCPU's
     /// thread calls [`VcpuSession::kick`].
     ///
-    /// On [`Turn::Unfinished`], the turn is over and requests are left. The VMM handles other work of this
-    /// thread, then notifies again.
+    /// Returns [`Turn::Unfinished`] if the turn ended before all requests were handled. The calling thread
+    /// then does its other work, and calls this method again.
     pub fn notify(&self, queue: u16) -> Turn {
         match queue {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
-            // A guest can do this at any rate.
+            // Only a debug message, because a guest can do this at any rate.
             _ => log::debug!("queue {queue} was notified, but not by a vCPU of this device"),
         }
         Turn::Done
     }
 
     fn serve_control(&self) -> Turn {
-        // Do this before taking the lock: it reads the machine's statistics.
+        // Call `catalogue` before taking the lock: its first call reads the machine's statistics.
         self.shared.backend.catalogue();
         let mut served = self.shared.control.lock().serve();
         if served.needs_guest_ips {
@@ -470,7 +479,7 @@ impl Vpmu {
 
     /// Opens a persistent event of the operator; returns its id. Call this when the machine has its vCPUs and
     /// knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet: the event
-    /// starts with its vCPU.
+    /// starts when its vCPU is attached.
     ///
     /// # Errors
     /// [`PersistError`]; the event was not opened.
@@ -520,9 +529,9 @@ impl Vpmu {
         Ok(held.history())
     }
 
-    /// Flushes an event, or every persistent event for `None`. On return, its earlier samples and packets are
-    /// in its ring and area, and its readers are woken. If a vCPU in the guest may hold samples that only an
-    /// exit finds, that vCPU is made to leave the guest once.
+    /// Flushes `event`, or every persistent event if `event` is `None`. On return, the earlier samples and packets
+    /// of the flushed events are in their rings and areas, and the readers are woken. Some samples are found only at
+    /// an exit. If a vCPU is in the guest and may have such samples, this method makes the vCPU leave the guest once.
     ///
     /// This method waits for those exits: do not call it on a thread that handles them.
     ///
@@ -539,7 +548,8 @@ impl Vpmu {
             let Err(source) = self.shared.backend.machine.kick(vcpu) else {
                 return true;
             };
-            // The vCPU may have left the guest before the kick, and its thread may have ended.
+            // If the vCPU has already left the guest, a failed kick is not an error: the thread may have
+            // ended.
             if !self.is_over(visit) {
                 failed.get_or_insert(FlushError::Inside { vcpu, source });
             }
@@ -549,7 +559,7 @@ impl Vpmu {
         drop(waiting);
         for id in ids {
             match self.control(|control| control.end_flush(id)) {
-                // An event that was closed meanwhile was flushed.
+                // An event that was closed meanwhile needs no flush.
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(_) => {
                     failed.get_or_insert(FlushError::Failed(id));

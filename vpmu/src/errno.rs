@@ -27,7 +27,7 @@ impl Errno {
         Self(number.unsigned_abs())
     }
 
-    /// The host's errno, `EIO` for an error without one.
+    /// The host's errno; `EIO` if the error has none.
     pub(crate) fn from_raw(error: &io::Error) -> Self {
         error.raw_os_error().map_or(Self::EIO, Self::of)
     }
@@ -37,11 +37,11 @@ impl Errno {
     }
 }
 
-/// The error of opening an event.
+/// Why an event could not be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) errno: Errno,
-    /// The host's reason; `None` if the device refused.
+    /// The host's reason for refusing the event; `None` if the device refused it.
     pub(crate) refusal: Option<Refusal>,
 }
 

@@ -1,5 +1,5 @@
-//! Flushes that wait for vCPUs: a flush makes a vCPU with possibly pending samples leave the guest,
-//! and waits until the exit is handled.
+//! Lets a flush wait for vCPUs. If a vCPU is in the guest and may have pending samples, the flush makes the
+//! vCPU leave the guest, and waits until the exit is handled.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -31,10 +31,11 @@ impl Drop for Waiting<'_> {
 }
 
 impl Flushes {
-    /// Announces a flush before it looks for vCPUs in the guest.
+    /// Counts a flush as waiting, until the returned value is dropped. Call this before the flush looks for
+    /// vCPUs in the guest.
     pub(crate) fn begin(&self) -> Waiting<'_> {
-        // Sequentially consistent, like a vCPU's entry and exit: either the vCPU sees the waiting
-        // flush, or the flush sees the vCPU's state.
+        // Sequentially consistent, like the stores that record a vCPU's entry and exit: either the vCPU sees
+        // the waiting flush, or the flush sees whether the vCPU is in the guest.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
     }
@@ -44,7 +45,7 @@ impl Flushes {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Notifies waiting flushes that a vCPU has left, and its exit is handled.
+    /// Notifies waiting flushes that a vCPU has left the guest and that its exit is handled.
     pub(crate) fn vcpu_left(&self) {
         if self.is_waiting() {
             // Notify under the gate. Otherwise, a flush between its check and its wait would miss the
@@ -55,7 +56,7 @@ impl Flushes {
         }
     }
 
-    /// Waits until `over` holds, which vCPUs make true as they leave.
+    /// Waits until `over` returns true. Calls it again each time that a vCPU has left the guest.
     pub(crate) fn wait(&self, over: impl Fn() -> bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         while !over() {

@@ -23,11 +23,11 @@ pub use callers::Callers;
 
 /// Guest address of `data_tail`: the metadata page is the first page of the memory.
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
-/// With the header, these fields take seven words. The eighth word is the CPU in a record of [`SHORTEST`]
-/// bytes, and the length of the chain in any other record.
+/// With the header, these fields take seven words. The eighth word is the CPU in a record of [`SHORTEST`] bytes,
+/// and the length of the callchain in a longer record.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
-/// Length of a record without a chain, in bytes.
+/// Length of a record without a callchain, in bytes.
 pub const SHORTEST: usize = 64;
 
 /// A ring with a reader that has read everything when a burst begins.
@@ -43,8 +43,8 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// A ring of `pages` data pages at the start of `memory`; records of `len` bytes, a multiple of
-    /// 8 and at least [`SHORTEST`].
+    /// Creates a ring of `pages` data pages at the start of `memory`, for records of `len` bytes. `len`
+    /// is a multiple of 8 and at least [`SHORTEST`].
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, pages: usize, len: usize) -> Option<Self> {
         let addresses: Vec<_> = (0..=pages as u64)

@@ -1,4 +1,5 @@
-//! Starters and stoppers of events. This module knows only the events' ids.
+//! Links between events: an overflow of one event, the trigger, starts or stops other events, its targets. This module
+//! knows only the events' ids.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ pub(crate) enum Role {
 pub(crate) enum Effect {
     Start,
     Stop,
-    /// Toggles between paused and running, for a trigger that is both starter and stopper.
+    /// The trigger is both starter and stopper: its overflow pauses a running target, and resumes a paused target.
     Toggle,
 }
 
@@ -28,7 +29,7 @@ pub(crate) enum Effect {
 pub(crate) enum Refused {
     #[error("already linked")]
     Linked,
-    #[error("the target already has an event in this role")]
+    #[error("the target already has an event in the same role (starter or stopper)")]
     Taken,
 }
 
@@ -38,8 +39,8 @@ struct Link {
     /// stopper.
     starts: bool,
     stops: bool,
-    /// The role of the trigger as a member of the group that the target leads. Any number of members may have
-    /// the same role.
+    /// The role that [`Links::steer`] gave the trigger, if the target is the leader of the trigger's group. Any
+    /// number of members may have the same role.
     steers: Option<Role>,
 }
 
@@ -67,12 +68,12 @@ impl Link {
 /// All links of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    /// By overflowing event, then target.
+    /// Keyed by trigger (the event that overflows), then target.
     links: BTreeMap<(u64, u64), Link>,
 }
 
 impl Links {
-    /// Makes `trigger` the starter or stopper of `target`, which can have one of each.
+    /// Makes `trigger` the starter or stopper of `target`. A target can have one starter and one stopper.
     ///
     /// # Errors
     /// [`Refused`]; then the links are unchanged.

@@ -1,17 +1,18 @@
 //! The device's locks, and the one order in which a thread takes them.
 //!
-//! | lock | holds | taken by |
+//! | lock | protects | taken by |
 //! |---|---|---|
-//! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, effects on other vCPUs |
+//! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, cross-vCPU links |
 //! | `SHARD` | one vCPU's events, host counters and queue | that vCPU's thread; the drain; requests about its events |
-//! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
+//! | `SINK` | one ring and its AUX area | a thread that writes a record or packet |
 //! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers notices |
-//! | `DRAIN` | number of shards that need draining | a shard that begins or ceases to need draining |
-//! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring there |
+//! | `DRAIN` | number of shards that need draining | a thread that changes whether a shard needs draining |
+//! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring in the window |
 //!
-//! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in
-//! this order, from the top, and never two of one kind: two shards are visited one after the other,
-//! under `CONTROL` if an event must not move between them. Debug builds check each acquisition.
+//! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in the order of the
+//! table, from the top, and never holds two locks of one kind. A thread that needs two shards locks first one and then
+//! the other, never both. It holds `CONTROL` throughout if no event may move between the two. Debug builds check each
+//! acquisition.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};
@@ -46,8 +47,8 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     }
 
     /// Waits for the lock. The mutex is handed to the longest waiter from time to time, so a vCPU that retakes its own
-    /// shard in a loop cannot starve other threads. A panic does not poison the lock: memory is sound after any
-    /// interrupted change, and only the guest that caused the panic is affected.
+    /// shard in a loop cannot starve other threads. A panic does not poison the lock: an interrupted
+    /// change cannot make the data unsafe to use, and can affect only the guest that caused the panic.
     ///
     /// # Panics
     /// In debug builds, if this thread holds a lock of this rank or of a later one.

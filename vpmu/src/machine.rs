@@ -22,8 +22,8 @@ pub trait Registers {
     /// The registers at the exit; `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
 
-    /// The whole state at the exit; `None` if the hypervisor does not provide it: records then have
-    /// no callers, registers or stacks.
+    /// The vCPU's whole state at the exit. `None` if the hypervisor does not provide it; records then have
+    /// no call chains, registers or stacks.
     fn state(&mut self) -> Option<CpuState> {
         None
     }
@@ -77,9 +77,9 @@ impl From<ExitReason> for Exit {
 
 /// The interrupts of a virtio transport.
 pub trait Interrupt: Send + Sync + Debug {
-    /// Reports used buffers in `queues`, by their indices: one queue, or two at once. A transport with one interrupt
-    /// for all queues raises it once; a transport with a vector for each queue raises the vector of each. Called
-    /// without the device's locks, from any thread that works for the device; it may be called once more while
+    /// Reports used buffers. `queues` has the index of one queue, or of two. A transport with one interrupt for all
+    /// queues raises it once; a transport with a vector for each queue raises the vector of each. The device calls this
+    /// without holding its locks, from any thread that works for it. One such call can still come while
     /// [`Vpmu::reset`](crate::Vpmu::reset) removes the driver.
     ///
     /// # Errors
@@ -93,15 +93,16 @@ pub trait Interrupt: Send + Sync + Debug {
 /// for metrics: the device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
 /// [`draining`](Machine::draining) while it holds locks that those types take.
 pub trait Machine: Send + Sync + Debug {
-    /// The number of the vCPU's exits so far, from the hypervisor's statistics. It never decreases, not even
-    /// across a restart of the machine. `None` if the machine cannot read it; the catalogue then has no such
-    /// event.
+    /// The number of the vCPU's exits so far, from the hypervisor's statistics. The number must never decrease, not
+    /// even when the guest restarts. `None` if the VMM cannot read the number. The catalogue lacks the event `exits` if
+    /// the number of any vCPU is `None`.
     fn exits(&self, vcpu: u32) -> Option<u64>;
-    /// Halts of the vCPU so far; `None` as for [`Machine::exits`].
+    /// Number of the vCPU's halts so far. `None` if the VMM cannot read the number. The catalogue lacks the event
+    /// `halts` if the number of any vCPU is `None`.
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether the host's samples of a vCPU's thread in guest mode have the guest's instruction
-    /// pointer and mode, kernel and user. Called at most once, when an event that depends on it is
-    /// opened or restored, without the device's locks: finding out may take a while.
+    /// Whether a sample that the host takes while a vCPU's thread runs the guest is marked as the guest's, and contains
+    /// the guest's instruction pointer. Called at most once, when an event that depends on the result is opened or
+    /// restored. Called without the device's locks, because an implementation may take a while.
     ///
     /// Returns `false` by default; every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {
@@ -110,16 +111,16 @@ pub trait Machine: Send + Sync + Debug {
     /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
     /// about every ten milliseconds from a thread other than a vCPU's.
     ///
-    /// Without draining, which is the default, samples of the batched engine reach the guest only at the
-    /// guest's commands or at overflows of the vCPU's other events. A throttled event resumes when its vCPU
-    /// leaves the guest, or, if it is an event of the batched engine, at the next such command or overflow.
+    /// Without draining, which is the default, samples of the batched engine reach the guest only when the guest
+    /// sends a command, or when another event of the vCPU overflows. A throttled event of the batched engine resumes
+    /// at the next such command or overflow; any other throttled event resumes at its vCPU's next exit.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
     /// Makes a vCPU leave the guest if it is in its run call, or between
     /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect otherwise. Called
-    /// without the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
-    /// [`VcpuSession::leave`](crate::VcpuSession::leave).
+    /// without the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush). The flush then waits
+    /// until the vCPU's thread has called [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors
     /// The host's error; by default `Unsupported`. The flush then does not wait for the vCPU.

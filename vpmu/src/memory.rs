@@ -1,6 +1,6 @@
 //! Guest memory of any type. The rest of the device does not depend on the VMM's memory type: it accesses memory
-//! through a [`View`]. After each write, a view marks the bytes in the bitmap of their region, so that a VMM that
-//! copies memory meanwhile copies the page again.
+//! through a [`View`]. After each write, a view marks the written bytes in the dirty bitmap of their region, so that a
+//! live migration copies their pages again.
 
 use std::any::TypeId;
 use std::cmp::Reverse;
@@ -22,8 +22,8 @@ const PAGE_WORDS: usize = PAGE_SIZE / WORD;
 
 /// Guest memory passed by the VMM: any vm-memory type, with any bitmap.
 ///
-/// Addresses are guest-physical; the guest's page tables are read through it, too. Memory with fixed regions
-/// converts with `into`; for regions that change, use [`Memory::space`].
+/// Addresses are guest-physical. The device also reads the guest's page tables through this memory. Use `into` to
+/// convert memory whose regions are fixed, and [`Memory::space`] for memory whose regions change.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Parts>);
 
@@ -34,7 +34,7 @@ struct Parts {
     window: Option<Extent>,
 }
 
-/// A range of addresses that another memory backs.
+/// A range of guest-physical addresses that is backed by memory other than the guest's RAM.
 #[derive(Clone)]
 struct Extent {
     first: u64,
@@ -50,10 +50,12 @@ enum Backing {
 }
 
 impl Memory {
-    /// Memory whose regions may change while the device lives: each access uses the current regions of `space`. A
-    /// ring or area on removed pages loses its records, and counts them; added pages can be mapped immediately.
+    /// Memory whose regions may change while the device lives: each access uses the current regions of `space`.
+    /// If pages of a ring or area are removed, the device can no longer write some records, and counts these records as
+    /// lost. The driver can use added pages for rings and areas immediately.
     ///
-    /// `GuestMemoryAtomic` of vm-memory fits. An `Arc` works, but all vCPUs share its reference count.
+    /// Pass vm-memory's `GuestMemoryAtomic`. With an `Arc` of a guest memory, all vCPUs would contend for its reference
+    /// count.
     #[must_use]
     pub fn space<S>(space: S) -> Self
     where
@@ -69,12 +71,13 @@ impl Memory {
         }))
     }
 
-    /// The same memory with a separate reference count, so that users on several threads do not share a cache line.
+    /// The same memory with a separate reference count, so that threads that use it do not share a cache line.
     pub(crate) fn apart(&self) -> Self {
         Self(Arc::new(Parts::clone(&self.0)))
     }
 
-    /// Adds `len` bytes of `window` at `first`; the regions of `window` must be fixed.
+    /// Memory that reads and writes `window` at the `len` guest-physical addresses from `first` on, and `self`
+    /// elsewhere. The regions of `window` must be fixed.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
         let extent = match &window.0.guest {
             Some(Backing::Fixed(memory)) => Some(Extent {
@@ -90,7 +93,8 @@ impl Memory {
         }))
     }
 
-    /// The current regions, for one step of work: regions that are removed meanwhile stay until the view is dropped.
+    /// The current regions, for one step of work: regions that are removed meanwhile stay mapped until the view is
+    /// dropped.
     #[inline]
     pub(crate) fn view(&self) -> View<'_> {
         let Parts { guest, window } = &*self.0;
@@ -193,8 +197,8 @@ fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<Volati
         return None;
     }
     let offset = usize::try_from(offset).ok()?;
-    // SAFETY: the bytes lie in the region. Its memory is borrowed for as long as `regions` lives: `Fixed` holds it
-    // beside them, in an `Arc`, where nothing moves or changes it.
+    // SAFETY: the bytes lie in the region, whose memory lives at least as long as `regions`: `Fixed` holds both, and
+    // has the memory in an `Arc`, where nothing moves or replaces it.
     Some(unsafe { VolatileSlice::new(region.host.wrapping_add(offset), len) })
 }
 
@@ -206,7 +210,7 @@ impl<S: GuestAddressSpace + Send + Sync + 'static> Space for Changing<S> {
     }
 }
 
-/// Memory that does not change during this lifetime.
+/// Guest memory whose regions do not change during `'a`.
 enum Held<'a> {
     Nothing,
     Fixed(&'a Fixed),
@@ -237,7 +241,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory with fixed regions in which to look up `at`, if any.
+    /// The memory in which to look up `at`, the window's or the guest's; `None` if its regions are not fixed.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window
@@ -334,7 +338,7 @@ impl<'a> View<'a> {
         self.at(at)?.write(bytes, at)
     }
 
-    /// Loads an integer of at most eight bytes, in memory byte order.
+    /// Loads an integer of at most eight bytes, without converting the byte order.
     pub(crate) fn load<T: AtomicAccess>(
         &self,
         at: GuestAddress,
@@ -360,7 +364,7 @@ impl<'a> View<'a> {
 trait Mapping {
     /// Returns `None` if the bytes are not within one region.
     fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>>;
-    /// Whether it has a bitmap.
+    /// Whether the memory has a bitmap.
     fn is_watched(&self) -> bool;
     fn mark(&self, at: GuestAddress, len: usize);
     fn has(&self, at: GuestAddress, len: usize, access: Permissions) -> bool;
@@ -434,12 +438,12 @@ impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
     }
 }
 
-/// The same bytes without a bitmap: the caller marks writes.
+/// Returns `slice` without its bitmap: the caller marks writes.
 #[expect(unsafe_code, reason = "there is no safe way to drop a slice's bitmap")]
 fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
     slice: &VolatileSlice<'a, B>,
 ) -> VolatileSlice<'a> {
-    // SAFETY: these are exactly the bytes of `slice`, which its memory keeps mapped for 'a.
+    // SAFETY: the pointer and the length are those of `slice`, whose bytes stay mapped for 'a.
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
 }
 
@@ -459,7 +463,8 @@ impl<'a> Page<'a> {
         if slice.len() != PAGE_SIZE || !words.is_aligned() {
             return None;
         }
-        // SAFETY: an aligned page that is mapped for 'a. Other users of it, the guest among them, write whole words.
+        // SAFETY: `words` is an aligned page that is mapped for 'a. Its other users, such as the guest, write whole
+        // words.
         Some(Self(unsafe { &*words }))
     }
 

@@ -50,29 +50,31 @@ pub struct Metrics {
     pub samples_written: u64,
     /// Sample records lost because the ring was full or missing.
     pub samples_lost: u64,
-    /// Overflows beyond the sample rate: neither written nor lost.
+    /// Overflows without a sample, because a sampling limit was exceeded. `samples_written` and `samples_lost` exclude
+    /// these overflows.
     pub samples_throttled: u64,
-    /// Of these, overflows at which the budget of all events together was used up: each throttled its event. The
-    /// event's overflows until the throttling ended are not included.
+    /// Overflows that exceeded the budget that all of the guest's events share, and so throttled their event.
+    /// `samples_throttled` includes these overflows, and also the later overflows of the throttled events.
     pub samples_over_budget: u64,
-    /// Nanoseconds of vCPU time spent on the guest's samples by the exit engine.
+    /// vCPU time that the exit engine spent on the guest's samples, in nanoseconds.
     pub sampling_time: u64,
-    /// Times that a vCPU's samples were throttled for their cost.
+    /// Times that the samples of a vCPU were throttled, because they had taken too much of the vCPU's time.
     pub sampling_throttles: u64,
-    /// Times that an event waited because its vCPU had reached the limit of a vCPU's host counters, or the
-    /// limit of the sum of its clocks' rates.
+    /// Times that an event had to wait, because its vCPU had reached the limit on host counters, or the limit on the
+    /// total rate of its clocks.
     pub counter_waits: u64,
-    /// Maximum number of host counters that the guest's sampling events held open at once.
+    /// Highest number of host counters that the guest's sampling events had open at once.
     pub host_counters: u32,
-    /// Overflows during a vCPU thread's host work, which make no samples.
+    /// Overflows while a vCPU's thread did host work. The device makes no samples for these overflows.
     pub host_overflows: u64,
-    /// Times that the host suspended an event's overflows because they were too many.
+    /// Times that the host throttled an event because the event overflowed too often (`PERF_RECORD_THROTTLE`).
     pub host_throttles: u64,
-    /// Samples whose task was no longer in the guest's history of switches.
+    /// Samples and traced exits whose task is unknown, because the guest's history of task switches does not go back
+    /// far enough.
     pub samples_unnamed: u64,
     /// Drains of the host's records.
     pub drains: u64,
-    /// Exits for a signal at which overflows of host counters were found.
+    /// Exits that a signal caused, and after which the device found overflows of host counters.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
     pub interrupts: u64,
@@ -86,16 +88,16 @@ pub struct Metrics {
     pub aux_written: u64,
     /// Bytes that traces lost for lack of room or of an area.
     pub aux_lost: u64,
-    /// Records that announce spans of AUX areas.
+    /// AUX records: each reports a chunk of an AUX area.
     pub aux_records: u64,
     /// Malformed guest requests that could not be answered, and unusable buffers of the event queue.
     pub bad_requests: u64,
-    /// Work for the guest's requests, marks and exits.
+    /// The cost of the guest's requests, marks and exits.
     pub work: Work,
-    /// The largest work of one turn: of an exit, of a mark, or of a notification's requests that
-    /// were served without a break.
+    /// For each figure, the largest value in any turn. A turn is an exit, a mark, or the requests of a notification
+    /// that were served without a break.
     pub largest_turn: Work,
-    /// Turns that ended with requests of their notification left.
+    /// Turns that ended before all requests of their notification were served.
     pub turns_unfinished: u64,
 }
 

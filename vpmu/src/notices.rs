@@ -18,7 +18,8 @@ use crate::save::{Fault, SavedNotice, SavedQueue};
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    /// Whether a notice may be deliverable; [`Notices::deliver`] looks for due notices only then, and clears the flag.
+    /// Whether a notice may be deliverable. [`Notices::deliver`] looks for due notices only while this flag is set, and
+    /// then clears it.
     ready: AtomicBool,
     interrupts: AtomicU64,
     state: Lock<State, NOTICES>,
@@ -91,17 +92,17 @@ impl Notices {
 
     /// Handles the driver's notification of the event queue: it has posted buffers.
     pub(crate) fn posted(&self) {
-        // Set `ready` under the lock: otherwise, a delivery that has just found no buffer could clear it
-        // again.
+        // Set `ready` under the lock: otherwise, a delivery that has just found no buffer could clear the
+        // flag again.
         let state = self.state.lock();
         self.ready.store(true, Ordering::Relaxed);
         drop(state);
         self.deliver(None);
     }
 
-    /// Delivers due notices. Raises one interrupt if the driver wants one for these notices, or if the caller
-    /// passes `served`, a queue for which the driver wants one. The caller must hold no lock: the transport
-    /// has locks of its own.
+    /// Delivers due notices. Raises one interrupt if the driver wants one for these notices, or if `served` is not
+    /// `None`. `served` is the index of another queue for which the driver wants an interrupt. The caller must not
+    /// hold a lock of the device, because the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_due().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
@@ -182,7 +183,7 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
 /// A notice that a shard makes due, or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tell {
-    /// Wake the readers of the family of events with this owner.
+    /// Wake the readers of the family of events with this owner: the owner and the events inherited from it.
     Wake(u64),
     /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),
@@ -226,15 +227,15 @@ impl std::ops::DerefMut for DueNotices<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     queue: VecDeque<Notice>,
-    /// Pending wakeups by event, for each due `NOTICE_WAKEUP`.
+    /// For each due `NOTICE_WAKEUP`: its event, and the number of wakeups to report.
     waking: BTreeMap<u64, u64>,
-    /// Pending limits by event, for each due `NOTICE_LIMIT`.
+    /// For each due `NOTICE_LIMIT`: its event, and the number of times to report that the event reached its limit.
     limited: BTreeMap<u64, u64>,
     /// Events with a due `NOTICE_AUX`.
     fetched: BTreeSet<u64>,
     /// Whether a `NOTICE_PERSISTENT` is due.
     listing: bool,
-    /// Whether a notice was added since the flag was last cleared.
+    /// Whether a notice was added since this flag was last cleared.
     grown: bool,
 }
 
@@ -257,10 +258,11 @@ impl Due {
         notices.collect()
     }
 
-    /// Makes a notice from a saved state due. The caller must have checked that its event exists.
+    /// Restores a notice that was due when the state was saved. The caller must have checked that the notice's
+    /// event exists.
     ///
     /// # Errors
-    /// The saved notice is not valid, or is due already.
+    /// The saved notice is not valid, or such a notice is already due.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
@@ -276,12 +278,12 @@ impl Due {
             _ => return Err("its kind is unknown"),
         };
         if value > most || counts && value == 0 {
-            return Err("it has no such value");
+            return Err("its value is not valid");
         }
         if !fresh {
-            return Err("it is due already");
+            return Err("it is already due");
         }
-        // A notice with a count gets the count at delivery. The value of any other notice fits in a byte.
+        // `next` sets the value of a wakeup or limit. The value of any other notice fits in a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
         Ok(())
     }
@@ -296,20 +298,21 @@ impl Due {
         }
     }
 
-    /// Removes the due wakeups of a closed family; returns their number.
+    /// Retracts the due wakeups of the family of events with this owner; returns their number.
     pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
         let waking = self.waking.remove(&owner).unwrap_or(0);
         self.retract(owner, |kind| kind == NOTICE_WAKEUP);
         waking
     }
 
-    /// Makes the `NOTICE_ERROR` of an event due; called once in the event's life.
+    /// Makes the `NOTICE_ERROR` of an event due. Called at most once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// Makes a `NOTICE_LIMIT` of an event due. The notice is a wakeup too, and replaces the `woke` wakeups of the last
-    /// overflow: a program that counts signals gets one for each overflow.
+    /// Makes a `NOTICE_LIMIT` of an event due. The driver wakes readers at this notice, too. The notice therefore
+    /// replaces the `woke` wakeups of the last overflow: a program that counts signals then gets exactly one for each
+    /// overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
         if let Some(waking) = self.waking.get_mut(&event) {
             *waking = waking.saturating_sub(woke);
@@ -325,24 +328,24 @@ impl Due {
         }
     }
 
-    /// Makes the driver look at the AUX area that it manages for an event. One notice stands for all that are not
-    /// delivered yet.
+    /// Makes a `NOTICE_AUX` of an event due, unless one is already due: the notice makes the driver look at the AUX
+    /// area that it manages for the event.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
             self.push(NOTICE_AUX, event);
         }
     }
 
-    /// Reports that the host has started or ended the persistent event `event`. One notice stands for all that are not
-    /// delivered yet.
+    /// Makes a `NOTICE_PERSISTENT` due after the host has started, ended or renamed the persistent event `event`. Does
+    /// nothing if such a notice is already due, for this or another event.
     pub(crate) fn list(&mut self, event: u64) {
         if !std::mem::replace(&mut self.listing, true) {
             self.push(NOTICE_PERSISTENT, event);
         }
     }
 
-    /// Discards the due notices of a closed event, except its family's wakeups and changes of the list
-    /// of persistent events.
+    /// Discards the due notices of a closed event. A `NOTICE_WAKEUP`, which is for the event's whole family, and a
+    /// `NOTICE_PERSISTENT` stay due.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
@@ -444,18 +447,18 @@ mod tests {
         notices.limit(1, 1);
         let told = drained(&mut notices);
         assert_eq!(told, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
-        // After it is enabled again, the event can cause wakeups and reach its limit as before.
+        // When the event is enabled again, it can cause wakeups and reach its limit as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
-        // Twice, three overflows with a wakeup each: the first two wake the reader, the third reaches the
-        // limit.
+        // Twice: three overflows, each with a wakeup. The third overflow reaches the limit, so the NOTICE_LIMIT
+        // replaces the third wakeup.
         for _ in 0..2 {
             notices.wake(1, 3);
             notices.limit(1, 1);
         }
         let told = drained(&mut notices);
         assert_eq!(told, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
-        // A limit whose last overflow caused no wakeup.
+        // The overflow that reaches the limit causes no wakeup.
         notices.wake(1, 1);
         notices.limit(1, 0);
         let told = drained(&mut notices);

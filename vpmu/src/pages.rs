@@ -13,11 +13,11 @@ use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
-/// Copies of at most this many words go word by word. A record has just been built word by word, and a CPU
-/// forwards pending stores only to loads of the same width: wider loads would stall.
+/// A copy of at most this many words is made word by word. The source, a record, has just been stored word by word, and
+/// a CPU forwards pending stores only to loads of the same width: wider loads would stall.
 const SHORT: usize = 16;
 
-/// Pages of a ring or area are not writable memory, or no longer are.
+/// A page of a ring or area is not writable guest memory, or no longer is.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("not guest memory")]
@@ -42,7 +42,7 @@ pub(crate) trait Pages {
     /// A fence between accesses to the metadata page.
     fn fence(&self, order: Ordering);
 
-    /// Copies `words` to `position`, a multiple of 8, modulo the size of the data.
+    /// Copies `words` to the data pages, at `position` modulo their size. `position` is a multiple of 8.
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
@@ -52,7 +52,7 @@ pub(crate) trait Pages {
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
-    /// `None` if the device must not access it.
+    /// The metadata page; `None` if the device must not access it.
     metadata: Option<(GuestAddress, Page<'a>)>,
     /// Whether the metadata page has been written to.
     stored: Cell<bool>,
@@ -147,8 +147,8 @@ impl<'a> GuestPages<'a> {
         Ok(())
     }
 
-    /// Copies a prefix of `bytes` to `position` in one step: the part that lies on pages that are contiguous
-    /// in memory. Returns the length of the prefix, a multiple of 8.
+    /// Copies a prefix of `bytes` to `position` in one step: the part whose pages are contiguous in memory. Returns the
+    /// length of the prefix, a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);

@@ -4,13 +4,13 @@ use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// A step of the adaptation applies 1/`STEPS` of the correction to the period.
+/// Each step of the adaptation moves the period by 1/`STEPS` of its distance to the right period.
 const STEPS: i128 = 8;
 
 /// The longest period that perf accepts.
 pub(crate) const LONGEST: u64 = u64::MAX >> 1;
 
-/// A period, fixed or adapted to a frequency, and the elapsed part of it.
+/// A period, fixed or adapted to a frequency, and how much of it has elapsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Period {
     length: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Period {
     frequency: Option<Frequency>,
 }
 
-/// Overflows completed by a growth of the count.
+/// The overflows that an increase of the count caused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) overflows: u64,
@@ -30,7 +30,8 @@ pub(crate) struct Completed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frequency {
     hertz: u64,
-    /// Time of the last overflow, or of the first growth after a standstill.
+    /// Time of the last overflow, or of the first increase of the count if there was no overflow since the start or
+    /// the last [`Period::resume`].
     since: Option<u64>,
     /// The count at that time.
     base: u64,
@@ -100,14 +101,15 @@ impl Period {
         self.frequency.is_some()
     }
 
-    /// Resumes after a standstill, whose duration must not affect the adaptation.
+    /// Resumes after a time without counting. The duration of that time must not affect the adaptation.
     pub(crate) fn resume(&mut self) {
         if let Some(frequency) = &mut self.frequency {
             frequency.since = None;
         }
     }
 
-    /// Adds `more` to the count; `now` returns guest nanoseconds. Returns the overflows that this completed.
+    /// Adds `more` to the count; `now` returns the guest's time in nanoseconds. Returns the overflows that this
+    /// increase caused.
     pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
         let before = self.counted;
         let completed = self.complete(more);
@@ -127,7 +129,8 @@ impl Period {
             self.length = adapt(self.length, grown, elapsed, frequency.hertz);
         }
         let completed = completed.or_else(|| {
-            // A count that slowed down would otherwise keep the long period of its faster rate.
+            // If an overflow is overdue, the count has slowed down, and `adapt` has shortened the period. If the count
+            // has reached the new period, report an overflow now.
             let length = self.counted;
             (overdue && length >= self.length).then(|| {
                 self.counted = 0;
@@ -161,8 +164,8 @@ impl Period {
     }
 }
 
-/// Moves `length` a step towards the period with which a count that grew by `grown` in `elapsed`
-/// nanoseconds overflows `hertz` times a second.
+/// Moves `length` one step towards the right period. The count grew by `grown` in `elapsed` nanoseconds; with the
+/// right period, a count that grows at this rate overflows `hertz` times a second.
 fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     if elapsed == 0 {
         return length;
@@ -218,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Overflows of a count that grows by one every `gap` nanoseconds for `seconds`.
+    /// Number of overflows of a count that grows by one every `gap` nanoseconds for `seconds` seconds.
     fn run(period: &mut Period, start: u64, gap: u64, seconds: u64) -> u64 {
         (0..seconds * NANOS_PER_SECOND / gap)
             .map(|step| overflows(period.grow(1, || start + step * gap)))
@@ -246,7 +249,7 @@ mod tests {
         let mut period = Period::frequency(1000);
         run(&mut period, 0, 100, 1);
         assert!(period.length > 5000, "{period:?}");
-        // From ten million per second to a thousand.
+        // The count slows down from ten million per second to a thousand.
         let slow = run(&mut period, NANOS_PER_SECOND, 1_000_000, 2);
         assert!(slow > 900, "{slow}");
     }

@@ -13,7 +13,7 @@ use crate::event::pace;
 pub struct EventMatch {
     /// One of `KIND_*`.
     pub kind: u32,
-    /// Bits of the config.
+    /// The config to match, in the bits of `mask`.
     pub config: u64,
     /// The compared bits; zero matches every event of the kind.
     pub mask: u64,
@@ -40,13 +40,14 @@ impl EventMatch {
         }
     }
 
-    /// The named events of any host, by catalogue name.
+    /// The event names that a host's catalogue can contain, each with a match for the events of that name. Omits raw
+    /// events and the VMM's traces.
     #[must_use]
     pub fn named() -> Vec<(String, Self)> {
         catalogue::names()
     }
 
-    /// Whether `other` matches only events that this matches, too.
+    /// Whether `self` matches every event that `other` matches.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.kind == other.kind
@@ -69,8 +70,8 @@ impl EventMatch {
 /// Predefined lists for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and host
-    /// activity other than the guest's.
+    /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and the host's other software
+    /// events and statistics.
     Clocks,
     /// [`Tier::Clocks`], and the CPU's generic and cache events, the host's software events and
     /// statistics, and traces.
@@ -121,8 +122,8 @@ impl Tier {
     }
 }
 
-/// The events that a guest may open, among those that the host counts. Restricts only the guest:
-/// the operator decides on persistent events, and the guest may read them.
+/// The events that a guest may open, among those that the host counts. A policy restricts only the guest:
+/// the operator can make any event persistent, and the guest may read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     allowed: Vec<EventMatch>,
@@ -158,7 +159,7 @@ impl Policy {
         left.any(|met| shown(&met).is_none_or(|shown| !self.denies(&shown)))
     }
 
-    /// Whether hardware counts any event that the guest may open.
+    /// Whether the guest may open any event that needs a hardware counter.
     #[must_use]
     pub fn allows_hardware(&self) -> bool {
         let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);

@@ -1,4 +1,4 @@
-//! The VMM's own producers of AUX data: their catalogue entries, and the writer.
+//! The VMM's own producers of AUX data: their catalogue entries, and a writer for their data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,13 +36,13 @@ impl AuxProducer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuxError {
-    /// The id does not name a trace of the VMM's producers.
-    #[error("event {0} is not a trace of the VMM's producers")]
+    /// The id is not that of a trace that the VMM's producers write.
+    #[error("event {0} is not a trace that the VMM's producers write")]
     NoEvent(u64),
     /// The trace is disabled or paused, or its task is not running.
     #[error("trace {0} is not active")]
     Inactive(u64),
-    /// The trace has no area, or the guest has removed it.
+    /// The trace has no area, or no longer has one.
     #[error("the trace has no area")]
     NoArea,
     /// Another writer has begun a write and not ended it.
@@ -73,16 +73,16 @@ impl From<Refused> for AuxError {
 /// The position of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxPlace {
-    /// Bytes ever written to the area before the next byte, modulo 2^64. The next byte's offset in the
-    /// area is this position modulo the area's size.
+    /// The position of the next byte: the number of bytes that were ever written to the area, modulo 2^64. The
+    /// byte's offset in the area is its position modulo the area's size.
     pub position: u64,
-    /// Free bytes from there on, according to the guest's tail when the device last read it: at the
-    /// beginning of the write, and when data did not fit.
+    /// Number of free bytes from `position` on, according to the guest's tail. The device reads the tail at the
+    /// beginning of the write, and again when data does not fit.
     pub room: u64,
 }
 
 /// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest sees it as
-/// one span, with a `PERF_RECORD_AUX`. Dropping the writer without a call of [`AuxWriter::end`] discards the
+/// one chunk, with a `PERF_RECORD_AUX`. Dropping the writer without a call of [`AuxWriter::end`] discards the
 /// write.
 ///
 /// The guest is not blocked during the write. If it closes the trace or removes the area, later calls fail.
@@ -175,7 +175,7 @@ impl<'a> AuxWriter<'a> {
         self.write(whole_words(bytes)?, &[])
     }
 
-    /// Adds `bytes`, which did not fit, to the trace's number of lost bytes, which the guest can read.
+    /// Adds `bytes` bytes that did not fit to the trace's number of lost bytes, which the guest can read.
     pub fn lose(&mut self, bytes: u64) {
         self.vpmu
             .control(|control| control.lose_aux(self.trace, bytes));

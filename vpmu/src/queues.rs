@@ -13,12 +13,13 @@ use crate::work;
 
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
-/// Descriptors that one notification may use, per entry of the queue. A correct driver uses each descriptor once per
-/// notification: if it adds buffers meanwhile, it notifies again.
+/// Maximum number of descriptors that the device uses in one round of serving a queue, as a multiple of the queue's
+/// size. A multiple of one is enough for a correct driver: if the driver adds buffers during a round, it notifies the
+/// device again, and the notification starts another round.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
-/// Descriptor flags: another descriptor follows; the device writes the buffer; the buffer is a table of
-/// descriptors.
+/// Descriptor flags, in this order: another descriptor follows; the device writes the buffer; the buffer is
+/// a table of descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
@@ -28,8 +29,8 @@ const MAX_SIZE: u16 = 1 << 15;
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
 
-/// A split virtqueue as set up by transport and driver, with the device's position in it. An unused
-/// queue is the default.
+/// A split virtqueue as the transport and the driver set it up, with the device's position in its rings.
+/// The default is an unused queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueState {
     /// Whether the driver uses the queue.
@@ -146,14 +147,14 @@ struct Active {
     queue: QueueState,
     /// Whether the rings were inconsistent or inaccessible; the queue then stays unused until a reset.
     broken: bool,
-    /// Descriptors that the current notification may still use.
+    /// Number of descriptors that the current round of serving the queue may still use.
     descriptors: usize,
     /// The parts of the last returned buffer, kept to reuse their memory.
     spare: Vec<Part>,
 }
 
-/// A buffer taken off a queue. Its descriptors are walked only once, because walking them takes most of a
-/// notification's time.
+/// A buffer taken off a queue. Its descriptors are walked only once, because walking them takes most of the time
+/// of handling a notification.
 #[derive(Debug)]
 pub(crate) struct Chain {
     memory: Memory,
@@ -176,7 +177,7 @@ struct Part {
 
 /// A buffer that is broken (see [`Chain`]) or too short.
 #[derive(Debug, thiserror::Error)]
-#[error("the buffer is outside guest memory, or too short")]
+#[error("the buffer is malformed or too short")]
 pub(crate) struct BadChain;
 
 impl DeviceQueue {
@@ -208,7 +209,7 @@ impl DeviceQueue {
         })
     }
 
-    /// Continues at a saved position. Call it before the queue is used.
+    /// Continues at a saved position. Call this before the queue is used.
     pub(crate) fn restore(&mut self, saved: &SavedQueue) {
         if let Some(active) = &mut self.0 {
             active.queue.next_avail = saved.next_available;
@@ -217,20 +218,20 @@ impl DeviceQueue {
         }
     }
 
-    /// Begins to serve the queue, after a notification or for a due notice. Until the next call,
-    /// [`DeviceQueue::take`] uses a bounded number of descriptors.
+    /// Starts a round of serving the queue, after a notification or for a due notice. This resets the number of
+    /// descriptors that [`DeviceQueue::take`] may use until the next round.
     pub(crate) fn notified(&mut self) {
         if let Some(active) = &mut self.0 {
             active.descriptors = usize::from(active.queue.size) * DESCRIPTORS_PER_ENTRY;
         }
     }
 
-    /// Maximum number of buffers that one notification serves: the queue's size.
+    /// Maximum number of buffers that one round of serving the queue may take: the queue's size.
     pub(crate) fn bound(&self) -> u16 {
         self.0.as_ref().map_or(0, |active| active.queue.size)
     }
 
-    /// Takes the next available buffer, unless the notification has used up its descriptors.
+    /// Takes the next available buffer, unless the current round has used up its descriptors.
     pub(crate) fn take(&mut self) -> Option<Chain> {
         let active = self.0.as_mut()?;
         if active.broken || active.descriptors == 0 || !active.queue.ready {
@@ -249,8 +250,10 @@ impl DeviceQueue {
         let mut parts = std::mem::take(&mut active.spare);
         parts.clear();
         let broken = walk(&active.queue, &memory, head, &mut parts).is_err();
-        active.descriptors = active.descriptors.saturating_sub(parts.len().max(1));
-        work::charge(parts.len() as u64);
+        // A broken chain costs at least the read of one descriptor.
+        let read = parts.len().max(1);
+        active.descriptors = active.descriptors.saturating_sub(read);
+        work::charge(read as u64);
         Some(Chain {
             memory: active.memory.clone(),
             head,
@@ -287,7 +290,8 @@ impl DeviceQueue {
         let Some(active) = &self.0 else {
             return false;
         };
-        // Pairs with the driver's barrier between clearing the flag and checking the ring.
+        // Pairs with the driver's barrier: the driver clears NO_INTERRUPT before the barrier, and checks the used
+        // ring after it.
         std::sync::atomic::fence(Ordering::SeqCst);
         let flags = GuestAddress(active.queue.avail_ring);
         active
@@ -336,12 +340,12 @@ fn walk(
 }
 
 impl Chain {
-    /// The length of the driver's bytes, and a reader for them.
+    /// The number of bytes from the driver, and a reader for them.
     pub(crate) fn reader(&self) -> Result<(usize, impl Read + use<'_>), BadChain> {
         self.cursor(false).map(|cursor| (cursor.left(), cursor))
     }
 
-    /// The number of bytes that the device may write, and a writer to them.
+    /// The number of bytes that the device may write, and a writer for them.
     pub(crate) fn writer(&self) -> Result<(usize, impl Write + use<'_>), BadChain> {
         self.cursor(true).map(|cursor| (cursor.left(), cursor))
     }

@@ -11,23 +11,23 @@ use crate::abi::{
 /// The highest `REFUSED_*` number.
 pub(crate) const LAST: u8 = REFUSED_MEDIATED;
 
-/// Why the host refuses a counter. The text names a remedy for the operator.
+/// Why the host refuses a counter. The text names a remedy for the operator, if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Refusal {
-    /// Another user holds the counters exclusively.
+    /// The host's counters are in exclusive use, for example by a VM with a mediated PMU.
     #[error(
-        "another user, such as a VM with a mediated PMU, holds its counters exclusively: end that VM, or \
-         run this one elsewhere"
+        "the host's counters are in exclusive use, for example by a VM with a mediated PMU: end that VM, or run \
+         this one on another host"
     )]
     InUse,
     /// The process lacks a permission.
     #[error(
-        "no permission: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON; for rings, raise \
-         kernel.perf_event_mlock_kb"
+        "no permission: set kernel.perf_event_paranoid=1, or give this process CAP_PERFMON; if only rings fail, \
+         raise kernel.perf_event_mlock_kb"
     )]
     Permission,
-    /// The process, or the host, has reached its limit of descriptors.
-    #[error("no descriptor is left: raise 'ulimit -n', or sysctl fs.file-max")]
+    /// The process has reached its limit of file descriptors, or the host has reached its limit of open files.
+    #[error("no file descriptor is left: raise 'ulimit -n' or fs.file-max")]
     Descriptors,
     /// The host has no such event, or no PMU.
     #[error("the host has no such event, or no PMU")]
@@ -35,18 +35,19 @@ pub enum Refusal {
     /// The operator has disabled events of this kind.
     #[error("disabled by the operator")]
     Policy,
-    /// The CPUs that the process may run on belong to several core PMUs, or some to none.
+    /// The CPUs that the process may run on belong to several core PMUs, or some of them belong to none.
     #[error(
         "the host has several core PMUs, or CPUs without one: keep the VMM on the CPUs of one PMU, for \
          example with taskset"
     )]
     SeveralPmus,
-    /// A hardware event would keep VMs with a mediated PMU from starting.
+    /// The operator leaves the hardware to VMs with a mediated PMU, which do not start while a hardware event
+    /// is open.
     #[error(
-        "the hardware is left to VMs with a mediated PMU, which Linux does not start beside hardware events"
+        "the hardware is left to VMs with a mediated PMU: Linux does not start such a VM while a hardware event is open"
     )]
     Mediated,
-    /// Another reason.
+    /// Any other reason.
     #[error("see the host's kernel log")]
     Other,
 }

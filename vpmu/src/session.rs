@@ -1,4 +1,4 @@
-//! A vCPU's thread as the device sees it: its entries and exits, its marks, its queue.
+//! The device's API for a vCPU's thread, which reports entries, exits, marks and notifications.
 
 use std::cell::Cell;
 use std::io;
@@ -16,18 +16,18 @@ use crate::work::{Turn, Work};
 
 /// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
-/// The device counts on the attached thread, so the session must stay on it. Usually, a session locks only
-/// the shard of its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a
-/// command about another vCPU's event, and when an event of its own vCPU affects an event of another vCPU, as
-/// a leader affects its members and a trigger its targets.
+/// The device counts events on the attached thread, so the session must stay on that thread. Usually, a session locks
+/// only the shard of its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a command
+/// about another vCPU's event, and when an event of its own vCPU affects an event of another vCPU: a leader affects its
+/// members, and a trigger its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
     index: u32,
-    /// Whether traces may record the current exit when it ends; the exit stays published until then.
+    /// Whether the current exit is published, so that traces can record it when it ends.
     in_traced_exit: bool,
     buffer: CommandBuffer,
-    /// A notification with commands left.
+    /// A notification with commands that are not executed yet.
     serving: Option<Serving>,
     /// Only one thread at a time may use a session.
     _not_sync: PhantomData<Cell<()>>,
@@ -38,7 +38,7 @@ pub struct VcpuSession {
 struct Serving {
     /// The vCPU that the queue belongs to.
     of: u32,
-    /// Whether the command buffer is prepared for it.
+    /// Whether the command buffer is prepared for this notification.
     begun: bool,
 }
 
@@ -60,15 +60,16 @@ impl VcpuSession {
         self.index
     }
 
-    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the call fails.
-    /// Commands left from a notification are executed first.
+    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the run call fails. Commands
+    /// left from a notification are executed first.
     pub fn enter(&mut self) {
         while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
             return;
         };
-        // Do this before the thread's time is read: guest time must not include writing packets.
+        // End the exit before `Vcpu::enter` reads the thread's time: the time to write packets must not count as
+        // guest time.
         if std::mem::take(&mut self.in_traced_exit) {
             shared.on(shard, |state| state.end_exit(false));
             shared.notices.deliver(None);
@@ -95,7 +96,7 @@ impl VcpuSession {
         vcpu.leave(exit.reason, &*shared.backend.source);
         let mut view = ExitView::new(regs, None);
         if std::mem::take(&mut self.in_traced_exit) {
-            // `enter` was not called since the previous exit: that exit is over now.
+            // The VMM has not called `enter` since the previous exit, so end that exit now.
             shared.on(shard, |state| state.end_exit(true));
         }
         if let Some(tsc) = tsc {
@@ -118,7 +119,7 @@ impl VcpuSession {
         shared.flushes.vcpu_left();
     }
 
-    /// Counts a write of `value` to the doorbell by the vCPU.
+    /// Counts a mark: the vCPU's write of `value` to the doorbell.
     pub fn mark(&mut self, value: u32, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         if let Some(shard) = shared.shard(self.index) {
@@ -132,27 +133,26 @@ impl VcpuSession {
     }
 
     /// Handles the vCPU's notification of `queue`, a vCPU queue. The commands on the queue are executed
-    /// before the next guest entry: one turn of commands before this call returns, the remaining ones by
-    /// [`VcpuSession::resume`].
+    /// before the next guest entry: this call executes one turn of them, and [`VcpuSession::resume`] executes
+    /// the rest.
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;
             log::debug!("vCPU {vcpu} notified queue {queue}, which is not a vCPU queue");
             return;
         };
-        // Finish an earlier notification that the VMM did not resume.
+        // Execute the commands of an earlier notification that the VMM left unfinished.
         while self.resume() == Turn::Unfinished {}
         if let Some(shard) = self.shared.shard(of) {
             shard.vcpu.count_kick();
         }
         self.serving = Some(Serving { of, begun: false });
-        // The rest is executed before the next guest entry.
+        // The commands left after this turn are executed before the next guest entry.
         let _ = self.resume();
     }
 
-    /// Runs one more turn of a notification's commands. No lock is held between turns. The VMM calls this
-    /// before [`VcpuSession::enter`] until it returns [`Turn::Done`]. Between the calls, the VMM checks
-    /// whether the vCPU must stop.
+    /// Runs one more turn of a notification's commands. No lock is held between turns. Before [`VcpuSession::enter`],
+    /// repeat this call until it returns [`Turn::Done`], and check between the calls whether the vCPU must stop.
     pub fn resume(&mut self) -> Turn {
         let Some(serving) = self.serving.take() else {
             return Turn::Done;
@@ -183,8 +183,8 @@ impl VcpuSession {
         turn
     }
 
-    /// Serves a notification; returns whether the driver wants an interrupt for it, or `None` at the end
-    /// of the turn.
+    /// Serves a notification; returns whether the driver wants an interrupt for it. Returns `None` if the work allowed
+    /// in one turn is done and commands remain: call again to continue.
     fn serve(&mut self, Serving { of, begun }: Serving) -> Option<bool> {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(of) else {
@@ -221,8 +221,11 @@ impl VcpuSession {
         let source = &*self.shared.backend.source;
         let thread = self.shard().and_then(|shard| shard.vcpu.thread());
         if let Some(Err(error)) = thread.map(|thread| act(source, thread)) {
-            // Not fatal: overflows signal the paused thread, or come late.
-            log::debug!("clocks of vCPU {} are not {what}: {error}", self.index);
+            // Not fatal: at worst, overflows signal the paused thread or are late.
+            log::debug!(
+                "the clocks of vCPU {} cannot be {what}: {error}",
+                self.index
+            );
         }
     }
 
@@ -233,7 +236,7 @@ impl VcpuSession {
         hooks.is_some_and(|hooks| hooks.has(Hook::HostSamples) || hooks.has(Hook::Registers))
     }
 
-    /// The exact numbers of the vCPU's exits by reason since the start.
+    /// The exact number of the vCPU's exits since the start, by reason.
     #[must_use]
     pub fn exits(&self) -> ExitCounts {
         let exits = self.shard().map(|shard| shard.vcpu.exits());
@@ -258,14 +261,14 @@ impl Drop for Paused<'_> {
 }
 
 impl Drop for VcpuSession {
-    /// Detaches the thread, which does not enter the guest any more. Events that counted on this thread, and
+    /// Detaches the thread, which is no longer in the guest. Events that counted on this thread, and
     /// events that are started after the detach, wait for the vCPU's next thread.
     fn drop(&mut self) {
         if let Some(shard) = self.shared.shard(self.index) {
-            // A thread that panicked in the guest has left it too.
+            // A thread that panicked between `enter` and `leave` has left the guest, too.
             shard.vcpu.exit_done();
             self.shared.flushes.vcpu_left();
-            // Other threads hold the shard's lock while they open counters on this thread.
+            // Detach under the shard's lock: other threads hold it while they open counters on this thread.
             self.shared.on(shard, State::detach);
             shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();

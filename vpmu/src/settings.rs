@@ -21,7 +21,7 @@ pub struct Settings {
     pub hardware: Hardware,
     /// The events that the guest may open.
     pub policy: Policy,
-    /// Whether the transport has shared memory region 0, the doorbell. Without it there are no marks.
+    /// Whether the transport has shared memory region 0, the doorbell. Without the doorbell, there are no marks.
     pub doorbell: bool,
 }
 
@@ -40,25 +40,25 @@ impl Settings {
         }
     }
 
-    /// With these limits.
+    /// Replaces the limits.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// With these engines.
+    /// Replaces the choice of engines.
     #[must_use]
     pub fn with_engines(self, engines: Engines) -> Self {
         Self { engines, ..self }
     }
 
-    /// With these hardware settings.
+    /// Replaces the hardware settings.
     #[must_use]
     pub fn with_hardware(self, hardware: Hardware) -> Self {
         Self { hardware, ..self }
     }
 
-    /// With the events that the guest may open.
+    /// Replaces the policy: the events that the guest may open.
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
@@ -93,7 +93,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Returns the value with the fields changed by `set`.
+    /// Returns the settings after `set` has changed them.
     #[must_use]
     pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
         set(&mut self);
@@ -113,11 +113,11 @@ impl Default for Hardware {
     }
 }
 
-/// The raw events that a guest may open: numbers of the host's PMU for events without a name in the kernel.
-/// Some raw events count the work of others, too, such as a shared cache's activity for other VMs.
+/// The raw events that a guest may open. A raw event is given by its number in the host's PMU, and needs no
+/// name in the kernel. Some raw events also count activity of others, such as accesses of other VMs to a shared cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// Only these configs. The catalogue lists those that the host can open.
+    /// Only these configs. The catalogue lists the configs in this set that the host can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
@@ -151,16 +151,16 @@ pub enum CountMode {
     Vcpu,
 }
 
-/// The engine for samples of host counters, if the guest leaves the choice to the device.
+/// The engine for samples of host counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Engines {
-    /// The batched engine if [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) and
-    /// the event allow it, else the exit engine.
+    /// The engine that the guest requests. If it requests none: the batched engine if
+    /// [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) and the event allow it, else the exit engine.
     #[default]
     Auto,
-    /// The batched engine, always; events that it does not support are refused.
+    /// Only the batched engine: events that it does not support, and requests for the exit engine, are refused.
     Batched,
-    /// The exit engine; the batched one is refused.
+    /// Only the exit engine: requests for the batched engine are refused.
     Exit,
 }
 
@@ -171,33 +171,31 @@ pub struct Limits {
     /// Maximum number of open events. Events that count the same thing without sampling it share one host
     /// file descriptor per vCPU; each sampling event has host counters of its own.
     pub max_events: u32,
-    /// Maximum number of host counters that the guest's sampling events hold open, on all vCPUs together.
-    /// Each counter takes a descriptor (for a trace of exits, two) and two pages. Some counters take more
-    /// pages, at most 8 MiB for all of them together. While the limit allows, an event keeps a counter for
-    /// each vCPU that it ran on.
+    /// Maximum number of host counters that the guest's sampling events hold open, in total over all vCPUs. Each
+    /// counter takes a descriptor (for a trace of exits, two) and two pages. Some counters take more pages, at most 8
+    /// MiB for all of them in total. While the limit allows, an event keeps a counter for each vCPU that it ran on.
     pub max_host_counters: u32,
-    /// Maximum number of the host counters of sampling events that run on one vCPU at once; not zero. Events
-    /// beyond this limit wait, or fail if pinned.
+    /// Maximum number of host counters that sampling events run on one vCPU at once; not zero. Events beyond this
+    /// limit wait, or fail if pinned.
     pub max_active_counters: u32,
     /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,
     /// Maximum number of pages of one AUX area; a power of two.
     pub max_aux_pages: u32,
-    /// Maximum number of guest pages in all rings and AUX areas together. Each page costs the host eight
-    /// bytes.
+    /// Maximum number of guest pages in all rings and AUX areas in total. Each page costs the host eight bytes.
     pub max_pages: u32,
     /// Maximum number of the guest's persistent events.
     pub max_persistent: u32,
     /// Maximum number of window pages for the guest's own rings; the remaining pages are reserved for the
     /// operator.
     pub max_window_pages: u32,
-    /// Maximum number of samples per second of one event, and of interrupts per second of all host clocks on one vCPU;
-    /// not zero.
+    /// Maximum number of samples per second of one event, and also of interrupts per second of all host clocks on one
+    /// vCPU; not zero.
     pub max_sample_rate: u32,
-    /// Maximum number of samples per second of all events of the guest together; not zero.
+    /// Maximum number of samples per second of all of the guest's events in total; not zero.
     pub max_samples: u32,
-    /// Maximum number of bytes per second in sample records of all events of the guest together; not zero.
-    /// The record that crosses the limit is still written.
+    /// Maximum number of bytes per second in sample records of all of the guest's events in total; not zero. The record
+    /// that crosses the limit is still written.
     pub max_record_bytes: u64,
     /// Maximum share of each vCPU's time, in percent, for samples of host counters by
     /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample takes the time from the overflow to
@@ -232,7 +230,7 @@ pub enum LimitsError {
 }
 
 impl Limits {
-    /// Returns the value with the fields changed by `set`.
+    /// Returns the limits after `set` has changed them.
     #[must_use]
     pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
         set(&mut self);

@@ -1,4 +1,4 @@
-//! The parts of one device, and how threads access them.
+//! The state that the threads of one device share. Runs work on a shard, then the work that it leaves for other shards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! A sink: a ring in guest memory and the AUX area beside it, shared by the events that write there. A
-//! writer holds the sink's lock for one record or one burst of records.
+//! A sink: a ring, the AUX area beside it, or both, shared by the events that write there. A writer holds the sink's
+//! lock for one record or one burst of records.
 
 use vm_memory::GuestAddress;
 
@@ -14,11 +14,11 @@ use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
 use crate::save::{SaveError, SavedPendingAux, SavedSink};
 use crate::trace::{Packet, Trace};
 
-/// A ring, an AUX area, or both, in cache lines of its own.
+/// A ring, an AUX area, or both. The alignment keeps other data out of its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Sink {
-    /// The event that the sink was mapped with, which may be closed.
+    /// The event through which the sink was mapped. That event may be closed by now.
     id: u64,
     state: Lock<State, SINK>,
 }
@@ -30,18 +30,18 @@ struct State {
     pending: Option<PendingAuxRecord>,
 }
 
-/// A ring or area, with the memory that holds it.
+/// A ring or area, with the memory that it lies in.
 #[derive(Debug)]
 struct Mapped<T> {
     what: T,
     memory: Memory,
 }
 
-/// A finished piece of the area without a record in the ring yet.
+/// A chunk of AUX data that has ended, but has no record in the ring yet.
 #[derive(Debug, Clone, Copy)]
 struct PendingAuxRecord {
     chunk: Chunk,
-    /// The record uses the layout and origin of the event that wrote to the piece last.
+    /// The record uses the layout and origin of the event that wrote to the chunk last.
     layout: Layout,
     origin: Origin,
 }
@@ -50,7 +50,7 @@ struct PendingAuxRecord {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Produced {
     pub(crate) appended: Appended,
-    /// Whether the driver manages the area: `wake` then means that the driver must be notified.
+    /// Whether the driver manages the area. If so, `wake` means that the driver must be notified.
     pub(crate) driven: bool,
     /// Whether the reader must be woken.
     pub(crate) wake: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Produced {
 pub(crate) enum Flush {
     /// Write pending records.
     Owed,
-    /// Write pending records, and wake the reader for records and data that have not woken it.
+    /// Write pending records, and wake the reader if there are records or data for which it was not woken yet.
     Rouse,
     /// Write pending records, and remove the area in the same step.
     CloseArea,
@@ -101,7 +101,7 @@ impl Sink {
         }
     }
 
-    /// The event that the sink was mapped with.
+    /// The event through which the sink was mapped.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -125,7 +125,8 @@ impl Sink {
         });
     }
 
-    /// Saves the sink; `window_page` is its ring's first page in the window.
+    /// Saves the sink. `window_page` is the page of the window where the sink's ring begins; `None` if the ring is
+    /// not in the window.
     ///
     /// # Errors
     /// [`SaveError::Producing`]: a producer of the VMM writes to the area.
@@ -157,14 +158,14 @@ impl Sink {
         });
     }
 
-    /// Writes the conversion of `clock` to the metadata page of a restored ring.
+    /// Writes the time conversion of `clock` to the metadata page of a restored ring.
     pub(crate) fn retime(&self, clock: Clock) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
             what.retime(&memory.view(), clock);
         }
     }
 
-    /// Removes ring and area; their pages are not written any more.
+    /// Removes the ring and the area, whose pages are then no longer written.
     pub(crate) fn close(&self) {
         *self.state.lock() = State::default();
     }
@@ -223,7 +224,7 @@ impl Sink {
         }
     }
 
-    /// Calls `act` with the ring; returns the default without a ring.
+    /// Calls `act` with the ring. If the sink has no ring, returns the default outcome: nothing was written.
     pub(crate) fn write(&self, act: impl FnOnce(&mut Ring, &View<'_>) -> Outcome) -> Outcome {
         match &mut self.state.lock().ring {
             Some(Mapped { what, memory }) => act(what, &memory.view()),
@@ -244,7 +245,8 @@ impl Sink {
         Some(act(&mut session))
     }
 
-    /// Whether a record of lost samples, or of a piece of the area, is pending.
+    /// Whether [`Sink::flush`] has anything to do: a record of lost samples or of AUX data is pending or, for a
+    /// trace, a chunk has not ended yet.
     pub(crate) fn owes(&self, is_trace: bool) -> bool {
         let state = self.state.lock();
         let lost = state.ring.as_ref().is_some_and(|ring| ring.what.has_loss());
@@ -277,7 +279,7 @@ impl Sink {
             produced.wake |= marked || how == Flush::Rouse && (what.rouse() | shown);
         }
         if how == Flush::CloseArea {
-            // A piece whose record does not fit stays unreported.
+            // Drop the AUX record with the area if the record could not be written.
             state.area = None;
             state.pending = None;
         }
@@ -323,7 +325,7 @@ impl Sink {
         }
     }
 
-    /// Begins a write of a VMM's producer to the area for a trace.
+    /// Begins a write to the area by a producer of the VMM, for one of its traces.
     ///
     /// # Errors
     /// As [`Area::claim`]; [`Refused::NotBegun`]: the sink has no area that the device manages.
@@ -384,7 +386,7 @@ impl Sink {
         Ok(produced)
     }
 
-    /// Ends the producer's write without publishing it; its event may be closed.
+    /// Ends the producer's write without publishing it. The event of the trace may be closed by now.
     pub(crate) fn give_up(&self, token: u64) {
         // An area that was mapped meanwhile ignores the token.
         if let Some(area) = &mut self.state.lock().area {
@@ -421,8 +423,8 @@ impl State {
         self.pending.is_some() || is_trace && area.is_some_and(Area::is_begun)
     }
 
-    /// Writes one record for the piece that has `ended` and for the earlier pieces whose record did not fit.
-    /// If the ring has no room, the record stays pending.
+    /// Writes a single record, which covers the chunk `ended` and the earlier chunks that are pending. If the ring has
+    /// no room, all of them stay pending.
     fn report(
         &mut self,
         record: &mut Record,

@@ -24,8 +24,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     parse_scaled(text, &[('K', 1 << 10), ('M', 1 << 20)])
 }
 
-/// Parses a number, multiplied by the factor of the unit that it ends with, if any. `units` has upper-case
-/// letters; `text` may use either case.
+/// Parses a number with an optional unit, and returns the number multiplied by the unit's factor. `units` lists
+/// the units as upper-case letters; `text` may use either case.
 ///
 /// # Errors
 /// [`SizeError`].

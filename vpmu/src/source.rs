@@ -1,5 +1,4 @@
-//! Sources of counts: the host's clocks and perf events. They are behind a trait, so that tests can use
-//! sources with exact counts.
+//! Sources of counts: the host's clocks and perf events. The trait lets tests use sources with exact counts.
 
 use std::fmt::Debug;
 use std::io;
@@ -14,24 +13,24 @@ pub trait Source: Send + Sync + Debug {
     fn thread(&self) -> i32;
     /// CPU time of the calling thread in nanoseconds; `None` if unavailable.
     fn thread_time(&self) -> Option<u64>;
-    /// The countable events, each tested.
+    /// The events that the source can count. Each of them was tested.
     fn offers(&self) -> &[Offer];
-    /// The reason for the absence of a kind in [`Source::offers`], if the host refused all of its
-    /// events; `None` by default.
+    /// Why [`Source::offers`] has no event of `kind`, if the host refused all events of this kind; `None`
+    /// by default.
     fn refusal(&self, kind: u32) -> Option<Refusal> {
         let _ = kind;
         None
     }
-    /// Opens a stopped counter on `thread`, at zero.
+    /// Opens a counter on `thread`. The counter is stopped, and its count is zero.
     ///
     /// # Errors
     /// The host's error; for events in [`Source::offers`] usually because descriptors, counters or
     /// lockable memory have run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Begins to hold counters of `thread`. A counter that starts from now on may wait for
-    /// [`Source::release`], so that all such counters start at one moment. If a counter stops before the
-    /// release, other running counters may pause until then. A host whose timers pace these counters can then
-    /// serve all of them with one interrupt.
+    /// Delays starts of counters of `thread`: a counter that is started from now on may wait for
+    /// [`Source::release`], so that all such counters start at one moment. A host that paces these counters
+    /// with timers can then serve all of them with one interrupt. If a counter stops before the release, other
+    /// running counters may pause until the release.
     ///
     /// By default, each counter starts and stops immediately.
     fn hold(&self, thread: i32) {
@@ -64,7 +63,7 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
-    /// A new, empty set of counting counters of `thread`.
+    /// A new, empty set for counters of `thread` that do not sample.
     fn counters(&self, thread: i32) -> Box<dyn CounterSet>;
 }
 
@@ -76,9 +75,9 @@ pub struct Offer {
     pub kind: u32,
     /// The event within the kind.
     pub config: u64,
-    /// Whether other configs are valid, too, if the host opens them.
+    /// Whether the source also offers every other config that the host can open.
     pub any_config: bool,
-    /// Its catalogue name: lower case, digits and dashes, at most 40 bytes.
+    /// The name of the event in the catalogue: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
     /// Unit of the count: empty for plain numbers.
     pub unit: &'static str,
@@ -88,11 +87,11 @@ pub struct Offer {
     pub shortest_period: Option<u64>,
     /// Whether the count can exclude host work; for hardware events, [`Request::exclude_host`] does that.
     pub guest_only: bool,
-    /// Whether exclusions of guest modes are supported.
+    /// Whether the event can exclude guest user mode or guest kernel mode.
     pub excludes: bool,
 }
 
-/// A request for a counter. By default it only counts, in all modes.
+/// A request for a counter. The default request counts in all modes and does not sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Request {
     /// See [`Offer::kind`].
@@ -107,7 +106,8 @@ pub struct Request {
     pub exclude_kernel: bool,
     /// Exclude the host's work for the vCPU; for hardware events.
     pub exclude_host: bool,
-    /// Pin the counter: it goes into error when it would have to share hardware with others.
+    /// Pin the counter, as perf's `pinned` does: if the host cannot schedule the counter on the PMU, the counter
+    /// enters the error state instead of being multiplexed.
     pub pinned: bool,
 }
 
@@ -123,22 +123,23 @@ pub struct Sampling {
 /// The rate of a counter's overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
-    /// Each time the count has grown by this number; not zero.
+    /// One overflow each time the count has grown by this number. Must not be zero.
     Period(u64),
-    /// About this many overflows per second, with the period adapted by the host; not zero.
+    /// About this many overflows per second; the host adapts the period. Must not be zero.
     Frequency(u64),
 }
 
 /// The engine that makes records of overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// The thread of the vCPU: the overflow ends its run call.
+    /// The vCPU's thread. The overflow ends the thread's run call.
     Exit,
-    /// The host, while the vCPU runs on; [`Counter::drain`] finds the records later, on any thread.
+    /// The host kernel, while the vCPU keeps running. [`Counter::drain`] returns the records later, on any
+    /// thread.
     Batched,
 }
 
-/// A host counter on one vCPU's thread. Dropping it releases it.
+/// A host counter on one vCPU's thread, released on drop.
 pub trait Counter: Send + Debug {
     /// Starts or continues counting.
     ///
@@ -160,19 +161,20 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Appends the overflows, or exits, since the last call, oldest first, to `into`. While the counter
-    /// runs, an unfinished exit is left for a later call.
+    /// Appends to `into` the overflows or exits since the last call, oldest first. While the counter runs, an
+    /// unfinished exit is left for a later call.
     fn drain(&mut self, into: &mut Overflows);
 }
 
-/// The counting counters of one vCPU's thread, read together. Dropping the set ends all its counters.
+/// The counters of one vCPU's thread that do not sample. They are read together. Dropping the set ends all its
+/// counters.
 ///
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Only the
 /// difference between two readings of a counter is meaningful: counters that are read together may share
-/// their times, which may have started before this counter.
+/// `enabled` and `running` times that began before this counter was added.
 pub trait CounterSet: Send + Debug {
-    /// Starts counting `what`, which does not sample, from zero. Each call makes a new counter; the caller shares a
-    /// counter among events. The counter's first reading is taken by this call.
+    /// Starts a new counter for `what`, which must not sample. The count begins at zero. Sharing the counter among
+    /// events is up to the caller. This call also takes the counter's first reading.
     ///
     /// # Errors
     /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
@@ -191,7 +193,7 @@ pub trait CounterSet: Send + Debug {
     fn reading(&self, key: CounterKey) -> io::Result<Reading>;
 }
 
-/// Names a counter in its [`CounterSet`], which chooses the number.
+/// Identifies a counter in its [`CounterSet`], which assigns the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CounterKey(pub u32);
 
@@ -213,9 +215,9 @@ pub struct Overflows {
     pub samples: Vec<Overflow>,
     /// Overflows that the host dropped.
     pub lost: u64,
-    /// Times that the host suspended the counter's overflows because they were too many.
+    /// Number of times that the host throttled the counter.
     pub throttles: u64,
-    /// Records of a trace of exits; the other fields are then empty.
+    /// Records of a trace of exits. For such a trace, the other fields are empty.
     pub exits: Vec<Recorded>,
 }
 
@@ -228,7 +230,7 @@ pub enum Recorded {
     Lost(u64),
 }
 
-/// One exit of a vCPU from the host's records, without data of the host.
+/// One exit of a vCPU from the host's records, without data about the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostExit {
     /// The host's time stamp counter at the exit.
@@ -238,11 +240,11 @@ pub struct HostExit {
     pub back: Option<u64>,
     /// The guest's instruction pointer.
     pub ip: u64,
-    /// The hardware's number of the exit.
+    /// The exit reason, as the hardware numbers it.
     pub reason: u16,
-    /// The first word of the hardware's information.
+    /// The first information word of the exit: `info1` of `kvm:kvm_exit`, filtered for the guest.
     pub qualification: u64,
-    /// The second word of the hardware's information.
+    /// The second information word of the exit: `info2` of `kvm:kvm_exit`, filtered for the guest.
     pub detail: u64,
 }
 

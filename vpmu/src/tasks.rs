@@ -1,6 +1,6 @@
-//! The running and previous tasks of each vCPU: the pages that the driver writes at each task
-//! switch, read without an exit. The guest may write to them at any time, and may write anything; that
-//! can mislabel only its own records.
+//! The running and previous tasks of each vCPU. The driver writes each task switch to a page in guest memory, and the
+//! device reads that page. Neither access causes an exit. The guest may write anything to the page at any time, but
+//! wrong data can mislabel only the guest's own records.
 
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
@@ -30,12 +30,12 @@ pub(crate) struct Task {
     pub(crate) tid: u32,
 }
 
-/// The task page of one vCPU, if the driver has named one.
+/// The task page of one vCPU; `None` until the driver has set one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tasks(Option<GuestAddress>);
 
 impl Tasks {
-    /// `page` is `None` if the driver has not named a page. The caller must have checked that the page is
+    /// `page` is `None` if the driver has not set a task page. The caller must have checked that the page is
     /// guest memory.
     pub(crate) fn new(page: Option<GuestAddress>) -> Self {
         Self(page)
@@ -55,7 +55,7 @@ impl Tasks {
     }
 
     /// The guest-virtual address of the registers with which the running task entered the kernel;
-    /// zero without user registers. The guest writes it: check the address before use.
+    /// zero without user registers. The guest can write any value, so check the address before use.
     pub(crate) fn user_regs(self, memory: &View<'_>) -> u64 {
         let word = self
             .0
@@ -73,7 +73,7 @@ impl Tasks {
     }
 }
 
-/// The tasks that ran on one vCPU up to a moment, as far back as its page goes.
+/// The tasks that ran on one vCPU up to a moment, as far back as the vCPU's task page goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
     /// The running task, if no switch was recorded yet.
@@ -115,7 +115,8 @@ impl TaskHistory {
         // The entries are read before the count is read again.
         fence(Ordering::Acquire);
         let now = load(SWITCHES, Ordering::Relaxed)?;
-        // Switch n + ENTRIES overwrites entry n, and may be partly written before it is counted.
+        // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch after it
+        // has written the entry, so the switch after the last counted one may have overwritten an entry, too.
         let spoilt = now
             .checked_sub(first)?
             .saturating_add(1)
@@ -128,7 +129,7 @@ impl TaskHistory {
     }
 }
 
-/// The task in the first word of a page or entry, in memory order.
+/// The task in the first word of a page or entry. `word` is in memory byte order.
 fn task(word: u64) -> Task {
     let task: TaskSwitch = zerocopy::transmute!([word, 0]);
     Task {
@@ -168,7 +169,8 @@ mod tests {
         }
     }
 
-    /// Switch number `n` as the driver writes it: to task `who`, at `since`.
+    /// Writes switch number `n` to the page, as the driver does. The switch is to task `who`, at the TSC
+    /// `since`.
     fn switch(memory: &GuestMemoryMmap, n: u64, who: u32, since: u64) {
         let index = usize::try_from(n % ENTRIES).expect("small");
         let at = HISTORY + index * size_of::<TaskSwitch>();
@@ -250,7 +252,7 @@ mod tests {
             });
             let histories = (0..1000)
                 .map(|_| {
-                    // Yields to the guest's thread if both share a processor.
+                    // Let the guest's thread run if both threads share a CPU.
                     std::thread::yield_now();
                     tasks().history(&View::of(&memory))
                 })
@@ -258,7 +260,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             histories
         });
-        // A reader may find a switch in progress each time, but not after the last one.
+        // Each read so far may have met a switch in progress; this read comes after the last switch.
         histories.push(tasks().history(&View::of(&memory)));
         assert!(histories.iter().any(|history| !history.switches.is_empty()));
         for history in &histories {

@@ -1,13 +1,14 @@
-//! Limits of sampling: the number of samples in each window of guest time, so that a guest cannot make
-//! its host write records at any rate, and the share of a vCPU's time that its samples may take.
+//! Limits on sampling. The first kind limits the samples in each window of guest time, and therefore the rate
+//! at which a guest can make its host write records. The second kind limits the share of a vCPU's time that
+//! samples may take.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Windows per second; fewer if fewer samples than this are allowed per second.
+/// Maximum number of windows per second. If fewer samples are allowed per second, each window allows one sample.
 const WINDOWS: u64 = 100;
 
-/// The limit of one event.
+/// The limit on the samples of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
     window: u64,
@@ -15,7 +16,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most `most` samples per second; not zero.
+    /// At most `most` samples per second; `most` must not be zero.
     pub(crate) fn new(most: u32) -> Self {
         let most = u64::from(most.max(1));
         let windows = WINDOWS.min(most);
@@ -26,7 +27,7 @@ impl RateLimit {
     }
 }
 
-/// The limit of a vCPU's time for samples.
+/// The limit on the time that the samples of a vCPU may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimeLimit {
     window: u64,
@@ -35,7 +36,8 @@ pub(crate) struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// `percent` of each window of `rate`; unlimited from 100 on.
+    /// Allows samples to take `percent` of each window; 100 or more means no limit. The windows are as long as
+    /// those of `rate`.
     pub(crate) fn new(rate: RateLimit, percent: u32) -> Self {
         let share = match percent {
             0..100 => rate.window / 100 * u64::from(percent),
@@ -52,16 +54,16 @@ impl TimeLimit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SamplingTime {
     window: u64,
-    /// Nanoseconds in this window. An excess is charged to the next window.
+    /// Nanoseconds charged to this window. The part above the share is carried over to the next window.
     spent: u64,
     total: u64,
 }
 
 impl SamplingTime {
-    /// Charges a sample that took `took` nanoseconds and was over at `time`, in guest nanoseconds.
+    /// Charges a sample that took `took` nanoseconds and ended at `time`, in guest nanoseconds.
     pub(crate) fn charge(&mut self, limit: TimeLimit, time: u64, took: u64) {
         self.turn(limit, time);
-        // The thread may have been preempted for a long time, for which it must not be throttled.
+        // Charge at most one window for a sample, so that one long sample does not throttle its vCPU for long.
         let took = took.min(limit.window);
         self.spent = self.spent.saturating_add(took);
         self.total = self.total.saturating_add(took);
@@ -96,11 +98,11 @@ pub(crate) enum Verdict {
     Last,
     /// Make no record.
     Throttled,
-    /// Make no record, since the budget of all events is used up; the event is throttled from now on.
+    /// Make no record, since the budget that all events share is used up; the event is throttled from now on.
     Exhausted,
 }
 
-/// The budget of all events of a guest in one window of guest time, on all vCPUs together.
+/// The budget that all events of a guest, on all vCPUs, share in one window of guest time.
 #[derive(Debug)]
 pub(crate) struct Budget {
     samples: RateLimit,
@@ -116,7 +118,7 @@ pub(crate) struct Budget {
 const PARTS: u64 = 64;
 
 impl Budget {
-    /// `samples` and `bytes` per second; not zero.
+    /// A budget of `samples` samples and `bytes` bytes per second. Neither must be zero.
     pub(crate) fn new(samples: u32, bytes: u64) -> Self {
         let samples = RateLimit::new(samples);
         let windows = NANOS_PER_SECOND / samples.window;
@@ -129,9 +131,9 @@ impl Budget {
         }
     }
 
-    /// The number of the window that contains `time`, in guest nanoseconds; clears the used counts if the
-    /// window is new. If two threads begin a window at once, counts may be off by the parts that the threads
-    /// take.
+    /// The number of the window that contains `time`, in guest nanoseconds. Clears the used counts if the window
+    /// is new. If two threads begin a window at once, one thread may take parts before the other clears the
+    /// counts: those parts are then not counted.
     fn window(&self, time: u64) -> u64 {
         let now = time / self.samples.window;
         let before = self.window.load(Ordering::Relaxed);
@@ -152,14 +154,14 @@ impl Budget {
         take(&self.samples_used, self.samples.share, wanted)
     }
 
-    /// Takes a part of the bytes, at least `wanted` if so many are left; returns the number.
+    /// Takes a part of the bytes, at least `wanted` if so many are left; returns the number of bytes taken.
     fn take_bytes(&self, wanted: u64) -> u64 {
         let wanted = wanted.max(self.bytes.div_ceil(PARTS));
         take(&self.bytes_used, self.bytes, wanted)
     }
 }
 
-/// Takes up to `wanted` of the part of `all` that is not `used`; returns the amount.
+/// Takes up to `wanted` from a budget of `all`, of which `used` is already taken; returns the amount taken.
 fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
     // Once the budget is exhausted, `used` does not grow any more, so repeated calls cannot overflow it.
     if used.load(Ordering::Relaxed) >= all {
@@ -200,7 +202,7 @@ impl Allowance {
         admitted
     }
 
-    /// Returns an admitted sample that was not written.
+    /// Undoes [`Allowance::admit`] for a sample that was not written.
     pub(crate) fn give_back(&mut self) {
         self.samples += 1;
     }
@@ -246,8 +248,8 @@ impl Throttle {
         Verdict::Last
     }
 
-    /// Like [`Throttle::admit`], but only for an overflow that is [`Verdict::Within`]; otherwise
-    /// returns false without a change.
+    /// Admits the overflow and returns true if [`Throttle::admit`] would return [`Verdict::Within`].
+    /// Otherwise changes nothing and returns false.
     pub(crate) fn admit_within(&mut self, limit: RateLimit, time: u64) -> bool {
         let mut after = *self;
         let within = after.admit(limit, time) == Verdict::Within;
@@ -257,7 +259,7 @@ impl Throttle {
         within
     }
 
-    /// Suppresses records from `time` on, whatever is left of the limit.
+    /// Suppresses records from `time` on, even if the limit is not used up.
     pub(crate) fn close(&mut self, limit: RateLimit, time: u64) {
         self.window = self.window.max(time / limit.window);
         self.closed = true;

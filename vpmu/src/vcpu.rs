@@ -1,5 +1,5 @@
-//! The state of one vCPU that its own thread updates on every entry and exit, without a lock: counts with
-//! one writer, the open exit, and the hooks.
+//! The state of one vCPU that its thread uses at every entry and exit without a lock: counts, the open exit (the exit
+//! since which the vCPU has not entered the guest again), and the hooks of active events.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -20,13 +20,14 @@ pub(crate) enum Hook {
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,
-    /// No work: the drain collects the host's records.
+    /// Set if drains must collect the records that the host makes for an event. Causes no work at exits and
+    /// entries.
     Collecting,
     /// Checks whether a throttled event may sample again.
     Throttled,
-    /// No work: registers will be needed.
+    /// Set if records at an exit or mark need the instruction pointer and the mode. Causes no work by itself.
     Registers,
-    /// No work: the whole state will be needed at an overflow.
+    /// Set if records of overflows need the vCPU's whole state. Causes no work by itself.
     State,
 }
 
@@ -42,8 +43,8 @@ impl Hooks {
         self.0 & 1 << hook as u32 != 0
     }
 
-    /// Whether an exit needs the shard: events count it, host overflows must be found, or an event
-    /// is throttled.
+    /// Whether an exit needs the shard: an event counts exits, host counters may have overflowed, or an event is
+    /// throttled.
     pub(crate) fn needs_shard(self) -> bool {
         self.has(Hook::Exits) || self.has(Hook::HostSamples) || self.has(Hook::Throttled)
     }
@@ -61,14 +62,14 @@ impl Hooks {
 
 /// One vCPU, updated by its own thread and readable by any thread.
 ///
-/// Accesses are relaxed, except those to `taken`, `visits` and `open_exit`: the other figures do not depend
+/// Accesses are relaxed, except those to `taken`, `visits` and `open_exit`: the other fields do not depend
 /// on one another, and a vCPU's thread always reads its own latest writes. A vCPU has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
     /// Whether the vCPU has a session.
     taken: AtomicBool,
-    /// Whether its session has unfinished commands of a notification.
+    /// Whether the vCPU's session has started on the commands of a notification, but has not finished them.
     unserved: AtomicBool,
     thread: AtomicI32,
     tsc_offset: AtomicU64,
@@ -76,15 +77,15 @@ pub(crate) struct Vcpu {
     hooks: AtomicU32,
     guest_time: AtomicU64,
     entered: AtomicU64,
-    /// The thread's CPU time and the host's TSC at the last entry while host counters sample; zero if
-    /// unknown.
+    /// The thread's CPU time and the host's TSC at the last entry. They are updated only while host counters
+    /// sample. The CPU time is zero if it is unknown.
     entered_at: AtomicU64,
     entered_tsc: AtomicU64,
     /// Ticks from the last entry to the overflow that caused the open exit, plus one; zero without such an
     /// overflow.
     sampled_after: AtomicU64,
-    /// The last sample's cost, not accounted yet: CPU time from one entry to the next, and ticks
-    /// before the overflow.
+    /// The cost of the last sample, until [`Vcpu::take_sample`] returns it: CPU time from the entry before the
+    /// overflow to the entry after it, and ticks from the first of these entries to the overflow.
     sample_spent: AtomicU64,
     sample_guest: AtomicU64,
     inside: AtomicBool,
@@ -145,7 +146,7 @@ impl Vcpu {
         self.unserved.load(Ordering::Relaxed)
     }
 
-    /// Sets the numbers of exits to those from before a restore; call it before the first thread attaches.
+    /// Restores the exit counts of a saved state. Call this before the first thread attaches.
     pub(crate) fn restore_exits(&self, before: &ExitCounts) {
         for (reason, count) in [
             (ExitReason::Io, before.io),
@@ -198,7 +199,7 @@ impl Vcpu {
         self.hooks.store(hooks.0, Ordering::Relaxed);
     }
 
-    /// The open exit, for threads that end a trace meanwhile.
+    /// The open exit. Other threads read it when they end a trace during the exit.
     pub(crate) fn open_exit(&self) -> &OpenExitCell {
         &self.open_exit
     }
@@ -207,7 +208,7 @@ impl Vcpu {
         self.kicks.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a mark; on the vCPU's thread.
+    /// Counts a mark. Called on the vCPU's thread.
     pub(crate) fn count_mark(&self) {
         // Single writer: no read-modify-write needed.
         let marks = self.marks.load(Ordering::Relaxed);
@@ -223,8 +224,8 @@ impl Vcpu {
         }
     }
 
-    /// All work of the vCPU's thread, the work of its largest turn, and the number of unfinished
-    /// turns.
+    /// The total work of the vCPU's thread, the work of its largest turn, and the number of turns that ended before
+    /// all requests and commands were served.
     pub(crate) fn work(&self) -> (Work, Work, u64) {
         let unfinished = self.unfinished.load(Ordering::Relaxed);
         (self.work.get(), self.largest_turn.get(), unfinished)
@@ -238,11 +239,11 @@ impl Vcpu {
         self.kicks.load(Ordering::Relaxed)
     }
 
-    /// Begins the run call; on the vCPU's thread.
+    /// Notes that the run call begins. Called on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
-        // Single writer. SeqCst orders this with a thread that waits for the vCPU to leave: either
-        // the vCPU sees the waiter, or the waiter sees this visit.
+        // Only the vCPU's thread writes `visits`. Another thread may be about to wait for the vCPU to leave.
+        // Because of SeqCst, either this thread sees that the other one waits, or the other one sees this visit.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
         let hooks = self.hooks();
@@ -269,27 +270,27 @@ impl Vcpu {
         }
     }
 
-    /// Notes that an overflow at the host's TSC `first` caused the open exit; the vCPU's time from
-    /// then to the next entry is charged to the sample. On the vCPU's thread.
+    /// Notes that an overflow at the host's TSC `first` caused the open exit. The vCPU's time from the
+    /// overflow to the next entry is charged to the sample. Called on the vCPU's thread.
     pub(crate) fn begin_sample(&self, first: u64) {
-        // An overflow during host work may be earlier than the entry: its signal then ends the run call at
-        // once.
+        // A counter can overflow during host work, before the entry. The signal then ends the run call
+        // immediately, so the vCPU spent no ticks in the guest.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
         self.sampled_after
             .store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Takes the cost of the last sample, once: the thread's CPU time in nanoseconds from the entry before
-    /// the overflow to the entry after it, and the ticks from the first of these entries to the overflow. On
-    /// the vCPU's thread.
+    /// Returns the cost of the last sample; `None` if there is none or it was already taken. The cost has two
+    /// parts: the thread's CPU time in nanoseconds from the entry before the overflow to the entry after it,
+    /// and the ticks from the first of these entries to the overflow. Called on the vCPU's thread.
     pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
         let spent = self.sample_spent.swap(0, Ordering::Relaxed);
         let ticks = self.sample_guest.load(Ordering::Relaxed);
         (spent != 0).then_some((spent, ticks))
     }
 
-    /// Ends the run call; on the vCPU's thread.
+    /// Notes that the run call has ended. Called on the vCPU's thread.
     pub(crate) fn leave(&self, reason: ExitReason, source: &dyn Source) {
         self.inside.store(false, Ordering::Relaxed);
         let exits = &self.exits[reason as usize];
@@ -304,19 +305,20 @@ impl Vcpu {
         }
     }
 
-    /// Marks the exit as handled; on the vCPU's thread.
+    /// Marks the exit as handled. Called on the vCPU's thread.
     pub(crate) fn exit_done(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) & !1, Ordering::SeqCst);
     }
 
-    /// The number of the vCPU's visit to the guest, from its entry until its exit is handled.
+    /// The number of the vCPU's current visit to the guest, which lasts from the entry until the exit is handled;
+    /// `None` between visits.
     pub(crate) fn visit(&self) -> Option<u64> {
         let visits = self.visits.load(Ordering::SeqCst);
         Some(visits).filter(|visits| visits % 2 == 1)
     }
 
-    /// Whether the vCPU is in its run call or about to enter it; its position is then unknown.
+    /// Whether the vCPU is in its run call, or about to make it. The vCPU's instruction pointer is then unknown.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed)
     }
@@ -338,7 +340,7 @@ impl Vcpu {
         }
     }
 
-    /// Exits that the `EXIT_*` value `config` selects.
+    /// Number of exits that the `EXIT_*` value `config` selects.
     pub(crate) fn exits_of(&self, config: u64) -> u64 {
         let exits = self.exits();
         match config {
@@ -372,9 +374,9 @@ pub(crate) fn exit_config(reason: ExitReason) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExitStamp {
     pub(crate) exit: Exit,
-    /// The guest's TSC at its start.
+    /// The guest's TSC at the start of the exit.
     pub(crate) tsc: u64,
-    /// `None` if the hypervisor does not provide them.
+    /// The registers at the exit; `None` if the hypervisor does not provide them.
     pub(crate) regs: Option<GuestRegs>,
 }
 
@@ -398,7 +400,7 @@ const HAS_ACCESS: u64 = 1 << 10;
 const IS_WRITE: u64 = 1 << 11;
 
 impl OpenExitCell {
-    /// Publishes a new exit; on the vCPU's thread. The previous exit must have been withdrawn.
+    /// Publishes a new exit. Called on the vCPU's thread, after the previous exit was withdrawn.
     pub(crate) fn publish(&self, stamp: &ExitStamp) {
         let access = stamp.exit.access;
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -424,7 +426,7 @@ impl OpenExitCell {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Withdraws the exit; on the vCPU's thread, which must hold the shard's lock.
+    /// Withdraws the exit. Called on the vCPU's thread, which must hold the shard's lock.
     pub(crate) fn withdraw(&self) {
         self.number.store(0, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The window: the VMM's memory for rings that outlive a reset, and its allocated pages. This module does
-//! not know about rings.
+//! The window: memory of the VMM for rings that outlive a reset. This module tracks the allocated pages, and
+//! does not know about rings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) enum Holder {
     Operator,
 }
 
-/// The first page of each allocated run, and its length.
+/// The first page and the length of each allocated run.
 type Taken = Lock<BTreeMap<u32, u32>, WINDOW>;
 
 /// Allocated contiguous pages of the window, freed when dropped.
@@ -88,8 +88,8 @@ impl Window {
             .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
-    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is no such run. The operator
-    /// allocates its reserved pages first.
+    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is no such run. For the
+    /// operator, prefers the pages that are reserved for the operator.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -131,7 +131,7 @@ impl Window {
         }
     }
 
-    /// The first page of a run of `pages` free pages from page `from` on and before page `until`.
+    /// The first page of the first run of `pages` free pages that lies in the pages `from` to `until` - 1.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &*self.taken.lock() {

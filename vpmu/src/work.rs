@@ -1,17 +1,17 @@
-//! The cost of a guest's requests: operations and calls of the host, counted on the thread that
-//! executes them. A request may name few or many events, so the limits apply to work, not to
-//! requests.
+//! The cost of a guest's requests: operations and calls to the source, counted on the thread that
+//! executes them. The limits apply to this work, not to the number of requests, because one request can
+//! affect many events.
 //!
-//! The account is per thread because one request can go through several shards and down to the
-//! source, always on one thread.
+//! The counts are per thread, because one request can call into several shards and the source, always on one
+//! thread.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// Maximum number of operations in one turn, except for the request that crosses the limit. Enough to switch every
-/// event of the default limit in and out.
+/// A turn ends after the request or command that reaches this number of operations. One turn is enough to
+/// schedule in and out as many events as the default limit allows to be open.
 const TURN_OPERATIONS: u64 = 4096;
-/// Maximum number of calls of the source in one turn, except for the request that crosses the limit.
+/// A turn ends after the request or command that reaches this number of calls to the source.
 const TURN_HOST_CALLS: u64 = 512;
 
 thread_local! {
@@ -27,11 +27,11 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Operations. Each of these is one operation: a start, stop, read or count of an event, a record written
-    /// for an event, a request, a command, and a descriptor of a buffer of requests or commands. Several page
-    /// addresses together are one operation, and so are several cheap visits to events.
+    /// Number of operations. Each start, stop, read or count of an event is one operation. So is each record
+    /// written for an event, each request, each command, and each descriptor of a buffer of requests or commands.
+    /// Several page addresses together count as one operation, and so do several events that are only examined.
     pub operations: u64,
-    /// Calls of the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
+    /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,
 }
 
@@ -64,7 +64,7 @@ impl Work {
         }
     }
 
-    /// For each figure, the larger of the two values.
+    /// For each field, the larger of the two values.
     #[must_use]
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
@@ -101,7 +101,7 @@ pub(crate) fn charge(operations: u64) {
     OPERATIONS.set(OPERATIONS.get().wrapping_add(operations));
 }
 
-/// Charges a call of the source to the calling thread.
+/// Charges a call to the source to the calling thread.
 pub(crate) fn charge_host_call() {
     HOST_CALLS.set(HOST_CALLS.get().wrapping_add(1));
 }
@@ -112,6 +112,6 @@ pub(crate) fn charge_host_call() {
 pub enum Turn {
     /// Nothing is left.
     Done,
-    /// The budget of a turn is used up. Do other pending work first, then continue.
+    /// The budget of a turn is used up, and work is left. Do other pending work first, then continue.
     Unfinished,
 }

@@ -1,5 +1,5 @@
-//! The ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field. For C
-//! and Linux, a C compiler checks a static assertion for each field and constant.
+//! The definitions of the ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field.
+//! For C and Linux, a C compiler checks a static assertion for each field and constant.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -347,13 +347,13 @@ const READ_FIELDS: [&str; 5] = [
     "LOST",
 ];
 
-/// A C expression of all these bits.
+/// A C expression that combines all these bits with `|`.
 fn any_of(prefix: &str, names: &[&str]) -> String {
     let bits: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
     format!("({})", bits.join(" | "))
 }
 
-/// A C program that compiles only if everything agrees.
+/// A C program that compiles only if the sizes, offsets and values in C and Linux equal those in Rust.
 fn program() -> String {
     let mut program = String::from(
         "#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n",
@@ -365,7 +365,7 @@ fn program() -> String {
         let c = layout.c;
         let size = i128::try_from(layout.size).expect("a size");
         if c == "perf_event_mmap_page" {
-            // The kernel does not define the rest of the page.
+            // The kernel's structure ends after `aux_size`, so the end of this field is compared instead of the size.
             claim(format!("offsetof(struct {c}, aux_size) + 8"), size);
         } else {
             claim(format!("sizeof(struct {c})"), size);
@@ -424,7 +424,7 @@ fn compile(program: &str) -> Result<(), String> {
     let mut input = compiler.stdin.take().expect("a pipe");
     input
         .write_all(program.as_bytes())
-        .expect("cc reads it all");
+        .expect("cc reads the whole program");
     drop(input);
     let output = compiler.wait_with_output().expect("cc ends");
     if output.status.success() {
@@ -448,7 +448,7 @@ fn written_layouts() -> BTreeMap<String, Written> {
         let name = head.trim().strip_prefix("struct ").expect("a struct");
         let layout = written_layout(name.trim(), body, &structs);
         let before = structs.insert(name.trim().to_owned(), layout);
-        assert_eq!(before, None, "{name} is shown once");
+        assert_eq!(before, None, "{name} is defined only once");
     }
     structs
 }
@@ -548,13 +548,13 @@ fn specification_has_perfs_values() {
         .into_iter()
         .filter(|(name, _)| name.starts_with("PERF_"))
         .collect();
-    assert!(perfs.len() > 50, "only {} of perf's", perfs.len());
+    assert!(perfs.len() > 50, "only {} constants of perf", perfs.len());
     let mut program = String::from("#include <linux/perf_event.h>\n");
     for (name, value) in perfs {
         let value = u64::try_from(value).expect("positive");
         program += &format!("_Static_assert({name} == {value}ULL, \"{name} is not {value}\");\n");
     }
-    compile(&program).expect("every value is Linux's");
+    compile(&program).expect("every value equals the value in Linux");
 }
 
 #[test]
@@ -599,7 +599,7 @@ fn wrong_offset_is_detected() {
         "offsetof(struct vpmu_reply, value) == 8",
         "offsetof(struct vpmu_reply, value) == 16",
     );
-    let complaint = compile(&wrong).expect_err("8 is not 16");
+    let complaint = compile(&wrong).expect_err("the wrong offset is refused");
     assert!(complaint.contains("vpmu_reply"), "{complaint}");
 }
 

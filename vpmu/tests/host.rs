@@ -1,4 +1,4 @@
-//! The perf source on the machine that runs the tests: real events, signals and clocks.
+//! `PerfSource` on the machine that runs the tests: real events, signals and clocks.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -84,7 +84,11 @@ fn task_clock_is_the_threads_cpu_time() {
     let source = source();
     let mut counter = open(&source, TASK_CLOCK, None);
     spin(Duration::from_millis(20));
-    assert_eq!(counter.read().expect("read").value, 0, "not started yet");
+    assert_eq!(
+        counter.read().expect("read").value,
+        0,
+        "a counter is stopped until it is started"
+    );
     let (begun, before) = (Instant::now(), source.thread_time().expect("a clock"));
     counter.start().expect("start");
     burn(&source, Duration::from_millis(200));
@@ -96,12 +100,16 @@ fn task_clock_is_the_threads_cpu_time() {
     // task-clock includes it.
     assert!(
         (spent - spent / 20..=most).contains(&reading.value),
-        "task-clock {} against a CPU time of {spent} in {most} ns",
+        "task-clock {}, CPU time {spent}, elapsed time {most} ns",
         reading.value
     );
     assert!(reading.running <= reading.enabled, "{reading:?}");
     spin(Duration::from_millis(20));
-    assert_eq!(counter.read().expect("read"), reading, "it stands still");
+    assert_eq!(
+        counter.read().expect("read"),
+        reading,
+        "a stopped counter does not count"
+    );
 }
 
 #[test]
@@ -125,12 +133,12 @@ fn every_overflow_is_announced_and_found() {
     let signals = SIGNALS.load(Ordering::Relaxed);
     eprintln!("{samples} overflows, {signals} signals in {spent} ns of task-clock");
     assert_eq!(lost, 0);
-    assert_eq!(samples, signals, "one signal for each");
-    // The host may skip periods under load, but never adds any.
+    assert_eq!(samples, signals, "one signal for each overflow");
+    // A busy host can skip periods, so that there are fewer overflows, but never more.
     let whole = spent / period;
     assert!(
         (whole / 2..=whole + 1).contains(&samples),
-        "{samples} of {whole}"
+        "{samples} overflows in {whole} periods"
     );
     assert_eq!(drained(&mut *counter).samples, [], "drained once");
 }
@@ -162,7 +170,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
         assert!(samples.len() > 10 && overflows.lost == 0);
         assert!(samples.is_sorted_by_key(|sample| sample.tsc));
         assert!(samples.iter().all(|s| (from..=until).contains(&s.tsc)));
-        // This thread does not run a guest.
+        // All samples are of the host, because this thread does not run a guest.
         assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
         assert!(samples.iter().all(|sample| sample.period == 1_000_000));
         assert_eq!(drained(&mut *counter).samples, [], "drained once");
@@ -177,7 +185,7 @@ fn overflows_beyond_a_full_host_ring_are_lost() {
     let period = 20_000;
     let mut counter = open(&source, TASK_CLOCK, every(period, Engine::Batched));
     counter.start().expect("start");
-    // The ring holds 2,048 records.
+    // The ring has room for 2,048 records.
     let mut overflows = Overflows::default();
     let mut rounds = 0;
     while overflows.lost == 0 {
@@ -200,7 +208,7 @@ fn overflows_beyond_a_full_host_ring_are_lost() {
     assert!(overflows.samples.len() > 1000);
 }
 
-/// The number of bytes of this process's mappings of perf events.
+/// The total size of the mappings of perf events in this process, in bytes.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let of_events = maps.lines().filter(|line| line.contains("[perf_event]"));
@@ -238,7 +246,11 @@ fn many_host_rings_are_shorter_than_few() {
     drop(many);
     assert_eq!(mapped(), 0);
     let _again = open(&source, TASK_CLOCK, sampling);
-    assert_eq!(mapped(), one, "what is given back can be had again");
+    assert_eq!(
+        mapped(),
+        one,
+        "after the other counters are closed, a new ring has the full length again"
+    );
 }
 
 #[test]
@@ -251,7 +263,7 @@ fn new_period_is_used() {
     assert_eq!(
         drained(&mut *counter).samples,
         [],
-        "a quarter of an hour is not over"
+        "the first period of 1000 s has not ended"
     );
     counter.set_rate(Rate::Period(1_000_000)).expect("set");
     spin(Duration::from_millis(100));
@@ -259,12 +271,12 @@ fn new_period_is_used() {
     assert!(drained(&mut *counter).samples.len() > 10);
 }
 
-/// Page faults of this thread, from the kernel's own accounting.
+/// The number of page faults of this thread, as the kernel counts it.
 fn faults() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/stat").expect("procfs");
     let fields = stat.rsplit_once(')').expect("a command").1;
     let mut fields = fields.split_whitespace();
-    // Fields 10 and 12 of proc(5), counted from the state, which is field 3.
+    // In proc(5), field 10 is `minflt` and field 12 is `majflt`. The first field after the command is field 3.
     let minor = fields.nth(7).expect("minor faults").parse::<u64>();
     let major = fields.nth(1).expect("major faults").parse::<u64>();
     minor.expect("a number") + major.expect("a number")
@@ -281,8 +293,9 @@ fn page_faults_are_counted_exactly() {
         let range = [(GuestAddress(0), pages * 4096)];
         GuestMemoryMmap::<()>::from_ranges(&range).expect("memory")
     };
-    // The counter's faults lie between the differences of the inner and of the outer pair of readings,
-    // because code that is not in memory yet can fault between the readings, too.
+    // `inner` is the number of faults between the two reads of the counter. `outer` also includes the faults of these
+    // reads, which run code that may not be in memory yet. So the counter grows by at least `inner` and at most
+    // `outer`.
     let mut touched = |memory: &GuestMemoryMmap| {
         let outer = faults();
         let before = counter.read().expect("read").value;
@@ -298,7 +311,7 @@ fn page_faults_are_counted_exactly() {
     };
     touched(&fresh());
     let (inner, count, outer) = touched(&fresh());
-    assert!(inner >= pages as u64, "{inner} faults of {pages} pages");
+    assert!(inner >= pages as u64, "{inner} faults for {pages} pages");
     assert!(
         (inner..=outer).contains(&count),
         "{inner} <= {count} <= {outer}"
@@ -308,8 +321,8 @@ fn page_faults_are_counted_exactly() {
 /// The counter, and the clock before and after it was read.
 type Look = (u64, Instant, Instant);
 
-/// The lowest and the highest frequency that two looks allow, however long the thread was preempted
-/// between their readings.
+/// The lowest and the highest frequency that a counter can have, computed from two readings of the counter. The bounds
+/// hold even if the thread was preempted during a reading.
 fn frequencies(first: Look, second: Look) -> (f64, f64) {
     let ticks = (second.0 - first.0) as f64;
     let longest = (second.2 - first.1).as_secs_f64();
@@ -371,7 +384,7 @@ fn offered_events_open_and_others_do_not() {
 #[test]
 fn only_a_real_time_signal_announces() {
     for signal in [0, -1, libc::SIGSEGV, libc::SIGKILL, 65] {
-        let refused = PerfSource::new(signal).expect_err("no such signal");
+        let refused = PerfSource::new(signal).expect_err("not a real-time signal");
         assert!(refused.to_string().contains("real-time"), "{refused}");
     }
 }

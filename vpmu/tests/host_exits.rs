@@ -30,7 +30,7 @@ const LOOP: [u8; 11] = [
 /// Address of the store.
 const STORE: u64 = PROGRAM + 5;
 
-/// Creates a vCPU that is about to loop; `None` if this machine has no KVM.
+/// Creates a vCPU whose next instruction is the first of [`LOOP`]; `None` if this machine has no KVM.
 fn guest() -> Option<Guest> {
     if !Path::new("/dev/kvm").exists() {
         return None;
@@ -39,7 +39,7 @@ fn guest() -> Option<Guest> {
     Some(Guest::new(&kvm, &LOOP).expect("a guest"))
 }
 
-/// Runs to the next store.
+/// Runs the guest until its next store exits.
 fn store(guest: &mut Guest) {
     let exit = guest.vcpu.run().expect("runs");
     assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "{exit:?}");
@@ -84,7 +84,11 @@ fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
         .offers()
         .iter()
         .any(|offer| (offer.kind, offer.config) == (KIND_EXIT_TRACE, EXIT_ALL));
-    assert_eq!(offered, traces_exits().is_ok(), "offered where it opens");
+    assert_eq!(
+        offered,
+        traces_exits().is_ok(),
+        "the event is offered if and only if it opens"
+    );
     traces_exits().map_err(|refusal| refusal.to_string())?;
     let request = Request {
         kind: KIND_EXIT_TRACE,
@@ -109,7 +113,7 @@ fn drained(recorder: &mut dyn Counter) -> (Vec<HostExit>, u64) {
     (exits, lost)
 }
 
-/// Also runs on hosts without tracepoints.
+/// This test also runs on hosts without tracepoints.
 #[test]
 fn guest_exits_at_each_store() {
     let Some(mut guest) = guest() else {
@@ -118,7 +122,7 @@ fn guest_exits_at_each_store() {
     for _ in 0..3 {
         store(&mut guest);
         let ip = guest.vcpu.get_regs().expect("registers").rip;
-        // KVM skips the store before or after the exit.
+        // At the exit, the instruction pointer is that of the store, or KVM has already advanced it past the store.
         assert!([STORE, STORE + 2].contains(&ip), "{ip:#x}");
     }
 }
@@ -139,7 +143,10 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     }
     let (mut exits, lost) = drained(&mut *recorder);
     for exit in &exits {
-        assert!(exit.back.is_some(), "one that is not over stays: {exit:?}");
+        assert!(
+            exit.back.is_some(),
+            "a drain returns an exit that has not ended: {exit:?}"
+        );
     }
     for _ in 0..STORES / 2 {
         store(&mut guest);
@@ -161,9 +168,12 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     );
     assert!(exits.is_sorted_by_key(|exit| exit.tsc));
     let (last, ended) = exits.split_last().expect("some");
-    assert_eq!(last.back, None, "it had not run again");
+    assert_eq!(
+        last.back, None,
+        "the vCPU did not run again after the last exit"
+    );
     for (exit, next) in ended.iter().zip(&exits[1..]) {
-        let back = exit.back.expect("over");
+        let back = exit.back.expect("an exit that ended");
         assert!((exit.tsc..=next.tsc).contains(&back), "{exit:x?} {next:x?}");
     }
     assert!(exits.iter().all(|exit| (from..=until).contains(&exit.tsc)));
@@ -185,10 +195,13 @@ fn exits_without_room_are_counted_as_lost() {
     }
     let (exits, lost) = drained(&mut *recorder);
     let counted = recorder.read().expect("reads").value;
-    eprintln!("{} exits, {lost} lost of {counted}", exits.len());
+    eprintln!(
+        "{} exits recorded and {lost} lost, {counted} counted",
+        exits.len()
+    );
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
-    // After a loss, records are returned again, and the loss is reported once.
+    // After the loss, the recorder returns records again, and does not report the loss a second time.
     for _ in 0..2 {
         recorder.start().expect("starts");
         store(&mut guest);

@@ -1,4 +1,5 @@
-//! Provokes each refusal of this host's perf; checks the reason, and which events the source then offers.
+//! Makes this host's perf refuse events, for each possible reason. Then checks the reason that the source reports, and
+//! the events that it still offers.
 #![expect(unsafe_code, reason = "lowers a limit and drops capabilities")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -71,7 +72,10 @@ fn source_without_descriptors_refuses_for_want_of_them() {
             Ok(counter) => counters.push(counter),
             Err(error) => break error,
         }
-        assert!(counters.len() < 100, "the limit does not hold");
+        assert!(
+            counters.len() < 100,
+            "the limit of descriptors has no effect"
+        );
     };
     limit_descriptors(Some(before));
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
@@ -95,7 +99,7 @@ fn thread_without_capabilities_is_refused_by_the_level() {
     })
     .join()
     .expect("no panic");
-    // From perf_event_paranoid 2 on, an event that counts the kernel needs a capability.
+    // If perf_event_paranoid is 2 or higher, an event that counts kernel mode needs a capability.
     let expected = (level > 1).then_some(Refusal::Permission);
     assert_eq!(refusal, expected, "at level {level}");
     assert_eq!(offers == 0, expected.is_some(), "{offers} at level {level}");
@@ -116,7 +120,7 @@ fn source_without_hardware_offers_none_and_does_not_try() {
     for offer in source.offers() {
         assert!(!hardware.contains(&offer.kind), "{offer:?}");
     }
-    // A source that has not asked the host has no refusal.
+    // This source has not tried to open hardware events, so it reports no refusal of them.
     assert_eq!(source.refusal(KIND_HARDWARE), None);
     let asked = PerfSource::new(SIGRTMIN()).expect("a source");
     let offered = asked

@@ -32,7 +32,7 @@ fn source() -> PerfSource {
     PerfSource::new(SIGRTMIN()).expect("a source")
 }
 
-/// An empty set on the calling thread.
+/// An empty set for counters of the calling thread.
 fn set() -> Box<dyn CounterSet> {
     let source = source();
     source.counters(source.thread())
@@ -51,7 +51,7 @@ fn add(set: &mut dyn CounterSet, config: u64) -> CounterKey {
         .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
 }
 
-/// The current readings of the counters.
+/// Reads the set, and returns the readings of these counters.
 fn readings<const N: usize>(set: &mut dyn CounterSet, keys: [CounterKey; N]) -> [Reading; N] {
     set.refresh();
     keys.map(|key| set.reading(key).expect("readable"))
@@ -108,7 +108,7 @@ fn limits() -> libc::rlimit {
     limits
 }
 
-/// A changed limit of file descriptors; restores the previous limit when dropped.
+/// Changes the limit on file descriptors; restores the previous limit when dropped.
 struct Limit(libc::rlimit);
 
 impl Limit {
@@ -144,7 +144,7 @@ fn tracer_counts_the_calls_of_its_thread_alone() {
     }
     let (go, wait) = channel::<()>();
     let other = thread::spawn(move || wait.iter().for_each(|()| call()));
-    go.send(()).expect("it waits");
+    go.send(()).expect("the thread waits");
     assert_eq!(
         syscalls::count(|| {
             let start = Instant::now();
@@ -153,7 +153,7 @@ fn tracer_counts_the_calls_of_its_thread_alone() {
         0
     );
     drop(go);
-    other.join().expect("it ends");
+    other.join().expect("the thread ends");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn page_faults_of_a_set_are_exact_and_those_of_a_separate_counter() {
         let [faults, _, also] = values(&mut *set, keys);
         [faults, also, separate.read().expect("read").value]
     };
-    // Fault in code and stack first.
+    // Read once first, so that pages of code and stack are in memory.
     read();
     let before = read();
     fresh.touch(0..200);
@@ -204,7 +204,10 @@ fn task_clock_of_a_set_lies_between_two_readings_of_a_separate_counter() {
         "{inner} <= {spent} <= {outer}"
     );
     let (enabled, running) = (end.enabled - start.enabled, end.running - start.running);
-    assert_eq!(enabled, running, "software events never wait");
+    assert_eq!(
+        enabled, running,
+        "software events always run while they are enabled"
+    );
     assert!(enabled.abs_diff(spent) < spent / 10, "{enabled} {spent}");
 }
 
@@ -226,9 +229,10 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    // The kernel may migrate a page of the process meanwhile; the next access to it is one more fault.
+    // There can be more faults than touched pages: the kernel may migrate a page of the process meanwhile, and the next
+    // access to it faults.
     let faults = late.value - since.value;
-    assert!(faults >= 20, "{faults} faults of 20 pages");
+    assert!(faults >= 20, "{faults} faults for 20 pages");
     assert_eq!(end.value - start.value, faults);
     assert_eq!((late.enabled, late.running), (end.enabled, end.running));
 }
@@ -257,7 +261,7 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     let end = values(&mut *set, left);
     assert_eq!(end, start.map(|value| value + 50));
 
-    // Removing a counter twice must not matter.
+    // Remove `second` twice: the second time must have no effect.
     for key in [leader, third, second, second, fifth] {
         set.remove(key);
     }
@@ -281,7 +285,11 @@ fn removed_leader_is_used_again_for_the_same_request_from_zero() {
     assert!(values(&mut *set, [leader])[0] >= 20);
     set.remove(leader);
     let third = add(&mut *set, TASK_CLOCK);
-    assert_eq!(open_descriptors(), open + 1, "another request opens anew");
+    assert_eq!(
+        open_descriptors(),
+        open + 1,
+        "an event of another kind opens a new counter"
+    );
     let again = add(&mut *set, PAGE_FAULTS);
     assert_eq!(open_descriptors(), open + 1);
     assert_ne!(again, leader);
@@ -290,9 +298,17 @@ fn removed_leader_is_used_again_for_the_same_request_from_zero() {
     assert!(start < 5, "{start}");
     fresh.touch(20..40);
     assert_eq!(values(&mut *set, [again]), [start + 20]);
-    assert_eq!(errno(set.reading(leader)), Some(libc::EIO), "an old key");
+    assert_eq!(
+        errno(set.reading(leader)),
+        Some(libc::EIO),
+        "the key of a removed counter is invalid"
+    );
     let twice = add(&mut *set, PAGE_FAULTS);
-    assert_eq!(open_descriptors(), open + 2, "it leads for one only");
+    assert_eq!(
+        open_descriptors(),
+        open + 2,
+        "a removed leader can be reused only once"
+    );
     for key in [leader, other, third, again, twice] {
         set.remove(key);
     }
@@ -322,10 +338,10 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             set.refresh();
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
-            // Besides the counters, the removed leaders of a few groups are still open.
+            // A removed leader stays open while its group has members. So up to five removed leaders may still be open.
             assert!(
                 (keys.len()..=keys.len() + 5).contains(&open),
-                "{open} descriptors of {} counters",
+                "{open} descriptors for {} counters",
                 keys.len()
             );
         }
@@ -336,7 +352,11 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
     assert_eq!(open_descriptors(), before);
     let _key = add(&mut *set, PAGE_FAULTS);
     drop(set);
-    assert_eq!(open_descriptors(), before, "a set closes what it has");
+    assert_eq!(
+        open_descriptors(),
+        before,
+        "dropping a set closes its counters"
+    );
 }
 
 #[test]
@@ -450,13 +470,13 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     });
     let mut set = source().counters(told.recv().expect("a thread"));
     let key = add(&mut *set, PAGE_FAULTS);
-    go.send(()).expect("it waits");
+    go.send(()).expect("the thread waits");
     told.recv().expect("done");
     let [running] = readings(&mut *set, [key]);
     assert!(running.value >= 50, "{running:?}");
-    go.send(()).expect("it waits");
-    thread.join().expect("it ends");
-    // The thread was joined, but the kernel may not have removed it yet.
+    go.send(()).expect("the thread waits");
+    thread.join().expect("the thread ends");
+    // The thread was joined, but the kernel may not have removed it yet. So repeat until the kernel no longer finds it.
     let ended = Instant::now();
     let refused = loop {
         match set.add(&event(PAGE_FAULTS)) {
@@ -471,8 +491,8 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert_eq!(readings(&mut *set, [key]), [last]);
 }
 
-/// In the kernel each clock is a PMU of its own, so a new counter and the leader of its group may belong to
-/// different PMUs.
+/// A counter counts correctly even if it and the leader of its group belong to different PMUs of the kernel. This
+/// happens here, because each clock is a PMU of its own.
 #[test]
 fn counters_count_from_their_add_whatever_leads_their_group() {
     let _alone = alone();
@@ -497,7 +517,7 @@ fn counters_count_from_their_add_whatever_leads_their_group() {
             let grown = after - before;
             match *config {
                 PAGE_FAULTS => assert!(grown >= 100, "{grown} page faults in {order:?}"),
-                0 | TASK_CLOCK => assert!(grown > 0, "clock {config} stands in {order:?}"),
+                0 | TASK_CLOCK => assert!(grown > 0, "clock {config} stopped in {order:?}"),
                 _ => {}
             }
         }

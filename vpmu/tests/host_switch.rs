@@ -1,4 +1,4 @@
-//! Task switches with real software events: the system calls, counts and file descriptors of the device.
+//! Task switches with real software events: the counts, and the system calls and file descriptors that they cost.
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -33,14 +33,14 @@ const CPU_CLOCK: u64 = 0;
 const PAGE_FAULTS: u64 = 2;
 /// Software events that every Linux kernel counts.
 const CONFIGS: u64 = 5;
-/// Numbers of events per task in the measurements.
+/// Numbers of events per task that the tests measure.
 const SIZES: [usize; 3] = [1, 6, 20];
 const MEMORY_LEN: usize = 0x200_0000;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x10_0000;
 /// Maximum number of commands of one notification.
 const MOST_COMMANDS: usize = 2048;
-/// Longer than any vCPU takes, however busy the machine is.
+/// A wait that is longer than any work of a vCPU, even on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Discards interrupts: the driver polls.
@@ -95,14 +95,17 @@ impl Guest {
 
     /// Attaches the calling thread to vCPU `index`.
     fn lane(&self, index: u16, queue: DriverQueue) -> Lane {
-        let vcpu = self.vpmu.attach(index.into(), 0).expect("a vCPU of it");
+        let vcpu = self
+            .vpmu
+            .attach(index.into(), 0)
+            .expect("the device has this vCPU");
         Lane { index, vcpu, queue }
     }
 
     fn ask<T: FromBytes>(&mut self, request: &(impl IntoBytes + Immutable)) -> T {
         self.control.request(request.as_bytes(), size_of::<T>());
         let _ = self.vpmu.notify(QUEUE_CONTROL);
-        let answer = self.control.answer().expect("answered at once");
+        let answer = self.control.answer().expect("answered immediately");
         T::read_from_bytes(&answer).expect("a reply")
     }
 
@@ -119,7 +122,7 @@ impl Guest {
             .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
-    /// Opens `events` enabled events of a task, which repeat the host's software events.
+    /// Opens `events` enabled events of a task, with the configs 0 to `CONFIGS` - 1 in turn.
     fn task(&mut self, events: usize) -> Vec<u64> {
         let configs = (0..CONFIGS).cycle().take(events);
         configs.map(|config| self.open(&counting(config))).collect()
@@ -136,7 +139,7 @@ impl Guest {
 }
 
 impl Lane {
-    /// Returns the number of system calls for a notification with these commands, which must succeed.
+    /// Notifies with these commands, which must succeed. Returns the number of system calls that this takes.
     fn system_calls(&mut self, commands: &[Command]) -> usize {
         self.offer(commands);
         let calls = syscalls::count(|| self.kick());
@@ -166,7 +169,7 @@ impl Lane {
     }
 
     fn replies(&mut self) -> Vec<Reply> {
-        let answer = self.queue.answer().expect("answered at once");
+        let answer = self.queue.answer().expect("answered immediately");
         let replies = answer.chunks(size_of::<Reply>()).map(|bytes| {
             let reply = Reply::read_from_bytes(bytes).expect("whole");
             assert_eq!(reply.status.get(), 0, "{reply:?}");
@@ -238,7 +241,8 @@ fn switch_of_any_number_of_events_makes_one_system_call() {
         let (mut guest, mut queues) = Guest::new(1, 1024);
         let mut lane = guest.lane(0, queues.remove(0));
         let (one, other) = (guest.task(events), guest.task(events));
-        // Each task has run before, so that host counters are open and all buffers have their final size.
+        // Run each task once before the measurement, so that its host counters are open and all buffers have their
+        // final size.
         for task in [&one, &other] {
             lane.run(&all(COMMAND_IN, task));
             lane.run(&all(COMMAND_OUT, task));
@@ -284,7 +288,7 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
         eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
         assert_eq!(scheduled_in, 1, "{events} events");
-        // A sampling counter is read by a call of its own.
+        // Each counter that samples is read with a separate system call.
         assert_eq!(scheduled_out, 1 + events, "{events} events");
     }
 }
@@ -336,7 +340,7 @@ fn exits_and_marks_without_samples_make_no_system_call() {
             lane.vcpu.mark(7, &mut Still(1));
         }
     });
-    eprintln!("1000 visits: {visits} system calls, 1000 marks: {marks} system calls");
+    eprintln!("1000 entries and exits: {visits} system calls, 1000 marks: {marks} system calls");
     assert_eq!((visits, marks), (0, 0));
     assert_eq!(lane.value(mark), 1000);
 }
@@ -356,7 +360,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         touch(pages);
         faults(&lane.run(&all(COMMAND_OUT, task)), 0)
     };
-    // Fault in code, stack and buffers first.
+    // Visit each task first, so that pages of code, stack and buffers are in memory.
     for task in [&one, &other, &one, &other] {
         visit(task, 1);
     }
@@ -366,14 +370,26 @@ fn page_faults_count_for_the_task_that_is_in() {
         now - std::mem::replace(&mut counted[task], now)
     };
     for task in [0, 1] {
-        // A mapping cannot be empty, so the baseline is a visit that touches one page.
+        // A mapping cannot be empty, so the baseline is a visit that touches one page instead of none.
         let without = grown(task, 1);
         let with = grown(task, 1 + K);
         assert_eq!(with - without, K, "task {task}");
         touch(K);
-        assert_eq!(grown(task, 1), without, "task {task}, out meanwhile");
-        assert_eq!(grown(1 - task, 1 + K), without + K, "the other task");
-        assert_eq!(grown(task, 1), without, "task {task}, the other in");
+        assert_eq!(
+            grown(task, 1),
+            without,
+            "task {task} counts no faults while it is scheduled out"
+        );
+        assert_eq!(
+            grown(1 - task, 1 + K),
+            without + K,
+            "the faults count for the other task"
+        );
+        assert_eq!(
+            grown(task, 1),
+            without,
+            "task {task} counts no faults of the other task"
+        );
     }
 }
 
@@ -403,8 +419,12 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
     let sum: u64 = counts.iter().sum();
     let touched: u64 = (0..ROUNDS).map(|round| 10 * (1 + round % 7)).sum();
     assert!(counts.iter().all(|&count| count >= touched), "{counts:?}");
-    // Replies and readings may fault between the first IN and the first reading, and among the last readings.
-    assert!(sum.abs_diff(grown) <= 8, "{counts:?} of {grown}");
+    // The sums can differ slightly. The counts are not read at the same time, and the device can cause faults between
+    // these reads, and between the first IN and the first read.
+    assert!(
+        sum.abs_diff(grown) <= 8,
+        "{counts:?} do not add up to {grown}"
+    );
 }
 
 /// A thread that runs a vCPU and executes the work sent to it.
@@ -419,11 +439,13 @@ impl Worker {
         let (finished, done) = channel();
         let vpmu = Arc::clone(&guest.vpmu);
         thread::spawn(move || {
-            let vcpu = vpmu.attach(index.into(), 0).expect("a vCPU of it");
+            let vcpu = vpmu
+                .attach(index.into(), 0)
+                .expect("the device has this vCPU");
             let mut lane = Lane { index, vcpu, queue };
-            finished.send(Vec::new()).expect("it waits");
+            finished.send(Vec::new()).expect("the test waits");
             for job in received {
-                finished.send(lane.run(&job)).expect("it waits");
+                finished.send(lane.run(&job)).expect("the test waits");
             }
         });
         let worker = Self { jobs, done };
@@ -432,12 +454,12 @@ impl Worker {
     }
 
     fn send(&self, job: Vec<Command>) {
-        self.jobs.send(job).expect("it lives");
+        self.jobs.send(job).expect("the worker's thread runs");
     }
 
     fn wait(&self) -> Vec<Reply> {
         let replies = self.done.recv_timeout(LONG);
-        replies.expect("the vCPU goes on")
+        replies.expect("the vCPU continues")
     }
 }
 
@@ -457,7 +479,7 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
         Err(libc::ENOSPC.unsigned_abs())
     );
     for round in 0..4 {
-        // Both vCPUs at the same time; each round swaps the tasks.
+        // Run both vCPUs at the same time. The tasks swap vCPUs in each round.
         for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
             for (index, worker) in workers.iter().enumerate() {
                 worker.send(all(op, &tasks[(index + round) % 2]));
@@ -491,7 +513,10 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     let pair = [(); 2].map(|()| guest.open(&pinned));
     task.extend(pair);
     let grown = open_descriptors() - before;
-    assert_eq!(grown, 5, "one for each kind, pinned or not");
+    assert_eq!(
+        grown, 5,
+        "one counter for each kind, and pinned events share it"
+    );
     let in_and_out = [all(COMMAND_IN, &task), all(COMMAND_OUT, &task)];
     let mut counts = Vec::new();
     for pages in [1, 1, 1 + K] {
@@ -504,9 +529,9 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     }
     assert_eq!(counts[2] - counts[1], counts[1] - counts[0] + K);
     let calls = in_and_out.map(|commands| lane.system_calls(&commands));
-    eprintln!("6 events and a pinned kind: {calls:?} system calls in and out");
+    eprintln!("6 events and 2 pinned events: {calls:?} system calls for IN and OUT");
     assert_eq!(calls, [1, 1]);
-    // A group member cannot be pinned: it is scheduled with its leader.
+    // A member of a group cannot be pinned, because it counts only when its leader does.
     let member = OpenRequest {
         leader: task[0].into(),
         ..pinned
@@ -532,12 +557,12 @@ fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_cal
         ..counting(0)
     };
     let Ok(both) = guest.try_open(&cycles) else {
-        eprintln!("this host has no cycles: exclusions of its PMU are not tried");
+        eprintln!("this host does not count cycles, so the exclusions of its PMU are not tested");
         return;
     };
     let parts = [OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL].map(|flag| {
         let opened = guest.try_open(&excluding(cycles, flag));
-        opened.expect("a PMU that tells guests apart")
+        opened.expect("a PMU that can exclude guest modes")
     });
     let task = [both, parts[0], parts[1]];
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Persistent events on a real host when a vCPU's thread changes: each boot of a machine has new threads.
+//! Persistent events on a real host when the thread of their vCPU changes, as after a reboot of the guest.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -31,11 +31,11 @@ fn device() -> Vpmu {
     vpmu.with_window(window).expect("a window")
 }
 
-/// Runs the vCPU on a thread until the event has counted `SPENT` more, and ends the thread; returns
-/// the last count that the thread read.
+/// Runs the vCPU on a new thread until the event's count has grown by `SPENT`, then ends the thread. Returns the last
+/// count that the thread read.
 fn boot(vpmu: &Vpmu) -> u64 {
     let run = || {
-        let mut vcpu = vpmu.attach(0, 0).expect("a vCPU of it");
+        let mut vcpu = vpmu.attach(0, 0).expect("the device has this vCPU");
         let start = only(vpmu).count;
         loop {
             vcpu.enter();
@@ -72,7 +72,7 @@ fn host_clock_continues_on_the_next_thread() {
     let mut before = only(&vpmu);
     for _ in 0..3 {
         let counted = boot(&vpmu);
-        // The count outlives the thread.
+        // The count continues, although the thread has ended.
         let after = only(&vpmu);
         assert_eq!(after.state, STATE_ACTIVE);
         assert!(counted >= before.count + SPENT, "{counted}, {before:?}");

@@ -1,4 +1,5 @@
-//! Sampling clocks of a thread: the host timers that pace them are started and stopped together.
+//! Sampling clocks of one thread: each is paced by a timer of the host, and the device starts and stops all these
+//! timers together.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::hint::black_box;
@@ -12,7 +13,7 @@ use vpmu::source::{Counter, Engine, Overflows, Rate, Request, Sampling};
 
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
-/// Longer than any clock stands still, however busy the machine is.
+/// A running clock samples within this time, even on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
 fn open(source: &PerfSource, config: u64) -> Box<dyn Counter> {
@@ -43,12 +44,12 @@ impl Clocks {
         Self { source, clocks }
     }
 
-    /// Acts on the clocks between `hold` and `release` of the source, like a notification.
+    /// Calls `act` on the clocks between the source's `hold` and `release`, as the device does during a notification.
     fn together(&mut self, act: impl FnOnce(&mut [Box<dyn Counter>])) {
         let thread = self.source.thread();
         self.source.hold(thread);
         act(&mut self.clocks);
-        self.source.release(thread).expect("the host goes on");
+        self.source.release(thread).expect("released");
     }
 
     fn start(&mut self, which: &[usize]) {
@@ -126,21 +127,25 @@ fn clocks_started_and_stopped_beside_running_ones_leave_those_running() {
 #[test]
 fn clocks_of_a_paused_thread_stand_still() {
     let mut clocks = Clocks::open(&[CPU_CLOCK, TASK_CLOCK, CPU_CLOCK]);
-    // Another source has timers of its own.
+    // The timers of another source are independent.
     let mut other = Clocks::open(&[CPU_CLOCK]);
     let thread = clocks.source.thread();
     other.start(&[0]);
     clocks.start(&[0, 1]);
     clocks.assert_run(&[0, 1]);
-    clocks.source.pause(thread).expect("the host goes on");
+    clocks.source.pause(thread).expect("paused");
     clocks.samples();
     other.assert_run(&[0]);
     assert_eq!(clocks.samples(), [0, 0, 0]);
     clocks.start(&[2]);
     clocks.stop(&[1]);
     other.assert_run(&[0]);
-    assert_eq!(clocks.samples(), [0, 0, 0], "started in the pause");
-    clocks.source.go_on(thread).expect("the host goes on");
+    assert_eq!(
+        clocks.samples(),
+        [0, 0, 0],
+        "a clock that is started in the pause does not sample"
+    );
+    clocks.source.go_on(thread).expect("resumed");
     clocks.assert_run(&[0, 2]);
 }
 
@@ -150,12 +155,12 @@ fn clock_opened_in_a_pause_waits_for_its_end() {
     let mut other = Clocks::open(&[CPU_CLOCK]);
     let thread = clocks.source.thread();
     other.start(&[0]);
-    clocks.source.pause(thread).expect("the host goes on");
+    clocks.source.pause(thread).expect("paused");
     clocks.clocks.push(open(&clocks.source, CPU_CLOCK));
     clocks.start(&[0]);
     other.assert_run(&[0]);
     assert_eq!(clocks.samples(), [0]);
-    clocks.source.go_on(thread).expect("the host goes on");
+    clocks.source.go_on(thread).expect("resumed");
     clocks.assert_run(&[0]);
 }
 
@@ -171,7 +176,7 @@ fn clocks_that_go_and_come_in_one_notification_change_places() {
         let running: Vec<_> = (0..3).filter(|&at| at != out).collect();
         clocks.assert_run(&running);
     }
-    // A clock that is stopped before its timer has started.
+    // A clock that is stopped before its timer starts does not sample.
     clocks.together(|clocks| {
         clocks[1].start().expect("started");
         clocks[1].stop().expect("stopped");

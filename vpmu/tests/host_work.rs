@@ -1,5 +1,5 @@
-//! Threads of a process that embeds the device: the crate adds one thread when the source is created. This program
-//! has a single test, so that other tests cannot add threads.
+//! The threads of a process that embeds the device: the crate adds one thread, when the source is created. This program
+//! has only one test, because other tests would add threads of their own.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -78,7 +78,8 @@ fn construction_makes_every_thread_and_work_makes_none() {
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();
     assert_eq!(made.len(), before + 1);
-    // If the host can trace exits, the closer thread closes the counters of the exit trace.
+    // If the host cannot trace exits, the device refuses `exit-trace`. Otherwise, the closer thread closes the counters
+    // of the exit trace.
     for event in ["task-clock", "cpu-clock", "exit-trace"] {
         for _ in 0..3 {
             let started = vpmu.persist(&persist(event));
@@ -86,11 +87,11 @@ fn construction_makes_every_thread_and_work_makes_none() {
             vpmu.drain();
             vpmu.flush(None).expect("flushed");
             if let Ok(id) = started {
-                vpmu.end(id).expect("it is there");
+                vpmu.end(id).expect("the event exists");
             }
             assert_eq!(threads(), made, "{event}");
         }
     }
     let samples = vpmu.metrics().samples_written;
-    assert!(samples > 0, "there was work");
+    assert!(samples > 0, "the events sampled");
 }

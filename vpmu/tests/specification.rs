@@ -1,4 +1,4 @@
-//! Each requirement of SPEC.md has a test that names its number in the comment before it.
+//! Each requirement of SPEC.md has a test, and the comment before the test names the number of the requirement.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ const SPECIFICATION: &str = include_str!("../SPEC.md");
 /// Directories whose tests check requirements.
 const TESTED: [&str; 4] = ["vpmu", "vmm", "tests", "guest-driver/client"];
 
-/// Every `.rs` file below `dir` except those of the build.
+/// Every `.rs` file below `dir`, except files in build directories.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("a directory");
     let mut found = Vec::new();
@@ -44,7 +44,7 @@ fn requirements() -> BTreeMap<String, String> {
     all
 }
 
-/// The tests that name requirements in the comment before them: file, test, number.
+/// The numbers of requirements in the comments before tests. Each comes with the test's file and the test's name.
 fn named() -> Vec<(PathBuf, String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = TESTED.iter().flat_map(|dir| sources(&root.join(dir)));
@@ -101,7 +101,7 @@ fn requirement_that_a_test_names_exists() {
     assert_eq!(unknown, []);
 }
 
-/// A requirement's number consists of its section and a number that counts from one in the section.
+/// A requirement's number consists of the section's number and a serial number, which starts at one in each section.
 #[test]
 fn requirements_are_numbered_by_their_sections() {
     let mut section = String::new();

@@ -8,9 +8,11 @@ use super::ControlHeader;
 pub const KIND_HARDWARE: u32 = 0;
 /// Event kind: the host's software events on the vCPU thread; config is perf's `PERF_COUNT_SW_*`.
 pub const KIND_SOFTWARE: u32 = 1;
-/// Event kind: hardware cache events; config as for perf's `PERF_TYPE_HW_CACHE`.
+/// Event kind: hardware cache events; config has the cache, the operation and the result, as for perf's
+/// `PERF_TYPE_HW_CACHE`.
 pub const KIND_HW_CACHE: u32 = 3;
-/// Event kind: raw hardware events, where the operator allows them; config is the host PMU's number.
+/// Event kind: raw hardware events, where the operator allows them; config is the raw event code of the
+/// host's PMU.
 pub const KIND_RAW: u32 = 4;
 /// Event kind: guest TSC ticks that pass while the event is active; config is zero.
 pub const KIND_TSC: u32 = 0x100;
@@ -18,31 +20,31 @@ pub const KIND_TSC: u32 = 0x100;
 pub const KIND_EXITS: u32 = 0x101;
 /// Event kind: halts of the vCPU; config is zero.
 pub const KIND_HALTS: u32 = 0x102;
-/// Event kind: nanoseconds that the vCPU thread ran on a CPU inside the run call; config is zero.
+/// Event kind: nanoseconds that the vCPU thread ran on a CPU inside the run call (`KVM_RUN`); config is zero.
 pub const KIND_GUEST_TIME: u32 = 0x103;
-/// Event kind: marks written to the doorbell; config is the value to count, or [`MARK_ANY`].
+/// Event kind: marks written to the doorbell; config is the value of the marks to count, or [`MARK_ANY`].
 pub const KIND_MARK: u32 = 0x104;
 
-/// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. Counts the bytes of
-/// the trace, written or lost.
+/// Event kind: a trace of VM exits, written to the AUX area; config is one of `EXIT_*`. The count is the size
+/// of the trace in bytes, including lost bytes.
 pub const KIND_EXIT_TRACE: u32 = 0x105;
-/// Event kind: a trace of samples with registers in the AUX area; config is one of `PACE_*` and
-/// selects the event at whose periods the trace samples. Counts bytes as [`KIND_EXIT_TRACE`] does.
+/// Event kind: a trace of samples with registers, written to the AUX area; config is one of `PACE_*` and
+/// selects the event whose overflows make the samples. The count is in bytes, as for [`KIND_EXIT_TRACE`].
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
-/// Event kind: a trace of the host's own PMU. Reserved: the device refuses it, because no host can
-/// confine such a trace to one guest.
+/// Event kind: a trace that the host's PMU writes, such as Intel PT. Reserved: the device refuses this kind,
+/// because no host can confine such a trace to one guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
-/// Event kind: a trace written by one of the VMM's producers; config is the producer's number.
-/// Counts bytes. Present only where the catalogue lists it.
+/// Event kind: a trace written by one of the VMM's producers; config is the producer's number. The count is
+/// in bytes. The device has this kind only if the catalogue lists it.
 pub const KIND_VMM_TRACE: u32 = 0x108;
 
-/// [`KIND_SAMPLE_TRACE`] config: paced by nanoseconds of the host's clock on the vCPU thread.
+/// [`KIND_SAMPLE_TRACE`] config: the period is in nanoseconds of perf's `cpu-clock` of the vCPU thread.
 pub const PACE_CPU_CLOCK: u64 = 0;
-/// [`KIND_SAMPLE_TRACE`] config: paced by exits that reached the VMM.
+/// [`KIND_SAMPLE_TRACE`] config: the period is a number of exits that reached the VMM.
 pub const PACE_EXITS: u64 = 1;
-/// [`KIND_SAMPLE_TRACE`] config: paced by CPU cycles.
+/// [`KIND_SAMPLE_TRACE`] config: the period is a number of CPU cycles.
 pub const PACE_CYCLES: u64 = 2;
-/// [`KIND_SAMPLE_TRACE`] config: paced by instructions.
+/// [`KIND_SAMPLE_TRACE`] config: the period is a number of instructions.
 pub const PACE_INSTRUCTIONS: u64 = 3;
 
 /// [`KIND_MARK`] config: marks of any value.
@@ -59,9 +61,9 @@ pub const EXIT_IO: u64 = 2;
 pub const EXIT_MMIO: u64 = 3;
 /// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: HLT that reached the VMM.
 pub const EXIT_HLT: u64 = 4;
-/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits by a signal to the vCPU thread.
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits caused by a signal to the vCPU thread.
 pub const EXIT_SIGNAL: u64 = 5;
-/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits that reached the VMM for none of the reasons
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: exits that reached the VMM for any reason other than
 /// [`EXIT_IO`] to [`EXIT_SIGNAL`].
 pub const EXIT_OTHER: u64 = 6;
 
@@ -72,7 +74,7 @@ wire! {
         pub header: ControlHeader,
         /// First entry to read.
         pub first: U32,
-        /// Maximum number of entries to read. The device also reads no more than fit into the writable buffer.
+        /// Maximum number of entries to read. The device returns fewer if the writable buffer is too small.
         pub count: U32,
     }
 }
@@ -90,7 +92,7 @@ wire! {
         pub name: [u8; 40],
         /// Unit of the count: empty for plain numbers, else `ns`, `ticks` or `bytes`.
         pub unit: [u8; 16],
-        /// Text that names the backing, such as `host perf: task-clock`.
+        /// Source of the count, such as `host perf: task-clock`.
         pub source: [u8; 56],
         /// Text that describes the counted events.
         pub counts: [u8; 128],
@@ -101,13 +103,13 @@ wire! {
 pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
 /// [`CatalogueEntry::flags`]: the count excludes host work for the vCPU.
 pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
-/// [`CatalogueEntry::flags`]: configs besides [`CatalogueEntry::config`] are valid: a mark's value, or a
-/// raw event's number.
+/// [`CatalogueEntry::flags`]: the entry covers every config of its kind, not only
+/// [`CatalogueEntry::config`]: marks of any value, or raw events with any event code.
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;
 /// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; the bits from
 /// [`CATALOGUE_FORMAT_SHIFT`] on hold the format of the packets.
 pub const CATALOGUE_AUX: u32 = 1 << 4;
-/// [`CatalogueEntry::flags`]: the eight bits from this bit on hold a packet format, one of `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: the lowest of the eight bits that hold a packet format, one of `FORMAT_*`.
 pub const CATALOGUE_FORMAT_SHIFT: u32 = 16;

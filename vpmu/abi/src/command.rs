@@ -1,30 +1,30 @@
-//! The vCPU queues: commands that are legal with interrupts off, and their replies.
+//! The vCPU queues: commands that a driver can send with interrupts disabled, and their replies.
 
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
     /// One command on a vCPU queue. A buffer holds commands, then space for one [`Reply`] to each
-    /// command. All buffers of one notification may hold at most 2048 commands. The device writes
-    /// the replies before the notifying instruction retires.
+    /// command. At each notification, the device takes at most 2048 commands in total from all
+    /// buffers. It writes the replies before the instruction that notified the queue retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event; zero for [`COMMAND_VCPU`], or to make [`COMMAND_FLUSH`] flush all persistent
-        /// events of the vCPU.
+        /// Id of the event. Zero for [`COMMAND_VCPU`], and for a [`COMMAND_FLUSH`] that flushes all
+        /// persistent events of the vCPU.
         pub event: U64,
-        /// For [`COMMAND_PERIOD`] the new period, for [`COMMAND_REFRESH`] the number of overflows
-        /// until the event is disabled, for [`COMMAND_AUX_BEGIN`] the head, else zero.
+        /// For [`COMMAND_PERIOD`]: the new period or frequency. For [`COMMAND_REFRESH`]: the number of further
+        /// overflows. For [`COMMAND_AUX_BEGIN`]: the head of the AUX area. Otherwise zero.
         pub value: U64,
-        /// The bytes that the event may write for [`COMMAND_AUX_BEGIN`], else zero.
+        /// For [`COMMAND_AUX_BEGIN`]: the number of bytes that the event may write. Otherwise zero.
         pub room: U64,
     }
 }
 
 /// vCPU command: identify the notifying vCPU; [`Reply::value`] is its index.
 pub const COMMAND_VCPU: u32 = 1;
-/// vCPU command: enable the event; its count continues.
+/// vCPU command: enable the event; the count continues from its current value.
 pub const COMMAND_ENABLE: u32 = 2;
 /// vCPU command: disable the event: its state becomes [`STATE_OFF`].
 pub const COMMAND_DISABLE: u32 = 3;
@@ -34,21 +34,22 @@ pub const COMMAND_IN: u32 = 4;
 pub const COMMAND_OUT: u32 = 5;
 /// vCPU command: only return the reply.
 pub const COMMAND_READ: u32 = 6;
-/// vCPU command: set the count to zero; keep the times.
+/// vCPU command: set the count to zero. [`Reply::time_enabled`] and [`Reply::time_running`] do not change.
 pub const COMMAND_RESET: u32 = 7;
-/// vCPU command: set the period (with [`OPEN_FREQ`](super::OPEN_FREQ): the frequency), from now on.
+/// vCPU command: set the period and start a new period now. For an event with [`OPEN_FREQ`](super::OPEN_FREQ),
+/// set the frequency.
 pub const COMMAND_PERIOD: u32 = 8;
-/// vCPU command: enable the event for the given number of overflows; the last one disables it.
-/// Like perf's `PERF_EVENT_IOC_REFRESH`.
+/// vCPU command: enable the event, and set its limit of overflows to `value`, or raise an existing limit by
+/// `value`. The last of these overflows disables the event. Like perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
-/// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
-/// of the area; for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
+/// vCPU command: let the event write up to `room` bytes to its AUX area, starting at position `value` modulo
+/// the size of the area. Only for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
-/// vCPU command: the event may no longer write to its AUX area. [`Reply::value`] is the head that the
-/// event reached, [`Reply::lost`] the bytes that found no room since [`COMMAND_AUX_BEGIN`].
+/// vCPU command: stop the event's writes to its AUX area. [`Reply::value`] is the head that the event
+/// reached. [`Reply::lost`] is the number of bytes for which there was no room since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
-/// vCPU command: write the event's pending samples and traces to the guest's pages and wake its
-/// readers before the reply. Event zero flushes every persistent event of this vCPU.
+/// vCPU command: before the reply, write the event's pending samples and packets to its ring and AUX area, and
+/// wake the readers. If [`Command::event`] is zero, flush every persistent event of this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
@@ -58,23 +59,24 @@ wire! {
         pub status: U32,
         /// One of `STATE_*`.
         pub state: I32,
-        /// The count, except for [`COMMAND_VCPU`] and [`COMMAND_AUX_END`].
+        /// The event's count. For [`COMMAND_VCPU`]: the index of the vCPU. For [`COMMAND_AUX_END`]: the head
+        /// of the AUX area.
         pub value: U64,
         /// Nanoseconds for which the event was enabled while its context ran.
         pub time_enabled: U64,
-        /// Nanoseconds for which the backing counted.
+        /// Nanoseconds of `time_enabled` during which the event was actually counted.
         pub time_running: U64,
         /// Overflows without a record; for a trace, lost bytes.
         pub lost: U64,
     }
 }
 
-/// [`Reply::state`]: the backing was lost; the count no longer changes.
+/// [`Reply::state`]: the event lost its counter, or cannot be counted; the count no longer changes.
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;
-/// [`Reply::state`]: enabled, but its context does not run, its leader is off, or it waits for a host
-/// counter.
+/// [`Reply::state`]: enabled, but not active: the event's context does not run, the event's leader is off, or
+/// the event waits for a host counter.
 pub const STATE_INACTIVE: i32 = 0;
 /// [`Reply::state`]: counting, or paused.
 pub const STATE_ACTIVE: i32 = 1;

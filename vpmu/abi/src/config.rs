@@ -2,7 +2,7 @@
 
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// The virtio device id; unassigned by the virtio specification.
+/// The virtio device id, until the virtio specification assigns one to this type of device.
 pub const DEVICE_ID: u32 = 63;
 /// The version of this interface, in [`Config::version`].
 pub const VERSION: u32 = 4;
@@ -24,7 +24,7 @@ pub const F_PERSISTENT: u32 = 5;
 pub const F_LINKS: u32 = 6;
 /// Feature bit: events can be flushed.
 pub const F_FLUSH: u32 = 7;
-/// End of the device-specific feature bits, which [`Config::features`] mirrors.
+/// The device-specific feature bits are the bits below this one. [`Config::features`] repeats them.
 pub const F_END: u32 = 24;
 
 /// Virtqueue index of the control queue.
@@ -34,8 +34,8 @@ pub const QUEUE_EVENT: u16 = 1;
 /// Virtqueue index of vCPU 0's queue; vCPU n has `QUEUE_VCPU + n`.
 pub const QUEUE_VCPU: u16 = 2;
 
-/// Shared memory region id of the doorbell page: a 32-bit write at its offset 0 is a mark
-/// with the written value on the writing vCPU.
+/// Shared memory region id of the doorbell page: a 32-bit write at offset 0 of the page makes a mark on the
+/// vCPU that writes. The written value is the mark's value.
 pub const SHM_DOORBELL: u8 = 0;
 /// Shared memory region id of the window: the VMM's memory for rings that outlive a reset.
 pub const SHM_WINDOW: u8 = 1;
@@ -53,7 +53,7 @@ wire! {
         pub max_ring_pages: U32,
         /// Number of entries in the catalogue.
         pub catalogue_len: U32,
-        /// Whether counts include host work, where the backing can separate it: [`COUNT_GUEST`] or
+        /// Whether counts of hardware events include the host's work for the vCPU: [`COUNT_GUEST`] or
         /// [`COUNT_VCPU`].
         pub count_mode: U32,
         /// Nanoseconds added to the scaled TSC; see [`Config::time_mult`].
@@ -63,9 +63,10 @@ wire! {
         pub time_mult: U32,
         /// See [`Config::time_mult`].
         pub time_shift: U16,
-        /// Why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`] if it has one.
+        /// One of `REFUSED_*`: the reason why the catalogue has no hardware events. [`REFUSED_NOT`] if the
+        /// catalogue has hardware events.
         pub refused_hardware: u8,
-        /// Why the catalogue has no software event of the host, like [`Config::refused_hardware`].
+        /// The same as [`Config::refused_hardware`], for the host's software events.
         pub refused_software: u8,
         /// Guest TSC frequency in kHz.
         pub tsc_khz: U32,
@@ -81,9 +82,9 @@ wire! {
     }
 }
 
-/// Reason for a refusal: the host did not refuse.
+/// Reason for a refusal: none. The host did not refuse.
 pub const REFUSED_NOT: u8 = 0;
-/// Reason for a refusal: another user of the host holds its counters exclusively.
+/// Reason for a refusal: something else on the host uses the counters exclusively.
 pub const REFUSED_IN_USE: u8 = 1;
 /// Reason for a refusal: the VMM lacks a permission.
 pub const REFUSED_PERMISSION: u8 = 2;
@@ -95,13 +96,13 @@ pub const REFUSED_ABSENT: u8 = 4;
 pub const REFUSED_POLICY: u8 = 5;
 /// Reason for a refusal: any other error of the host.
 pub const REFUSED_OTHER: u8 = 6;
-/// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on CPUs without one.
+/// Reason for a refusal: the VMM may run on CPUs with different core PMUs, or on CPUs without a core PMU.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
-/// Reason for a refusal: the host's KVM has mediated PMUs; a hardware event would keep VMs with
-/// a mediated PMU from starting.
+/// Reason for a refusal: the host's KVM supports mediated PMUs, and no VM with a mediated PMU can start while a
+/// hardware event is open.
 pub const REFUSED_MEDIATED: u8 = 8;
 
-/// [`Config::count_mode`]: only while the guest runs.
+/// [`Config::count_mode`]: hardware events count only while the guest runs.
 pub const COUNT_GUEST: u32 = 0;
-/// [`Config::count_mode`]: host work for the vCPU included.
+/// [`Config::count_mode`]: hardware events also count the host's work for the vCPU.
 pub const COUNT_VCPU: u32 = 1;

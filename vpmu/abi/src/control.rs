@@ -1,5 +1,6 @@
-//! The control queue: operations, rings, AUX areas, task pages, links and wakeups. The requests that
-//! open, list and detach events are in modules of their own.
+//! The control queue: operations, rings, AUX areas, task pages, links and wakeups. The comment on each
+//! operation lists its request struct, then its reply struct. The requests that open, list and detach events
+//! are in the modules `open`, `catalogue` and `persistent`.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -10,7 +11,7 @@ wire! {
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event; zero for operations without an event.
+        /// Id of the event; zero for operations without an event.
         pub event: U64,
     }
 }
@@ -22,10 +23,11 @@ pub const CONTROL_OPEN: u32 = 1;
 pub const CONTROL_CLOSE: u32 = 2;
 /// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP: u32 = 3;
-/// Control operation: detach the ring pages; after the reply the device no longer writes there.
+/// Control operation: detach the ring pages; header only, [`ControlReply`]. After the reply the device no
+/// longer writes to these pages.
 pub const CONTROL_UNMAP: u32 = 4;
-/// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest), then
-/// [`ControlReply`] and entries.
+/// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest),
+/// [`ControlReply`] followed by a [`CatalogueEntry`](super::CatalogueEntry) for each event.
 pub const CONTROL_CATALOGUE: u32 = 5;
 /// Control operation: set the address of a vCPU's [`TaskPage`](super::TaskPage);
 /// [`TaskPageRequest`], [`ControlReply`].
@@ -35,18 +37,20 @@ pub const CONTROL_TASK_PAGE: u32 = 6;
 pub const CONTROL_REDIRECT: u32 = 7;
 /// Control operation: stop or resume writing to a ring; [`PauseRequest`], [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
-/// Control operation: attach AUX pages to the ring mapped with an event, or with
-/// [`MAP_DRIVER_OWNED`] to the event; [`MapRequest`], [`ControlReply`].
+/// Control operation: attach AUX pages to an event's own ring, or, with [`MAP_DRIVER_OWNED`], to an event
+/// without a ring; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
-/// Control operation: detach the AUX pages; after the reply the device no longer writes there.
+/// Control operation: detach the AUX pages; header only, [`ControlReply`]. After the reply the device no
+/// longer writes to these pages.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
 /// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
 /// [`ControlReply`].
 pub const CONTROL_DETACH: u32 = 11;
 /// Control operation: make an event non-persistent; header only, [`ControlReply`].
 pub const CONTROL_ATTACH: u32 = 12;
-/// Control operation: list persistent events; [`PersistentRequest`](super::PersistentRequest), then
-/// [`ControlReply`] and [`PersistentEvent`](super::PersistentEvent)s, by ascending id.
+/// Control operation: list persistent events by ascending id;
+/// [`PersistentRequest`](super::PersistentRequest), [`ControlReply`] followed by a
+/// [`PersistentEvent`](super::PersistentEvent) for each event.
 pub const CONTROL_PERSISTENT: u32 = 13;
 /// Control operation: make an event the starter or stopper of another event; [`LinkRequest`],
 /// [`ControlReply`].
@@ -63,32 +67,32 @@ wire! {
     pub struct ControlReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// Operation-specific: the number of entries that follow for the catalogue and the list of
-        /// persistent events, the ring's first page in the window for [`CONTROL_MAP`] with
-        /// [`MAP_WINDOW`], else zero.
+        /// For [`CONTROL_CATALOGUE`] and [`CONTROL_PERSISTENT`]: the number of entries that follow.
+        /// For [`CONTROL_MAP`] with [`MAP_WINDOW`]: the ring's first page in the window. Otherwise
+        /// zero.
         pub value: U32,
     }
 }
 
 wire! {
-    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. `pages` guest-physical addresses (`U64`)
-    /// follow it in the readable buffer: for a ring the metadata page, then 2^n data pages or none;
-    /// for an AUX area 2^n pages.
+    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. The guest-physical addresses (`U64`) of
+    /// `pages` pages follow it in the readable buffer. A ring has the metadata page, then 2^n data
+    /// pages or none. An AUX area has 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// For a ring 1, or 1 + 2^n; for an AUX area 2^n.
+        /// Number of pages: 1 or 1 + 2^n for a ring, 2^n for an AUX area.
         pub pages: U32,
         /// `MAP_*`.
         pub flags: U32,
     }
 }
 
-/// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`. Without this flag the device
-/// overwrites the oldest data.
+/// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`, and the device does not overwrite
+/// data that the reader has not consumed. Without this flag the device overwrites the oldest data.
 pub const MAP_WRITABLE: u32 = 1 << 0;
-/// [`MapRequest::flags`] of an AUX area: the device writes no ring for the event; the driver
-/// announces room with [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) and writes the records.
+/// [`MapRequest::flags`] of an AUX area: the device writes only the area. The driver grants room with
+/// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN), and writes the records to a ring of its own.
 pub const MAP_DRIVER_OWNED: u32 = 1 << 1;
 /// [`MapRequest::flags`] of a persistent event's ring: the device places the ring in consecutive
 /// pages of the window, and no addresses follow.

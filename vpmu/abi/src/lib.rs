@@ -1,7 +1,7 @@
-//! Numbers and layouts of the interface between the device and the driver. The module [`uapi`] has the
-//! numbers and layouts of the driver's ioctls for guest programs. The crate has no logic.
+//! Constants and structs of the interface between the device and the driver. The module [`uapi`] has the
+//! constants and structs of the driver's ioctls for guest programs. The crate has no logic.
 //!
-//! `vpmu/SPEC.md` gives the meaning; this crate is the source of truth for sizes, offsets and values.
+//! `vpmu/SPEC.md` defines the meaning of the fields; this crate is the source of truth for sizes, offsets and values.
 //! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` have the same definitions in C; `vpmu/tests/abi.rs`
 //! compares C and Rust field by field. Integers between device and driver are little-endian; reserved fields
 //! are zero.

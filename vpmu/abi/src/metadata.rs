@@ -10,7 +10,7 @@ wire! {
         pub version: U32,
         /// Lowest compatible version; zero.
         pub compat_version: U32,
-        /// Sequence lock: odd while the fields up to `time_zero` change.
+        /// Sequence lock: odd while the device changes fields from `offset` to `time_offset`.
         pub lock: U32,
         /// Hardware counter index; zero if there is no counter to read.
         pub index: U32,
@@ -28,21 +28,22 @@ wire! {
         pub time_shift: U16,
         /// Multiplier of the conversion.
         pub time_mult: U32,
-        /// Nanoseconds to add to the converted TSC for the time since this page was written.
+        /// Nanoseconds to add to the converted TSC to get the time since this page was written.
         pub time_offset: U64,
-        /// Nanoseconds to add to the converted TSC for record times.
+        /// Nanoseconds to add to the converted TSC to get the time of a record.
         pub time_zero: U64,
         /// Bytes of this header in use.
         pub size: U32,
         /// Zero.
         pub reserved_1: U32,
-        /// Clock reading when the conversion was set up, for a clock narrower than 64 bits.
+        /// For a clock narrower than 64 bits, its reading when the conversion was set up.
         pub time_cycles: U64,
         /// Mask of the clock's bits.
         pub time_mask: U64,
         /// Zero.
         pub reserved: [u8; 928],
-        /// Bytes produced so far; written only by the device, never read back.
+        /// Bytes produced so far. Only the device writes this field. The device never reads the
+        /// field back.
         pub data_head: U64,
         /// Bytes consumed so far; written by the reader.
         pub data_tail: U64,

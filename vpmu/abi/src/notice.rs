@@ -1,27 +1,27 @@
-//! The event queue: notices of the device to the driver.
+//! The event queue: notices from the device to the driver.
 
 use zerocopy::little_endian::{U32, U64};
 
 wire! {
-    /// A notice of the device, in a buffer that the driver posted on the event queue.
+    /// A notice from the device, in a buffer that the driver posted on the event queue.
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
         /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of wakeups or limits that the
-        /// notice stands for, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`]: one of `REFUSED_*`, the
+        /// notice reports, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`]: one of `REFUSED_*`, the
         /// reason why the host refused the event's counter, or [`REFUSED_NOT`](super::REFUSED_NOT)
-        /// if it revoked an open counter. Otherwise zero.
+        /// if the event is in error for another reason, such as the loss of an open counter.
+        /// Otherwise zero.
         pub value: U32,
         /// The event.
         pub event: U64,
     }
 }
 
-/// Maximum number of wakeups or limits in one notice, which bounds the driver's work for it.
+/// Maximum number of wakeups or limits that one notice reports. This bounds the driver's work for a notice.
 pub const NOTICE_COUNT: u32 = 256;
 
-/// [`Notice::kind`]: the ring or AUX area that this event writes to reached the event's wakeup
-/// interval.
+/// [`Notice::kind`]: the driver should wake the readers of the ring or AUX area that this event writes to.
 pub const NOTICE_WAKEUP: u32 = 1;
 /// [`Notice::kind`]: the event is in [`STATE_ERROR`](super::STATE_ERROR).
 pub const NOTICE_ERROR: u32 = 2;
@@ -32,6 +32,6 @@ pub const NOTICE_LIMIT: u32 = 3;
 /// crossed the watermark, used half of its room, or found no room; the driver answers with
 /// [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
-/// [`Notice::kind`]: the host started, ended or renamed persistent events, `event` among them; the
+/// [`Notice::kind`]: the host started, ended or renamed persistent events; `event` is one of them. The
 /// driver answers with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
 pub const NOTICE_PERSISTENT: u32 = 5;

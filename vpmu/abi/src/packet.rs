@@ -1,4 +1,4 @@
-//! Packets of AUX areas: fixed sizes, each aligned to [`PACKET_ALIGN`] bytes.
+//! Packets of AUX areas. Each type of packet has a fixed size. Packets are aligned to [`PACKET_ALIGN`] bytes.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -13,7 +13,7 @@ pub const FORMAT_SAMPLES: u16 = 2;
 /// ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)).
 pub const FORMAT_VMM: u16 = 128;
 
-/// First byte of a packet: [`PACKET_ALIGN`] bytes without meaning.
+/// First byte of a packet: padding. Readers skip [`PACKET_ALIGN`] bytes.
 pub const PACKET_PADDING: u8 = 0;
 /// First byte of a packet: [`ExitPacket`].
 pub const PACKET_EXIT: u8 = 1;
@@ -24,7 +24,7 @@ pub const PACKET_SYNC: u8 = 3;
 
 /// [`SyncPacket::magic`]: `VPMUSYNC`.
 pub const SYNC_MAGIC: u64 = 0x434e_5953_554d_5056;
-/// [`SyncPacket::flags`]: the trace begins.
+/// [`SyncPacket::flags`]: the trace begins, or was off until now.
 pub const SYNC_START: u8 = 1 << 0;
 /// [`SyncPacket::flags`]: packets right before this one were lost.
 pub const SYNC_LOSS: u8 = 1 << 1;
@@ -34,8 +34,8 @@ pub const SYNC_RESUME: u8 = 1 << 2;
 pub const SYNC_PAGE: u8 = 1 << 3;
 
 wire! {
-    /// A position where a reader can start: at the beginning of each page of the area, and after
-    /// missing packets. 64 bytes.
+    /// A packet from which a reader can start to decode. The device writes one where the trace begins or
+    /// resumes, after lost packets, and at the beginning of each page of the area. 64 bytes.
     pub struct SyncPacket {
         /// [`PACKET_SYNC`].
         pub kind: u8,
@@ -74,11 +74,12 @@ pub const PACKET_CUT: u8 = 1 << 2;
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
-/// [`SamplePacket::flags`]: the packet represents several overflows that were found together.
+/// [`SamplePacket::flags`]: the packet represents several overflows that the device found at one exit.
 pub const PACKET_COLLISION: u8 = 1 << 5;
 
 wire! {
-    /// One exit of a vCPU, from the guest's last instruction to its next. 64 bytes.
+    /// One exit of a vCPU: the time from the guest's last instruction before the exit to the guest's
+    /// first instruction after it. 64 bytes.
     pub struct ExitPacket {
         /// [`PACKET_EXIT`].
         pub kind: u8,
@@ -96,14 +97,15 @@ wire! {
         pub outside: U64,
         /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
         pub qualification: U64,
-        /// Port or memory-mapped I/O: the size of an access in bytes in bits 0 to 7, [`DETAIL_WRITE`]
-        /// for a write. Port I/O: the number of accesses in bits 32 to 63.
+        /// Port and memory-mapped I/O: bits 0 to 7 are the size of an access in bytes, and [`DETAIL_WRITE`]
+        /// is set for a write. Port I/O: bits 32 to 63 are the number of accesses.
         pub detail: U64,
         /// The running process.
         pub pid: U32,
         /// The running thread.
         pub tid: U32,
-        /// Number of the packet in its trace, from zero; lost packets have numbers, too.
+        /// Number of the packet in its trace, from zero. Lost packets are numbered, too, so a gap shows a
+        /// loss. Sync packets and padding are not numbered.
         pub sequence: U64,
     }
 }
@@ -128,7 +130,7 @@ wire! {
         pub time: U64,
         /// Linear address of the next instruction.
         pub ip: U64,
-        /// Units of the pace (`PACE_*`) since the previous sample.
+        /// Count of the event that `PACE_*` selects, from the previous sample to this one.
         pub period: U64,
         /// See [`ExitPacket::pid`].
         pub pid: U32,
@@ -138,8 +140,8 @@ wire! {
         pub sequence: U64,
         /// Zero.
         pub reserved_1: [U64; 2],
-        /// On x86-64 by perf's numbers: AX to SS, DS to GS, R8 to R15. On aarch64: X0 to X8, X19 to
-        /// X29, LR, SP, PC, PSTATE.
+        /// The vCPU's registers. On x86-64, in the order of perf's register numbers: AX to SS, DS to GS, R8
+        /// to R15. On aarch64: X0 to X8, X19 to X29, LR, SP, PC, PSTATE.
         pub regs: [U64; 24],
     }
 }

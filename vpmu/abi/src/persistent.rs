@@ -12,8 +12,9 @@ wire! {
     pub struct DetachRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros.
-        /// All zeros keep the current name, or assign `event` followed by the id.
+        /// The event's name: a lower-case letter, then at most 38 lower-case letters, digits, `-` and `_`;
+        /// padded with zeros. If all bytes are zero, the event keeps its name; an event without a name gets
+        /// the name `event` followed by its id.
         pub name: [u8; PERSISTENT_NAME],
     }
 }
@@ -25,7 +26,7 @@ wire! {
         pub header: ControlHeader,
         /// List only events with a higher id.
         pub after: U64,
-        /// Maximum number of events to list. The device also lists no more than fit into the writable buffer.
+        /// Maximum number of events to list. The device lists fewer if the writable buffer is too small.
         pub count: U32,
         /// Zero.
         pub reserved: U32,
@@ -37,7 +38,7 @@ wire! {
     pub struct PersistentEvent {
         /// The event's id.
         pub id: U64,
-        /// The request that would open the event as it is now: with the current `period` and
+        /// A request that would open an event like this one: with the current `period`, `wakeup` and
         /// `engine`, and with [`OPEN_ENABLED`](super::OPEN_ENABLED) if the event is enabled.
         pub open: OpenRequest,
         /// Pages of the event's ring, the metadata page included; zero without a ring.

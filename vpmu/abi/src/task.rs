@@ -10,8 +10,8 @@ wire! {
         pub pid: U32,
         /// Thread id.
         pub tid: U32,
-        /// Guest-virtual address of the user registers that the guest's kernel saved for the task,
-        /// the architecture's `struct pt_regs`; zero for a task without user registers.
+        /// Guest-virtual address of the `struct pt_regs` in which the guest's kernel saved the task's user
+        /// registers; zero for a task without user registers.
         pub user_regs: U64,
         /// Number of switches written to `history`; incremented with release semantics after the
         /// entry is written.

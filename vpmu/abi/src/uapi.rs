@@ -1,6 +1,6 @@
 //! The Linux driver's interface for guest programs: arguments of the ioctls of `/dev/vpmu` and of
-//! event descriptors, in the guest's byte order. `guest-driver/linux/vpmu_uapi.h` is the C twin and
-//! documents each call; kinds, catalogue flags and packets are those of the device interface.
+//! event descriptors, in the guest's byte order. `guest-driver/linux/vpmu_uapi.h` has the same
+//! definitions in C and documents each call; kinds, catalogue flags and packets are those of the device interface.
 
 /// Defines an argument struct of an ioctl: its fields in order, without padding.
 macro_rules! call {
@@ -48,7 +48,7 @@ call! {
         pub time_mult: u32,
         /// See `time_zero`.
         pub time_shift: u32,
-        /// `perf_event_attr::type` of the vpmu PMU.
+        /// `perf_event_attr::type` of the PMU `vpmu`.
         pub pmu_type: u32,
         /// Frequency of the guest's TSC in kHz.
         pub tsc_khz: u32,
@@ -58,7 +58,7 @@ call! {
         pub max_aux_pages: u32,
         /// Maximum number of the guest's persistent events.
         pub max_persistent: u32,
-        /// `perf_event_attr::type` of the persistent PMU.
+        /// `perf_event_attr::type` of the PMU `persistent`.
         pub persistent_type: u32,
     }
 }
@@ -83,19 +83,19 @@ call! {
 
 /// [`Open::flags`]: also makes the event persistent, like [`IOC_DETACH`].
 pub const FLAG_PERSISTENT: u64 = 1 << 32;
-/// [`Open::flags`]: the event opens paused, until its starter overflows.
+/// [`Open::flags`]: the event opens paused and does not count until its starter overflows.
 pub const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
 
-/// Bytes of a `perf_event_attr` in the list of persistent events, as of Linux 6.1.
+/// Bytes of [`PersistentEntry::attr`]: the size of `perf_event_attr` in Linux 6.1.
 pub const ATTR_SIZE: usize = 128;
 
 call! {
     /// The argument of [`IOC_DETACH`].
     pub struct Detach {
-        /// Output: the event's id, which is the `config` that reopens it.
+        /// Output: the event's id. To open the event again, pass the id in `perf_event_attr::config`.
         pub id: u64,
-        /// The name, padded with zeros. All zeros keep the current name, or assign `event` followed by
-        /// the id.
+        /// The name, padded with zeros. If all bytes are zero, the event keeps its name; an event without a
+        /// name gets the name `event` followed by its id.
         pub name: [u8; crate::PERSISTENT_NAME],
     }
 }
@@ -117,11 +117,11 @@ call! {
 call! {
     /// The current state of a persistent event.
     pub struct PersistentEntry {
-        /// The event's id, which is the `config` that reopens it.
+        /// The event's id. To open the event again, pass the id in `perf_event_attr::config`.
         pub id: u64,
         /// The event's name in sysfs, padded with zeros.
         pub name: [u8; crate::PERSISTENT_NAME],
-        /// The CPU to reopen the event on.
+        /// The CPU on which to open the event again; all ones while the CPU is unknown.
         pub cpu: u32,
         /// Pages of the event's ring, the metadata page included; zero without a ring.
         pub pages: u32,
@@ -129,7 +129,7 @@ call! {
         pub engine: u32,
         /// `PERSISTENT_*`.
         pub flags: u32,
-        /// A `perf_event_attr` with the event's current `disabled`.
+        /// The event's `perf_event_attr`. Its `disabled` and `sample_period` have their current values.
         pub attr: [u8; ATTR_SIZE],
     }
 }
@@ -143,7 +143,7 @@ pub const PERSISTENT_OVERWRITE: u32 = 1 << 2;
 call! {
     /// The argument of [`IOC_WAKEUP`].
     pub struct Wakeup {
-        /// The wakeup interval, counted from the call on: 1 to 2^32 - 1.
+        /// The wakeup interval in `unit`: 1 to 2^32 - 1. The call starts a new interval.
         pub every: u64,
         /// One of `WAKEUP_*`.
         pub unit: u32,
@@ -153,13 +153,14 @@ call! {
 }
 
 call! {
-    /// The argument of [`IOC_PERF`]: a call on a descriptor of perf_event_open(2).
+    /// The argument of [`IOC_PERF`]: an ioctl for an event that was opened with perf_event_open(2).
     pub struct Perf {
         /// The file descriptor of an event of this device's PMUs.
         pub fd: i32,
-        /// [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or [`IOC_SET_STOPPER`].
+        /// The ioctl: [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or
+        /// [`IOC_SET_STOPPER`].
         pub call: u32,
-        /// The argument of `call`: zero, an address, or the file descriptor of a target.
+        /// The argument of the ioctl in `call`: zero, an address, or the file descriptor of a target.
         pub arg: u64,
     }
 }
@@ -189,17 +190,18 @@ call! {
         pub name: [u8; 40],
         /// Unit of the count.
         pub unit: [u8; 16],
-        /// The backing that counts the event.
+        /// Source of the count.
         pub source: [u8; 56],
         /// Description of the counted events.
         pub counts: [u8; 128],
     }
 }
 
-/// First bit of the kind in `perf_event_attr::config` of the vpmu PMU; the bits below it are the event
+/// First bit of the kind in `perf_event_attr::config` of the PMU `vpmu`; the bits below it are the event
 /// within the kind.
 pub const CONFIG_KIND_SHIFT: u32 = 48;
-/// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, until its starter overflows.
+/// `perf_event_attr::config1` of the PMU `vpmu`: the event opens paused and does not count until its starter
+/// overflows.
 pub const CONFIG1_PAUSED: u64 = 1 << 0;
 
 /// The type of the driver's ioctls.
@@ -222,18 +224,19 @@ pub const IOC_INFO: u32 = ioc(READ, 0, size_of::<Info>());
 pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
 /// Takes a [`Catalogue`]; returns the number of entries written.
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
-/// Places a mark on the caller's CPU; the argument is its value.
+/// Places a mark on the caller's CPU; the argument is the mark's value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: writes its sampling engine, a `u32`.
+/// On an event: writes the event's sampling engine, one of `ENGINE_*`, as a `u32`.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
 /// Takes a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
-/// On an event: flushes it, or with `PERF_IOC_FLAG_GROUP` its group. On the device: flushes every
-/// persistent event.
+/// On an event: flushes the event, or the event's whole group with `PERF_IOC_FLAG_GROUP`. On the device:
+/// flushes every persistent event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
 /// On an event: makes it persistent; takes and fills in a [`Detach`].
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
-/// On an event: makes it non-persistent, so that it ends with its last file descriptor.
+/// On an event: makes it non-persistent. The event then ends when its last file descriptor is closed and its
+/// ring is no longer mapped.
 pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
 /// On an event: makes its overflows start the event whose file descriptor is the argument.
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);

@@ -1,9 +1,10 @@
 //! Cost of a traced exit, and the slowdown of a guest that does nothing but exit.
 //!
-//! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`; in ring 3, the vCPU writes to
-//! a port in each round. Slices with the trace off and on alternate in one run, and each is compared with
-//! its neighbours, because whole runs drift on a machine with other users. Times are CPU time of the vCPU's
-//! thread, which excludes other programs.
+//! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`. The vCPU runs a ring-3 loop
+//! that writes to a port in each round. Short slices with the trace off and on alternate in one run, and each
+//! slice with the trace on is compared with its two neighbours. Separate runs would not be comparable: on a
+//! machine with other users, speed drifts from run to run. Times are CPU time of the vCPU's thread, which
+//! excludes other programs.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
@@ -37,7 +38,7 @@ use trace::Trace;
 const LOOP: [u8; 7] = [0x48, 0xff, 0x07, 0xe6, 0x80, 0xeb, 0xf9];
 /// Exits of a slice.
 const EXITS: u64 = 5_000;
-/// Slices with the trace on, each between two with the trace off.
+/// Number of slices with the trace on. Each is between two slices with the trace off.
 const SLICES: usize = 60;
 
 #[derive(Debug)]
@@ -139,7 +140,11 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
                 write: true,
                 count: 1,
             },
-            other => return Err(io::Error::other(format!("the guest left: {other:?}"))),
+            other => {
+                return Err(io::Error::other(format!(
+                    "unexpected exit of the guest: {other:?}"
+                )));
+            }
         };
         let exit = Exit {
             reason: ExitReason::Io,
@@ -152,7 +157,7 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
     Ok(())
 }
 
-/// Requests registers with each exit only while a trace wants them.
+/// Makes KVM copy the registers to the run page at each exit, but only while a trace needs them.
 fn choose_sync(session: &VcpuSession, guest: &mut Guest) {
     let wanted = session.wants_registers();
     for set in [SyncReg::Register, SyncReg::SystemRegister] {

@@ -1,5 +1,5 @@
-//! The guest's driver: a trace with its ring and area, which it enables and disables, and reads after
-//! each slice.
+//! The guest's driver: opens a trace with a ring and an AUX area, enables and disables the trace, and reads
+//! the area after each slice.
 
 use std::io;
 use std::sync::Arc;
@@ -39,13 +39,14 @@ pub(crate) struct Trace {
     memory: GuestMemoryMmap,
     queues: Vec<DriverQueue>,
     event: u64,
-    /// The count in the last reply: bytes of the trace.
+    /// The trace's count in the last reply, in bytes.
     count: u64,
     read: u64,
 }
 
 impl Trace {
-    /// Activates the device, and opens a disabled trace of every exit to the VMM.
+    /// Activates the device, opens a disabled trace of every exit to the VMM, and maps the ring and the area
+    /// of the trace.
     pub(crate) fn open(vpmu: &Vpmu, memory: &GuestMemoryMmap) -> Self {
         let (drivers, queues): (Vec<_>, Vec<_>) = (0..3)
             .map(|index| {
@@ -87,13 +88,14 @@ impl Trace {
         let queue = &mut self.queues[usize::from(QUEUE_VCPU)];
         queue.request(command.as_bytes(), size_of::<Reply>());
         session.kick(QUEUE_VCPU);
-        let answer = queue.answer().expect("answered at once");
+        let answer = queue.answer().expect("answered immediately");
         let reply = Reply::read_from_bytes(&answer).expect("a reply");
         assert_eq!((reply.status.get(), reply.lost.get()), (0, 0), "{reply:?}");
         self.count = reply.value.get();
     }
 
-    /// Reads the whole area and checks that it has `exits` exit packets, besides sync packets and padding.
+    /// Reads the packets written since the last call. Checks that `exits` of them are exit packets; the others
+    /// are sync packets and padding.
     pub(crate) fn check(&mut self, exits: u64) {
         let head: u64 = self
             .memory
@@ -130,7 +132,7 @@ impl Trace {
         let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
         queue.request(request, room);
         let _ = vpmu.notify(QUEUE_CONTROL);
-        queue.answer().expect("answered at once")
+        queue.answer().expect("answered immediately")
     }
 }
 

@@ -11,7 +11,7 @@ use vpmu::{Interrupt, QueueState, Vpmu};
 use zerocopy::{FromBytes, IntoBytes};
 
 const QUEUE_SIZE: u16 = 16;
-/// Offsets from the base of a queue, which begins with the descriptors.
+/// Offsets from the base of a queue. The descriptor table is at offset 0.
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const REQUESTS: u64 = 0x3000;
@@ -34,7 +34,8 @@ impl Interrupt for Silent {
     }
 }
 
-/// The driver's side of a virtqueue. Chains are laid out once and then offered in turn.
+/// The driver's side of a virtqueue. It writes descriptor chains once, and then offers the same chains again and
+/// again.
 #[derive(Debug)]
 pub(crate) struct DriverQueue {
     memory: GuestMemoryMmap,
@@ -43,7 +44,7 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// Bytes of guest memory that a queue takes, its buffers included.
+    /// Bytes of guest memory that a queue takes, including its buffers.
     pub(crate) const BYTES: u64 = 0x8000;
 
     /// Sets up a queue at `base`; returns the driver's side, and the queue's description for the device.
@@ -57,8 +58,8 @@ impl DriverQueue {
         Ok((driver, describe(base)))
     }
 
-    /// Lays out at most two chains, each with a request and bytes for its answer. [`DriverQueue::offer`]
-    /// offers them in turn, beginning with the first.
+    /// Writes the descriptors of at most two chains. `chains` has the request of each chain, and the size in bytes
+    /// of the buffer for the answer. [`DriverQueue::offer`] alternates between the chains, beginning with the first.
     pub(crate) fn lay(&self, chains: &[(&[u8], usize)]) -> io::Result<()> {
         for ((request, room), chain) in chains.iter().zip(0_u16..) {
             let request_at = self.base + REQUESTS + u64::from(chain) * BUFFER;
@@ -82,7 +83,8 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// Offers the next chain. `notify` notifies the device, which must have answered when `notify` returns.
+    /// Offers the next chain and calls `notify`, which must notify the device. Returns an error if the device has
+    /// not answered when `notify` returns.
     pub(crate) fn offer(&mut self, notify: impl FnOnce()) -> io::Result<()> {
         self.offered = self.offered.wrapping_add(1);
         let available = GuestAddress(self.base + AVAILABLE + 2);
@@ -100,7 +102,7 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// Reads the last answer to chain `chain`, of `room` bytes.
+    /// Reads `room` bytes of the last answer to the chain with index `chain`.
     pub(crate) fn answer(&self, chain: u64, room: usize) -> io::Result<Vec<u8>> {
         let mut answer = vec![0; room];
         let at = GuestAddress(self.base + ANSWERS + chain * BUFFER);
@@ -110,7 +112,7 @@ impl DriverQueue {
         Ok(answer)
     }
 
-    /// Replaces all chains by one, offers it, and returns the answer.
+    /// Replaces all chains with a single one, offers it, and returns the answer.
     pub(crate) fn exchange(
         &mut self,
         request: &[u8],
@@ -137,7 +139,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Takes over the control queue of `vpmu`; `notify` notifies it.
+    /// `queue` is the driver's side of the control queue of `vpmu`. `notify` notifies the device that the
+    /// queue has a request.
     pub(crate) fn new(vpmu: &Arc<Vpmu>, queue: DriverQueue, notify: fn(&Vpmu)) -> Self {
         Self {
             vpmu: Arc::clone(vpmu),
@@ -158,8 +161,8 @@ impl Control {
         Ok(reply.id.get())
     }
 
-    /// Maps `pages` pages from `from` on: a ring if `op` is [`CONTROL_MAP`], an area if it is
-    /// [`CONTROL_MAP_AUX`].
+    /// Maps a ring for `event` if `op` is [`CONTROL_MAP`], or an AUX area if `op` is [`CONTROL_MAP_AUX`]: the
+    /// `pages` pages from address `from` on.
     pub(crate) fn map(
         &mut self,
         op: u32,

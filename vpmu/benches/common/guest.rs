@@ -1,4 +1,4 @@
-//! A guest of a few instructions in ring 3 that counts its rounds in memory.
+//! A guest that runs a short loop in ring 3 and counts the rounds of the loop in memory.
 
 use std::io;
 
@@ -7,7 +7,8 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::{GuestRegs, Registers};
 
-/// Bytes of guest memory. The page tables identity-map twice as many bytes for ring 3: the first 8 MiB.
+/// Bytes of guest memory: 4 MiB. The page tables identity-map the first 8 MiB for ring 3. The second half has
+/// no memory: each access to it is memory-mapped I/O.
 pub(crate) const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
 pub(crate) const PROGRAM: u64 = 0x8000;
@@ -15,7 +16,8 @@ const COUNT: u64 = 0x9000;
 /// RFLAGS with IOPL 3: ring 3 may access ports.
 const FLAGS: u64 = 3 << 12 | 2;
 
-/// The machine. Its fields drop in this order: KVM releases the memory before it is unmapped.
+/// The machine. The order of the fields matters: they drop in this order, so KVM releases the memory before
+/// the memory is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) vcpu: VcpuFd,
@@ -28,7 +30,8 @@ fn system(error: kvm_ioctls::Error) -> io::Error {
 }
 
 impl Guest {
-    /// Creates a vCPU that is about to run `program`, with the address of its count in `rdi`.
+    /// Creates a VM with one vCPU that is about to run `program`. `rdi` has the address of the counter that the
+    /// program increments.
     pub(crate) fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
@@ -43,7 +46,8 @@ impl Guest {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the region is a whole mapping, which the guest owns and unmaps after the VM is closed.
+        // SAFETY: the region is a whole mapping. The returned `Guest` owns it, and unmaps it only after the
+        // VM is closed.
         unsafe { vm.set_user_memory_region(region) }.map_err(system)?;
         let mut vcpu = vm.create_vcpu(0).map_err(system)?;
         let mut sregs = vcpu.get_sregs().map_err(system)?;
@@ -86,7 +90,7 @@ fn write(memory: &GuestMemoryMmap, program: &[u8]) -> Result<(), vm_memory::Gues
     Ok(())
 }
 
-/// Sets flat 64-bit segments of ring 3, and paging.
+/// Sets up flat 64-bit segments for ring 3, and enables paging.
 fn ring_3(sregs: &mut kvm_sregs) {
     let data = kvm_segment {
         limit: u32::MAX,

@@ -53,7 +53,7 @@ impl Machine for BenchMachine {
     }
 }
 
-/// Creates a device with guest memory of its own. Returns a seat for each of its vCPUs.
+/// Creates a device with its own guest memory. Returns a seat for each of its vCPUs.
 pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>> {
     let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits::default().with(|limits| {
         limits.max_sample_rate = u32::MAX;
@@ -93,7 +93,8 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
 }
 
 impl Device {
-    /// Registers the task page of `vcpu`. The page is zero: task 0 runs, and no switch is recorded.
+    /// Registers the task page of `vcpu`. All bytes of the page are zero: task 0 runs, and no switch is
+    /// recorded.
     pub(crate) fn name_task(&self, vcpu: u32) -> io::Result<()> {
         let request = TaskPageRequest {
             header: header(CONTROL_TASK_PAGE, 0),
@@ -108,13 +109,13 @@ impl Device {
         self.with_control(|control| control.open(request))
     }
 
-    /// Maps ring number `index` of `vcpu` with an event, in overwrite mode.
+    /// Maps ring number `index` of `vcpu` for `event`, in overwrite mode.
     pub(crate) fn map_ring(&self, vcpu: u32, event: u64, index: u64) -> io::Result<()> {
         let from = place(vcpu) + RINGS + index * (1 + DATA) * PAGE_SIZE as u64;
         self.with_control(|control| control.map(CONTROL_MAP, event, 0, from, 1 + DATA))
     }
 
-    /// Maps the AUX area of `vcpu` with an event that has a ring, in snapshot mode.
+    /// Maps the AUX area of `vcpu` for `event`, in snapshot mode. The event must have a ring.
     pub(crate) fn map_area(&self, vcpu: u32, event: u64) -> io::Result<()> {
         let from = place(vcpu) + AREA;
         self.with_control(|control| control.map(CONTROL_MAP_AUX, event, 0, from, AREA_PAGES))
@@ -125,7 +126,7 @@ impl Device {
     }
 }
 
-/// Returns the start of the memory of `vcpu`: task page, rings, area.
+/// Returns the address at which the memory of `vcpu` begins: its task page, then its rings and its AUX area.
 fn place(vcpu: u32) -> u64 {
     PLACES + u64::from(vcpu) * PLACE_BYTES
 }

@@ -1,16 +1,18 @@
 //! Throughput of one device that several vCPUs use at once, compared with the same number of vCPUs that each
 //! have a device of their own.
 //!
-//! The vCPUs of a device share its control queue, catalogue and limits, but each has its own events. Work on
-//! these events should cost a vCPU the same whatever the other vCPUs do, so the rate of independent devices is
-//! the upper limit. A lock or a cache line that vCPUs share keeps the device below that limit.
+//! The vCPUs of a device share its control queue, catalogue and limits, but each has its own events. The cost
+//! of work on these events should not depend on what the other vCPUs do, so the rate of independent devices
+//! is the upper limit. A lock or a cache line that vCPUs share keeps the shared device below this limit.
 //!
 //! Plain threads stand in for the vCPUs and call the device like a VMM. There is no guest, so the cost of the
-//! exits themselves is excluded. Slices of one shared device and of independent devices alternate on the same
-//! CPUs, and each shared slice is compared with its neighbours, because whole runs drift on a machine with other
-//! users. A lock costs little while its users share one CPU, so only the slices with the least disturbed
-//! neighbours count. The addresses of a device and its threads change the rate by a few per cent, even for one
-//! vCPU: so each round creates its devices and threads anew, and the median round counts.
+//! exits themselves is excluded. Short slices of one shared device and of independent devices alternate on
+//! the same CPUs, and each shared slice is compared with its two neighbours. Separate runs would not be
+//! comparable: on a machine with other users, speed drifts from run to run. If other users take CPUs away, the
+//! threads share the remaining ones, and a lock costs little between threads that share one CPU. So only the
+//! shared slices with the least disturbed neighbours count. The memory addresses of a device and its threads
+//! change the rate by a few per cent, even for one vCPU. So each round creates its devices and threads anew,
+//! and the result is the median of the rounds.
 
 #[path = "../common/driver.rs"]
 mod common;
@@ -39,7 +41,7 @@ use side::Side;
 use work::Load;
 
 const VCPUS: [u32; 3] = [1, 2, 4];
-/// The measured numbers of counting events of a task.
+/// Numbers of counting task events that a switch schedules in or out.
 const EVENTS: [usize; 3] = [1, 6, 20];
 const LOADS: [(&str, Load); 6] = [
     ("switches, 1 event", Load::Switches(EVENTS[0])),
@@ -49,15 +51,16 @@ const LOADS: [(&str, Load); 6] = [
     ("exits", Load::Exits),
     ("samples", Load::Samples),
 ];
-/// Rounds, each with devices and threads of its own.
+/// Number of rounds. Each creates its own devices and threads.
 const ROUNDS: usize = 15;
-/// Shared slices that make up the result of a round, each between two independent slices.
+/// Number of shared slices from which the result of a round is taken. Each is between two independent slices.
 const SLICES: usize = 9;
 /// Maximum number of shared slices that a round measures.
 const TRIES: usize = 90;
-/// Share of the CPUs that the independent threads get beside an undisturbed slice.
+/// A shared slice is undisturbed if the threads got at least this share of the CPUs in the independent slices
+/// before and after it.
 const UNDISTURBED: f64 = 0.9;
-/// Slices that measure the time of a switch, for each number of events.
+/// Number of slices that measure the time of a switch, for each of [`EVENTS`].
 const TIMES: usize = 40;
 
 /// The machine that runs the benchmark.
@@ -66,16 +69,17 @@ pub(crate) struct Host {
     pub(crate) clock: PerfSource,
     /// Configs of the software events that this machine counts.
     pub(crate) software: Vec<u64>,
-    /// CPUs to which the threads are pinned, in turn.
+    /// CPUs to which the threads are pinned, round-robin.
     pub(crate) cpus: Vec<usize>,
 }
 
-/// The rate of a shared slice, and the mean rate of the independent slices beside it.
+/// The rate of a shared slice, and the mean rate of the independent slices before and after it.
 #[derive(Debug, Clone, Copy)]
 struct Pair {
     shared: f64,
     independent: f64,
-    /// CPU time of the independent threads, relative to the most that they could get.
+    /// CPU time that the threads got, divided by the maximum that they could get: the lower value of the two
+    /// independent slices.
     undisturbed: f64,
 }
 
@@ -140,7 +144,7 @@ fn measure() -> io::Result<()> {
         let compared = LOADS.map(|(_, load)| compare(load, vcpus, &host));
         let compared = compared.into_iter().collect::<io::Result<Vec<_>>>()?;
         let [_, six, _, marks, exits, samples] = &compared[..] else {
-            return Err(io::Error::other("a load was left out"));
+            return Err(io::Error::other("a load was not compared"));
         };
         let [switches, marks, exits, samples] =
             [six, marks, exits, samples].map(|compared| compared.ratios()[1]);
@@ -150,7 +154,7 @@ fn measure() -> io::Result<()> {
         );
         if vcpus as usize > host.cpus.len() {
             println!(
-                "    the machine has only {} cores: threads take turns",
+                "    the machine has only {} cores: threads share cores",
                 host.cpus.len()
             );
         }
@@ -202,7 +206,7 @@ fn compare(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Compared> {
     Ok(Compared(rounds.collect::<io::Result<_>>()?))
 }
 
-/// Measures one round. Returns the median of the least disturbed pairs.
+/// Measures one round. Among the [`SLICES`] least disturbed pairs, returns the one with the median ratio.
 fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     let independent = Side::start(load, independent(load, vcpus)?, host);
     let shared = Side::start(load, shared(load, vcpus)?, host);

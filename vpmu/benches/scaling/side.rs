@@ -15,10 +15,10 @@ use crate::{Host, cpus};
 
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Results of one slice, of all threads of a side.
+/// Results of one slice: sums over all threads of a [`Side`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slice {
-    /// Steps per second; with [`Load::Samples`] samples written per second.
+    /// Steps per second; for [`Load::Samples`], samples written per second.
     pub(crate) rate: f64,
     /// CPU seconds per second.
     pub(crate) cpus: f64,
@@ -40,8 +40,9 @@ struct Gate {
     stop: AtomicBool,
     over: AtomicBool,
     steps: AtomicU64,
-    /// Nanoseconds that the threads spent in slices, by the clock and on a CPU. The threads
-    /// measure these times themselves, because the thread that opens a slice may have to wait for a CPU.
+    /// Nanoseconds that the threads spent in slices: `time` is elapsed time, `cpu_time` is CPU time. Each
+    /// thread measures its own times, because the thread that begins and ends the slices may have to wait for
+    /// a CPU.
     time: AtomicU64,
     cpu_time: AtomicU64,
     host: Arc<Host>,
@@ -119,8 +120,8 @@ impl Side {
 }
 
 impl Gate {
-    /// Runs a vCPU's thread. After an error the thread keeps coming to the barrier, which the other
-    /// threads could not pass without it.
+    /// Runs a vCPU's thread. After an error the thread does no more work, but still waits at the barrier,
+    /// because the other threads can pass the barrier only together with this thread.
     fn live(&self, load: Load, seat: Seat, cpu: usize) -> io::Result<()> {
         let device = Arc::clone(&seat.device);
         let attached =

@@ -1,4 +1,4 @@
-//! All calls to the device on a vCPU's thread, and the notification of the control queue.
+//! All calls that a vCPU's thread makes to the device, and the notification of the control queue.
 
 use std::io;
 use std::sync::Arc;

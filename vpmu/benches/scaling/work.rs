@@ -35,7 +35,7 @@ pub(crate) enum Load {
     Marks,
     /// Makes an exit. A trace records it.
     Exits,
-    /// Notifies the device, which then writes the samples of its events.
+    /// Notifies the device, which then writes the samples of the vCPU's events.
     Samples,
 }
 
@@ -51,8 +51,9 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Opens and enables the events on the vCPU's thread, and enters the guest. Task events count the
-    /// `software` events in turn.
+    /// Opens and enables the vCPU's events, and enters the guest. Must be called on the vCPU's thread.
+    /// `software` has the configs of the events of [`Load::Switches`]. If there are more events than configs, the
+    /// configs repeat.
     pub(crate) fn begin(
         load: Load,
         mut seat: Seat,
@@ -108,7 +109,7 @@ impl Work {
         }
     }
 
-    /// Offers the next chain of the queue, in an exit.
+    /// Leaves the guest, offers the next chain of the queue, notifies the device, and enters the guest again.
     fn notify(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         vcpu.leave(ExitReason::Mmio);
         self.queue.offer(|| vcpu.kick(self.index))?;
@@ -116,7 +117,9 @@ impl Work {
         Ok(())
     }
 
-    /// Leaves the guest, and checks by the counts that every step did its work.
+    /// Leaves the guest. Returns an error if an event lost samples or trace bytes, or if a count does not match
+    /// the number of steps. No event of [`Load::Switches`] counts steps: with this load, returns an error if
+    /// the count of the clock is zero, or if one of the last commands to switch in or out failed.
     pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         let room = self.events.len() * size_of::<Reply>();
         if let Load::Switches(_) = self.load {
@@ -146,7 +149,7 @@ impl Work {
     }
 }
 
-/// Opens the events of a load, disabled, and maps their rings and areas.
+/// Opens the events of a load and maps their rings and AUX areas. The events are still disabled.
 fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     let (device, vcpu) = (&seat.device, seat.vcpu);
     let counting = |kind: u32, config: u64| OpenRequest {
@@ -192,7 +195,7 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     }
 }
 
-/// Parses the replies; returns an error if one has an error status.
+/// Parses the replies. Returns an error if a reply has a status other than zero.
 fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
     let read = |bytes: &[u8]| {
         let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a short reply"))?;

@@ -1,9 +1,11 @@
-//! Delay between the overflow of a host counter and the start or stop of a linked event. Marks and exits act
-//! immediately; a counter acts only at the exit that its overflow causes.
+//! Delay between the overflow of a host counter and the start or stop of a linked event. Overflows of events
+//! that count marks or exits act immediately. An overflow of a host counter acts only at the exit that it
+//! causes.
 //!
-//! A minimal VMM embeds the device and runs a vCPU that counts in ring 3 on this machine's `/dev/kvm`. Each
-//! overflow of a host clock starts or stops another event. The host's record has the time and the
-//! instruction of the overflow. The exit shows how far the guest ran after the overflow.
+//! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`. The vCPU runs a ring-3 loop.
+//! Each overflow of a host clock starts or stops another event. The host's record of an overflow has the time
+//! and the instruction pointer of the overflow. A comparison with the instruction pointer at the exit shows how
+//! far the guest ran after the overflow.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
@@ -38,7 +40,8 @@ use driver::DriverQueue;
 use guest::{Exited, Guest};
 use watched::{Acted, TARGET, Watch, Watched};
 
-/// `inc qword [rdi]`, repeated, then a jump back: the instruction pointer shows how far the guest ran.
+/// `inc qword [rdi]`. The program is [`INCS`] copies of this instruction and a jump back to the first copy, so
+/// that the instruction pointer shows how far the guest ran.
 const INC: [u8; 3] = [0x48, 0xff, 0x07];
 const INCS: usize = 512;
 const FEATURES: u64 = 1 << 32 | 7;
@@ -108,7 +111,11 @@ fn measure() -> io::Result<()> {
         match guest.vcpu.run() {
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(system(error)),
-            Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
+            Ok(exit) => {
+                return Err(io::Error::other(format!(
+                    "unexpected exit of the guest: {exit:?}"
+                )));
+            }
         }
         watch.left(guest.vcpu.sync_regs().regs.rip);
         session.leave(ExitReason::Signal, &mut Exited(&guest.vcpu));
@@ -135,8 +142,8 @@ impl Interrupt for Silent {
     }
 }
 
-/// Opens a clock that counts, and a second clock whose overflows start the first one while it is stopped and
-/// stop it while it counts.
+/// Opens two clocks. Each overflow of the second starts the first if it is stopped, and stops it if it
+/// counts.
 fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
         .map(|index| {
@@ -158,7 +165,8 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     };
     let target = control.open(&OpenRequest {
         config: TARGET.into(),
-        // The target never overflows. The period gives it a host counter of its own, for `Watched` to see.
+        // The target never overflows. The period makes the device open a separate host counter for the target,
+        // with `Source::open`, so that `Watched` sees each start and stop of the target.
         period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open
@@ -187,7 +195,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let vcpu = &mut drivers[1];
     vcpu.request(enable.as_bytes(), size_of::<Reply>());
     session.kick(QUEUE_VCPU);
-    assert!(vcpu.answer().is_some(), "answered at once");
+    assert!(vcpu.answer().is_some(), "answered immediately");
 }
 
 /// The driver's side of the control queue.
@@ -200,7 +208,7 @@ impl Control<'_> {
     fn ask(&mut self, request: &(impl IntoBytes + Immutable)) -> Vec<u8> {
         self.queue.request(request.as_bytes(), 64);
         let _ = self.vpmu.notify(QUEUE_CONTROL);
-        self.queue.answer().expect("answered at once")
+        self.queue.answer().expect("answered immediately")
     }
 
     fn open(&mut self, request: &OpenRequest) -> u64 {
@@ -245,7 +253,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
             "",
             ran,
         ),
-        ("from the overflow to the target's change", " ns", took),
+        ("delay until the target started or stopped", " ns", took),
     ] {
         if let Some(most) = values.last() {
             let at = |part: usize| values[(values.len() - 1) * part / 100];

@@ -1,4 +1,5 @@
-//! The host's counters, with a log of each overflow and of the start or stop of the target that it causes.
+//! A source that logs overflows of the host's counters. Each log entry is an overflow that started or stopped
+//! another event, the target.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use vpmu::Source;
 use vpmu::host::PerfSource;
 use vpmu::source::{Counter, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Request};
 
-/// perf's `PERF_COUNT_SW_TASK_CLOCK`, the event that overflows start and stop.
+/// Config of the target: perf's `PERF_COUNT_SW_TASK_CLOCK`.
 pub(crate) const TARGET: u64 = 1;
 
 /// An overflow and its effect.
@@ -108,7 +109,8 @@ impl Counter for WatchedCounter {
     fn drain(&mut self, into: &mut Overflows) {
         let before = into.samples.len();
         self.counter.drain(into);
-        // Of several overflows in one drain, it is unknown which one acts on the target.
+        // If a drain returns several overflows, the log omits them, because it is unknown which one acts on
+        // the target.
         self.watch.log().overflow = match into.samples.get(before..) {
             Some([one]) => Some(*one),
             _ => None,

@@ -51,7 +51,7 @@ impl Driver {
         })
     }
 
-    /// Opens `number` events of the vCPU's clock, each with its ring.
+    /// Opens `number` events that sample the vCPU's clock, each with its own ring.
     pub(crate) fn open(&mut self, number: u64, engine: u32) -> io::Result<()> {
         for index in 0..number {
             let event = self.control.open(&OpenRequest {
@@ -87,7 +87,7 @@ impl Driver {
         self.vcpu.exchange(&request, room, notify).map(|_| ())
     }
 
-    /// Consumes the rings' contents; returns their bytes.
+    /// Consumes the records in all rings; returns their total size in bytes.
     pub(crate) fn read_rings(&self) -> io::Result<u64> {
         let mut bytes = 0;
         for index in 0..self.events.len() as u64 {

@@ -1,12 +1,14 @@
 //! Slowdown of a guest that samples itself, by number of events and by engine.
 //!
-//! A minimal VMM embeds the device and runs a vCPU that loops in ring 3 on this machine's `/dev/kvm`. 1, 6 and 10
-//! events at once sample its clock at 1 kHz. Slices with and without sampling alternate in one run, and each is
-//! compared with its neighbours, because whole runs drift on a machine with other users. Speed is rounds of the
-//! loop per CPU time of the vCPU's thread, which includes the interrupts of sampling and excludes other programs.
+//! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`. The vCPU runs a loop in ring 3,
+//! while 1, 6 or 10 events at once sample the vCPU's clock, each at 1 kHz. Short slices with and without sampling
+//! alternate in one run, and each slice with sampling is compared with its two neighbours. Separate runs would not be
+//! comparable: on a machine with other users, speed drifts from run to run. The speed of a slice is the number of
+//! rounds of the loop, divided by the CPU time that the thread used. This time includes the interrupts of sampling and
+//! excludes other programs.
 //!
-//! The baseline is the same events on a thread without a guest, opened and started like those of any program.
-//! Nobody reads their records.
+//! The baseline is a thread that loops without a guest, while the same number of host events sample its clock. The
+//! host events are opened and started as in any program, and nobody reads their records.
 
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
@@ -39,15 +41,16 @@ use driver::Driver;
 use guest::{Exited, Guest};
 use host_clock::HostClock;
 
-/// `again: inc qword [rdi]; jmp again`, a loop without exits of its own.
+/// `again: inc qword [rdi]; jmp again`, a loop that causes no exits.
 const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
 const EVENTS: [u64; 3] = [1, 6, 10];
 const SLICE: Duration = Duration::from_millis(50);
-/// Slices with sampling in a run, each between two slices without.
+/// Number of slices with sampling in a run. Each is between two slices without sampling.
 const SLICES: usize = 8;
-/// Runs of each kind, in turns, because the machine's speed drifts while others use it.
+/// Number of runs of each kind: host events, batched engine and exit engine. Runs of the three kinds alternate,
+/// because the speed of a machine with other users drifts.
 const RUNS: usize = 4;
-/// The target cost of the batched engine, relative to the host's own events.
+/// The aim: with the batched engine, the slowdown is at most this many times the slowdown by the host's own events.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of a sample with IP, TID and TIME.
@@ -93,7 +96,7 @@ struct Slice {
     samples: u64,
 }
 
-/// Slices without sampling, and between each two of them a slice with sampling.
+/// The slices of a run. They alternate: the first and the last slice are without sampling.
 #[derive(Debug)]
 struct Run {
     without: Vec<Slice>,
@@ -101,7 +104,7 @@ struct Run {
 }
 
 impl Run {
-    /// Measures a run. `one` measures a slice; its argument is whether to sample.
+    /// Measures a run. `one` measures a slice, with sampling if its argument is true.
     fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
         let mut run = Self {
             without: vec![one(false)?],
@@ -114,7 +117,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Slowdown of each sampled slice against its neighbours, in percent.
+    /// Slowdown of each slice with sampling, compared with its neighbours, in percent.
     fn slowdowns(&self) -> impl Iterator<Item = f64> {
         let pairs = self.with.iter().zip(self.without.windows(2));
         pairs.map(|(with, without)| {
@@ -150,7 +153,7 @@ impl Runs {
         );
         if samples > 0 {
             print!(
-                ", {samples} samples, {:.3} returns from the run call for each",
+                ", {samples} samples, {:.3} returns from the run call per sample",
                 returns as f64 / samples as f64
             );
         }
@@ -200,7 +203,8 @@ fn measure() -> io::Result<()> {
         batched.print("batched", events);
         exit.print("exit", events);
         println!(
-            "         the batched engine costs {:.2} of the host's own events (aim: at most {LIMIT})",
+            "         the batched engine costs {:.2} times as much as the host's own events (aim: at most \
+             {LIMIT})",
             batched.median() / host.median(),
         );
     }
@@ -235,7 +239,8 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         if begun != slice {
             (slice, until) = (begun, Instant::now() + SLICE);
         } else if Instant::now() >= until {
-            // The signal has no effect outside the run call, so it is repeated. The thread may have ended.
+            // A signal that arrives outside the run call has no effect, so send it every millisecond until the slice
+            // has ended. Ignore errors: the thread may have ended.
             let _ = vcpu.kill(SIGRTMIN());
             until = Instant::now() + Duration::from_millis(1);
         }
@@ -244,7 +249,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         .map_err(|_| io::Error::other("the vCPU's thread panicked"))?
 }
 
-/// Measures a run on the vCPU's thread, with the calls of a driver and a VMM.
+/// Measures a run on the vCPU's thread. This thread acts as the guest's driver and as the VMM.
 fn run_slices(
     kvm: &Kvm,
     vpmu: &Arc<Vpmu>,
@@ -278,7 +283,7 @@ fn run_slices(
     Ok(run)
 }
 
-/// Runs the guest for a slice; returns the number of exits before the last one.
+/// Runs the guest for a slice. Returns how often the run call returned before the end of the slice.
 fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
     shared.slices.fetch_add(1, Ordering::Release);
     let end = Instant::now() + SLICE;
@@ -288,7 +293,11 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
         match guest.vcpu.run() {
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.errno())),
-            Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
+            Ok(exit) => {
+                return Err(io::Error::other(format!(
+                    "unexpected exit of the guest: {exit:?}"
+                )));
+            }
         }
         session.leave(ExitReason::Signal, &mut Exited(&guest.vcpu));
         if Instant::now() >= end {
@@ -298,7 +307,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
     }
 }
 
-/// Measures the same events on a thread that loops without a guest.
+/// Measures a run without a guest: this thread loops, and `events` host events sample its clock.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let clocks = (0..events)

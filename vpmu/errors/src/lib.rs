@@ -1,4 +1,4 @@
-//! An error with its causes on one line, as all programs of the project print it.
+//! Formats an error and its causes as one line. All programs of the project print errors in this format.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ pub fn chain(error: &dyn Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // A wrapper without a message of its own displays its source's message.
+        // If an error only wraps its source, both have the same message, and `line` already ends with `text`.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

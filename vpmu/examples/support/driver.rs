@@ -23,11 +23,11 @@ const TRACE_RING: u64 = 0x18_0000;
 const AREA: u64 = 0x20_0000;
 const AREA_PAGES: u64 = 256;
 const PAGE: u64 = PAGE_SIZE as u64;
-/// A sample a millisecond.
+/// One sample per millisecond.
 const PERIOD: u64 = 1_000_000;
 /// perf's `PERF_RECORD_SAMPLE`.
 const SAMPLE: u32 = 9;
-/// Bytes of a record's header; the address of a sample follows it.
+/// Size of a record's header in bytes. In a sample, the instruction pointer follows.
 const HEADER: usize = 8;
 const DATA_HEAD: u64 = 1024;
 const DATA_TAIL: u64 = 1032;
@@ -37,9 +37,9 @@ const AUX_HEAD: u64 = 1056;
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) marks: u64,
-    /// Traced exits to the port passed to [`Driver::stop`].
+    /// Number of traced exits to the port that was passed to [`Driver::stop`].
     pub(crate) exits: usize,
-    /// Addresses of the samples.
+    /// Instruction pointers of the samples.
     pub(crate) samples: Vec<u64>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Sets up the queues, which `activate` hands over to the device, and opens the events.
+    /// Sets up the queues, calls `activate` to pass them to the device, and opens the events.
     pub(crate) fn new(
         vpmu: &Arc<Vpmu>,
         memory: &GuestMemoryMmap,
@@ -100,11 +100,12 @@ impl Driver {
         self.tell(session, COMMAND_ENABLE).map(|_| ())
     }
 
-    /// Reads the ring, and returns the addresses of all samples so far.
+    /// Reads the new samples from the ring. Returns the instruction pointers of all samples so far.
     pub(crate) fn samples(&mut self) -> io::Result<&[u64]> {
         let (head, mut tail) = (self.word(RING + DATA_HEAD)?, self.word(RING + DATA_TAIL)?);
         while tail != head {
-            // Records are multiples of 8 bytes, so the end of the ring may separate header and address.
+            // Read the header and the instruction pointer separately: the ring may wrap between them, because a
+            // record can begin at any multiple of 8 bytes.
             let mut record = [0; 2 * HEADER];
             for (at, half) in (tail..).step_by(HEADER).zip(record.chunks_mut(HEADER)) {
                 let place = RING + PAGE + at % (RING_PAGES * PAGE);
@@ -151,7 +152,7 @@ impl Driver {
         })
     }
 
-    /// Sends the same command to each event, in one notification on the vCPU's thread.
+    /// Sends command `op` for each event, with one notification on the vCPU's thread. Returns the replies.
     fn tell(&mut self, session: &mut VcpuSession, op: u32) -> io::Result<Vec<Reply>> {
         let request = commands(op, &self.events);
         let room = self.events.len() * size_of::<Reply>();
@@ -174,14 +175,14 @@ impl Driver {
     }
 }
 
-/// Returns the address of a sample with [`IP_TID_TIME`]; `None` for another record.
+/// Returns the instruction pointer of a sample with [`IP_TID_TIME`]; `None` for another record.
 pub(crate) fn ip(record: &[u8]) -> Option<u64> {
     let kind = u32::from_le_bytes(record.get(..4)?.try_into().ok()?);
     let ip = u64::from_le_bytes(record.get(HEADER..2 * HEADER)?.try_into().ok()?);
     (kind == SAMPLE).then_some(ip)
 }
 
-/// Returns the address of a sample that begins with the event's id; `None` for another record.
+/// Returns the instruction pointer of a sample that begins with the event's id; `None` for another record.
 pub(crate) fn identified_ip(record: &[u8]) -> Option<u64> {
     let (kind, body) = record.split_at_checked(HEADER)?;
     ip(&[kind, body.get(HEADER..)?].concat())

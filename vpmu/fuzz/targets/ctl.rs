@@ -1,5 +1,5 @@
-//! A client of the control socket that sends arbitrary bytes in arbitrary pieces: each line gets at most one
-//! answer, a line of JSON that this project's client parses, and the device ends cleanly.
+//! A client of the control socket that sends arbitrary bytes in arbitrary pieces. Each line must get at most one
+//! answer, a line of JSON that this project's client can parse. At the end, the device must free everything.
 #![no_main]
 #![allow(
     dead_code,
@@ -27,7 +27,7 @@ use crate::shared::stage::{Stage, features};
 use crate::shared::{driver, driver_ops, host_ops, reader, world};
 
 thread_local! {
-    /// Directory for recordings, independent of any path in a request.
+    /// The directory to which `dump` writes recordings, whatever path a request names.
     static DIRECTORY: TempDir = directory().expect("a directory");
 }
 
@@ -64,18 +64,19 @@ const PIECES: [&str; 24] = [
     "\n",
 ];
 
-/// The client's end of the connection: sends in pieces, and keeps the received bytes.
+/// The server's end of the connection. The server reads the bytes of `sends` from it in pieces. `gets` keeps the bytes
+/// that the server writes.
 struct Client {
     sends: Vec<u8>,
     at: usize,
-    /// Bytes to transfer before a pause.
+    /// The maximum number of bytes that one call transfers.
     piece: usize,
     pause: Cell<bool>,
     gets: Rc<RefCell<Vec<u8>>>,
 }
 
 impl Client {
-    /// Returns how many of `most` bytes to transfer. Every second call returns `WouldBlock` instead.
+    /// Returns the number of bytes to transfer, at most `most`. Every second call returns `WouldBlock` instead.
     fn turn(&self, most: usize) -> io::Result<usize> {
         match self.pause.replace(!self.pause.get()) {
             true => Err(ErrorKind::WouldBlock.into()),
@@ -106,7 +107,7 @@ impl Write for Client {
     }
 }
 
-/// Makes lines of requests, some of them invalid.
+/// Makes lines with requests, some of them invalid.
 fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut lines = Vec::new();
     while !input.is_empty() && lines.len() < 1 << 15 {
@@ -139,7 +140,7 @@ fn recording() -> PathBuf {
     DIRECTORY.with(|directory| directory.path().join("perf.data"))
 }
 
-/// Makes the device work, so that there are events to list.
+/// Runs steps of the driver and the host, so that the device has events to list.
 fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     for _ in 0..input.int_in_range(0..=6)? {
@@ -152,7 +153,7 @@ fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Serves a client that sends `sends`; returns the received bytes.
+/// Serves a client that sends `sends` in pieces of at most `piece` bytes. Returns what the client receives.
 fn converse(stage: &Stage, sends: Vec<u8>, piece: usize) -> Vec<u8> {
     let gets = Rc::new(RefCell::new(Vec::new()));
     let client = Client {
@@ -184,15 +185,15 @@ fuzz_target!(|input: &[u8]| {
     let _ = work(&mut stage, &mut input);
     let piece = *input.choose(&[4096, 1, 7, 100]).unwrap_or(&1);
     let sends = lines(&mut input).unwrap_or_default();
-    // The server searches for the end of a line after each piece: limit the number of pieces.
+    // Limit the number of pieces, because the server searches for the end of a line after each piece.
     let piece = piece.max(sends.len() / 16);
     stage.leave_all();
-    // A line above the limit gets an answer, and ends the conversation.
+    // Add one: if a line is too long, the server answers before the end of the line arrives, and then stops reading.
     let asked = sends.iter().filter(|byte| **byte == b'\n').count() + 1;
     let answers = converse(&stage, sends, piece);
     assert!(
         answers.is_empty() || answers.ends_with(b"\n"),
-        "whole lines"
+        "the last answer is not a whole line"
     );
     let mut answered = 0;
     for line in answers.split_inclusive(|byte| *byte == b'\n') {

@@ -1,6 +1,6 @@
-//! The parsers of host records, samples and tracepoints with rings of arbitrary content, and the parser of
-//! tracepoint formats with arbitrary text: they read only words of the ring, terminate, and find no more
-//! records than the ring can hold.
+//! Rings with arbitrary content for the parsers of host records, samples and tracepoints, and arbitrary text for the
+//! parser of tracepoint formats. The parsers must read only words of the ring, terminate, and find no more records than
+//! the ring can hold.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,12 +19,14 @@ const FORMATS: [&str; 2] = [
     "ID: 2
     field:unsigned short common_type;\toffset:0;\tsize:2;",
 ];
-/// Words of the input that determine size, tail and head of the ring.
+/// Number of words at the start of the input. They determine the size, tail and head of the ring.
 const SHAPE_WORDS: usize = 3;
-/// Bits of the first of these words: an arbitrary tail, an arbitrary head, and the rest of the input as the
-/// text of a format.
+/// Flag in the first of these words: use the tail as it is. Otherwise, the tail is rounded down to a multiple of 8.
 const ANY_TAIL: u64 = 0x100;
+/// Flag in the first word: use the head as it is. Otherwise, the head is a whole number of words ahead of the tail, at
+/// most as many as the ring has.
 const ANY_HEAD: u64 = 0x200;
+/// Flag in the first word: also parse the rest of the input as the text of a format.
 const TEXT: u64 = 0x400;
 
 thread_local! {
@@ -40,7 +42,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
-    // The size of the ring: a power of two, as on real hosts, or the length of its data.
+    // The size of the ring in bytes: a power of two, as on real hosts, or the size of the rest of the input.
     let size = match shape % 8 {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),
@@ -55,16 +57,23 @@ fuzz_target!(|input: &[u8]| {
         _ => *head,
     };
     let word = |at: u64| {
-        assert!(at.is_multiple_of(8) && at < size, "a word of the ring");
+        assert!(
+            at.is_multiple_of(8) && at < size,
+            "the parser reads outside the ring"
+        );
         let index = usize::try_from(at / 8).unwrap_or(usize::MAX);
         ring.get(index).copied().unwrap_or(0)
     };
     let mut records = 0;
     take(word, size, tail, head, |_| records += 1);
-    assert!(records <= size / 8 + 1, "each record has a header");
+    assert!(
+        records <= size / 8 + 1,
+        "more records than the ring can hold"
+    );
     let count_exits = |formats: &ExitFormats| {
         let exits = formats.exits_in(word, size, tail, head);
-        // One record of a loss can add two to the count: the loss, and the pending exit that the loss ends.
+        // A record of a loss can add two to the count: the loss itself, and the exit before the loss, if no entry
+        // has ended this exit yet.
         assert!(exits <= 2 * (size / 8 + 1));
     };
     OWN_FORMATS.with(|formats| {

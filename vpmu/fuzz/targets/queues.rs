@@ -1,6 +1,5 @@
-//! One thread acts as driver, host and operator of a device: the device does not panic, answers every
-//! request, keeps its rings consistent, touches only pages that the driver named, and frees everything
-//! at the end.
+//! One thread acts as driver, host and operator of a device. The device must not panic. It must answer every request,
+//! keep its rings consistent, write only to pages that the driver named, and free everything at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -21,7 +20,8 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
         if stage.forged {
-            // The indices of the restored queues may have any values, so requests may stay unanswered.
+            // Make no requests of the driver: the indices of the restored queues may have any values, so the device may
+            // leave requests unanswered.
             stage.notify_all();
             host_ops::step(stage, input)?;
             continue;

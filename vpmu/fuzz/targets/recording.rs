@@ -1,5 +1,5 @@
-//! Recordings of rings with forged contents: an independent reader parses the file to its end, and finds as
-//! many samples as the summary counts and no record that perf would act on.
+//! Recordings of rings with forged contents. An independent reader must parse the file to its end. It must find as many
+//! samples as the summary counts, and no record that perf would act on, such as MMAP or COMM.
 #![no_main]
 #![allow(
     dead_code,
@@ -33,7 +33,7 @@ const THROTTLE: u32 = 5;
 const UNTHROTTLE: u32 = 6;
 const SAMPLE: u32 = 9;
 const KSYMBOL: u32 = 17;
-/// Functions for the addresses that [`address`] makes.
+/// Symbols at addresses that [`address`] makes.
 const SYMBOLS: &[u8] = b"\
 ffffffff81000000 T startup_64
 ffffffff81000100 t do_idle
@@ -104,7 +104,8 @@ fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
     })
 }
 
-/// Makes the value of a one-word sample field, mostly valid for `event`.
+/// Makes the value of one field of a sample, for fields that are one word long. `field` is the number of the field's
+/// bit in the sample type. In most cases, the value is valid for `event`.
 fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> Result<u64> {
     if once_in(input, 30)? {
         return number(input);
@@ -120,7 +121,7 @@ fn word(input: &mut Unstructured<'_>, field: u32, event: &PersistentStatus) -> R
     }
 }
 
-/// Makes the body of a sample with the event's fields, counts and call chain.
+/// Makes the body of a sample: the fields, counts and call chain that `event` samples.
 fn sample(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<u64>> {
     let mut words = Vec::new();
     for field in [16, 0, 1, 2, 3, 6, 9, 7, 8] {
@@ -164,7 +165,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
             (input.int_in_range(0..=90)?, words)
         }
         1 => {
-            // Maps and task names must not reach the file, whatever their words.
+            // Include MMAP and COMM: records of these types must not reach the file, whatever they contain.
             let kind = *input.choose(&[THROTTLE, UNTHROTTLE, MMAP, COMM])?;
             (kind, vec![number(input)?, word(input, 6, event)?, event.id])
         }
@@ -200,7 +201,7 @@ fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     Ok(())
 }
 
-/// Fills the rings of a device by arbitrary operations, including the guest's writes to them.
+/// Makes a device fill its rings by arbitrary operations. Some of the operations are writes of the guest to the rings.
 fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
@@ -228,7 +229,9 @@ fn read(file: &[u8], summary: &Summary) {
         let PerfFileRecord::EventRecord { record, .. } = record else {
             continue;
         };
-        record.parse().expect("as its event says");
+        record
+            .parse()
+            .expect("a record with the layout of its event");
         match record.record_type.0 {
             SAMPLE => samples += 1,
             LOST | THROTTLE | UNTHROTTLE | KSYMBOL => {}

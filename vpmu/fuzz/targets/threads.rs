@@ -1,6 +1,7 @@
 //! Four concurrent threads on one device: two vCPUs, a driver with its requests and resets, and a host that
-//! drains, flushes, lists, starts and ends events. Their order varies between executions, so only properties
-//! that hold in any order are checked: nothing panics or waits for ever, and everything is freed at the end.
+//! drains, flushes, lists, starts and ends events. The order of their operations varies between executions, so
+//! only properties that hold in any order are checked: nothing panics or waits forever, and everything is freed
+//! at the end.
 #![no_main]
 #![allow(
     dead_code,
@@ -30,18 +31,20 @@ use crate::shared::{driver, driver_ops, host_ops, reader, rig, world};
 struct VcpuThread<'a> {
     vcpu: u32,
     session: Option<VcpuSession>,
-    /// The vCPU's queue. A reset on another thread sets up the device's side anew, after which the device may
-    /// find anything in this queue.
+    /// The driver's side of the vCPU's queue. If another thread resets the device, the device's side of the queue
+    /// starts again from zero, but the driver's side does not. From then on, the two sides disagree, and the device
+    /// may read any bytes as buffers.
     queue: DriverQueue,
     vpmu: &'a Vpmu,
     world: &'a World,
-    /// Serializes attaches: [`World::be_thread`] sets the thread of the next attach.
+    /// Locked while a vCPU is attached. [`World::be_thread`] sets the current thread of the mock host, and another
+    /// thread must not overwrite the setting before the device has read it.
     attaching: &'a Mutex<()>,
     marks: u64,
 }
 
 impl VcpuThread<'_> {
-    /// Runs until the bytes run out. Returns the session, which has left the guest, and the number of marks.
+    /// Runs steps until the input bytes run out, then leaves the guest. Returns the session and the number of marks.
     fn run(mut self, input: &[u8]) -> (Option<VcpuSession>, u64) {
         let mut input = Unstructured::new(input);
         // Ends when the bytes run out.
@@ -57,12 +60,12 @@ impl VcpuThread<'_> {
         let (exit, mut regs) = (exit(input)?, cpu(input)?);
         let op = input.int_in_range(0..=9)?;
         if op == 0 {
-            // A new session takes over, as on another thread.
+            // Drop the session and attach the vCPU again, as when it moves to another thread.
             drop(self.session.take());
             let _alone = self.attaching.lock().expect("no panic");
             self.world.be_thread(thread);
             let attached = self.vpmu.attach(self.vcpu, rig::TSC_OFFSET);
-            self.session = Some(attached.expect("the other one is gone"));
+            self.session = Some(attached.expect("the old session is dropped"));
         }
         let Some(session) = &mut self.session else {
             return Ok(());

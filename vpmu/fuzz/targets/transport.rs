@@ -1,6 +1,7 @@
-//! A driver that accesses the registers of the virtio-mmio transport in any order and with any width: it
-//! negotiates features, sets up queues, uses and resets them while the device works. A device that was not
-//! started does not answer, a device started in the right order does, and a reset ends everything.
+//! A driver that accesses the registers of the virtio-mmio transport in any order and with any width. It negotiates
+//! features, and sets up, uses and resets queues while the device works. If the driver has started the device in the
+//! right order, the device must answer requests. If the driver has not started the device or has reset it, the device
+//! must not answer.
 #![no_main]
 #![allow(
     dead_code,
@@ -36,7 +37,7 @@ const DRIVER_FEATURES_SEL: u64 = 0x24;
 const QUEUE_DESC: u64 = 0x80;
 const QUEUE_DRIVER: u64 = 0x90;
 const QUEUE_DEVICE: u64 = 0xa0;
-/// Bytes of the registers, and of the first part of the configuration space.
+/// Size in bytes of the range to access: the registers, and the first part of the configuration space.
 const REGISTERS: u64 = 0x120;
 
 const ACKNOWLEDGE: u32 = 1;
@@ -49,7 +50,7 @@ const FAILED: u32 = 0x80;
 struct Transport {
     stage: Stage,
     mmio: VirtioMmio,
-    /// Whether the device was set up in the right order and not reset since.
+    /// Whether the device was set up in the right order and has not been reset since.
     orderly: bool,
 }
 
@@ -79,7 +80,7 @@ impl Transport {
         u32::from_le_bytes(data)
     }
 
-    /// Writes as vCPU 0, in its session if it has one.
+    /// Writes `data` to `register` as vCPU 0, with the session of vCPU 0 if there is one.
     fn write_bytes(&mut self, register: u64, data: &[u8]) {
         let vcpus = &self.stage.rig.vcpus;
         let mut session = self.stage.runs(0).then(|| vcpus.take(0));
@@ -98,9 +99,10 @@ impl Transport {
         self.write_bytes(register, &value.to_le_bytes());
     }
 
-    /// Makes a driver's steps in the right order; may omit one.
+    /// Sets up the device like a driver, in the right order. Sometimes omits one step.
     fn set_up(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        // `queues` zeroes the rings of a running device.
+        // `queues` zeroes the rings, even if the device is running. From then on, the device need not answer until it
+        // has been set up again.
         self.orderly = false;
         let (drivers, queues) = self.stage.memory.queues();
         let features = features(input)?;
@@ -196,7 +198,10 @@ impl Transport {
         assert_eq!(status & !known, 0, "status {status:#x}");
         let started = status & DRIVER_OK != 0;
         assert!(!started || status & FEATURES_OK != 0, "status {status:#x}");
-        assert!(!self.orderly || started || status == 0, "it goes on");
+        assert!(
+            !self.orderly || started || status == 0,
+            "a started device stopped without a reset"
+        );
         self.orderly &= started;
     }
 
@@ -280,6 +285,10 @@ fuzz_target!(|input: &[u8]| {
     // Ends when the bytes run out.
     let _ = run(&mut transport, &mut input);
     transport.write(STATUS, 0);
-    assert_eq!(transport.read(STATUS), 0, "a reset takes effect at once");
+    assert_eq!(
+        transport.read(STATUS),
+        0,
+        "a reset takes effect immediately"
+    );
     transport.stage.finish();
 });

@@ -11,12 +11,13 @@ use std::time::Duration;
 /// Time between two drains.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A timer that runs while the device wants drains. Its descriptor is readable when
-/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. An event loop calls [`DrainTimer::take`] and drains, or a thread
-/// drains for as long as [`DrainTimer::wait`] returns `true`. A vCPU's thread must do neither.
+/// A timer that runs while the device needs periodic drains. Its descriptor is readable when
+/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. Either an event loop waits for the descriptor and drains if
+/// [`DrainTimer::take`] returns `true`, or a separate thread drains each time [`DrainTimer::wait`] returns `true`. A
+/// vCPU's thread must do neither.
 #[derive(Debug)]
 pub struct DrainTimer {
-    /// The timer descriptor, non-blocking.
+    /// The timer descriptor, which is non-blocking.
     timer: File,
     /// Whether [`DrainTimer::end`] was called: [`DrainTimer::run`] then has no effect.
     ended: Mutex<bool>,
@@ -41,7 +42,7 @@ impl DrainTimer {
         })
     }
 
-    /// Starts the timer if `wanted`, else stops it; for [`Machine::draining`](vpmu::Machine::draining).
+    /// Starts the timer if `wanted`, else stops it. Call this from [`Machine::draining`](vpmu::Machine::draining).
     pub fn run(&self, wanted: bool) {
         let ended = self.ended();
         if !*ended {
@@ -64,7 +65,8 @@ impl DrainTimer {
             revents: 0,
         };
         loop {
-            // SAFETY: the kernel writes to one `pollfd`, `timer`. If a signal ends the call early, nothing is due.
+            // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored: if a signal ends the
+            // call, `take` decides whether a drain is due.
             unsafe { libc::poll(&raw mut timer, 1, -1) };
             let due = self.take();
             if *self.ended() {
@@ -80,7 +82,8 @@ impl DrainTimer {
     pub fn end(&self) {
         let mut ended = self.ended();
         *ended = true;
-        // The timer is periodic: each waiting thread consumes an expiration, and more follow.
+        // Make the timer expire repeatedly. A thread that wakes up consumes all expirations so far, so each other
+        // waiting thread needs a later expiration.
         self.set(Duration::from_nanos(1));
     }
 
@@ -94,12 +97,12 @@ impl DrainTimer {
             it_interval: time,
             it_value: time,
         };
-        // SAFETY: the kernel reads one `itimerspec`, `spec`; the null pointer makes it write none.
+        // SAFETY: the kernel reads one `itimerspec`, `spec`. The last argument is null, so the kernel writes nothing.
         let set = unsafe {
             libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, ptr::null_mut())
         };
         if set < 0 {
-            // Not expected: the descriptor is a timer, and the time is valid.
+            // This should not fail: the descriptor is a timer, and the time is valid.
             log::error!("cannot set the drain timer: {}", io::Error::last_os_error());
         }
     }

@@ -1,7 +1,8 @@
-//! Accesses of the vCPU that runs on the calling thread, for buses that do not pass on which vCPU makes an access.
+//! Reports accesses of the vCPU that runs on the calling thread, for a VMM whose buses do not report to a device
+//! which vCPU makes an access.
 //!
-//! The thread's [`VcpuThread`](crate::VcpuThread) carries the accesses out at its next run call, before the vCPU
-//! enters the guest. So the guest sees the same as with [`AtExit::mark`](crate::AtExit::mark) and
+//! The thread's [`VcpuThread`](crate::VcpuThread) carries the accesses out at its next run call, before the vCPU enters
+//! the guest. For the guest, this has the same effect as [`AtExit::mark`](crate::AtExit::mark) and
 //! [`AtExit::kick`](crate::AtExit::kick).
 
 use std::cell::RefCell;
@@ -39,7 +40,7 @@ fn wait(access: Access) -> bool {
     })
 }
 
-/// A guard: while it lives, [`mark`] and [`kick`] accept accesses on this thread.
+/// A guard. Until it is dropped, [`mark`] and [`kick`] accept accesses on this thread.
 #[derive(Debug)]
 pub(crate) struct Accesses(PhantomData<*const ()>);
 

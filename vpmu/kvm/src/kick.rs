@@ -2,7 +2,7 @@
 //! overflows.
 //!
 //! A kick that arrives while the thread is outside the guest must not be lost: the handler sets
-//! `immediate_exit` in the vCPU's run page, so that the next run call returns at once.
+//! `immediate_exit` in the vCPU's run page, so that the next run call returns immediately.
 
 #![expect(
     unsafe_code,
@@ -25,15 +25,15 @@ thread_local! {
 extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
-        // SAFETY: `Kickable` keeps the run page mapped while the pointer is set, and the kernel
-        // reads this byte only in a run call of this same thread.
+        // SAFETY: the creator of `Kickable` keeps the byte mapped and writable while the pointer is set. The
+        // kernel reads this byte only in a run call of this same thread.
         unsafe { flag.write_volatile(1) };
     }
 }
 
-/// Installs the handler of `signal` for the process. `signal` is the real-time signal by which
-/// [`PerfSource`](vpmu::host::PerfSource) announces overflows. `SIGIO` gets the same handler: the kernel sends
-/// `SIGIO` instead when the queue of real-time signals is full, and by default `SIGIO` ends the process.
+/// Installs the handler of `signal` for the process. `signal` is the real-time signal that was passed
+/// to [`PerfSource`](vpmu::host::PerfSource); the kernel sends it for overflows. `SIGIO` gets the same handler: the
+/// kernel sends `SIGIO` instead when the queue of real-time signals is full, and by default `SIGIO` ends the process.
 ///
 /// # Errors
 /// The error of sigaction(2).
@@ -53,7 +53,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Creates the table of `vcpus` vCPUs, all without threads. `signal` is the signal of a kick.
+    /// Creates a table for `vcpus` vCPUs that have no threads yet. A kick sends `signal`.
     #[must_use]
     pub fn new(vcpus: u32, signal: c_int) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Threads {
         }
     }
 
-    /// Registers this thread as `vcpu`'s, until the value is dropped.
+    /// Registers the calling thread as the thread of `vcpu`, until the returned guard is dropped.
     #[must_use]
     pub fn join(&self, vcpu: u32) -> Joined<'_> {
         let slot = self.slot(vcpu);
@@ -74,7 +74,7 @@ impl Threads {
         Joined(slot)
     }
 
-    /// Makes `vcpu` leave the guest soon, or makes its next run call return at once. [`install`] must
+    /// Makes `vcpu` leave the guest soon, or makes its next run call return immediately. [`install`] must
     /// have been called.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Threads {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         match send(thread, self.signal) {
-            // The queue of real-time signals is full. `SIGIO` needs no place there.
+            // The queue of real-time signals is full. `SIGIO` is not a real-time signal and does not need the queue.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => send(thread, libc::SIGIO),
             result => result,
         }
@@ -108,7 +108,7 @@ fn send(thread: c_int, signal: c_int) -> io::Result<()> {
     }
 }
 
-/// A guard: while it lives, its thread is registered with [`Threads`].
+/// A guard. Until it is dropped, its thread is registered with [`Threads`].
 #[derive(Debug)]
 pub struct Joined<'a>(Option<&'a AtomicI32>);
 
@@ -120,16 +120,16 @@ impl Drop for Joined<'_> {
     }
 }
 
-/// A guard: while it lives, kicks to its thread set a vCPU's `immediate_exit`.
+/// A guard. Until it is dropped, kicks to its thread set a vCPU's `immediate_exit`.
 #[derive(Debug)]
 pub(crate) struct Kickable(*mut u8);
 
 impl Kickable {
-    /// Makes kicks to this thread set `immediate_exit`.
+    /// Makes kicks to this thread set the byte at `immediate_exit`.
     ///
     /// # Safety
-    /// The byte must stay mapped and writable until the value is dropped, and the value must be
-    /// dropped on this thread.
+    /// The byte must stay mapped and writable until the returned guard is dropped. The guard must be dropped on this
+    /// thread.
     pub(crate) unsafe fn new(immediate_exit: *mut u8) -> Self {
         IMMEDIATE_EXIT.set(immediate_exit);
         Self(immediate_exit)
@@ -179,7 +179,8 @@ mod tests {
         // SAFETY: `flag` outlives the guard, on this thread.
         let guard = unsafe { Kickable::new(&raw mut flag) };
         let kicked = || {
-            // SAFETY: `flag` is this thread's own; the handler runs on it too.
+            // SAFETY: until the guard is dropped, the pointer is to `flag`. Only this thread accesses `flag`: the
+            // signal handler runs on this thread, too.
             unsafe { IMMEDIATE_EXIT.get().replace(0) }
         };
         assert!(threads.kick(0).is_err(), "it has no thread yet");

@@ -1,7 +1,7 @@
 //! The paravirtual PMU on KVM, for VMMs based on kvm-ioctls: the code that every such VMM needs to embed the device.
 //!
 //! - [`VcpuThread`] runs a vCPU and reports its entries and exits to its [`VcpuSession`](vpmu::VcpuSession), with the
-//!   access and the registers of each exit. [`here`] serves buses that do not pass on which vCPU makes an access.
+//!   access and the registers of each exit. [`here`] is for buses that do not report which vCPU makes an access.
 //! - [`kick`] installs the handler of the signal that makes a vCPU leave the guest; [`Threads`] sends
 //!   the signal.
 //! - [`Statistics`] reads KVM's counts of exits and halts.
@@ -11,7 +11,7 @@
 //! - [`probe`] finds out whether this host's samples have guest addresses: it samples a guest of a few instructions,
 //!   which [`micro`] builds.
 //!
-//! `vpmu/EMBEDDING.md` has the order of the calls; `vpmu/examples/embed.rs` is a minimal VMM.
+//! `vpmu/EMBEDDING.md` describes the order of the calls; `vpmu/examples/embed.rs` is a minimal VMM.
 
 pub mod arch;
 mod drain;

@@ -1,6 +1,6 @@
 //! The run page (`struct kvm_run`) that KVM shares with a vCPU's thread.
 //!
-//! This is a second mapping besides kvm-ioctls' own, for two reasons: the exit is classified while a
+//! kvm-ioctls also maps this page, but a second mapping is necessary for two reasons: the exit is classified while a
 //! [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU, and the signal handler of kicks needs an address of
 //! `immediate_exit` that may outlive the vCPU's descriptor.
 
@@ -18,7 +18,8 @@ use vpmu::{Access, Exit, ExitReason};
 use crate::arch;
 use crate::kick::Kickable;
 
-/// Bytes to map. The pages behind them hold the data of exits, which kvm-ioctls passes on.
+/// Number of bytes to map. The vCPU's pages after the run page are not needed: they contain the data of exits, which
+/// kvm-ioctls returns from its own mapping.
 const SIZE: usize = size_of::<kvm_run>();
 
 /// A vCPU's run page.
@@ -70,7 +71,8 @@ impl RunPage {
 
     /// Makes kicks to this thread reach this vCPU, until the returned guard is dropped.
     pub(crate) fn kickable(&self) -> Kickable {
-        // SAFETY: `VcpuThread` drops the result before its run page, on its own thread.
+        // SAFETY: `VcpuThread` drops the guard before it drops the run page, so the byte stays mapped. `VcpuThread` is
+        // not `Send`, so it drops the guard on this thread.
         unsafe { Kickable::new(self.immediate_exit().as_ptr()) }
     }
 

@@ -1,6 +1,6 @@
 //! KVM's binary statistics of a vCPU: the host kernel's counters, by name.
 //!
-//! They are the only exact count of exits that do not reach this process.
+//! Only these statistics have an exact count of the exits that do not reach this process.
 
 #![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap")]
 
@@ -22,7 +22,7 @@ mod request {
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// Limits of the read. Every kernel has fewer descriptors and shorter names.
+/// Largest numbers that are accepted in the header. Every kernel has fewer descriptors and shorter names.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 
@@ -138,14 +138,14 @@ impl Statistics {
         Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
     }
 
-    /// Begins a boot with the statistics of its vCPUs, in order; `None` for a vCPU without statistics.
+    /// Begins a boot. `stats` has the statistics of the boot's vCPUs, in order; `None` for a vCPU without statistics.
     pub fn begin(&self, stats: Vec<Option<Stats>>) {
         for (kept, stats) in self.write().iter_mut().zip(stats) {
             kept.now = stats;
         }
     }
 
-    /// Ends a boot and keeps its last values; call it while its VM exists.
+    /// Ends a boot, and keeps the last values of its statistics. Call this while the boot's VM still exists.
     pub fn end(&self) {
         for kept in self.write().iter_mut() {
             kept.past = kept.read_all();
@@ -190,7 +190,7 @@ fn u32_at(bytes: &[u8], offset: usize) -> io::Result<u32> {
         .ok_or_else(invalid)
 }
 
-/// Parses the counters with a single value of a statistics file, which `read_at(offset, bytes)` reads.
+/// Finds the counters with a single value in a statistics file. `read_at(offset, bytes)` reads from the file.
 fn directory(
     read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
 ) -> io::Result<BTreeMap<String, Place>> {

@@ -14,10 +14,10 @@ use crate::run_page::{self, RunPage};
 /// A vCPU and its session, bound to the thread that runs the vCPU. A kick of this thread ends the run call.
 #[derive(Debug)]
 pub struct VcpuThread {
-    // Fields drop in this order: host counters can overflow after the session ends, and the signal handler then
-    // writes to the run page.
+    // Fields drop in this order. The run page must be dropped last: host counters can overflow after the session
+    // ends, and the signal handler then writes to the page.
     session: Option<VcpuSession>,
-    /// Accepts the accesses that a bus reports by [`here`](crate::here), if there is a session.
+    /// Accepts the accesses that a bus reports through [`here`](crate::here), if there is a session.
     accesses: Option<Accesses>,
     _kickable: Kickable,
     page: RunPage,
@@ -29,7 +29,7 @@ pub struct VcpuThread {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AtExit<'a> {
-    /// The exit as reported to the device; for port I/O with the size and number of accesses.
+    /// The exit as reported to the device. For port I/O, includes the size and the number of accesses.
     pub exit: Exit,
     /// The suberror, if the exit was `KVM_EXIT_INTERNAL_ERROR`.
     pub internal_error: Option<u32>,
@@ -40,8 +40,8 @@ pub struct AtExit<'a> {
 }
 
 impl VcpuThread {
-    /// Binds the vCPU behind `fd` to the calling thread, with its `session`, or `None` on a machine without the
-    /// device. Call [`kick::install`](crate::kick::install) first.
+    /// Binds the vCPU behind `fd` to the calling thread. `session` is the vCPU's session, or `None` on a machine
+    /// without the device. Call [`kick::install`](crate::kick::install) first.
     ///
     /// # Errors
     /// The run page cannot be mapped.
@@ -66,7 +66,7 @@ impl VcpuThread {
         self
     }
 
-    /// Runs the guest until its next exit: [`VcpuFd::run`], with the device's calls before and after it.
+    /// Runs the guest until its next exit with [`VcpuFd::run`], and reports the entry and the exit to the device.
     /// `fd` must be the vCPU that was passed to [`VcpuThread::new`].
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl VcpuThread {
         ran.map(|exit| (exit, at))
     }
 
-    /// Makes the next run call finish KVM's part of the last exit and return before it enters the guest.
+    /// Makes the next run call complete the last exit in KVM, and return without entering the guest.
     pub fn return_at_once(&self) {
         self.page.set_immediate_exit();
     }
@@ -153,7 +153,7 @@ impl Drop for VcpuThread {
     }
 }
 
-/// Registers of a vCPU that can no longer be read.
+/// The registers when a [`VcpuThread`] is dropped: they can no longer be read.
 struct Unknown;
 
 impl Registers for Unknown {

@@ -1,5 +1,5 @@
-//! Kicks in a process whose queue of real-time signals is full. The limit is the whole process's, so this test has a
-//! program of its own.
+//! Kicks in a process whose queue of real-time signals is full. The limit applies to the whole process, so this test
+//! is a separate program.
 #![expect(unsafe_code, reason = "sigpending")]
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,7 +14,7 @@ fn thread_without_queued_signals_is_kicked() {
     };
     setrlimit(Resource::Sigpending, none).expect("a lower limit");
     kick::install(SIGRTMIN()).expect("a handler");
-    // A blocked signal stays pending, where the test finds it.
+    // A blocked signal remains pending, so the test can look for it.
     block_signal(libc::SIGIO).expect("a mask");
     let threads = Threads::new(1, SIGRTMIN());
     let _joined = threads.join(0);

@@ -86,7 +86,7 @@ impl Host {
     }
 }
 
-/// Runs a vCPU that stores to the device window again and again.
+/// Builds a machine whose guest stores to the device window again and again, and calls `judge` to run it.
 fn storing(judge: impl FnOnce(&mut Machine) + Send + 'static) {
     let judge = |machine: &mut Machine| {
         judge(machine);
@@ -156,13 +156,14 @@ fn kicked_vcpu_returns_once() {
     });
 }
 
-/// Opens a clock of the operator on `host` that overflows every 20 ms of the vCPU thread's CPU time.
+/// Starts an event of the operator on `host`: a CPU clock that overflows after every 20 ms of the vCPU thread's CPU
+/// time.
 fn record(host: &Host) -> u64 {
     let clock: Persist = "cpu-clock,period=20000000".parse().expect("its syntax");
     host.vpmu.persist(&clock).expect("a window and a clock")
 }
 
-/// Loops until this thread has used `times` times 20 ms of CPU time.
+/// Loops until this thread has used `times` × 20 ms of CPU time.
 fn work(times: u64) {
     let source = PerfSource::new(SIGRTMIN()).expect("a host");
     let request = vpmu::source::Request {

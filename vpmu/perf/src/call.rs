@@ -1,4 +1,4 @@
-//! The system calls on events, each wrapped once. Each function returns the error of its system call.
+//! Safe wrappers for the system calls on events. Each function returns the error of its system call.
 #![expect(
     unsafe_code,
     reason = "perf_event_open and the calls on its descriptors have no safe wrapper"
@@ -74,8 +74,8 @@ fn check(result: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens an event. Ignores `attr.size` and passes the size of `perf_event_attr`: a kernel with a
-/// shorter struct accepts zeros beyond it.
+/// Opens an event. Ignores `attr.size` and passes the size of `perf_event_attr`. A kernel with a shorter struct accepts
+/// this size if the bytes beyond its struct are zero.
 ///
 /// # Errors
 /// The error of perf_event_open(2).
@@ -91,21 +91,21 @@ pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes an ioctl with an argument by value; `request` is one of perf's requests without a pointer.
+/// Makes an ioctl that takes its argument by value. `request` must be one of perf's requests that take no pointer.
 fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
-    // SAFETY: the requests below take their argument by value and access no memory.
+    // SAFETY: the callers pass only requests that take their argument by value and access no memory.
     check(unsafe { libc::ioctl(fd, ioctl_request(request), value) })
 }
 
-/// A request of ioctl(2) in the type that this C library has for it.
+/// Converts the number of an ioctl(2) request to the type that this C library's `ioctl` takes.
 #[cfg(not(target_env = "musl"))]
 #[must_use]
 pub fn ioctl_request(number: u32) -> c_ulong {
     number.into()
 }
 
-/// A request of ioctl(2) in the type that this C library has for it.
+/// Converts the number of an ioctl(2) request to the type that this C library's `ioctl` takes.
 #[cfg(target_env = "musl")]
 #[must_use]
 pub fn ioctl_request(number: u32) -> c_int {
@@ -142,7 +142,7 @@ pub fn set_output(event: impl AsFd, target: Option<BorrowedFd<'_>>) -> io::Resul
     by_value(event, perf::bindings::SET_OUTPUT, target)
 }
 
-/// Stops writing to the event's ring if `paused`, else resumes it.
+/// Makes the kernel stop writing to the event's ring if `paused`, else makes it write again.
 pub fn pause_output(event: impl AsFd, paused: bool) -> io::Result<()> {
     by_value(event, perf::bindings::PAUSE_OUTPUT, paused.into())
 }

@@ -1,7 +1,7 @@
-//! perf_event_open(2) behind safe functions, for the host's and the guest's half of the PMU: calls on
-//! events, mappings of their pages, and the records in their rings.
+//! Safe functions for perf_event_open(2), for the PMU's code on the host and in the guest: calls on events,
+//! mappings of their pages, and the records in their rings.
 //!
-//! The crate sets no policy: its users choose the events and interpret the records.
+//! The callers choose the events and interpret the records.
 
 pub mod call;
 pub mod field;

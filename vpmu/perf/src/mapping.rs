@@ -91,8 +91,8 @@ impl Mapping {
         }
     }
 
-    /// Appends `bytes` bytes from `offset` on to `copy`, with zeros beyond the mapping. `bytes` and
-    /// `offset` are multiples of 8. Concurrent writes tear only between words.
+    /// Appends to `copy` the `bytes` bytes that begin at `offset`; bytes beyond the mapping are zero. `bytes` and
+    /// `offset` are multiples of 8. A concurrent write can happen between two words of the copy, but not within a word.
     pub fn copy(&self, offset: usize, bytes: usize, copy: &mut Vec<u8>) {
         let offsets = (0..bytes).step_by(WORD).map(|at| offset.saturating_add(at));
         copy.reserve(bytes);

@@ -7,21 +7,21 @@ use perf_event_open_sys::bindings::perf_event_mmap_page as Page;
 
 /// The sequence lock; the upper half of the word is the hardware counter's index.
 pub const LOCK_INDEX: usize = offset_of!(Page, lock);
-/// The count, without the hardware counter's part.
+/// The part of the count that is not in the hardware counter.
 pub const OFFSET: usize = offset_of!(Page, offset);
-/// Nanoseconds enabled.
+/// How long the event was enabled, in nanoseconds.
 pub const TIME_ENABLED: usize = offset_of!(Page, time_enabled);
-/// Nanoseconds counted.
+/// How long the event counted, in nanoseconds.
 pub const TIME_RUNNING: usize = offset_of!(Page, time_running);
 /// The `CAP_*` bits.
 pub const CAPABILITIES: usize = offset_of!(Page, __bindgen_anon_1);
 /// The hardware counter's width, then shift and multiplier of the conversion from ticks to nanoseconds.
 pub const WIDTH_SHIFT_MULT: usize = offset_of!(Page, pmc_width);
-/// Nanoseconds to add to converted ticks for the time since the page was written.
+/// Nanoseconds to add to the converted ticks to get the time since the page was written.
 pub const TIME_OFFSET: usize = offset_of!(Page, time_offset);
-/// Nanoseconds to add to converted ticks for the time in records.
+/// Nanoseconds to add to the converted ticks to get a timestamp on the clock of the records.
 pub const TIME_ZERO: usize = offset_of!(Page, time_zero);
-/// Reading of the clock, if narrower than 64 bits, when the page was written.
+/// Value of the CPU's clock when the page was written, if the clock is narrower than 64 bits.
 pub const TIME_CYCLES: usize = offset_of!(Page, time_cycles);
 /// Mask of the bits of a clock that is narrower than 64 bits.
 pub const TIME_MASK: usize = offset_of!(Page, time_mask);

@@ -68,7 +68,7 @@ impl Header {
         }
     }
 
-    /// Splits the first word of a record in `available` bytes, and checks the record's size.
+    /// Splits a record's first word into its fields, and checks that the size is valid and at most `available` bytes.
     ///
     /// # Errors
     /// [`Broken::Malformed`] if the size is below 8, not a multiple of 8, or above `available`.
@@ -125,9 +125,8 @@ pub struct Records<'a, W> {
 }
 
 impl<'a, W: Fn(u64) -> u64> Records<'a, W> {
-    /// Walks the records of a ring of `size` bytes, a multiple of 8. `word` loads the word at a byte
-    /// offset, which is a multiple of 8 below `size`. `tail` and `head` are perf's: they do not wrap
-    /// at `size`.
+    /// Walks the records of a ring of `size` bytes, a multiple of 8. `word` loads the word at a byte offset, which is a
+    /// multiple of 8 below `size`. `tail` and `head` are as in perf's metadata page: they do not wrap at `size`.
     #[inline]
     pub fn new(word: &'a W, size: u64, tail: u64, head: u64) -> Self {
         Self {
@@ -192,14 +191,14 @@ pub struct Record<'a, W> {
 }
 
 impl<W: Fn(u64) -> u64> Record<'_, W> {
-    /// Returns the number of words behind the header.
+    /// Returns the number of words after the header.
     #[inline]
     #[must_use]
     pub fn words(&self) -> u64 {
         u64::from(self.header.size) / WORD - 1
     }
 
-    /// Loads word `index` behind the header; zero beyond the record.
+    /// Loads word `index` after the header; zero beyond the record.
     #[inline]
     #[must_use]
     pub fn word(&self, index: u64) -> u64 {
@@ -212,15 +211,15 @@ impl<W: Fn(u64) -> u64> Record<'_, W> {
         }
     }
 
-    /// Copies the words behind the header.
+    /// Copies the words after the header.
     #[must_use]
     pub fn body(&self) -> Vec<u64> {
         (0..self.words()).map(|index| self.word(index)).collect()
     }
 }
 
-/// Iterates over the records in `bytes`: header and bytes, which include the header's. Ends at the first
-/// incomplete or malformed record.
+/// Iterates over the records in `bytes`. Each item is the header, and all bytes of the record, including the
+/// header's. Ends at the first incomplete or malformed record.
 pub fn in_bytes(bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -232,8 +231,8 @@ pub fn in_bytes(bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     })
 }
 
-/// Iterates over the records in `words`, of which the first is at `position`: header, position, and the
-/// words behind the header. Ends at the first incomplete or malformed record.
+/// Iterates over the records in `words`; the first record is at `position`. Each item is the record's header, its
+/// position, and the words after the header. Ends at the first incomplete or malformed record.
 pub fn in_words(words: &[u64], position: u64) -> impl Iterator<Item = (Header, u64, &[u64])> {
     let (mut rest, mut position) = (words, position);
     std::iter::from_fn(move || {
@@ -261,7 +260,7 @@ impl<'a> Words<'a> {
     /// Takes the next word.
     #[expect(
         clippy::should_implement_trait,
-        reason = "an iterator's own `take` and `skip` would be called instead"
+        reason = "`Iterator::take` and `Iterator::skip` would hide the methods below"
     )]
     pub fn next(&mut self) -> Option<u64> {
         let (&first, rest) = self.0.split_first()?;
@@ -269,7 +268,7 @@ impl<'a> Words<'a> {
         Some(first)
     }
 
-    /// Takes the next word if `there`, that is if the record's format has the field; else zero.
+    /// Takes the next word if `there` is true, that is, if the record has this field. Otherwise returns zero.
     pub fn next_if(&mut self, there: bool) -> Option<u64> {
         if there { self.next() } else { Some(0) }
     }

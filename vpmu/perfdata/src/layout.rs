@@ -1,8 +1,8 @@
 //! Layout of the file: header, attributes of the events, records, features.
 //!
-//! Linux describes the format in `tools/perf/Documentation/perf.data-file-format.txt`. Names of kernel
-//! functions are stored as `PERF_RECORD_KSYMBOL`, each with its address range, so that perf needs no
-//! other symbols and does not mistake the host's kernel for the guest's.
+//! Linux describes the format in `tools/perf/Documentation/perf.data-file-format.txt`. Each function of the guest's
+//! kernel is stored as a `PERF_RECORD_KSYMBOL` with its name and address range. So perf needs no other symbols, and
+//! does not mistake the host's kernel for the guest's.
 
 use std::io::{self, Write};
 
@@ -23,8 +23,8 @@ const FEATURE_ARCH: u64 = 6;
 const FEATURE_EVENT_DESC: u64 = 12;
 /// Strings are padded to multiples of this.
 const NAME_ALIGN: usize = 64;
-/// `perf_event_attr::type` of the device's own event kinds: this value plus the kind, far above perf's
-/// types and the types of a host's PMUs.
+/// Base of `perf_event_attr::type` for events of the device's own kinds: their type is this value plus the kind. These
+/// types are far above perf's types and the types of a host's PMUs.
 const TYPE_BASE: u32 = 0x7670_0000;
 
 const ATTR_EXCLUDE_USER: u64 = 1 << 4;
@@ -122,7 +122,7 @@ pub(crate) fn write(
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
     let data_at = attrs_at + attrs_size;
-    // perf warns about a file without any record.
+    // perf warns about a file without any record, so every file ends with this one.
     let mut round = Vec::new();
     stream::append(&mut round, TYPE_FINISHED_ROUND, 0, &[]);
     let mut symbols_size = 0;
@@ -219,8 +219,8 @@ fn count(count: usize) -> [u8; 4] {
     u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// Encodes a string in a feature's format. Any character but visible ASCII becomes `_`, to be safe on
-/// terminals.
+/// Encodes a string in a feature's format. Every character other than visible ASCII becomes `_`, so that the
+/// string is safe to print on a terminal.
 fn string(text: &str) -> Vec<u8> {
     let plain = |c: char| if c.is_ascii_graphic() { c } else { '_' };
     let mut padded: Vec<u8> = text.chars().map(plain).collect::<String>().into_bytes();

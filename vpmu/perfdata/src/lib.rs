@@ -30,22 +30,22 @@ use crate::symbols::Function;
 
 pub use crate::symbols::{Symbols, SymbolsError};
 
-/// Maximum number of kernel addresses to name: a guest can forge any number of addresses.
+/// Maximum number of kernel addresses to look up functions for: a guest can forge any number of addresses.
 const MOST_NAMED: usize = 16_384;
-/// Bytes of the shortest record of a ring once it is rebuilt.
+/// Size in bytes of the shortest sample in the file.
 const LEAST_OF_RECORD: usize = 64;
 
 /// Totals of a recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Persistent events that sample; events that only count are left out.
+    /// Number of persistent events that sample. Events that only count are not in the file.
     pub events: usize,
-    /// Samples of these events.
+    /// Number of samples of these events.
     pub samples: u64,
     /// Overflows without a record, by the device's count.
     pub lost: u64,
-    /// Records left out: damaged by the guest, of another event that writes to the ring, or too long
-    /// for the file.
+    /// Number of records that were left out: the guest damaged them, they belong to another event that writes to the
+    /// same ring, or they are too long for the file.
     pub left_out: u64,
     /// Bytes written.
     pub bytes: u64,
@@ -84,7 +84,8 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Adds the names of the guest's kernel functions at the records' addresses to the file.
+    /// Looks up the guest's kernel functions at the addresses in the records. [`Recording::write`] then adds their
+    /// names to the file.
     ///
     /// # Errors
     /// [`SymbolsError`]; the recording can still be written, without names.
@@ -93,7 +94,7 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Writes the file from its first byte on.
+    /// Writes the whole file to `out`, from the first byte to the last.
     ///
     /// # Errors
     /// Errors of `out`.
@@ -113,9 +114,9 @@ impl<'a> Recording<'a> {
 /// Returns the `wanted` persistent events of `vpmu` with the records in their rings. An event whose ring
 /// cannot be read is returned without records.
 ///
-/// `most` limits the bytes in the file that rings in guest memory contribute in total, because any number
-/// of rings can name the same pages, and short records become longer in the file. A ring larger than
-/// `most` is not read.
+/// `most` limits the total size in bytes of the records from rings in guest memory. The size of a record is its size in
+/// the ring, but at least the size of the shortest sample in the file. The limit is necessary because any number of
+/// rings can use the same pages, and short records become longer in the file. A ring larger than `most` is not read.
 #[must_use]
 pub fn histories(
     vpmu: &Vpmu,
@@ -158,8 +159,8 @@ fn too_much(event: &PersistentStatus) {
     );
 }
 
-/// Returns the bytes of an event's records in the file. For a ring in the window, only the bytes beyond
-/// the size of the ring count, because the operator chose that size.
+/// Returns how many bytes of the limit in [`histories`] an event's records use. If the ring is in the window, the size
+/// of the ring is subtracted, because the operator chose that size.
 fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
@@ -170,8 +171,8 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// Drops the records of each history that no longer fits in `most` bytes in total, by
-/// [`beyond_the_window`].
+/// Keeps the records of each history if they fit in the rest of the limit of `most` bytes. Otherwise drops them.
+/// [`beyond_the_window`] returns the bytes that a history needs.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;
     let kept = histories.map(|history| {

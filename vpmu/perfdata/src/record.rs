@@ -1,8 +1,9 @@
 //! Checks one record of a guest's ring and rebuilds it in the common format of the file.
 //!
-//! The guest can write to its rings, so a record may hold anything. Records that perf would act on
-//! (maps of files, names of tasks) or fail on (a sample with missing fields) are left out. A sample is
-//! parsed and rebuilt; of any other record only the kind and the time are kept.
+//! The guest can write to its rings, so a record may contain anything. Records that perf would act on
+//! (mapped files, task names) or fail on (a sample with missing fields) are left out, as are records
+//! that the file does not need. A sample is parsed and rebuilt. Of a THROTTLE or UNTHROTTLE record,
+//! only the type and the time are kept.
 
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
@@ -24,12 +25,13 @@ pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
 const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
 /// Fields of every sample of a file: perf prints only the fields that all events have.
 const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
-/// Registers and stacks. They follow all fields that are used, and are dropped: reports do not show
-/// them.
+/// Registers and stacks. They are dropped, because reports do not show them. They are the last fields of a sample, so
+/// they need not be parsed.
 const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
 const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
 
-/// perf's `PERF_CONTEXT_MAX`: in a call chain, values from here on mark a mode and are not addresses.
+/// perf's `PERF_CONTEXT_MAX`. In a call chain, this value and all higher values are not addresses: they mark the mode
+/// of the addresses that follow.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 /// Layout of an event's records.
@@ -53,7 +55,7 @@ pub(crate) struct Record {
     pub(crate) misc: u16,
     /// Guest time in nanoseconds.
     pub(crate) time: u64,
-    /// The body without the trailer of records other than samples.
+    /// The body, without the trailer that all records except samples have.
     pub(crate) body: Vec<u64>,
     /// Kernel addresses in the record.
     pub(crate) kernel: Vec<u64>,
@@ -71,10 +73,10 @@ impl Record {
 pub(crate) enum Found {
     /// A record for the file.
     Record(Record),
-    /// A valid record of a type that the file does not get: reports of losses, because the device's own
-    /// count of losses is written instead, and records of an AUX area, because areas are not saved.
+    /// A valid record of a type that is left out: LOST, because the file has the device's own count of losses; READ;
+    /// and records about AUX areas, which the file does not contain.
     Other,
-    /// Not a record of this event: forged by the guest, or of another event that writes to the ring.
+    /// Not a record of this event: the guest forged it, or it belongs to another event that writes to the same ring.
     Foreign,
 }
 
@@ -94,8 +96,8 @@ impl Form {
     }
 
     /// Returns the sample fields in the file. Each sample begins with its event's id, because perf
-    /// requires the id at the same position in the samples of all events. Counts are omitted: perf
-    /// would use their differences as periods.
+    /// requires the id at the same position in the samples of all events. Counts (`PERF_SAMPLE_READ`) are omitted:
+    /// perf would use the difference of two counts as the period of a sample.
     pub(crate) fn sample_type(&self) -> u64 {
         self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
@@ -119,7 +121,8 @@ impl Form {
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // A guest's samples have mode unknown, kernel or user. The higher modes are hypervisor and guest modes.
+        // The device only writes samples with the mode unknown, kernel or user. Higher values are perf's hypervisor
+        // and guest modes.
         if misc > MODE_USER {
             return None;
         }
@@ -174,7 +177,7 @@ impl Form {
             IDENTIFIER => self.id,
             CPU => self.vcpu.into(),
             PERIOD => self.period,
-            // A lower bound.
+            // The time of the previous record is a lower bound.
             TIME => before,
             // Unknown task.
             TID => u64::MAX,
@@ -194,7 +197,8 @@ impl Form {
         from.skip(rest.checked_add(u64::from(times))?)
     }
 
-    /// Rebuilds a throttle record from its time; `None` if it is of another event.
+    /// Rebuilds a THROTTLE or UNTHROTTLE record with the time of the original. `None` if the original is too short,
+    /// or belongs to another event.
     fn throttle(&self, kind: u32, mut from: Words<'_>) -> Option<Record> {
         let time = from.next()?;
         (from.next()? == self.id).then(|| Record {
@@ -226,7 +230,8 @@ impl Form {
     }
 }
 
-/// Returns `address` if it is a kernel address: only the upper half of the address space is the kernel's.
+/// Returns `address` if it is a kernel address: it is in the upper half of the address space, and is not a
+/// `PERF_CONTEXT_*` value.
 fn kernel_address(address: u64) -> Option<u64> {
     (1 << 63..FIRST_CONTEXT)
         .contains(&address)

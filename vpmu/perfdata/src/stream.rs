@@ -1,5 +1,6 @@
-//! One event's records for the file, each with its time. Each pass rebuilds the records from the copy
-//! of the ring one by one, so that a guest's data cannot make the recording hold more memory.
+//! One event's records for the file, each with its time. The records are not kept in memory: each pass rebuilds
+//! them one by one from the copy of the ring. So the memory for the records does not depend on what the guest
+//! writes to the ring.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -59,7 +60,8 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// Rebuilds the records in the order of the ring, followed by a record of losses if there are any.
+    /// Rebuilds the records in the order of the ring. If the event has lost or left-out records, a last record
+    /// reports their number.
     fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
         let (form, mut now) = (self.form, 0);
         let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());
@@ -100,7 +102,7 @@ fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
     })
 }
 
-/// Returns the bytes of a record in the file; `None` above [`RECORD_MAX`].
+/// Returns the size of a record in the file, in bytes; `None` if it exceeds [`RECORD_MAX`].
 fn length(form: &Form, record: &Record) -> Option<u64> {
     let trailer = match record.is_sample() {
         true => 0,
@@ -110,7 +112,8 @@ fn length(form: &Form, record: &Record) -> Option<u64> {
     (size <= RECORD_MAX).then_some(size as u64)
 }
 
-/// Appends a record of these words to `bytes`. Returns `false`, and appends nothing, above [`RECORD_MAX`].
+/// Appends a record with the body `words` to `bytes`. If the record would be longer than [`RECORD_MAX`], appends
+/// nothing and returns `false`.
 pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
     let size = 8 + 8 * words.len();
     let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
@@ -122,8 +125,9 @@ pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
     true
 }
 
-/// Merges all streams by time: calls `put` with the bytes of each record, always the earliest of the next
-/// records of all streams. At equal times the first stream comes first.
+/// Merges all streams by time. Selects the stream whose next record has the earliest time, calls `put` with the bytes
+/// of this record, and repeats this until no stream has a next record. If the times are equal, selects the first of
+/// the streams. The records of one stream stay in their order.
 ///
 /// # Errors
 /// Errors of `put`.

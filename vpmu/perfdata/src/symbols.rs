@@ -1,5 +1,5 @@
-//! Names of the guest kernel's functions, from a file of the operator: a `System.map`, a copy of
-//! `/proc/kallsyms`, or a `vmlinux` with symbols.
+//! Names of the guest kernel's functions, read from a file that the operator provides: a `System.map`, a copy
+//! of `/proc/kallsyms`, or a `vmlinux` with symbols.
 
 use std::collections::BTreeSet;
 use std::fs::File;

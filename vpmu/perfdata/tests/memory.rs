@@ -1,4 +1,4 @@
-//! The memory that a recording takes in addition to its input, for forged rings.
+//! Tests how much memory a recording of forged rings takes in addition to its input.
 #![expect(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -27,7 +27,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: the caller got it from `alloc` with this layout.
+        // SAFETY: the caller got `at` from `alloc` with this layout.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -94,13 +94,16 @@ fn address(number: u64) -> u64 {
 fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let map = directory.path().join("System.map");
-    // A function every 4 KiB, at the addresses that samples name first.
+    // One function every 4 KiB. The first samples in the first ring are at the same addresses.
     let names: String = (0..40_000_u64)
         .map(|at| format!("{:016x} T function_{at}\n", 1 << 63 | at << 12))
         .collect();
     std::fs::write(&map, &names).expect("room for it");
-    // The shortest possible samples; call chains as long as a record can hold.
+    // Two rings of short samples, and a ring of samples with call chains that nearly fill a record.
     let histories = [
+        forged(event(3, IDENTIFIER_IP), |number| {
+            vec![3, 1 << 63 | number << 12]
+        }),
         forged(event(1, IDENTIFIER_IP), |number| vec![1, address(number)]),
         forged(event(2, IDENTIFIER_IP | CALLCHAIN), |number| {
             let chain = (0..8000).map(|frame| address(number * 8000 + frame));
@@ -109,10 +112,9 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
                 .chain(chain)
                 .collect()
         }),
-        forged(event(3, IDENTIFIER_IP), |number| {
-            vec![3, 1 << 63 | number << 12]
-        }),
     ];
+    // A recording names the functions at its first 16,384 kernel addresses.
+    let mut written = Vec::new();
     for symbols in [None, Some(map.as_path())] {
         let path = directory.path().join("perf.data");
         let file = File::create(&path).expect("a file");
@@ -130,5 +132,8 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
         assert!(more <= MOST + read, "{more} bytes, {symbols:?}");
         let least = histories[0].records.len() as u64 / 24;
         assert!(summary.samples > 2 * least, "{summary:?}");
+        written.push(summary.bytes);
     }
+    let named = "function_0".len() as u64 * 16_384;
+    assert!(written[1] > written[0] + named, "{written:?}");
 }

@@ -1,8 +1,9 @@
-//! Selects the architecture; no other module names an architecture.
+//! Selects the module of the target architecture. No other module contains architecture-specific code.
 //!
-//! Each module has the same items: a vCPU's state and perf's numbers of its registers
-//! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves
-//! (`saved`), the counters that this process reads itself, and the exits that no vCPU makes.
+//! The modules of all architectures have the same items: a vCPU's state with its registers in perf's order
+//! ([`CpuState`]), the guest's page tables (`Tables`), the registers that the guest's kernel saves (`saved`),
+//! the counters that the device reads with an instruction (`ticks`, `performance_counter`), and the exit
+//! reasons that never occur (`UNREACHABLE_EXITS`).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -1,5 +1,5 @@
 //! An area that the device manages: the reader's tail determines the room, and the device selects the
-//! spans to report to the reader.
+//! chunks to report to the reader.
 
 use std::sync::atomic::Ordering;
 
@@ -11,13 +11,13 @@ use crate::save::{Fault, SavedKeeper};
 #[derive(Debug)]
 pub(super) struct DeviceOwned {
     writer: Writer,
-    /// The reader is woken at multiples of this many bytes.
+    /// The reader is woken at multiples of this many bytes, except in overwrite mode.
     watermark: u64,
-    /// Flags of the span being written.
+    /// Flags of the chunk being written.
     flags: u64,
     /// Whether the last entry did not fit.
     full: bool,
-    /// The write of a producer of the VMM that has begun and not ended.
+    /// The open write of a producer of the VMM, if any.
     claim: Option<Claim>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct DeviceOwned {
 struct Claim {
     token: u64,
     begun: u64,
-    /// Whether some of its data did not fit.
+    /// Whether some of the producer's data did not fit.
     short: bool,
 }
 
@@ -75,7 +75,7 @@ impl DeviceOwned {
         full: bool,
     ) -> Result<Self, Fault> {
         if flags & !(TRUNCATED | OVERWRITE | PARTIAL | COLLISION) != 0 {
-            return Err("it has unknown flags");
+            return Err("the area has unknown flags");
         }
         Ok(Self {
             writer,
@@ -90,15 +90,17 @@ impl DeviceOwned {
         self.writer.head()
     }
 
-    /// Whether there is an open span that events may end. A producer of the VMM ends its span itself.
+    /// Whether there is an open chunk that the device may end. `false` while a producer of the VMM writes, because the
+    /// producer ends its chunk itself.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }
 
-    /// Writes an entry. A span ends where a watermark is crossed or room runs out.
+    /// Writes an entry. The open chunk ends if the entry cannot be written or if, outside overwrite mode, the head
+    /// crosses a multiple of the watermark.
     pub(super) fn append(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Appended {
         if self.claim.is_some() {
-            // One writer at a time.
+            // A producer of the VMM is writing, so this entry is lost.
             self.flags |= PARTIAL;
             return Appended::default();
         }
@@ -109,8 +111,8 @@ impl DeviceOwned {
             if !matches!(refused, Refused::NoRoom) {
                 log::debug!("AUX area: {refused}");
             }
-            // Wake only for the first loss. Without this wakeup, the reader of a full area would sleep
-            // forever, because the area does not reach another mark.
+            // Wake only for the first loss. Without this wakeup, the reader of a full area would sleep forever,
+            // because a full area does not reach the next multiple of the watermark.
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;
@@ -134,18 +136,18 @@ impl DeviceOwned {
         }
     }
 
-    /// Records that data before the next entry is missing.
+    /// Notes that data before the next entry is missing.
     pub(super) fn miss(&mut self) {
         self.flags |= PARTIAL;
     }
 
-    /// Publishes the written data. An empty span is reported only with flags in `extra`.
+    /// Publishes the written data. An empty chunk is reported only if `extra` has flags.
     pub(super) fn end(&mut self, pages: &impl Pages, extra: u64) -> Option<Chunk> {
-        let span = self.writer.end(Some(pages)).ok()?;
-        if span.size == 0 && extra == 0 {
+        let written = self.writer.end(Some(pages)).ok()?;
+        if written.size == 0 && extra == 0 {
             return None;
         }
-        let own = match span.size {
+        let own = match written.size {
             0 => 0,
             _ => std::mem::take(&mut self.flags),
         };
@@ -155,13 +157,13 @@ impl DeviceOwned {
             0
         };
         Some(Chunk {
-            offset: span.offset,
-            size: span.size,
+            offset: written.offset,
+            size: written.size,
             flags: own | extra | overwrite,
         })
     }
 
-    /// Gives the area to a producer exclusively; returns the span that this ended.
+    /// Gives a producer exclusive use of the area. If a chunk was open, ends and returns it.
     ///
     /// # Errors
     /// [`Refused::Nested`] while another producer writes; [`Refused::Unwritable`].
@@ -219,11 +221,11 @@ impl DeviceOwned {
         written
     }
 
-    /// Ends the producer's writing and publishes its first `size` bytes.
+    /// Ends the producer's write and publishes the first `size` bytes of it.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`: it may
-    /// continue to write.
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
+    /// multiple of 8: the producer may continue to write.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,
@@ -235,7 +237,7 @@ impl DeviceOwned {
         self.writer.cut(size)?;
         self.claim = None;
         let crosses = !self.writer.overwrites() && self.crosses(claim.begun);
-        // As for packets: the first loss wakes the reader.
+        // As in `append`, only the first loss wakes the reader.
         let first = claim.short && !self.full;
         self.full = claim.short;
         let chunk = self.end(pages, if claim.short { TRUNCATED } else { 0 });

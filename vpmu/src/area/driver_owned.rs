@@ -1,29 +1,29 @@
-//! An area that the driver manages, as the guest kernel's own perf does: the driver grants room,
-//! fetches the device's position, and notifies the reader.
+//! An area that the driver manages, for example through perf's AUX interface in the guest's kernel: the driver
+//! grants room, fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
 use super::{Appended, Entry};
 use crate::pages::{GuestPages, Pages};
-use crate::save::{Fault, SavedKeeper, SavedTurn};
+use crate::save::{Fault, SavedKeeper, SavedSpan};
 
 #[derive(Debug)]
 pub(super) struct DriverOwned {
     writer: Writer,
-    /// The driver is notified at multiples of this many bytes, when half of the room is used, or at a
-    /// loss.
+    /// The driver is notified when an entry is lost. Outside overwrite mode, it is also notified at multiples of this
+    /// many bytes and when half of the room is used.
     watermark: u64,
-    turn: Option<Turn>,
+    span: Option<Span>,
 }
 
-/// The driver's grant to an event, from COMMAND_AUX_BEGIN to COMMAND_AUX_END.
+/// Permission for an event to write, from COMMAND_AUX_BEGIN to COMMAND_AUX_END.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct Span {
     event: u64,
     /// Bytes of room that the driver granted.
     room: u64,
-    /// Bytes lost for lack of room.
+    /// Bytes lost because there was no room or the pages were not writable.
     lost: u64,
-    /// Whether the driver was notified.
+    /// Whether the driver was notified in this span.
     told: bool,
 }
 
@@ -32,7 +32,7 @@ impl DriverOwned {
         Self {
             writer: Writer::new(size, overwrite),
             watermark,
-            turn: None,
+            span: None,
         }
     }
 
@@ -46,13 +46,13 @@ impl DriverOwned {
 
     /// The current state, to be saved.
     pub(super) fn save(&self) -> SavedKeeper {
-        let turn = self.turn.map(|turn| SavedTurn {
-            event: turn.event,
-            room: turn.room,
-            lost: turn.lost,
-            told: turn.told,
+        let span = self.span.map(|span| SavedSpan {
+            event: span.event,
+            room: span.room,
+            lost: span.lost,
+            told: span.told,
         });
-        SavedKeeper::Driver { turn }
+        SavedKeeper::Driver { span }
     }
 
     /// Restores a saved area.
@@ -62,30 +62,32 @@ impl DriverOwned {
     pub(super) fn restore(
         writer: Writer,
         watermark: u64,
-        turn: Option<&SavedTurn>,
+        span: Option<&SavedSpan>,
     ) -> Result<Self, Fault> {
-        if turn.is_some() != writer.begun().is_some() {
-            return Err("the open write contradicts the event that may write");
+        if span.is_some() != writer.begun().is_some() {
+            return Err(
+                "the area has an open write without a span of the driver, or a span without an open write",
+            );
         }
-        if turn.is_some_and(|turn| turn.room > writer.size()) {
-            return Err("an event has more room than the area");
+        if span.is_some_and(|span| span.room > writer.size()) {
+            return Err("the driver's span is larger than the area");
         }
-        let turn = turn.map(|turn| Turn {
-            event: turn.event,
-            room: turn.room,
-            lost: turn.lost,
-            told: turn.told,
+        let span = span.map(|span| Span {
+            event: span.event,
+            room: span.room,
+            lost: span.lost,
+            told: span.told,
         });
         Ok(Self {
             writer,
             watermark,
-            turn,
+            span,
         })
     }
 
     pub(super) fn position(&self, event: u64) -> Option<u64> {
-        self.turn
-            .filter(|turn| turn.event == event)
+        self.span
+            .filter(|span| span.event == event)
             .map(|_| self.writer.head())
     }
 
@@ -94,7 +96,7 @@ impl DriverOwned {
             return Err(Refused::NoRoom);
         }
         self.writer.begin_at(head, room)?;
-        self.turn = Some(Turn {
+        self.span = Some(Span {
             event,
             room,
             lost: 0,
@@ -104,23 +106,23 @@ impl DriverOwned {
     }
 
     pub(super) fn finish(&mut self, event: u64) -> Result<(u64, u64), Refused> {
-        let turn = self
-            .turn
-            .filter(|turn| turn.event == event)
+        let span = self
+            .span
+            .filter(|span| span.event == event)
             .ok_or(Refused::NotBegun)?;
-        self.turn = None;
+        self.span = None;
         self.writer.end(None::<&GuestPages<'_>>)?;
-        Ok((self.writer.head(), turn.lost))
+        Ok((self.writer.head(), span.lost))
     }
 
-    /// Writes an entry of `event`; the driver is notified once per turn.
+    /// Writes an entry of `event`. The driver is notified at most once per span.
     pub(super) fn append(
         &mut self,
         pages: &mut impl Pages,
         event: u64,
         entry: &Entry<'_>,
     ) -> Appended {
-        let Some(turn) = self.turn.as_mut().filter(|turn| turn.event == event) else {
+        let Some(span) = self.span.as_mut().filter(|span| span.event == event) else {
             return Appended::default();
         };
         let before = self.writer.head();
@@ -129,19 +131,20 @@ impl DriverOwned {
         let due = match &placed {
             Ok(()) => {
                 let marked = before / self.watermark != head / self.watermark;
-                // If the next mark is beyond the room, the driver must still be notified in time.
-                !self.writer.overwrites() && (marked || self.writer.room() <= turn.room / 2)
+                // The next multiple of the watermark may be beyond the room, so the driver is also notified when half
+                // of the room is used.
+                !self.writer.overwrites() && (marked || self.writer.room() <= span.room / 2)
             }
             Err(refused) => {
                 if !matches!(refused, Refused::NoRoom) {
                     log::debug!("AUX area: {refused}");
                 }
                 let packet = size_of_val(entry.parts[1]) as u64;
-                turn.lost = turn.lost.saturating_add(packet);
+                span.lost = span.lost.saturating_add(packet);
                 true
             }
         };
-        let wake = due && !std::mem::replace(&mut turn.told, true);
+        let wake = due && !std::mem::replace(&mut span.told, true);
         Appended {
             whole: placed.is_ok(),
             written: head.wrapping_sub(before),

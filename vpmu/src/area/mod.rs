@@ -1,6 +1,6 @@
-//! AUX areas: guest pages for traces, in addition to the ring that announces their spans. The guest owns the
-//! pages and may write anything there, so the device keeps the positions itself. Of events, the module knows
-//! only the ids. It does not interpret the data.
+//! AUX areas: guest pages that hold trace data. Records in a separate ring report which chunks of an area were
+//! written. The guest owns the pages and may write anything there, so the device keeps the positions itself.
+//! This module identifies events only by their ids, and does not interpret the data.
 
 mod device_owned;
 mod driver_owned;
@@ -17,16 +17,16 @@ use crate::memory::View;
 use crate::pages::{self, GuestPages};
 use crate::save::{Fault, SavedArea, SavedKeeper};
 
-/// perf's `PERF_AUX_FLAG_TRUNCATED`: the span ended for lack of room.
+/// perf's `PERF_AUX_FLAG_TRUNCATED`: the chunk ended for lack of room.
 pub(crate) const TRUNCATED: u64 = 1 << 0;
-/// perf's `PERF_AUX_FLAG_OVERWRITE`: the span overwrote older data.
+/// perf's `PERF_AUX_FLAG_OVERWRITE`: the chunk overwrote older data.
 pub(crate) const OVERWRITE: u64 = 1 << 1;
-/// perf's `PERF_AUX_FLAG_PARTIAL`: data is missing before or in the span.
+/// perf's `PERF_AUX_FLAG_PARTIAL`: data is missing before or in the chunk.
 pub(crate) const PARTIAL: u64 = 1 << 2;
-/// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the span represents several overflows.
+/// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the chunk represents several overflows.
 pub(crate) const COLLISION: u64 = 1 << 3;
 
-/// A span of an area, to be reported to its reader.
+/// A chunk of an area, to be reported to the area's reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -34,7 +34,7 @@ pub(crate) const COLLISION: u64 = 1 << 3;
     serde(deny_unknown_fields)
 )]
 pub(crate) struct Chunk {
-    /// Bytes ever written before it, modulo 2^64.
+    /// Number of bytes written before this chunk, modulo 2^64.
     pub(crate) offset: u64,
     /// Bytes.
     pub(crate) size: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Joins this span and `next`, which must begin where this span ends.
+    /// Joins this chunk and `next`, which must begin where this chunk ends.
     pub(crate) fn with(self, next: Self) -> Self {
         Self {
             size: self.size.wrapping_add(next.size),
@@ -56,7 +56,7 @@ impl Chunk {
 /// Data to be written completely or not at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// Bytes to skip before it, a multiple of 8.
+    /// Number of bytes to skip before the data, a multiple of 8.
     pub(crate) skip: u64,
     /// The data, in two consecutive parts.
     pub(crate) parts: [&'a [u64]; 2],
@@ -78,13 +78,13 @@ pub(crate) struct Appended {
     pub(crate) whole: bool,
     /// Bytes by which the area's head has grown.
     pub(crate) written: u64,
-    /// The span that the entry ended, if any.
+    /// The chunk that the entry ended, if any.
     pub(crate) chunk: Option<Chunk>,
-    /// Whether to wake the reader or notify the driver.
+    /// Whether to wake the reader or, if the driver manages the area, to notify the driver.
     pub(crate) wake: bool,
 }
 
-/// The side that determines the room and notifies the reader.
+/// The side that manages an area: it determines the room and notifies the reader.
 #[derive(Debug)]
 enum Keeper {
     /// The device, with the ring's metadata page.
@@ -101,9 +101,9 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of `pages`. The device manages it with the metadata page `metadata`; for `None`, the driver
-    /// manages it. The caller must check first that there are 2^n pages, each aligned and listed once.
-    /// `watermark` is in bytes; zero: half of the area.
+    /// An area of `pages`. The device manages it with the metadata page `metadata`; if `metadata` is `None`,
+    /// the driver manages it. The caller must first check that there are 2^n pages, each aligned and listed
+    /// once. `watermark` is in bytes; zero means half of the area.
     ///
     /// # Errors
     /// A page that is not guest memory.
@@ -175,8 +175,8 @@ impl Area {
                 let kept = DeviceOwned::restore(writer, watermark, flags, full)?;
                 Keeper::Device(metadata, kept)
             }
-            (SavedKeeper::Driver { turn }, None) => {
-                Keeper::Driver(DriverOwned::restore(writer, watermark, turn.as_ref())?)
+            (SavedKeeper::Driver { span }, None) => {
+                Keeper::Driver(DriverOwned::restore(writer, watermark, span.as_ref())?)
             }
             (SavedKeeper::Device { .. }, None) => return Err("the area has no ring"),
             (SavedKeeper::Driver { .. }, Some(_)) => {
@@ -191,12 +191,13 @@ impl Area {
         self.pages.len()
     }
 
-    /// Whether the driver manages it.
+    /// Whether the driver manages the area.
     pub(crate) fn is_driven(&self) -> bool {
         matches!(self.keeper, Keeper::Driver(_))
     }
 
-    /// Position of the next entry of `event`; `None` while the driver has granted it no room.
+    /// Position of the next entry of `event`; `None` if the driver manages the area and has not granted room to
+    /// `event`.
     pub(crate) fn position(&self, event: u64) -> Option<u64> {
         match &self.keeper {
             Keeper::Device(_, kept) => Some(kept.head()),
@@ -220,19 +221,19 @@ impl Area {
         })
     }
 
-    /// Records that data before the next entry is missing.
+    /// Notes that data before the next entry is missing.
     pub(crate) fn miss(&mut self) {
         if let Keeper::Device(_, kept) = &mut self.keeper {
             kept.miss();
         }
     }
 
-    /// Whether the area has an open span that events may end; `false` if the driver manages it.
+    /// Whether the area has an open chunk that the device may end; `false` if the driver manages the area.
     pub(crate) fn is_begun(&self) -> bool {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
 
-    /// Publishes the written data if the device manages the area; returns the span.
+    /// Publishes the written data if the device manages the area; returns the chunk.
     pub(crate) fn end(&mut self, memory: &View<'_>) -> Option<Chunk> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return None;
@@ -241,8 +242,8 @@ impl Area {
         kept.end(&pages, 0)
     }
 
-    /// Gives the area to a producer of the VMM exclusively, until [`Area::release`] with this
-    /// `token`; returns the span that this ended.
+    /// Gives a producer of the VMM exclusive use of the area, until [`Area::release`] with this `token`. If a
+    /// chunk was open, ends and returns it.
     ///
     /// # Errors
     /// [`Refused::Nested`]; [`Refused::NotBegun`] if the driver manages the area;
@@ -280,11 +281,11 @@ impl Area {
         kept.put(&mut pages, token, skip, words)
     }
 
-    /// Ends the producer's writing and publishes its first `size` bytes.
+    /// Ends the producer's write and publishes the first `size` bytes of it.
     ///
     /// # Errors
-    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`;
-    /// [`Refused::Unwritable`].
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
+    /// multiple of 8; [`Refused::Unwritable`].
     pub(crate) fn release(
         &mut self,
         memory: &View<'_>,
@@ -325,8 +326,7 @@ impl Area {
         }
     }
 
-    /// Withdraws the room of `event`; returns the head that it reached and the bytes lost for lack
-    /// of room.
+    /// Withdraws the room of `event`. Returns the head after the last entry, and the number of lost bytes.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].

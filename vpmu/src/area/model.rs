@@ -1,5 +1,5 @@
-//! Every interleaving of the device and a reader of an area, with loom: the code that writes to
-//! guests runs on a memory model as weak as the language's.
+//! Uses loom to test every interleaving of the device and a reader of an area. The area's writer runs on loom's
+//! weak memory model in place of guest memory.
 //!
 //! The reader follows the kernel header's protocol for `aux_head` and `aux_tail`. Its plain loads
 //! of the data are checked against the device's plain stores.
@@ -81,7 +81,7 @@ fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
 }
 
 /// For each number in `bursts`, the device writes that many entries and publishes them. A reader reads
-/// meanwhile.
+/// concurrently.
 fn run(bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Arc::new(Shared {

@@ -1,5 +1,6 @@
-//! Writes the bytes of an AUX area: one writer at a time, and never over unread data, unless the area is to
-//! be overwritten. It knows positions and pages, but no packets, records or notifications.
+//! Writes the bytes of an AUX area. Only one write is open at a time. The writer does not overwrite unread
+//! data, except in overwrite mode. This module handles positions and pages, but not packets, records or
+//! notifications.
 
 use std::sync::atomic::Ordering;
 
@@ -17,11 +18,11 @@ const BLANK: [u64; 64] = [0; 64];
 /// Errors of the writer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// Another write has begun and not ended.
-    #[error("the area is being written to")]
+    /// Another write is still open.
+    #[error("another write to the area is still open")]
     Nested,
-    /// A write was not begun.
-    #[error("a write to the area was not begun")]
+    /// No write is open.
+    #[error("no write to the area is open")]
     NotBegun,
     /// Unread data would be overwritten.
     #[error("the area has no room for the data")]
@@ -36,13 +37,13 @@ pub(crate) enum Refused {
 pub(crate) struct Window {
     /// Position of the next byte, modulo 2^64. Its offset in the area is the position modulo the area's size.
     pub(crate) head: u64,
-    /// Free bytes from there on.
+    /// Number of free bytes from `head` on.
     pub(crate) room: u64,
 }
 
 /// The data written between begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct Written {
     pub(super) offset: u64,
     pub(super) size: u64,
 }
@@ -52,7 +53,7 @@ pub(super) struct Span {
 pub(super) struct Writer {
     /// Bytes of the area: a power of two, at least a page.
     size: u64,
-    /// Whether the oldest data is overwritten; there is then always room.
+    /// Whether the area is in overwrite mode: new data overwrites the oldest data, so there is always room.
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
@@ -125,8 +126,8 @@ impl Writer {
         Ok(self.room())
     }
 
-    /// Like [`Writer::begin`], at a position and with room determined by the caller; `room` must
-    /// not exceed the area's size.
+    /// Like [`Writer::begin`], but the caller determines the position and the room. `room` must not exceed the
+    /// area's size.
     pub(super) fn begin_at(&mut self, head: u64, room: u64) -> Result<(), Refused> {
         if self.begun.is_some() {
             return Err(Refused::Nested);
@@ -145,12 +146,12 @@ impl Writer {
         })
     }
 
-    /// Reads the reader's position again: it may have freed room.
+    /// Reads the reader's position again, because the reader may have freed room.
     pub(super) fn look(&mut self, pages: &impl Pages) -> Result<(), Refused> {
         if self.overwrite {
             return Ok(());
         }
-        // Pairs with the reader's release of the tail: data before it may be overwritten.
+        // Pairs with the reader's release of the tail: data before the tail may then be overwritten.
         let tail = pages.load(AUX_TAIL, Ordering::Acquire);
         self.tail = tail.map_err(Refused::Unwritable)?;
         Ok(())
@@ -159,7 +160,7 @@ impl Writer {
     /// Writes at the head, and advances it.
     ///
     /// # Errors
-    /// On errors the head does not move.
+    /// See [`Refused`]. After an error, the head is unchanged.
     #[inline]
     pub(super) fn put(&mut self, pages: &mut impl Pages, words: &[u64]) -> Result<(), Refused> {
         let len = size_of_val(words) as u64;
@@ -169,7 +170,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Skips `bytes`, a multiple of 8, and zeroes them. For alignment.
+    /// Skips `bytes`, a multiple of 8, for alignment, and fills them with zeros.
     ///
     /// # Errors
     /// Like [`Writer::put`]; bytes skipped before an unwritable page remain skipped.
@@ -216,11 +217,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the open write; returns its span. With `pages`, publishes it to the reader.
+    /// Ends the open write; returns the written data. With `pages`, publishes the data to the reader.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].
-    pub(super) fn end(&mut self, pages: Option<&impl Pages>) -> Result<Span, Refused> {
+    pub(super) fn end(&mut self, pages: Option<&impl Pages>) -> Result<Written, Refused> {
         let offset = self.begun.take().ok_or(Refused::NotBegun)?;
         let size = self.head.wrapping_sub(offset);
         if let Some(pages) = pages.filter(|_| size > 0) {
@@ -229,7 +230,7 @@ impl Writer {
                 log::debug!("head of an AUX area: {error}");
             }
         }
-        Ok(Span { offset, size })
+        Ok(Written { offset, size })
     }
 
     /// Free bytes according to the tail as last read; zero if that tail is not a valid position.

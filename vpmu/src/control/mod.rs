@@ -1,6 +1,7 @@
-//! The control plane: all events, rings and persistent names, with their owners and places. It serves the
-//! control queue and the operator. If an event affects an event of another vCPU, this module applies the
-//! effect. Every number in a request comes from the guest and is checked before use.
+//! The control plane. It tracks all events, rings and persistent names, their owners, and the shard (one vCPU's part
+//! of the device) of each event. It serves the control queue and the operator. If an event of one vCPU affects an
+//! event of another, for example starts or stops it, this module applies the change. Every number in a request comes
+//! from the guest and is checked before use.
 
 mod reply;
 mod request;
@@ -69,11 +70,11 @@ const LONGEST_READING: usize = 16 << 10;
 #[derive(Debug)]
 struct Entry {
     spec: EventSpec,
-    /// The context of the open request; for a task event, without the vCPU that runs the task.
+    /// The context of the open request. For a task event, it does not contain the vCPU that runs the task.
     context: Context,
     /// The index of the shard that has the event.
     shard: u32,
-    /// Whether the event overflows.
+    /// Whether the event has a period, and so overflows.
     samples: bool,
     leader: Option<u64>,
     /// The events of the group that this event leads, oldest first.
@@ -91,7 +92,7 @@ impl Entry {
     }
 }
 
-/// A copy of an event's ring, parsed after the locks are released.
+/// A copy of an event's ring, to be parsed after the locks are released.
 #[derive(Debug)]
 pub(crate) struct HeldRecords {
     event: PersistentStatus,
@@ -132,8 +133,8 @@ impl Served {
     }
 }
 
-/// The control plane of one device. A reset drops everything that the driver set up: without a
-/// driver, no feature is negotiated, and neither a queue nor guest memory is known.
+/// The control plane of one device. A reset drops everything that the driver set up. Without a driver, no
+/// features are negotiated, and there are no queues and no guest memory.
 #[derive(Debug)]
 pub(crate) struct Control {
     backend: Arc<Backend>,
@@ -150,10 +151,10 @@ pub(crate) struct Control {
     links: Links,
     /// The id of the next event; ids are never reused.
     next_id: u64,
-    /// Number of resets, as in each shard.
+    /// Number of resets of the device. Each shard keeps the same number.
     resets: u64,
     metrics: Metrics,
-    /// The totals of the device before its restore.
+    /// The metrics of the restored state, as they were at the save; zero for a device that was not restored.
     before: Metrics,
 }
 
@@ -183,7 +184,7 @@ impl Control {
 
     // The device's life.
 
-    /// Sets the memory that outlives a reset. Must be called before the first activation.
+    /// Sets the window, whose memory outlives a reset. Must be called before the first activation.
     pub(crate) fn set_window(&mut self, window: Window) {
         self.sinks.set_window(window);
     }
@@ -214,8 +215,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Chains count references to their memory. Each queue gets a reference count of its own;
-            // the cache line of a shared count would move between CPUs at every notification.
+            // Each descriptor chain holds a counted reference to its memory. Give each queue a reference count
+            // of its own: the cache line of a shared count would move between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -244,7 +245,7 @@ impl Control {
             .collect()
     }
 
-    /// Drops the driver and its memory, without a write to that memory. Closes every event that depends on
+    /// Drops the driver and its memory, without writing to that memory. Closes every event that depends on
     /// the driver or its memory.
     pub(crate) fn reset(&mut self) {
         self.resets += 1;
@@ -269,8 +270,8 @@ impl Control {
         self.run(errands);
     }
 
-    /// Whether an event survives a reset: it is persistent, and it has no ring, or one in the window without
-    /// an AUX area.
+    /// Whether an event survives a reset. It must be persistent. If it has a ring, the ring must be in the
+    /// window and have no AUX area beside it.
     fn outlives(&self, id: u64) -> bool {
         let in_window = self.sinks.window_page(id).is_some();
         let shape = self.sinks.shape(id);
@@ -281,14 +282,15 @@ impl Control {
     pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
         for (index, shard) in (0..).zip(self.shards.iter()) {
             if index != vcpu {
-                // Task events that ran on this vCPU may be in another shard now.
+                // Task events that ran on this vCPU may be in another shard now. They may still have counters of the
+                // vCPU's earlier thread.
                 shard.with(|state| state.forget_thread(vcpu));
             }
         }
         self.on(vcpu, |state| state.attach(thread, tsc_offset));
     }
 
-    /// Adds the control plane's own figures.
+    /// Adds the control plane's own metrics.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         metrics.events_opened += self.metrics.events_opened;
         metrics.control_requests += self.metrics.control_requests;
@@ -297,14 +299,14 @@ impl Control {
         metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
     }
 
-    /// Adds the device's totals from before its restore. Must be called last.
+    /// Adds the metrics of the restored state. Must be called after all others have been added.
     pub(crate) fn add_before(&self, metrics: &mut Metrics) {
         metrics.add_before(&self.before);
     }
 
     // Between shards.
 
-    /// Calls `act` on a shard, then executes the work that it leaves for other shards.
+    /// Calls `act` on a shard, then executes the work that the call left for other shards.
     fn on<T>(&mut self, shard: u32, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = self.shards[shard as usize].with(act);
         self.run(errands);
@@ -317,7 +319,7 @@ impl Control {
         Some(self.on(shard, act))
     }
 
-    /// Executes work that shards left for other shards, and the work that follows from it.
+    /// Executes work that shards left for other shards, and any further work that its execution causes.
     pub(crate) fn run(&mut self, errands: Vec<Errand>) {
         let mut errands = VecDeque::from(errands);
         while let Some(errand) = errands.pop_front() {
@@ -333,8 +335,8 @@ impl Control {
             let ((), more) = shard.with(|state| match errand {
                 Errand::Start(id) => log_refused(id, state.start(id)),
                 Errand::Stop(id) => {
-                    // Otherwise, earlier samples of other events would follow the last sample of
-                    // this event.
+                    // Write all pending samples first. Otherwise, earlier samples of other events would
+                    // follow the last sample of this event.
                     state.flush_batched();
                     log_refused(id, state.stop_led(id));
                 }
@@ -348,11 +350,12 @@ impl Control {
         }
     }
 
-    /// Executes a command about an event that is not in the queue's shard. The vCPU `by` sent it on
-    /// the queue of the vCPU `of`, after `resets` resets of the device.
+    /// Executes a command for an event that is not in the queue's shard. `of` is the vCPU that the queue
+    /// belongs to, and `by` is the vCPU that notified the queue. `resets` is the number of device resets when
+    /// the notification began.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
-            // The driver that sent it is gone.
+            // The driver that sent the command is gone.
             return Reply::default();
         }
         let id = command.event.get();
@@ -369,7 +372,8 @@ impl Control {
         })
     }
 
-    /// Moves a task event and its group to the shard of `to`, except events scheduled in on a vCPU.
+    /// Moves a task event and the other events of its group to the shard of the vCPU `to`. Events that are scheduled
+    /// in on a vCPU stay in their shard.
     fn bring(&mut self, id: u64, to: u32) {
         let Some(entry) = self.events.get(&id) else {
             return;
@@ -390,8 +394,8 @@ impl Control {
         }
     }
 
-    /// Writes the host's pending samples for an event's sink, on every vCPU with an event that writes to that
-    /// sink. The sink is the one that `id` writes to, or otherwise the one that was mapped with `id`.
+    /// Writes pending batched samples, on every vCPU with an event that writes to the sink of the event `id`.
+    /// If the event is closed or has no sink, the sink is the one that was mapped with `id`.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -406,7 +410,8 @@ impl Control {
 
     // The control queue.
 
-    /// Serves the notified control queue for one turn.
+    /// Handles requests of the notified control queue. Stops early if the budget of a turn is used up, or if a
+    /// request needs [`Backend::ask_guest_ips`] first.
     pub(crate) fn serve(&mut self) -> Served {
         let before = Work::so_far();
         self.queue.notified();
@@ -456,7 +461,7 @@ impl Control {
         })
     }
 
-    /// Copies a request, but at most the length of the longest request.
+    /// Copies a request, but no more bytes than the longest valid request has.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let limits = &self.backend.settings.limits;
         let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
@@ -482,7 +487,7 @@ impl Control {
         };
         let event = header.event.get();
         if event != 0 {
-            // Earlier samples go to the sink that the event has before the request.
+            // Write the pending samples before the request can change the event's sink.
             self.flush_sink(event);
         }
         match header.op.get() {
@@ -523,7 +528,7 @@ impl Control {
         Ok(part.take(count).map(|entry| entry.wire()).collect())
     }
 
-    /// Accepts features for a driver whose transport does not show them.
+    /// Accepts features for a driver that could not negotiate them, because its transport hides them.
     fn accept_features(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<FeaturesRequest>(request)?;
         let features = request.features.get();
@@ -589,7 +594,7 @@ impl Control {
         if let Some(parent) = owner.and_then(|owner| self.sinks.family(owner).first().copied())
             && let Some(parent) = self.events.get(&parent)
         {
-            // The wakeup may have changed since the driver sent the request.
+            // The wakeup interval of the family may have changed since the driver sent the request.
             spec.wakeup = parent.spec.wakeup;
         }
         let mut event = Event::new(spec, context, period(request));
@@ -654,7 +659,7 @@ impl Control {
         }
     }
 
-    /// Checks that the guest is below the operator's limit of events.
+    /// Checks that the guest is below the operator's limit on events.
     fn check_events(&self) -> Result<(), Errno> {
         let operators = self.persistent.iter().filter(|&&id| self.is_operators(id));
         let guests = self.events.len() - operators.count();
@@ -725,8 +730,8 @@ impl Control {
         }
     }
 
-    /// Publishes the group of `leader` to all its events but `except`. Returns the group, or `None` if the
-    /// leader has no members.
+    /// Publishes the group of `leader` to all its events except the event `except`. Returns the group, or
+    /// `None` if the leader has no members.
     fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
         let entry = self.events.get(&leader)?;
         let on = Arc::clone(&entry.on);
@@ -785,8 +790,8 @@ impl Control {
         self.retire(id, entry.spec.owner);
     }
 
-    /// Removes an ended event from the family of `owner`. After the last event of the family, pending
-    /// wakeups pass to another family of the sink.
+    /// Removes an ended event from the family of `owner`. If it was the family's last event, the family's
+    /// pending wakeups pass to another family that writes to the sink.
     fn retire(&mut self, id: u64, owner: u64) {
         let Some(Extinct { heir }) = self.sinks.leave(owner, id) else {
             return;
@@ -800,7 +805,7 @@ impl Control {
         }
     }
 
-    /// Links two events: from now on, overflows of the event that the header names start or stop the target.
+    /// Links two events: from now on, overflows of the event in the header start or stop the target.
     fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<LinkRequest>(request)?;
         let role = match request.role.get() {
@@ -834,7 +839,8 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // The device finds overflows of a batched event only after the guest has run on.
+            // The device finds overflows of a batched event only after the guest has run on: too late to
+            // start or stop another event.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
@@ -847,7 +853,7 @@ impl Control {
         }
     }
 
-    /// Publishes to an event the effects of its overflows.
+    /// Updates the list of events that a trigger's overflows start, stop or toggle.
     fn publish_links(&mut self, trigger: u64) {
         let effects = self.links.effects(trigger).collect();
         self.with_event(trigger, |state| {
@@ -863,12 +869,12 @@ impl Control {
         self.features & 1 << F_RING != 0
     }
 
-    /// Areas are reported in rings, so they need both features.
+    /// Rings report the data of areas, so areas need `F_RING`, too.
     fn has_areas(&self) -> bool {
         self.has_rings() && self.features & 1 << F_AUX != 0
     }
 
-    /// Publishes to events the sink that they write to from now on.
+    /// Sets the new sink of each event in `moved`.
     fn publish_sink(&mut self, moved: &Moved) {
         for &id in &moved.events {
             let sink = moved.sink.clone();
@@ -883,8 +889,8 @@ impl Control {
         self.sinks.remove(id);
     }
 
-    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the
-    /// window, or 0 in guest RAM.
+    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the window, or 0 if
+    /// the ring is in guest RAM.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -967,7 +973,7 @@ impl Control {
         Ok(())
     }
 
-    /// Unmaps the ring that was mapped with an event, and writes the ring's pending loss if the record fits.
+    /// Unmaps the ring that was mapped with an event. First writes the ring's pending records, as far as they fit.
     fn unmap(&mut self, id: u64) -> Result<(), Errno> {
         if !self.sinks.has_ring(id) {
             return Err(self.not_mapped(id));
@@ -984,9 +990,9 @@ impl Control {
         }
     }
 
-    /// Writes the current exit of each vCPU to the traces of a sink. Returns the event to flush the
-    /// sink with: a trace if there is one, else the event that the sink was mapped with, else any
-    /// writer.
+    /// Makes the traces that write to a sink record the current exits of their vCPUs as cut. Returns the
+    /// event through which the caller can close the sink's area: a trace if there is one, else the event that
+    /// the sink was mapped with, else any writer.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -1038,7 +1044,8 @@ impl Control {
         Ok(())
     }
 
-    /// Redirects the family of `owner` to `ring`, or to no ring for `None`.
+    /// Redirects the family of `owner` to the ring that was mapped with the event `ring`; with `None`, the family then
+    /// has no ring.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1074,7 +1081,7 @@ impl Control {
         Ok(())
     }
 
-    /// Sets the wakeup interval of a family, counted from now on.
+    /// Sets the wakeup interval of a family. The first interval begins now.
     fn set_wakeup(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<WakeupRequest>(request)?;
         let every = u32::try_from(request.every.get()).map_err(|_| Errno::EINVAL)?;
@@ -1105,7 +1112,7 @@ impl Control {
         Ok(())
     }
 
-    /// Begins a write of a producer of the VMM to a trace.
+    /// Begins a write to a trace by a producer of the VMM.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1152,7 +1159,7 @@ impl Control {
         }
         let driven = flags & MAP_DRIVER_OWNED != 0;
         if driven && spec.kind == KIND_VMM_TRACE {
-            // A producer of the VMM cannot wait until the driver grants it room.
+            // A producer of the VMM cannot wait until the driver makes room in the area.
             return Err(Errno::EOPNOTSUPP);
         }
         let ring = self.sinks.has_ring(id);
@@ -1205,16 +1212,16 @@ impl Control {
         Ok(())
     }
 
-    /// The memory for an area in guest RAM and for the metadata page of its ring, which may lie in the
-    /// window.
+    /// The memory that an area and its ring's metadata page are in: guest RAM, and also the window if the ring is
+    /// there.
     fn area_memory(&self, id: u64) -> Memory {
         let in_window = self.sinks.window_page(id).is_some();
         let window = self.sinks.window().filter(|_| in_window);
         window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
-    /// Unmaps the area that was mapped with an event. Data written so far is published, and
-    /// reported as far as the records fit.
+    /// Unmaps the area that was mapped with an event. First publishes the data written so far, and reports it if the
+    /// ring has room for the records.
     fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
@@ -1227,7 +1234,7 @@ impl Control {
         Ok(())
     }
 
-    /// Checks that `more` pages of guest RAM are within the operator's limit for rings and areas.
+    /// Checks that `more` additional pages of guest RAM stay within the operator's limit for rings and areas.
     fn check_room(&self, more: usize) -> Result<(), Errno> {
         let pages = self.sinks.guest_pages() + more;
         match pages > self.backend.settings.limits.max_pages as usize {
@@ -1258,7 +1265,7 @@ impl Control {
         }
     }
 
-    /// Whether all are pages of guest memory, each listed once.
+    /// Whether all of `pages` are pages of guest memory, each listed once.
     fn are_pages(&self, pages: &[GuestAddress]) -> bool {
         let distinct: BTreeSet<_> = pages.iter().collect();
         let memory = self.guest.view();
@@ -1310,7 +1317,7 @@ impl Control {
         Ok(())
     }
 
-    /// Makes a persistent event an ordinary one again, which can be closed.
+    /// Makes a persistent event an ordinary event again, so that it can be closed.
     fn reattach(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_none() {
@@ -1337,7 +1344,8 @@ impl Control {
         });
     }
 
-    /// The persistence of the guest's next event `id`, with its default name; checks the limit.
+    /// Checks that the guest may have one more persistent event. Returns the persistence for the guest's new event
+    /// `id`, with the default name.
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
         Ok(Persistence {
@@ -1346,8 +1354,8 @@ impl Control {
         })
     }
 
-    /// Checks that event `id` can have `name`: it is not reserved for another event, and no other event has
-    /// it.
+    /// Checks that event `id` can have `name`: the name is not reserved for another event, and no other event
+    /// has it.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1399,7 +1407,7 @@ impl Control {
         self.notices.due().list(id);
     }
 
-    /// Checks that the guest is below the operator's limit of persistent events.
+    /// Checks that the guest is below the operator's limit on persistent events.
     fn check_persistent(&self) -> Result<(), Errno> {
         let guests = self.persistent.iter().filter(|&&id| !self.is_operators(id));
         match guests.count() < self.backend.settings.limits.max_persistent as usize {
@@ -1452,8 +1460,7 @@ impl Control {
         needs_guest_ips(request, self.backend.settings.engines)
     }
 
-    /// Opens a persistent event for the operator; returns its id. `request` is the open request of
-    /// `asked`.
+    /// Opens a persistent event for the operator; returns its id. `request` is the open request for `asked`.
     pub(crate) fn persist(
         &mut self,
         asked: &Persist,
@@ -1573,7 +1580,7 @@ impl Control {
         })
     }
 
-    // The host's flushes.
+    // Flushes requested by the VMM.
 
     /// The events to flush: `event`, or all persistent events. `None` if `event` does not exist.
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
@@ -1583,9 +1590,9 @@ impl Control {
         }
     }
 
-    /// Writes the overflows that the host holds for these events, if the event's vCPU is outside the guest.
-    /// Returns the current visits of the vCPUs that are inside the guest and for which the host may hold
-    /// overflows.
+    /// Begins a flush of the events `ids`. Skips every event for which the host cannot have pending overflows (see
+    /// [`State::holds`]). For any other event: if its vCPU is outside the guest, writes the overflows now; if the vCPU
+    /// is in the guest, adds the vCPU's current visit (from entry to exit) to the returned set.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {
@@ -1608,7 +1615,7 @@ impl Control {
     /// Publishes everything written for an event, and wakes its reader.
     ///
     /// # Errors
-    /// The event is in error; `ENOENT`: it was closed in the meantime.
+    /// `EIO` or the host's error: the event is in error. `ENOENT`: the event was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let shown = self.with_event(id, |state| {
             state.flush_batched();
@@ -1635,7 +1642,7 @@ fn log_refused(id: u64, result: Result<(), Errno>) {
     }
 }
 
-/// Whether an operation changes the event that its header names.
+/// Whether a request with operation `op` changes the event that its header names.
 fn changes(op: u32) -> bool {
     matches!(
         op,
@@ -1697,7 +1704,7 @@ fn refused(asked: &Persist, errno: Errno) -> PersistError {
     match errno {
         Errno::EOPNOTSUPP => PersistError::Refused {
             event: asked.event.clone(),
-            why: "the configured engine does not make such samples",
+            why: "the configured engine cannot take the requested samples",
         },
         errno => PersistError::Host(io::Error::from(errno)),
     }

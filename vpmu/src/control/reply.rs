@@ -1,4 +1,4 @@
-//! Answers to control requests, as they go into the driver's buffer.
+//! Writes the answers to control requests into the driver's buffers.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ impl<W: Write> Room<W> {
         self.valued(|| act().map(|()| 0))
     }
 
-    /// Like [`Room::simple`], with the value that `act` returns.
+    /// Like [`Room::simple`], but writes the value that `act` returns.
     pub(super) fn valued(
         mut self,
         act: impl FnOnce() -> Result<u32, Errno>,
@@ -36,7 +36,8 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<ControlReply>(1))
     }
 
-    /// Writes an [`OpenReply`]: engine and id, or the error and the host's refusal.
+    /// Writes an [`OpenReply`]: the engine and id of the opened event, or the error and the host's reason for
+    /// refusing it.
     pub(super) fn opened(
         mut self,
         open: impl FnOnce() -> Result<(u32, u64), Denied>,
@@ -58,8 +59,8 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<OpenReply>(1))
     }
 
-    /// Writes a [`ControlReply`] and a list of entries. `list` gets the number of entries that fit,
-    /// and returns at most that many.
+    /// Writes a [`ControlReply`] and a list of entries. `list` receives the number of entries that fit in the
+    /// buffer, and returns at most that many.
     pub(super) fn entries<T: IntoBytes + Immutable>(
         mut self,
         list: impl FnOnce(usize) -> Result<Vec<T>, Errno>,

@@ -1,5 +1,5 @@
-//! Open requests: checked against the catalogue, the operator's settings and the driver's features.
-//! Every number here comes from the guest and is checked before use.
+//! Checks open requests against the catalogue, the operator's settings and the driver's features. Every
+//! number here comes from the guest and is checked before use.
 
 use crate::abi::{
     CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
@@ -42,18 +42,19 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// The flags that make an overflow act on the trace that leads the group, with the action.
+/// The flags of a group member whose overflows pause or resume the trace that leads the group. A member that pauses
+/// the trace is its stopper, and one that resumes it is its starter.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
 ];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
-/// Sample fields that only a stopped vCPU provides.
+/// Sample fields that can be read only while the vCPU is stopped.
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// The user stack of a sample must be smaller than this, as in perf.
+/// The user stack of a sample must have fewer bytes than this, as in perf.
 const STACK_BOUND: u32 = 65_535;
 
 /// The side that opens an event.
@@ -65,15 +66,16 @@ pub(crate) enum Maker {
     Operator(Persistence),
 }
 
-/// The conditions for an open request that do not depend on other events.
+/// The catalogue, policy, settings and features that open requests are checked against.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
     /// The operator's policy for the guest; `None` for the operator.
     pub(super) policy: Option<&'a Policy>,
     pub(super) settings: &'a Settings,
-    /// Whether rings, and areas, were negotiated.
+    /// Whether the event may have a ring.
     pub(super) has_rings: bool,
+    /// Whether the event may have an AUX area.
     pub(super) has_areas: bool,
     /// Whether the host reports guest IPs; `None` if not known yet.
     pub(super) guest_ips: Option<bool>,
@@ -87,7 +89,7 @@ pub(super) struct Opening {
     pub(super) shortest_period: u64,
     /// Whether the period is in nanoseconds.
     pub(super) by_clock: bool,
-    /// Whether the event opens as persistent.
+    /// Whether the event is persistent from the start.
     pub(super) persistent: bool,
 }
 
@@ -127,7 +129,7 @@ impl Terms<'_> {
         })
     }
 
-    /// Whether the event, or the event that paces its trace, counts nanoseconds.
+    /// Whether the event counts nanoseconds. For a sample trace: whether the event that paces the trace does.
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {
@@ -142,7 +144,8 @@ impl Terms<'_> {
     /// The engine for the event's samples.
     fn engine(&self, request: &OpenRequest) -> Result<u32, Errno> {
         if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
-            // The host kernel handles most exits without a return to the VMM.
+            // The host kernel handles most exits without a return to the VMM, so only the host can record
+            // them all.
             return match request.engine.get() {
                 ENGINE_EXIT => Err(Errno::EOPNOTSUPP),
                 _ => Ok(ENGINE_BATCHED),
@@ -173,13 +176,13 @@ impl Terms<'_> {
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
-        // Traces of host PMUs show more than the activity of this guest.
+        // Traces of host PMUs show more than the activity of this guest, so the device does not open them.
         if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
         let allows = |policy: &Policy| policy.allows(kind, config);
         let entry = self.catalogue.find(kind, config);
-        // The value of a mark has 32 bits.
+        // The value of a mark has 32 bits, and `MARK_ANY` is the number after the highest value.
         let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
         let allowed = known.filter(|_| self.policy.is_none_or(allows));
         let entry = allowed.ok_or(Errno::ENOENT)?;
@@ -227,7 +230,7 @@ impl Opening {
         }
     }
 
-    /// The properties of an event that the host can no longer count or the policy now denies; the
+    /// The properties of an event that the host can no longer count, or that the policy now denies. The
     /// event enters the error state.
     pub(super) fn lost(engine: u32, flags: u32) -> Self {
         Self {
@@ -239,7 +242,7 @@ impl Opening {
         }
     }
 
-    /// The event's effects on the trace that leads its group.
+    /// The event's roles for the trace that leads its group: starter, stopper, or none.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
         let wanted = STEERING
@@ -249,7 +252,7 @@ impl Opening {
     }
 }
 
-/// Whether a request pauses or resumes the trace that leads the group.
+/// Whether a request opens an event that pauses or resumes the trace that leads its group.
 pub(super) fn steers(request: &OpenRequest) -> bool {
     request.flags.get() & STEERS != 0
 }
@@ -257,7 +260,7 @@ pub(super) fn steers(request: &OpenRequest) -> bool {
 /// Whether the choice of the engine depends on whether the host reports guest IPs.
 pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     let may_batch = match request.engine.get() {
-        // A wakeup for each overflow requires the exit engine, which reports overflows at once.
+        // A wakeup for each overflow requires the exit engine, which reports each overflow immediately.
         ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
         ENGINE_BATCHED => true,
         _ => false,
@@ -298,8 +301,9 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the batched engine supports the requested samples. The host records only time and guest position;
-/// the vCPU does not stop, so nothing else can be read or steered at the overflow.
+/// Whether the batched engine supports the requested samples. For a batched sample, the host records only the time
+/// and the guest's instruction pointer. The vCPU does not stop at the overflow, so the device cannot read anything
+/// else at that moment, and cannot pause or resume a trace.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
         && request.kind.get() != KIND_SAMPLE_TRACE
@@ -307,7 +311,7 @@ fn can_batch(request: &OpenRequest) -> bool {
         && request.flags.get() & STEERS == 0
 }
 
-/// Whether a host counter counts the event.
+/// Whether a host counter counts the event or, for a sample trace, paces it.
 fn by_host(request: &OpenRequest) -> bool {
     match request.kind.get() {
         KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
@@ -316,7 +320,7 @@ fn by_host(request: &OpenRequest) -> bool {
     }
 }
 
-/// The period or frequency of overflows; `None` for a counting event.
+/// The period or frequency of overflows; `None` for an event that only counts.
 pub(super) fn period(request: &OpenRequest) -> Option<Period> {
     match (request.period.get(), request.flags.get() & OPEN_FREQ) {
         (0, _) => None,

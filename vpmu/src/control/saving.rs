@@ -1,5 +1,5 @@
-//! Save and restore of the whole device through its control plane. A saved state comes from a file that anyone
-//! may have written: every number in it is checked like a number in a request.
+//! Save and restore of the whole device through its control plane. A saved state comes from a file that
+//! anyone may have written, so every number in it is checked like a number in a request.
 
 use std::sync::Arc;
 
@@ -32,13 +32,14 @@ use crate::save::{
     SavedLink, SavedNotice, SavedPersistence, SavedRing, SavedSink, SavedSpec, SavedState,
     SavedVcpu,
 };
+use crate::settings::Engines;
 use crate::shard::{Shard, State};
 use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
-/// The next id and the sum of exits must be smaller than this. No device counts that far, and a device that
-/// continues from such a number stays far from an overflow.
+/// Upper bound (exclusive) of the next id and of the sum of exits in a saved state. No device reaches it, and
+/// a device that continues from a smaller number never overflows a `u64`.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -60,7 +61,7 @@ impl Control {
     /// Saves the device. The caller must call [`Control::quiesce`] first, and then read `totals`.
     ///
     /// # Errors
-    /// [`SaveError::Producing`]: a producer of the VMM writes to an area.
+    /// [`SaveError::Producing`]: a producer of the VMM is writing to an area.
     pub(crate) fn save(&mut self, totals: Metrics) -> Result<SavedState, SaveError> {
         let ids: Vec<u64> = self.events.keys().copied().collect();
         let events = ids.into_iter().filter_map(|id| self.save_event(id));
@@ -97,7 +98,8 @@ impl Control {
                     role,
                 })
                 .collect(),
-            // Without a driver there are no notices.
+            // Without a driver, due notices are not saved: they are discarded when a driver activates the
+            // device.
             notices: match driver {
                 Some(_) => self.notices.due().save(),
                 None => Vec::new(),
@@ -109,7 +111,8 @@ impl Control {
 
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
         let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
-        // For a task event, this context contains the vCPU that runs the task.
+        // For a task event, this context contains the vCPU that runs the task; the context in `self.events`
+        // does not.
         let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
         let entry = self.events.get(&id)?;
         let spec = &entry.spec;
@@ -147,7 +150,7 @@ impl Control {
     /// `driver` is valid.
     ///
     /// # Errors
-    /// [`RestoreError`]: the state does not fit this device, which is unused again.
+    /// [`RestoreError`]: the state does not fit this device. The device is then unused, as before the call.
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
@@ -155,7 +158,7 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // With this, the reset also removes persistent events.
+            // A reset keeps persistent events; clear their list, so that the reset removes these events, too.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;
@@ -187,7 +190,7 @@ impl Control {
         for saved in &state.events {
             let (id, owner) = (saved.spec.id, saved.spec.owner);
             if id <= last || id >= state.next_id || owner == 0 || owner > id {
-                return Err(event(id, "its id or its parent's is not valid"));
+                return Err(event(id, "its id, or the id of its parent, is not valid"));
             }
             last = id;
             self.sinks.join(owner, id);
@@ -206,7 +209,7 @@ impl Control {
         }
         self.restore_notices(state)?;
         for (id, refusal) in failed {
-            log::warn!("event {id} is in error since the restore: {refusal}");
+            log::warn!("the restore put event {id} in error: {refusal}");
             self.notices.due().fail(id, Some(refusal));
         }
         self.next_id = state.next_id;
@@ -233,7 +236,7 @@ impl Control {
             queues,
             interrupt,
         } = driver;
-        // The transport's features lack those that the driver accepted by CONTROL_FEATURES.
+        // The transport's features do not include those that the driver accepted with CONTROL_FEATURES.
         let accepted = saved.features & !features;
         if features & !saved.features != 0 || accepted & !self.offered() != 0 {
             return Err(RestoreError::Features {
@@ -313,7 +316,7 @@ impl Control {
             let owner = saved.owner;
             let fault = |what| RestoreError::Family { owner, what };
             if owner <= last || !self.sinks.has_family(owner) {
-                return Err(fault("it does not exist, or is named twice"));
+                return Err(fault("it does not exist, or is listed twice"));
             }
             if self.sinks.get(saved.sink).is_none() {
                 return Err(fault("its ring or area does not exist"));
@@ -331,7 +334,8 @@ impl Control {
         Ok(())
     }
 
-    /// Restores the ring and the area that were mapped with an event, which may be closed.
+    /// Restores the ring and the area that were mapped with an event. `event` is `None` if that event is
+    /// closed.
     fn restore_sink(&mut self, saved: &SavedSink, event: Option<&SavedEvent>) -> Result<(), Fault> {
         if saved.ring.is_none() && saved.area.is_none() {
             return Err("it has neither a ring nor an area");
@@ -388,8 +392,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks and allocates the pages of a ring; returns the memory that holds them, and their run in
-    /// the window.
+    /// Checks and allocates the pages of a ring; returns the memory that holds them and, if they are in the
+    /// window, their run.
     fn ring_memory(
         &mut self,
         saved: &SavedSink,
@@ -416,7 +420,8 @@ impl Control {
         Ok((self.guest.clone(), None))
     }
 
-    /// Checks the pages of an area, and returns them. `taken` are the pages of the ring beside the area.
+    /// Checks the pages of an area, and returns them. `taken` contains the pages of the sink's ring, which
+    /// the area must not use.
     fn area_pages(
         &self,
         area: &SavedArea,
@@ -443,7 +448,7 @@ impl Control {
             return Err("a page is not guest memory, or it is listed twice");
         }
         let room = self.check_room(pages.len());
-        room.map_err(|_| "rings and areas have no room for so many pages")
+        room.map_err(|_| "rings and areas would exceed their page limit")
     }
 
     /// Checks that each sink has writers, and that all of them may write to it.
@@ -451,7 +456,7 @@ impl Control {
         for (saved, (id, families)) in state.sinks.iter().zip(self.sinks.sinks()) {
             let fault = |what| RestoreError::Sink { id, what };
             let Some(first) = families.first() else {
-                return Err(fault("no event writes there"));
+                return Err(fault("no event writes to it"));
             };
             let own = self.events.get(&id);
             if own.is_some() && !families.contains(&id) {
@@ -460,7 +465,7 @@ impl Control {
             let one = own.or_else(|| self.events.get(first));
             for owner in &families {
                 let Some(entry) = self.events.get(owner) else {
-                    // The owner is closed, but not its children.
+                    // The owner is closed, but some of its children are still open.
                     continue;
                 };
                 let spec = &entry.spec;
@@ -470,7 +475,7 @@ impl Control {
                     || backward.is_some_and(|backward| backward != spec.has(OPEN_BACKWARD))
                     || *owner != id && entry.persistence.is_some()
                 {
-                    return Err(fault("one of its writers may not write there"));
+                    return Err(fault("one of its events may not write to it"));
                 }
             }
             let Some(area) = &saved.area else {
@@ -482,10 +487,12 @@ impl Control {
             {
                 return Err(fault("its event does not match the area"));
             }
-            if let SavedKeeper::Driver { turn: Some(turn) } = &area.keeper
-                && !self.sinks.writers(id).contains(&turn.event)
+            if let SavedKeeper::Driver { span: Some(span) } = &area.keeper
+                && !self.sinks.writers(id).contains(&span.event)
             {
-                return Err(fault("the event that may write is of another family"));
+                return Err(fault(
+                    "the trace with an open span in the area does not write to the sink",
+                ));
             }
         }
         Ok(())
@@ -612,10 +619,17 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // If this host does not report guest IPs, each sample costs an exit from now on.
-        let falls_back = spec.engine == ENGINE_BATCHED
-            && needs_guest_ips(&request, backend.settings.engines)
-            && backend.guest_ips() != Some(true);
+        // If this host does not report guest IPs, or its operator chose the exit engine, each sample costs an
+        // exit from now on.
+        let engines = backend.settings.engines;
+        let lacks_batched = match engines {
+            Engines::Auto => {
+                needs_guest_ips(&request, engines) && backend.guest_ips() != Some(true)
+            }
+            Engines::Batched => false,
+            Engines::Exit => true,
+        };
+        let falls_back = spec.engine == ENGINE_BATCHED && lacks_batched;
         if falls_back {
             request.engine = ENGINE_EXIT.into();
         }
@@ -676,7 +690,9 @@ impl Control {
         let linked = self.links.link(trigger, target, role);
         linked.map_err(|refused| match refused {
             Refused::Linked => fault("they are linked already"),
-            Refused::Taken => fault("the target already has an event in this role"),
+            Refused::Taken => {
+                fault("the target already has an event in the same role (starter or stopper)")
+            }
         })?;
         self.publish_links(trigger);
         Ok(())
@@ -684,7 +700,7 @@ impl Control {
 
     fn restore_notices(&mut self, state: &SavedState) -> Result<(), RestoreError> {
         if self.features == 0 && !state.notices.is_empty() {
-            return Err(RestoreError::Figure("notices without a driver"));
+            return Err(RestoreError::Figure("list of notices for a missing driver"));
         }
         for saved in &state.notices {
             self.restore_notice(state.next_id, saved)
@@ -719,7 +735,7 @@ impl Control {
     }
 }
 
-/// The request that an event was opened with, without the steering flags if its leader is gone.
+/// The request that an event was opened with, without the `STEERS` flags if its leader is gone.
 fn request(saved: &SavedEvent) -> OpenRequest {
     let (spec, layout) = (&saved.spec, &saved.spec.layout);
     let steers = if saved.leader.is_some() { 0 } else { STEERS };

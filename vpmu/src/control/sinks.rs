@@ -1,5 +1,5 @@
-//! Families of events, their sinks, and the window pages of sinks. Bookkeeping only: the caller
-//! passes changes on to the events.
+//! Tracks families of events, their sinks (each a ring, an AUX area, or both), and the window pages of the sinks.
+//! This module does not change the events themselves: the caller applies each change to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
 use crate::window::{Holder, Run, Window};
 
-/// An event and its children, which write to one sink.
+/// An event and its children. All of them write to the same sink, if any.
 #[derive(Debug, Default)]
 struct Family {
     events: BTreeSet<u64>,
-    /// The id of the event that the sink was mapped with.
+    /// The id of the event that the sink was mapped with; `None` if the family has no sink.
     sink: Option<u64>,
     /// Whether the sink belongs to another family.
     redirected: bool,
@@ -35,14 +35,14 @@ impl Entry {
     }
 }
 
-/// Events that changed their sink.
+/// Events whose sink changed, with the new sink.
 #[derive(Debug)]
 pub(super) struct Moved {
     pub(super) events: Vec<u64>,
     pub(super) sink: Option<Arc<Sink>>,
 }
 
-/// The result when the last event of a family leaves.
+/// The result of removing the last event of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extinct {
     /// Another family that still writes to the sink.
@@ -52,9 +52,9 @@ pub(super) struct Extinct {
 /// The families, the sinks, and the window.
 #[derive(Debug, Default)]
 pub(super) struct Sinks {
-    /// The key is the id of the family's first event, its owner.
+    /// Keyed by owner: the id of the family's first event.
     families: BTreeMap<u64, Family>,
-    /// The key is the id of the event that the sink was mapped with, which may be closed.
+    /// Keyed by the id of the event that the sink was mapped with. That event may already be closed.
     sinks: BTreeMap<u64, Entry>,
     window: Option<Window>,
 }
@@ -68,7 +68,8 @@ impl Sinks {
         self.window.as_ref()
     }
 
-    /// Allocates `count` contiguous pages of the window; `None` if the window has no such run.
+    /// Allocates `count` contiguous pages of the window. Returns `None` if there is no window, or no such run
+    /// is free.
     pub(super) fn take_pages(&mut self, count: u32, holder: Holder) -> Option<Run> {
         self.window.as_mut()?.take(count, holder)
     }
@@ -78,7 +79,7 @@ impl Sinks {
     /// Every sink, by ascending id.
     ///
     /// # Errors
-    /// [`SaveError::Producing`]: a producer of the VMM writes to a sink.
+    /// [`SaveError::Producing`]: a producer of the VMM is writing to a sink.
     pub(super) fn save(&self) -> Result<Vec<SavedSink>, SaveError> {
         let entries = self.sinks.values();
         let saved = entries.map(|entry| entry.sink.save(entry.window_page()));
@@ -121,7 +122,8 @@ impl Sinks {
         all.collect()
     }
 
-    /// Writes the conversion of `clock` to every ring's metadata page.
+    /// Updates the metadata page of every ring with the parameters by which `clock` converts TSC ticks to
+    /// nanoseconds.
     pub(super) fn retime(&self, clock: Clock) {
         for entry in self.sinks.values() {
             entry.sink.retime(clock);
@@ -135,8 +137,8 @@ impl Sinks {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// Removes an event from the family of `owner`. A family without events is removed, and so is a sink
-    /// without families. Returns `Some` if the family was removed.
+    /// Removes an event from the family of `owner`. If the family has no other event, removes the family, too; if the
+    /// family's sink has no other family, removes the sink, too. Returns `Some` if the family was removed.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);
@@ -175,8 +177,8 @@ impl Sinks {
         family.is_some_and(|family| family.redirected)
     }
 
-    /// Moves the family of `owner` to the sink that was mapped with `sink`, or to no sink for
-    /// `None`.
+    /// Moves the family of `owner` to the sink that was mapped with the event `sink`. With `None`, detaches
+    /// the family from its sink.
     pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
         let Some(family) = self.families.get_mut(&owner) else {
             return Moved {
@@ -205,7 +207,7 @@ impl Sinks {
         self.sinks.get(&id).map(|entry| &entry.sink)
     }
 
-    /// The current shape of the sink that was mapped with an event.
+    /// The parts of the sink that was mapped with an event.
     pub(super) fn shape(&self, id: u64) -> Option<Shape> {
         self.get(id).map(|sink| sink.shape())
     }
@@ -219,7 +221,8 @@ impl Sinks {
         self.shape(id).is_some_and(|shape| shape.driven)
     }
 
-    /// The first page of the event's ring in the window; `None` if it is in guest RAM.
+    /// The first window page of the ring that was mapped with the event; `None` if there is no such ring in the
+    /// window.
     pub(super) fn window_page(&self, id: u64) -> Option<u32> {
         self.sinks.get(&id)?.window_page()
     }
@@ -242,7 +245,8 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds a sink for the family with the same id; `run` holds the ring's pages in the window.
+    /// Adds a sink, and moves the family whose owner has the sink's id to it. `run` holds the ring's pages in
+    /// the window.
     pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
         self.adopt(sink, run);
@@ -301,7 +305,7 @@ impl Sinks {
 mod tests {
     use super::*;
 
-    /// One family per owner, with the owner as its only event; the first has a sink.
+    /// One family per owner, with the owner as its only event. Only the first family has a sink.
     fn sinks(owners: &[u64]) -> Sinks {
         let mut sinks = Sinks::default();
         for &owner in owners {

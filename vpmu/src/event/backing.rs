@@ -1,4 +1,5 @@
-//! The source of an event's count: host counters, figures of a vCPU, or occurrences in the device.
+//! The source of an event's count: host counters, counts kept per vCPU, or occurrences that the device counts
+//! itself.
 
 use std::io;
 
@@ -20,7 +21,8 @@ pub(super) struct OwnCounter {
     vcpu: u32,
     counter: Box<dyn Counter>,
     pub(super) last: Reading,
-    /// `None` for a counter of the operator.
+    /// The counter's share of the limit on open host counters. `None` for an operator's event, which does not
+    /// count towards that limit.
     slot: Option<OpenSlot>,
 }
 
@@ -49,26 +51,26 @@ impl OwnCounter {
 
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// Host counters of only this event: one on each vCPU that the event ran on. The counters sample, or they
-    /// record exits.
+    /// One host counter on each vCPU that the event ran on. The event does not share them: they take samples or trace
+    /// VM exits for this event alone.
     Own(Vec<OwnCounter>),
-    /// Host counters shared by equal events of a vCPU: one on each vCPU that the event ran on.
+    /// One host counter on each vCPU that the event ran on. Events with equal requests share these counters.
     Shared(Vec<(u32, Lease)>),
     Tsc,
     AllExits,
-    /// Exits that reached the VMM, which the vCPU counts itself.
+    /// Exits that reached the VMM. The vCPU's own thread counts them.
     Exits,
     Halts,
     GuestTime,
-    /// Occurrences that the device counts one by one: marks, exits of one mode, exits that pace a
-    /// trace.
+    /// Occurrences that the device counts one by one: marks, exits from only one guest mode, or exits that
+    /// pace a trace.
     Happened(u64),
-    /// No backing: the count of a trace is the bytes that it has written.
+    /// No backing: the count is the number of bytes that the trace has produced, lost ones included.
     Traced,
 }
 
 impl Backing {
-    /// `samples` is whether host counters make samples, or record exits, for this event.
+    /// `samples`: whether the event has a period, or is a trace whose exits the host records.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
         match (spec.kind, spec.config) {
             (KIND_TSC, _) => Self::Tsc,
@@ -93,11 +95,12 @@ impl Backing {
         }
     }
 
-    /// Opens a host counter, which must not exist yet, on `cpu` for the guest or the operator.
+    /// Opens the event's host counter on `cpu`; the event must not have one there yet. `operators`: whether
+    /// the operator owns the event.
     ///
     /// # Errors
-    /// The host's error; `EMFILE` for the first counter of a guest's event when the operator's
-    /// limit is reached. At the limit, an event that has counters gives up its oldest one for the new one.
+    /// The host's error. `EMFILE`: the guest's open counters have reached the operator's limit, and this
+    /// event has none yet. An event that already has counters closes its oldest one instead of failing.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,
@@ -151,7 +154,8 @@ impl Backing {
         }
     }
 
-    /// Closes the event's own counters; returns the shared ones, for their vCPUs to release.
+    /// Closes the event's own counters. Returns its leases of shared counters; the caller must release them
+    /// on their vCPUs.
     pub(super) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         match self {
             Self::Own(counters) => {
@@ -163,8 +167,8 @@ impl Backing {
         }
     }
 
-    /// Sets the rate of each of the event's own counters, from now; the kind of rate must not
-    /// change.
+    /// Sets the rate of each of the event's own counters from now on. A period must not replace a frequency,
+    /// or a frequency a period.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
             Self::Own(counters) => counters.iter_mut().try_for_each(|open| open.set_rate(rate)),
@@ -186,7 +190,7 @@ impl Backing {
         overflows
     }
 
-    /// The current figures on `cpu`, which only grow.
+    /// The current count and times on `cpu`. They never decrease.
     pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {

@@ -1,9 +1,10 @@
-//! Groups: events that count while their leader is enabled, and are read together.
+//! Groups: events that count only while their leader is enabled, and that are read together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The events of a group, shared by all of them: rebuilt when one joins or leaves.
+/// The events of a group. All of them share one `Group`. When an event joins or leaves, the events of the group get a
+/// new `Group`.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The leader's id.
@@ -18,13 +19,13 @@ pub(crate) struct Group {
 #[derive(Debug, Clone)]
 pub(crate) struct GroupEvent {
     pub(crate) id: u64,
-    /// The family's id, which identifies the event in readings.
+    /// The id of the family's owner, which identifies the event in readings of the group.
     pub(crate) owner: u64,
     pub(crate) counts: Arc<LastCounts>,
 }
 
-/// The count and losses of an event at its last update. A reading of the group uses them for an
-/// event that counts on another vCPU.
+/// The count and losses of an event at its last update. A vCPU that reads the group uses them for events that
+/// count on other vCPUs.
 #[derive(Debug, Default)]
 pub(crate) struct LastCounts {
     value: AtomicU64,
@@ -32,7 +33,7 @@ pub(crate) struct LastCounts {
 }
 
 impl Group {
-    /// Ids of the members without the leader.
+    /// Ids of all events of the group except the leader.
     pub(crate) fn members(&self) -> impl Iterator<Item = u64> {
         let ids = self.events.iter().map(|event| event.id);
         ids.filter(|&id| id != self.leader)
@@ -49,7 +50,7 @@ impl LastCounts {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// The count, and the overflows without a record; for a trace, the lost bytes.
+    /// The count, and the number of overflows without a record (for a trace: of lost bytes).
     pub(crate) fn get(&self) -> (u64, u64) {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         (load(&self.value), load(&self.lost))

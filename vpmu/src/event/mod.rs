@@ -1,5 +1,5 @@
-//! One event: its specification, state, count and times. The module knows neither queues nor other
-//! events, except the event's group.
+//! One event: its specification, state, count and times. This module does not access queues, nor other events
+//! except those of the event's group.
 
 mod backing;
 mod group;
@@ -33,13 +33,13 @@ use crate::trace::Trace;
 use crate::vcpu::Hook;
 use crate::work;
 
-/// An event while it counts.
+/// The vCPU of an active event, and the event's time and reading at the last update.
 #[derive(Debug, Clone, Copy)]
 struct Active {
     vcpu: u32,
     since: u64,
     base: Reading,
-    /// Whether its own counter is stopped until there is room for it.
+    /// Whether the event's own counter is stopped until the vCPU has room for it.
     waits: bool,
 }
 
@@ -51,47 +51,50 @@ pub(crate) enum Persistent {
     Operator,
 }
 
-/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event without a
-/// vCPU stays in its last shard.
+/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event that is scheduled
+/// out stays in its last shard.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) spec: EventSpec,
     pub(crate) context: Context,
-    /// Its group: the event counts only while the leader is enabled.
+    /// The event's group. The event counts only while the group's leader is enabled.
     pub(crate) group: Option<Arc<Group>>,
-    /// Its own entry among the counts of the group.
+    /// The event's own entry among the counts of the group.
     last_counts: Option<Arc<LastCounts>>,
-    /// The task at schedule-in: an overflow that is found as the task leaves belongs to that task,
-    /// though the task page already names the next one.
+    /// The task that was last scheduled in. An overflow that is found while this task is being switched out
+    /// belongs to it, although the task page already names the next task.
     pub(crate) task: Option<Task>,
-    /// The last vCPU of its task: a record may be written after the task has left.
+    /// The last vCPU that the event's task ran on. Records that are written after the task has left this vCPU
+    /// still contain the vCPU's number.
     pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Overflows left until it is disabled; zero for no limit.
+    /// Overflows left until the event is disabled; zero for no limit.
     pub(crate) limit: u64,
     /// Overflows without a record.
     pub(crate) lost: u64,
     /// The owner, if the event is persistent.
     pub(crate) persistent: Option<Persistent>,
-    /// The destination of its family's records and packets.
+    /// The destination of the records and packets of the event's family.
     pub(crate) sink: Option<Arc<Sink>>,
-    /// The effects of its overflows on other events, by their ids.
+    /// The events that this event's overflows start, stop or toggle, by id.
     pub(crate) effects: Vec<(u64, Effect)>,
-    /// For a trace: its totals. Its count is the traced bytes.
+    /// The state of a trace, which includes the number of its bytes; `None` for other events.
     pub(crate) trace: Option<Trace>,
-    /// Whether the event is paused: it neither counts nor writes until it is resumed. Its state and
-    /// times continue.
+    /// Whether the event is paused: it neither counts nor writes until it is resumed. Meanwhile, its state
+    /// does not change, and its times advance.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
-    /// Whether overflows of its host counters are disabled until the throttle is lifted.
+    /// Whether overflows of the event's host counters are disabled (for a frequency: reduced to 1 Hz) until the
+    /// throttle is lifted.
     silent: bool,
     failed: bool,
     backing: Backing,
     active: Option<Active>,
-    /// The place of its own counter, for a guest's event.
+    /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
+    /// count towards that limit.
     place: Option<Place>,
-    /// The number of its last wait for a place.
+    /// Number of the event's last wait for room, unique among the waits of the vCPU.
     wait: u64,
     count: u64,
     enabled_ticks: u64,
@@ -193,12 +196,12 @@ impl Event {
         })
     }
 
-    /// The vCPU that it counts on now.
+    /// The vCPU that the event counts on now.
     pub(crate) fn active_on(&self) -> Option<u32> {
         self.active.map(|active| active.vcpu)
     }
 
-    /// The vCPU that it would count on if enabled.
+    /// The vCPU that the event would count on if enabled.
     pub(crate) fn placed_on(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -219,26 +222,27 @@ impl Event {
         self.enabled
     }
 
-    /// Enables or disables it; a leader publishes that to its group. Returns whether it was enabled.
+    /// Enables or disables the event. If it leads a group, publishes the change to the group. Returns whether
+    /// the event was enabled before.
     pub(crate) fn set_enabled(&mut self, enabled: bool) -> bool {
         let before = std::mem::replace(&mut self.enabled, enabled);
         self.publish_on();
         before
     }
 
-    /// Whether it has no leader, or its leader is enabled and not in error.
+    /// Whether the event has no leader, or its leader is enabled and not in error.
     pub(crate) fn is_led_on(&self) -> bool {
         let led = self.group.as_ref().filter(|_| !self.leads());
         led.is_none_or(|group| group.is_on())
     }
 
-    /// Whether it leads its group.
+    /// Whether the event leads its group.
     pub(crate) fn leads(&self) -> bool {
         let group = self.group.as_ref();
         group.is_some_and(|group| group.leader == self.spec.id)
     }
 
-    /// Joins a group, or leaves it.
+    /// Joins `group`; with `None`, leaves its current group.
     pub(crate) fn join(&mut self, group: Option<Arc<Group>>) {
         let events = group.iter().flat_map(|group| &group.events);
         let mut own = events.filter(|event| event.id == self.spec.id);
@@ -248,12 +252,12 @@ impl Event {
         self.publish_counts();
     }
 
-    /// Whether the operator owns it.
+    /// Whether the operator owns the event.
     pub(crate) fn is_operators(&self) -> bool {
         self.persistent == Some(Persistent::Operator)
     }
 
-    /// Whether its own ring's metadata page shows its count.
+    /// Whether the metadata page of the event's own ring shows the event's count.
     pub(crate) fn is_shown(&self) -> bool {
         let sink = self.sink.as_ref();
         sink.is_some_and(|sink| sink.shows(self.spec.id))
@@ -288,7 +292,7 @@ impl Event {
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether its vCPU must handle it at exits, marks or drains. False for events that only count,
+    /// Whether the event's vCPU must handle the event at exits, marks or drains. False for an event that only counts,
     /// and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
@@ -301,39 +305,40 @@ impl Event {
         )
     }
 
-    /// Whether the device itself increments its count.
+    /// Whether the device itself increments the event's count.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether it only counts, is not in error, and has no sink. Such an event starts and stops without
+    /// Whether the event only counts, is not in error, and has no sink. Such an event starts and stops without
     /// further work.
     pub(crate) fn is_plain(&self) -> bool {
         self.sink.is_none() && !self.failed && !self.is_watched()
     }
 
-    /// Whether host counters trigger its samples, or packets.
+    /// Whether the event's samples or packets come from host counters.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
         matches!(self.backing, Backing::Own(_))
     }
 
-    /// Whether each of its samples costs an exit that is charged to the guest.
+    /// Whether each of the event's samples causes an exit whose time counts against the limit on the vCPU's
+    /// sampling time.
     pub(crate) fn takes_time(&self) -> bool {
         let samples = self.is_sampled_by_host() && self.period.is_some();
         samples && !self.is_batched() && !self.is_operators()
     }
 
-    /// Whether the host records its overflows for a later drain.
+    /// Whether the host records the event's overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
         self.spec.is_batched()
     }
 
-    /// Whether it is paused.
+    /// Whether the event is paused.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Opens a host counter for it on `cpu`, if it needs one and has none.
+    /// Opens a host counter for the event on `cpu`, if the event needs one there and has none yet.
     ///
     /// # Errors
     /// The host's error, or `ESRCH` while the vCPU has no thread.
@@ -396,10 +401,11 @@ impl Event {
         Ok(())
     }
 
-    /// Whether its own counter may run on `cpu`, or it needs none.
+    /// Reserves a [`Place`] on `cpu` for the event's own counter, if the counter needs one and has none yet.
+    /// Returns whether the event may count there.
     ///
     /// # Errors
-    /// `ENOSPC`: it may not run, and the event is pinned.
+    /// `ENOSPC`: there is no room for the counter, and the event is pinned.
     fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
         if !self.backing.is_own() || self.is_operators() {
             return Ok(true);
@@ -413,8 +419,7 @@ impl Event {
         }
     }
 
-    /// Gives up the place of its counter, which must be stopped; the event no longer waits for a
-    /// place.
+    /// Frees the [`Place`] of the event's counter, which must be stopped, and ends any wait for one.
     fn leave_place(&mut self) {
         self.place = None;
         if let Some(active) = &mut self.active {
@@ -422,28 +427,28 @@ impl Event {
         }
     }
 
-    /// Interrupts per second of its host counter; zero if unknown.
+    /// Interrupts per second of the event's host counter; zero if unknown.
     fn interrupts(&self) -> u64 {
         let rate = self.period.map(Period::rate);
         rate.map_or(0, |rate| self.spec.interrupts(rate))
     }
 
-    /// Whether it is active except for its counter, which waits for room.
+    /// Whether the event is active, but its counter is stopped and waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.active.is_some_and(|active| active.waits)
     }
 
-    /// Numbers the wait that it is in.
+    /// Sets the number of the event's current wait.
     pub(crate) fn begin_wait(&mut self, number: u64) {
         self.wait = number;
     }
 
-    /// Whether it is still in the wait of this number.
+    /// Whether the wait with this number is the event's current wait for room.
     pub(crate) fn is_in_wait(&self, number: u64) -> bool {
         self.is_waiting() && self.wait == number
     }
 
-    /// Starts its counter if it waits and there is room now; returns whether it still waits.
+    /// Starts the event's counter if it waits for room and there is room now; returns whether it still waits.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -502,17 +507,18 @@ impl Event {
         Ok(())
     }
 
-    /// The current figures of its backing.
+    /// Reads the current count and times of the event's backing.
     ///
     /// # Errors
-    /// The host's error; `EIO` if the event is pinned and had to share the host's counter.
+    /// The host's error. `EIO`: the event is pinned, but was multiplexed since the last update.
     fn read(&mut self, cpu: &mut Cpu, active: &Active) -> io::Result<Reading> {
         if active.waits {
             return Ok(active.base);
         }
         let reading = self.backing.read(cpu, &self.spec)?;
         match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
-            // `OPEN_PINNED` does not pin the counter on the host, so the device checks.
+            // `OPEN_PINNED` does not pin the counter on the host, so the device itself checks that the
+            // counter ran all the time.
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
             false => Ok(reading),
         }
@@ -523,7 +529,8 @@ impl Event {
         self.backing.forget(vcpu);
     }
 
-    /// Stops it permanently after its backing was lost; returns its shared counters.
+    /// Puts the event in error, which stops it permanently. Returns its leases of shared counters; the caller
+    /// must release them.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
         self.place = None;
@@ -532,12 +539,12 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// Closes its own counters; returns the shared ones.
+    /// Closes the event's own counters. Returns its leases of shared counters; the caller must release them.
     pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         self.backing.take_counters()
     }
 
-    /// Pauses or resumes it: it does not count during a pause.
+    /// Pauses or resumes the event, which does not count during a pause.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -565,7 +572,7 @@ impl Event {
         self.run(cpu, true)
     }
 
-    /// Starts or stops its own host counter while it is active.
+    /// Starts or stops the event's own host counter, if the event is active and does not wait for room.
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
@@ -584,7 +591,7 @@ impl Event {
         self.failed
     }
 
-    /// Sets the count to zero; the times remain.
+    /// Sets the count to zero; the times keep their values.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -597,11 +604,11 @@ impl Event {
         Ok(())
     }
 
-    /// Sets the period, or the frequency of an event opened with one, from now on.
+    /// Sets a new period, or a new frequency if the event was opened with a frequency.
     ///
     /// # Errors
-    /// See [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: nothing
-    /// changes then.
+    /// See [`Event::start`]. `ENOSPC`: the event's vCPU has no room for so many interrupts; the period does not
+    /// change.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
         if let Some(place) = &mut self.place
@@ -617,7 +624,7 @@ impl Event {
     }
 
     fn change_period(&mut self, period: Period) -> io::Result<()> {
-        // The host gets the rate when the throttle is lifted.
+        // If overflows are disabled on the host, the host gets the new rate when the throttle is lifted.
         if !self.silent {
             self.backing.set_rate(period.rate())?;
         }
@@ -625,7 +632,7 @@ impl Event {
         Ok(())
     }
 
-    /// Counts one occurrence; `now` returns guest nanoseconds.
+    /// Counts one occurrence; returns the resulting overflow, if any. `now` returns guest nanoseconds.
     pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
         work::charge(1);
         if let Backing::Happened(times) = &mut self.backing {
@@ -634,14 +641,16 @@ impl Event {
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// Whether an overflow at `time` makes a record. The last overflow within a window's limit disables
-    /// overflows on the host until the throttle is lifted, unless the event has a frequency.
+    /// Decides whether an overflow at `time` makes a record. If this is the last record that the rate limit
+    /// allows in a window of guest time, disables overflows on the host until the throttle is lifted, unless
+    /// the event has a frequency.
     ///
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
         let verdict = self.throttle.admit(limit, time);
-        // A frequency does not exceed the rate limit, and the host keeps to the frequency.
+        // The host adjusts the period to the frequency, which does not exceed the rate limit, so overflows
+        // can stay enabled.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
             true => self.silence(),
@@ -650,8 +659,8 @@ impl Event {
         (verdict, silenced)
     }
 
-    /// Drops overflows from `time` on, until the next window. Disables them on the host, unless the event has
-    /// a frequency.
+    /// Drops overflows from `time` on, until the next window of guest time begins. Disables them on the host, unless
+    /// the event has a frequency.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -663,8 +672,8 @@ impl Event {
         }
     }
 
-    /// Like [`Event::exhaust`], but reduces the overflows of an event with a frequency, too. Called for an
-    /// event whose overflows took too much time.
+    /// Like [`Event::exhaust`], but also reduces the frequency of an event that has one. Called for an event
+    /// whose overflows took too much time.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -673,8 +682,8 @@ impl Event {
         self.silence()
     }
 
-    /// Disables overflows of its host counters until the throttle is lifted; with a frequency, one per second
-    /// remains.
+    /// Disables overflows of the event's host counters until the throttle is lifted. If the event has a
+    /// frequency, sets a frequency of 1 Hz on the host instead.
     fn silence(&mut self) -> io::Result<()> {
         self.silent = true;
         match self.period {
@@ -690,12 +699,12 @@ impl Event {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
 
-    /// Whether overflows currently make no records.
+    /// Whether the event is throttled: its overflows currently make no records.
     pub(crate) fn is_throttled(&self) -> bool {
         self.throttle.is_closed()
     }
 
-    /// Lifts the throttle if its window is over at `time`; returns whether it was lifted.
+    /// Lifts the throttle if its window has ended at `time`. Returns whether it was lifted.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -709,7 +718,7 @@ impl Event {
         }
     }
 
-    /// Takes the overflows of its host counter on `vcpu`.
+    /// Takes the overflows of the event's host counter on `vcpu`.
     pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
         self.backing.drain(vcpu)
     }
@@ -755,7 +764,7 @@ impl Event {
         }
     }
 
-    /// Publishes count and losses to readers of its group on other vCPUs.
+    /// Publishes the event's count and losses to readers of its group on other vCPUs.
     pub(crate) fn publish_counts(&self) {
         if let Some(counts) = &self.last_counts {
             let value = self.trace.as_ref().map_or(self.count, Trace::count);
@@ -764,20 +773,20 @@ impl Event {
     }
 }
 
-/// Whether the host counted all the time between two readings.
+/// Whether the host's counter ran during all of the time between two readings.
 fn ran_throughout(before: Reading, now: Reading) -> bool {
     let ran = now.running.saturating_sub(before.running);
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// `ticks` times `running` / `enabled`; all `ticks` if the host measured no time, as for events that
-/// it does not multiplex.
+/// The part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. All `ticks`
+/// if the counter always ran, or if the host measured no time.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
         return ticks;
     }
     let share = u128::from(ticks) * u128::from(running) / u128::from(enabled);
-    // Less than `ticks`, because `running` is less than `enabled`.
+    // The share is less than `ticks`, because `running` is less than `enabled`, so it fits into 64 bits.
     u64::try_from(share).unwrap_or(ticks)
 }
 

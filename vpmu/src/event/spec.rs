@@ -1,5 +1,4 @@
-//! The specification of an event from its open request. Only the interval of its wakeups can
-//! change.
+//! The properties that an event's open request sets. Only the wakeup interval can change later.
 
 use crate::abi::{
     ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
@@ -23,15 +22,15 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
     serde(deny_unknown_fields)
 )]
 pub(crate) enum Context {
-    /// A vCPU, with any task.
+    /// One vCPU, whatever task runs on it.
     Vcpu(u32),
-    /// A task, with the vCPU that it is scheduled in on, if any.
+    /// One task, and the vCPU on which it is scheduled in, if any.
     Task(Option<u32>),
 }
 
 impl Context {
-    /// Whether events of both contexts may share a group or a ring. For task events, only the driver
-    /// knows whether their tasks are the same.
+    /// Whether events of these two contexts may share a group or a ring. For task events, only the driver knows
+    /// whether their tasks are the same.
     pub(crate) fn is_like(self, other: Self) -> bool {
         match (self, other) {
             (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
@@ -41,8 +40,8 @@ impl Context {
     }
 }
 
-/// Kind and config of the host event for the `PACE_*` value `config` of a sample trace; `None` if
-/// the device's own exits pace the trace.
+/// Kind and config of the host event that paces a sample trace, where `config` is the trace's `PACE_*`.
+/// `None` for a trace that is paced by exits, which the device counts itself.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.
@@ -57,34 +56,36 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The first event of the family. It provides the ring, and the id in the records.
+    /// The id of the family's first event. That event provides the ring of the family, and records contain
+    /// its id.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
     /// `OPEN_*`.
     pub(crate) flags: u32,
-    /// The layout of its records.
+    /// The layout of the event's records.
     pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
-    /// Bytes of an area between two wakeups; zero: half of the area.
+    /// Bytes of an area between two wakeups; zero means half of the area.
     pub(crate) aux_watermark: u32,
     /// Maximum length of a call chain.
     pub(crate) max_stack: u32,
-    /// `ENGINE_*`: the engine of its samples.
+    /// `ENGINE_*`: the engine that takes the event's samples.
     pub(crate) engine: u32,
-    /// The shortest period of its backing: at least 1.
+    /// The shortest sampling period that the event's backing supports; at least 1.
     pub(crate) shortest_period: u64,
-    /// Whether its period is in nanoseconds.
+    /// Whether the event's period is in nanoseconds.
     pub(crate) by_clock: bool,
 }
 
 impl EventSpec {
-    /// Whether it was opened with `flag`.
+    /// Whether the event was opened with `flag`.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Interrupts per second of its host counter at a rate; zero if the rate does not determine them.
+    /// Interrupts per second that the event's host counter causes at `rate`; zero if `rate` does not determine
+    /// that number.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,
@@ -93,12 +94,12 @@ impl EventSpec {
         }
     }
 
-    /// Whether it writes packets to an AUX area.
+    /// Whether the event writes packets to an AUX area.
     pub(crate) fn is_trace(&self) -> bool {
         is_trace(self.kind)
     }
 
-    /// Whether it excludes guest user mode, or guest kernel mode if `user` is false.
+    /// Whether the event excludes guest user mode (`user` is true) or guest kernel mode (`user` is false).
     pub(crate) fn excludes(&self, user: bool) -> bool {
         self.has(if user {
             OPEN_EXCLUDE_USER
@@ -107,17 +108,18 @@ impl EventSpec {
         })
     }
 
-    /// Whether it is a trace of exits that reach the VMM.
+    /// Whether the event is a trace of exits that reach the VMM.
     pub(crate) fn traces_exits(&self) -> bool {
         self.kind == KIND_EXIT_TRACE && self.config != EXIT_ALL
     }
 
-    /// Whether it is a trace of samples.
+    /// Whether the event is a trace of samples.
     pub(crate) fn traces_samples(&self) -> bool {
         self.kind == KIND_SAMPLE_TRACE
     }
 
-    /// Kind and config of its host counter's event, if it has one.
+    /// Kind and config for the event's host counter, if the event has one. For a sample trace, these are of
+    /// the host event that paces the trace.
     pub(crate) fn counted(&self) -> (u32, u64) {
         let paced = pace(self.config).filter(|_| self.traces_samples());
         paced.unwrap_or((self.kind, self.config))
@@ -127,7 +129,7 @@ impl EventSpec {
         self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
     }
 
-    /// The parts of the vCPU's state that its samples contain.
+    /// The parts of the vCPU's state that the event's samples contain.
     pub(crate) fn capture(&self) -> CaptureSpec {
         let layout = &self.layout;
         let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
@@ -146,12 +148,12 @@ impl EventSpec {
         }
     }
 
-    /// Whether the host records its overflows for a later drain.
+    /// Whether the host records the event's overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
         self.engine == ENGINE_BATCHED
     }
 
-    /// Whether it was inherited from another event.
+    /// Whether the event was inherited from another event.
     pub(crate) fn is_child(&self) -> bool {
         self.owner != self.id
     }

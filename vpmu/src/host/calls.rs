@@ -1,10 +1,10 @@
-//! The system calls behind the perf source, for [`confine`](crate::confine).
+//! The system calls that the perf source makes, for the lists of [`confine`](crate::confine).
 
 use vpmu_perf::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
 
 use crate::confine::{Argument, Call, call};
 
-/// `fcntl` operations that `libc` does not name for every target.
+/// `fcntl` operations that `libc` does not define for every target.
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
 /// A counter follows its thread to any CPU.
@@ -19,7 +19,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
             Argument::int(2, ANY_CPU),
             Argument::int(4, PERF_FLAG_FD_CLOEXEC)
         ],
-        "a host counter on a vCPU's thread, never on a CPU"
+        "a host counter is opened on a vCPU's thread, never on a whole CPU"
     ),
     call!(
         ioctl,
@@ -43,7 +43,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
         ioctl,
         SYS_ioctl,
         [Argument::int(1, SET_OUTPUT)],
-        "the entries of a trace go to the ring of its exits"
+        "a trace of exits records VM entries in the same ring"
     ),
     call!(
         fcntl,
@@ -75,13 +75,13 @@ pub(crate) const COUNTERS: [Call; 11] = [
             Argument::int(1, RLIMIT_NOFILE),
             Argument::null(2)
         ],
-        "the limit of descriptors, without a new limit"
+        "the limit on descriptors is read, not changed"
     ),
     call!(
         gettid,
         SYS_gettid,
         [],
-        "whether a counter is of the calling thread"
+        "a check that a counter counts the calling thread"
     ),
 ];
 

@@ -1,7 +1,7 @@
-//! Conversion from the clock of host records to the time stamp counter, the basis of guest time.
-//! Host records carry `CLOCK_MONOTONIC_RAW`, which is not slewed: a linear function of the counter.
-//! The line goes through two anchors, moments at which both clocks were read together, far enough
-//! apart to make the reading error negligible.
+//! Converts times of host records to values of the time stamp counter, the basis of guest time. Host records
+//! contain times of `CLOCK_MONOTONIC_RAW`. NTP does not slew this clock, so it is a linear function of the
+//! counter. This module computes the function as a line through two anchors. An anchor is a reading of each clock, both
+//! taken at nearly the same moment. The anchors are far enough apart to make the reading error negligible.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,20 +10,22 @@ use crate::arch;
 
 /// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// Distance of the anchors beyond which the older one is replaced. A suspend of the host breaks the line; the
-/// line is right again after this time.
+/// Largest distance between the anchors, in nanoseconds: when they are farther apart, a later anchor replaces the
+/// older one. After the host was suspended, conversions may be wrong for about this time, because an anchor from
+/// before the suspend is still in use.
 const SPAN: u64 = 10_000_000_000;
-/// Attempts at an anchor: the shortest one counts, because an attempt may be interrupted.
+/// Number of attempts to read both clocks for an anchor. The shortest attempt is used, because others may have
+/// been interrupted.
 const TRIES: usize = 3;
 
-/// The line, kept up to date.
+/// The current [`Line`], with new anchors taken as needed.
 #[derive(Debug)]
 pub(super) struct Clock(Mutex<Anchors>);
 
 #[derive(Debug)]
 struct Anchors {
     line: Line,
-    /// Becomes the older anchor when `line` is too long.
+    /// Becomes the older anchor of `line` when `line` is longer than [`SPAN`].
     middle: Anchor,
 }
 
@@ -35,7 +37,7 @@ struct Anchor {
     raw: u64,
 }
 
-/// Converts nanoseconds of the raw clock to ticks.
+/// Converts nanoseconds of `CLOCK_MONOTONIC_RAW` to TSC ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Line {
     old: Anchor,
@@ -43,7 +45,8 @@ pub(super) struct Line {
 }
 
 impl Clock {
-    /// Takes a first anchor now: more time before the first record gives a better line.
+    /// Takes the first anchor immediately, because the line becomes more exact as the time between its
+    /// anchors grows.
     pub(super) fn new() -> Self {
         let now = Anchor::now();
         Self(Mutex::new(Anchors {
@@ -54,7 +57,7 @@ impl Clock {
 
     /// A line through a recent anchor.
     pub(super) fn line(&self) -> Line {
-        // An anchor is complete or absent; a panic elsewhere does not corrupt it.
+        // Every anchor is complete, even after a panic of a thread that held the lock.
         let mut anchors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sys::raw_time().saturating_sub(anchors.line.new.raw) > FRESH {
             anchors.add(Anchor::now());
@@ -94,7 +97,7 @@ impl Anchor {
 }
 
 impl Line {
-    /// The counter at the raw time `raw`.
+    /// The time stamp counter's value when `CLOCK_MONOTONIC_RAW` is `raw`.
     pub(super) fn tsc(&self, raw: u64) -> u64 {
         let ticks = self.new.tsc.wrapping_sub(self.old.tsc);
         let nanoseconds = self.new.raw.wrapping_sub(self.old.raw).max(1);
@@ -133,7 +136,8 @@ mod tests {
             prop_assume!(at < 1000 * span);
             let exact = OLD.tsc + ticks(at);
             let got = line.tsc(OLD.raw + at);
-            // One tick of rounding at each anchor, scaled by the line's length.
+            // Rounding moves each anchor by up to a tick. Beyond the anchors, this error grows with the
+            // distance.
             prop_assert!(got.abs_diff(exact) <= 2 + at / span, "{got} {exact}");
             prop_assert!(line.tsc(OLD.raw + at + more) >= got);
         }
@@ -184,7 +188,7 @@ mod tests {
             let got = line.tsc(raw);
             let ticks = line.new.tsc - line.old.tsc;
             let nanoseconds = line.new.raw - line.old.raw;
-            // A microsecond, in addition to the distance of the two readings.
+            // Allow a microsecond, in addition to the time between the two readings of the counter.
             let slack = 1_000 * ticks / nanoseconds;
             assert!(
                 (before - slack..=after + slack).contains(&got),

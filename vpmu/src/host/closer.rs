@@ -1,5 +1,6 @@
-//! Closes counters whose closing takes long, on a thread of its own. To close a tracepoint, the host waits
-//! until no CPU runs it. That takes tens of milliseconds, and would delay a vCPU's thread.
+//! Closes counters on a separate thread if closing them takes long. Before the host closes a tracepoint, it
+//! waits until no CPU runs the tracepoint's code. The wait takes tens of milliseconds, which would delay a
+//! vCPU's thread.
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use crate::source::{Counter, Overflows, Rate, Reading};
 /// closes it itself, which slows down a guest that opens and closes in a loop.
 const WAITING: usize = 64;
 
-/// A thread that closes queued counters, as long as it has senders.
+/// The queue of a thread that closes counters. The thread ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Closer(SyncSender<Box<dyn Send>>);
 
-/// A counter that the closing thread drops.
+/// A counter that goes to the closing thread when this value is dropped.
 #[derive(Debug)]
 pub(super) struct ClosedLater {
     /// `None` only during the drop.
@@ -28,7 +29,7 @@ impl Closer {
     /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
-    /// The host's error if it cannot start a thread; errors of `begin`.
+    /// The host's error if it cannot start a thread; the error of `begin` if that fails.
     pub(super) fn start(
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -97,7 +98,7 @@ impl Counter for ClosedLater {
 impl Drop for ClosedLater {
     fn drop(&mut self) {
         if let Some(mut counter) = self.counter.take() {
-            // Stop it now; a counter that cannot be stopped is closed anyway.
+            // The queue may delay the close, so stop the counter now. If that fails, the close stops it.
             let _ = counter.stop();
             self.closer.close(Box::new(counter));
         }
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn everything_is_closed() {
         let closer = Closer::start(|| Ok(())).expect("a thread");
-        // The other end of a pipe shows when one end is closed.
+        // The reader of a pipe sees when the writer is closed.
         let ends: Vec<_> = (0..2 * WAITING)
             .map(|_| {
                 let (reader, writer) = io::pipe().expect("a pipe");

@@ -24,7 +24,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct PerfCounter {
     event: HostEvent,
-    /// Whether the event is one of the host's clocks, whose rate is set as a period: see [`at_host`].
+    /// Whether the event is one of perf's software clocks. Their rate is always set as a period: see [`at_host`].
     is_clock: bool,
     /// `None` for an event that does not sample.
     ring: Option<HostRing>,
@@ -34,7 +34,7 @@ struct PerfCounter {
 #[derive(Debug)]
 enum HostEvent {
     Alone(File),
-    /// Paced by a timer that starts and stops together with the thread's other timers.
+    /// An event that a timer of the host paces. All such events of a thread start and stop together.
     Timed(Timer),
 }
 
@@ -47,15 +47,15 @@ impl HostEvent {
     }
 }
 
-/// Opens a stopped host event. An event that samples with [`Engine::Exit`] sends `signal` to `thread` at
-/// each overflow.
+/// Opens a host event, but does not start it. If the event samples with [`Engine::Exit`], the host sends the
+/// source's signal to `thread` at each overflow.
 pub(super) fn open(
     source: &PerfSource,
     what: &Request,
     thread: i32,
 ) -> io::Result<Box<dyn Counter>> {
     let is_clock = is_clock(what.kind, what.config);
-    // A pinned event cannot be in a group.
+    // Timers are members of a group, and perf allows only a group's leader to be pinned.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
     let group = match timed {
         true => source.timers.of(thread)?,
@@ -117,7 +117,8 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
         match sampling.engine {
             Engine::Exit => attr.__bindgen_anon_2.wakeup_events = 1,
             Engine::Batched => {
-                // The event has no waiters, so the host need not look for any.
+                // No thread waits for the event, so the largest watermark makes the host's wakeups as rare as
+                // possible.
                 attr.set_watermark(1);
                 attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
             }
@@ -126,9 +127,9 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     attr
 }
 
-/// The rate as the host accepts it. When a clock is opened, the host converts its frequency to a period; from
-/// then on the host rejects frequencies for it. The period of a clock is in nanoseconds, so it follows from
-/// the frequency.
+/// The rate in a form that the host accepts. If a clock is opened with a frequency, the host converts the
+/// frequency to a period, and then rejects new frequencies for this clock. Therefore, clocks always get a
+/// period. A clock's period is in nanoseconds, so it follows from the frequency.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

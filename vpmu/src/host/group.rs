@@ -1,5 +1,5 @@
-//! One group of host events on a vCPU's thread: the host schedules all of its members or none, and
-//! reads them with one system call.
+//! One group of host events on a vCPU's thread: the host schedules all members or none, and one system call
+//! reads them all.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,12 +23,14 @@ const MOST: usize = 64;
 /// Maximum number of members of a group on the CPU's PMU. A PMU with fewer counters refuses members
 /// earlier.
 const MOST_ON_CPU: usize = 16;
-/// Words before the values: the number of members and the times of the leader.
+/// Number of words before the members' values in a reading. The words are the number of members, and the
+/// leader's times enabled and running.
 const HEADER: usize = 3;
-/// Length of the longest reading.
+/// Bytes of the longest reading.
 const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
 
-/// Events of one class can share a group. Exclusions do not matter: perf keeps them per event.
+/// Only events of the same class share a group. Their exclusions may differ: perf applies them to each event
+/// separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     /// Software events. Perf allows them in a group of hardware events, but would then multiplex them
@@ -37,12 +39,13 @@ pub(super) enum Class {
     /// Events of the CPU's PMU.
     Cpu,
     /// A pinned event. Only a leader can be pinned, and if a pinned leader loses its counter, the whole group
-    /// is in error. A pinned event therefore has a group of its own, which costs a system call of its own.
+    /// is in error. A pinned event is therefore alone in its group, and each reading of it takes a separate
+    /// system call.
     Pinned,
 }
 
 impl Class {
-    /// The class of `what`; `None` for anything but a plain count.
+    /// The class of `what`; `None` if `what` samples, or is a trace.
     pub(super) fn of(what: &Request) -> Option<Self> {
         let class = match what.kind {
             KIND_SOFTWARE => Self::Software,
@@ -82,12 +85,12 @@ impl Scratch {
     }
 }
 
-/// The thread of the counters, for an open or a read.
+/// The thread that the counters count, and how to open and read the counters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct On {
     pub(super) thread: i32,
     pub(super) pmu: CpuPmu,
-    /// Whether it is the calling thread.
+    /// Whether `thread` is the calling thread.
     pub(super) own: bool,
     /// Whether to map the metadata page of new events.
     pub(super) pages: bool,
@@ -96,9 +99,11 @@ pub(super) struct On {
 #[derive(Debug)]
 pub(super) struct Group {
     class: Class,
-    /// In order of opening, which is the order of the host's values; the first leads.
+    /// Members in the order in which they were opened, which is also the order of the values in the host's
+    /// readings. The first member is the leader.
     members: Vec<Member>,
-    /// Whether the host refused a member; cleared when a member other than the leader leaves.
+    /// Whether the group takes no more members, because the host refused one. Cleared when a member other than the
+    /// leader is removed.
     full: bool,
     /// The times of the last reading.
     times: Reading,
@@ -106,11 +111,11 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct Member {
-    /// `None` for a removed leader: closing it would dissolve the group.
+    /// `None` for a removed leader. Its event stays open: closing it would dissolve the group.
     key: Option<CounterKey>,
     request: Request,
     event: File,
-    /// Its metadata page.
+    /// The event's metadata page, if it is mapped.
     page: Option<Mapping>,
     /// The host's count when the member was added; not zero for a reused leader.
     base: u64,
@@ -127,7 +132,7 @@ impl Member {
         };
         let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
-            // Without a page, the host reads the event: its limit of locked memory may be reached.
+            // Mapping fails if the limit on locked memory is reached. A system call then reads the event.
             true => Mapping::new(event.as_fd(), sys::page_size()?).ok(),
             false => None,
         };
@@ -140,7 +145,7 @@ impl Member {
         })
     }
 
-    /// Its count when the host's value is `value`, with the group's times.
+    /// The member's reading. `value` is the host's count of its event; `times` are the times of the group.
     fn reading(&self, value: u64, times: Reading) -> Reading {
         Reading {
             value: value.wrapping_sub(self.base),
@@ -168,7 +173,7 @@ impl Group {
         !self.full && self.members.len() < self.class.most()
     }
 
-    /// Refuses members until one other than the leader leaves.
+    /// Refuses new members until a member other than the leader is removed.
     pub(super) fn close_to_others(&mut self) {
         self.full = true;
     }
@@ -184,7 +189,7 @@ impl Group {
         self.members.iter().all(|member| member.key.is_none())
     }
 
-    /// Reuses a removed leader for the same request; returns whether there was one.
+    /// Reuses the leader if it was removed and had the same request; returns whether it was reused.
     pub(super) fn revive(
         &mut self,
         what: &Request,
@@ -232,9 +237,9 @@ impl Group {
         Ok(!starves)
     }
 
-    /// Starts the newest member. If the leader is of another PMU than an added member, Linux 6.12 and newer
-    /// does not start that member until the group's thread is next scheduled. Opening one more event of the
-    /// leader's PMU starts all members.
+    /// Starts the newest member. If the member's PMU differs from the leader's, Linux 6.12 and newer do not
+    /// start the member until the group's thread is scheduled again. This function therefore opens one more event of
+    /// the leader's PMU, which starts all members, and closes that event again.
     fn start_last(&self, on: On) -> io::Result<()> {
         let (Some(leader), Some(last)) = (self.members.first(), self.members.last()) else {
             return Ok(());
@@ -254,7 +259,7 @@ impl Group {
         matches!((before, after), (Some(before), Some(after)) if is_waiting(before, after))
     }
 
-    /// Ends the member `key`; returns whether the group had it.
+    /// Removes the member `key`; returns whether the group had it.
     pub(super) fn remove(&mut self, key: CounterKey) -> bool {
         let is_it = |member: &Member| member.key == Some(key);
         match self.members.iter().position(is_it) {
@@ -268,8 +273,8 @@ impl Group {
         true
     }
 
-    /// Reads every member now. Stores the reading of `only`, or every reading for `None`. `own` is whether
-    /// the calling thread is the thread of the counters.
+    /// Reads every member now. Stores the reading of `only`, or all readings if `only` is `None`. `own`:
+    /// whether the counters count the calling thread.
     pub(super) fn refresh(
         &mut self,
         only: Option<CounterKey>,
@@ -286,7 +291,7 @@ impl Group {
         }
     }
 
-    /// The group's times, with the members' values in `into`; `None` if the host cannot read the
+    /// Reads the members' values into `into`, and returns the group's times; `None` if the host cannot read the
     /// group.
     fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
         let looked = if own { self.look(into) } else { None };
@@ -300,8 +305,8 @@ impl Group {
         Some(self.times)
     }
 
-    /// Reads the whole group from its pages; `None` if a member cannot be read from a page. The times are the
-    /// leader's, as in the host's own reading.
+    /// Reads the whole group from its metadata pages; `None` if a member cannot be read from a page. The times
+    /// are the leader's, as in the host's own reading.
     fn look(&self, into: &mut Scratch) -> Option<Reading> {
         let mut of_leader = None;
         for (member, value) in self.members.iter().zip(&mut into.values) {
@@ -312,7 +317,8 @@ impl Group {
         of_leader
     }
 
-    /// Makes the host read the group. A pinned event that lost its counter reads as end of file.
+    /// Reads the group with a system call. `None` if the call fails, or for a pinned event that lost its counter:
+    /// the host then returns end of file.
     fn ask(&self, into: &mut Scratch) -> Option<Reading> {
         let leader = self.members.first()?;
         let words = HEADER + self.members.len();
@@ -346,8 +352,8 @@ impl Drop for Group {
     }
 }
 
-/// The kernel's software PMU of an event: each clock has its own PMU. `None` if the event is not a software
-/// event.
+/// Identifies the kernel's software PMU of an event: each clock has its own PMU, and all other software events
+/// share one. `None` if the event is not a software event.
 fn software_pmu(what: &Request) -> Option<u64> {
     let software = what.kind == KIND_SOFTWARE;
     software.then_some(match is_clock(what.kind, what.config) {
@@ -366,7 +372,7 @@ fn is_misfit(error: &io::Error) -> bool {
         .is_some_and(|error| misfits.contains(&error))
 }
 
-/// Whether a group got no time on its PMU between two readings though its thread ran.
+/// Whether a group was never scheduled on its PMU between two readings, although its thread ran.
 fn is_waiting(before: Reading, after: Reading) -> bool {
     after.enabled > before.enabled && after.running == before.running
 }
@@ -441,7 +447,7 @@ mod tests {
 
     #[test]
     fn failed_read_fails_the_members_of_its_group_only() {
-        // An end of file, a short read, and an error.
+        // Reading these files gives, in this order, end of file, a short read and an error.
         for file in ["/dev/null", "/proc/sys/kernel/perf_event_paranoid", "/"] {
             let (mut readings, mut into) = (Readings::default(), Scratch::new());
             let (mut lost, of_lost) = two(&mut readings, &mut into);

@@ -1,4 +1,4 @@
-//! The host's perf events as a [`Source`]: the only module that opens any.
+//! Implements [`Source`] with the host's perf events. No other module of this crate opens perf events.
 
 pub(crate) mod calls;
 mod clock;
@@ -40,7 +40,7 @@ use crate::refusal::Refusal;
 use crate::settings::Hardware;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
-/// Errors of creating the source.
+/// Errors from creating the source.
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
@@ -48,28 +48,28 @@ use crate::source::{Counter, CounterSet, Offer, Request, Source};
 )]
 pub enum Error {
     /// The signal is not a real-time signal.
-    #[error("signal {0} cannot announce overflows: use a real-time signal")]
+    #[error("signal {0} cannot report overflows: use a real-time signal")]
     Signal(c_int),
-    /// The thread that closes counters does not start.
-    #[error("the thread that closes counters does not start")]
+    /// The thread that closes counters cannot start.
+    #[error("cannot start the thread that closes counters")]
     Thread(#[source] io::Error),
 }
 
-/// Descriptions of events, read from the host's files. A VMM that confines itself must read the files first,
-/// while it can still reach their directory and has a user that may read them.
+/// Descriptions of events, read from the host's files. A VMM that confines itself must read the files
+/// beforehand, while it can still reach their directories and runs as a user who may read them.
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
     /// The operator's decision on hardware events.
     hardware: Hardware,
-    /// The PMU of hardware events.
+    /// The PMU that counts hardware events.
     pmu: Result<CpuPmu, Refusal>,
 }
 
 impl HostFiles {
-    /// Reads the files, and the CPUs of the calling thread. `hardware` must equal the device's
-    /// [`Settings::hardware`](crate::Settings::hardware). Without [`Hardware::events`] the source
-    /// opens no hardware events, not even to probe them.
+    /// Reads the files, and the CPU affinity of the calling thread. `hardware` must equal the device's
+    /// [`Settings::hardware`](crate::Settings::hardware). Without [`Hardware::events`] the source opens no
+    /// hardware events, not even to probe them.
     #[must_use]
     pub fn read(hardware: &Hardware) -> Self {
         if log::log_enabled!(log::Level::Info) {
@@ -96,9 +96,10 @@ pub struct PerfSource {
     closer: Arc<Closer>,
     /// The operator's decision on hardware events.
     hardware: Hardware,
-    /// The PMU of hardware events.
+    /// The PMU that counts hardware events.
     cpu_pmu: Result<CpuPmu, Refusal>,
-    /// Probed at the first use, so that a device without a driver does not open perf events.
+    /// The events that this host can count. They are probed at the first use, so that a device without a driver
+    /// does not open perf events.
     probed: OnceLock<Probed>,
 }
 
@@ -112,18 +113,19 @@ impl PerfSource {
         Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
-    /// Creates the source, and starts the crate's only thread. The thread calls `begin` first. The thread's
-    /// own system calls are those of [`Thread::Closer`](crate::confine::Thread::Closer).
+    /// Creates the source, and starts the crate's only thread. The thread first calls `begin`. After that, it
+    /// makes only the system calls listed for [`Thread::Closer`](crate::confine::Thread::Closer).
     ///
-    /// This host's events are probed later, when the guest's driver or the VMM first asks for them. The
-    /// thread that asks opens each candidate, with that thread's capabilities.
+    /// The host's events are probed later, when the guest's driver or the VMM first needs them. The thread
+    /// that needs them opens each candidate, so that thread's capabilities determine which events open.
     ///
-    /// `signal` is sent to a vCPU's thread when one of its events of the exit engine overflows. The
-    /// VMM's handler must make the run call return; without a handler the signal ends the process.
+    /// The host sends `signal` to a vCPU's thread when one of the vCPU's events that use the exit engine
+    /// overflows. The VMM's handler must make the run call return. Without a handler, the signal ends the
+    /// process.
     ///
     /// # Errors
-    /// [`Error::Signal`] for anything but a real-time signal; [`Error::Thread`], with the error of
-    /// `begin` if that failed.
+    /// [`Error::Signal`] if `signal` is not a real-time signal; [`Error::Thread`] if the thread cannot start or
+    /// `begin` fails.
     pub fn confined(
         files: HostFiles,
         signal: c_int,
@@ -162,13 +164,15 @@ impl PerfSource {
         })
     }
 
-    /// The PMU of hardware events; without one, no offer uses it.
+    /// The PMU that counts hardware events. On a host without such a PMU, returns the default. Nothing uses the
+    /// default, because the source then offers no hardware events.
     fn pmu(&self) -> CpuPmu {
         self.cpu_pmu.unwrap_or_default()
     }
 }
 
-/// Logs a kind that guests cannot use. Hosts without a PMU are common, so a missing PMU is not a warning.
+/// Logs that guests cannot use events of a kind. Hosts without a PMU are common, so a missing PMU is not a
+/// warning.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
@@ -178,7 +182,7 @@ fn log_refusal(kind: u32, refusal: Refusal) {
     log::log!(level, "guests cannot count {events} events: {refusal}");
 }
 
-/// The candidate events of perf, except raw ones, whether or not this host counts them.
+/// The perf events that a host may offer, except raw events, whether or not this host can count them.
 pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
     probe::candidates().chain([tracepoint::offer()])
 }
@@ -187,33 +191,35 @@ pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
 /// itself.
 ///
 /// # Errors
-/// The reason, with the remedy.
+/// The reason why it cannot, with a remedy.
 pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Maximum number of bytes that the host locks: the rings of `counters` sampling counters and of the
-/// operator's counters, and the metadata pages of counting counters on `vcpus` threads.
+/// Maximum number of bytes that the host locks in memory: for the rings of `counters` sampling counters and of
+/// the operator's counters, and for the metadata pages of the non-sampling counters on `vcpus` threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
     (rings + pages) * PAGE_SIZE as u64
 }
 
-/// Number of the operator's counters for which room is reserved.
+/// Number of counters of the operator that [`locked_memory`] and [`descriptors`] allow for.
 const OPERATORS: u64 = 64;
-/// Maximum number of counting counters of a thread: one for each event with each combination of exclusions,
-/// the leaders of their groups, and the leader of the thread's clocks.
+/// Maximum number of descriptors for the non-sampling counters of a thread. This covers a counter for each
+/// event with each combination of exclusions, the leaders of their groups, and the leader of the thread's
+/// sampling clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Maximum number of descriptors: for `counters` sampling counters, the operator's counters, counting
-/// counters on `vcpus` threads, and the VMM's other descriptors. A trace of exits has two, so each sampling
-/// counter and each of the operator's counts twice.
+/// Maximum number of file descriptors: those of `counters` sampling counters, those of the operator's counters,
+/// those of the non-sampling counters on `vcpus` threads, and the VMM's other descriptors. A trace of exits
+/// needs two descriptors, so each sampling counter and each counter of the operator is counted twice.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
-/// The PMU of the CPUs that the calling thread, and threads that it starts, may run on.
+/// The PMU that counts on every CPU on which the calling thread may run. Threads that the calling thread starts
+/// inherit these CPUs.
 fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     let affinity = sys::affinity().unwrap_or_else(|error| {
         log::warn!("cannot read the CPU affinity of this process: {error}");
@@ -222,14 +228,15 @@ fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
 }
 
-/// The reason why hardware events of the calling thread are refused even if they open: they would not count
-/// on some of the CPUs that the thread may run on.
+/// The reason why [`PerfSource`] refuses hardware events, even if the host would open them: the events would
+/// not count on some of the CPUs on which the calling thread may run. `None` if there is no such reason.
 #[must_use]
 pub fn hardware_refusal() -> Option<Refusal> {
     cpu_pmu().err()
 }
 
-/// The error of an open; `ENOENT` for a raw event that the PMU does not know.
+/// The error to return if an event does not open. For a raw event, `EINVAL` means that the PMU does not know
+/// the event, and becomes `ENOENT`.
 fn unknown(what: &Request, error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EINVAL) if what.kind == KIND_RAW => io::Error::from_raw_os_error(libc::ENOENT),

@@ -1,9 +1,8 @@
-//! Reads a counter without the kernel: the CPU's own counter, completed by the event's metadata
-//! page.
+//! Reads an event's count without a system call: from the CPU's counter and the event's metadata page.
 //!
-//! The protocol is documented in `linux/perf_event.h` at `perf_event_mmap_page`. It is valid on the
-//! thread that the event counts: the kernel updates the page when it assigns the event a counter on
-//! this CPU or takes it away.
+//! The protocol is documented in `linux/perf_event.h` at `perf_event_mmap_page`. It works only on the thread
+//! that the event counts: the page names a counter of the CPU that runs this thread, and the kernel updates the
+//! page when it assigns the counter to the event or takes it away.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,20 +17,20 @@ use crate::arch;
 use crate::source::Reading;
 
 /// Maximum number of attempts to read the page. A concurrent update makes an attempt fail; after the last
-/// attempt, the kernel is called.
+/// attempt, the caller makes a system call instead.
 const TRIES: usize = 4;
 
 /// A metadata page, and the CPU that the reader runs on.
 pub(super) trait Metadata {
     /// The aligned word at byte `offset` of the page.
     fn word(&self, offset: usize) -> u64;
-    /// A performance counter, by its RDPMC number; `None` if user space cannot read it.
+    /// The value of the performance counter with RDPMC number `index`; `None` if user space cannot read it.
     fn counter(&self, index: u32) -> Option<u64>;
     /// The time stamp counter now.
     fn tsc(&self) -> u64;
 }
 
-/// The page of an event of the calling thread.
+/// The metadata page of an event that counts the calling thread.
 impl Metadata for Mapping {
     fn word(&self, offset: usize) -> u64 {
         self.load(offset, Ordering::Relaxed)
@@ -46,8 +45,8 @@ impl Metadata for Mapping {
     }
 }
 
-/// The event's current count and times; `None` if only the kernel can read them: the event has no
-/// counter now, the page does not permit it, or it keeps changing.
+/// The event's current count and times; `None` if only the kernel can read them: the event has no counter now,
+/// the page does not permit such reads, or the page keeps changing.
 pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     for _ in 0..TRIES {
         let before = event.word(LOCK_INDEX);
@@ -62,7 +61,7 @@ pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     None
 }
 
-/// The reading from one pass over the page, which the kernel may have changed meanwhile.
+/// Reads the page once. The result is valid only if the page's lock did not change meanwhile.
 fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     let capabilities = event.word(CAPABILITIES);
     let needed = CAP_USER_RDPMC | CAP_USER_TIME;
@@ -132,7 +131,8 @@ mod tests {
         counter: u64,
     }
 
-    /// Counter 3 of 48 bits; a tick takes half a nanosecond.
+    /// The page of an event that has the counter with RDPMC number 3. The counter has 48 bits. A tick of the time
+    /// stamp counter takes half a nanosecond.
     const PLAIN: Fields = Fields {
         lock: 8,
         index: 4,
@@ -151,7 +151,8 @@ mod tests {
     /// 100 ns after the page was updated.
     const NOW: u64 = 1200;
 
-    /// A page that becomes the next one each time that the counter is read.
+    /// A model of a metadata page that the kernel updates during reads: each read of the counter changes the page
+    /// to the next of `fields`, until only one is left.
     struct Page {
         fields: RefCell<Vec<Fields>>,
         reads: Cell<usize>,
@@ -270,7 +271,8 @@ mod tests {
     fn short_clock_is_completed_from_the_page() {
         let fields = Fields {
             capabilities: PLAIN.capabilities | CAP_USER_TIME_SHORT,
-            // The tick counter has 8 bits: 1200 is 0xb0 there, which is 0xa0 after 0x10.
+            // The clock has only 8 bits. At tick 1200 it shows 0xb0: 0xa0 ticks have passed since the update of
+            // the page, when the clock showed 0x10.
             cycles: 0x1_0010,
             mask: 0xff,
             time_offset: 0_u64.wrapping_sub(0x1_0010 / 2),
@@ -326,7 +328,7 @@ mod tests {
 
         #[test]
         fn differences_survive_the_width(start in any::<u64>(), more in 0_u64..1 << 47) {
-            // The kernel stores the count minus the sign-extended counter that it last saw.
+            // When the kernel reads the counter, it stores the count minus the sign-extended counter on the page.
             let seen = extended(start, 48).expect("a width");
             let now = extended(start.wrapping_add(more), 48).expect("a width");
             let grown = now.wrapping_sub(seen) & ((1 << 48) - 1);

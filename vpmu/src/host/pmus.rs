@@ -15,11 +15,11 @@ pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
 /// The PMU of an x86 host with uniform CPUs. On other hosts, each CPU PMU has a file that lists its CPUs.
 const PLAIN: &str = "cpu";
 const CPUS: &str = "cpus";
-/// Parts of a config that select the event. The remaining parts are flags, some of which let a counter see
+/// Fields of a config that select the event. The other fields are flags, and some flags let a counter count
 /// more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
-/// More CPUs than any host's list has.
+/// A list is invalid if it contains this CPU number or a higher one. No host has so many CPUs.
 const MOST_CPUS: u32 = 1 << 16;
 /// Shift of the PMU's type in a generic event's config.
 const TYPE_SHIFT: u32 = 32;
@@ -27,15 +27,16 @@ const TYPE_SHIFT: u32 = 32;
 /// The PMU that counts hardware events on the CPUs of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CpuPmu {
-    /// The PMU's type, if the host has several PMUs: without it, perf would choose any of them.
+    /// The PMU's type, if the host has several PMUs. Without a type in the config, perf would choose any of
+    /// the PMUs.
     named: Option<u32>,
     /// Permitted bits of a raw event's config.
     raw_bits: u64,
 }
 
 impl Default for CpuPmu {
-    /// The host's only PMU. If sysfs does not describe it, a raw event has 16 bits: a number, or an
-    /// event and a mask of 8 bits each.
+    /// The host's only PMU, for a host whose sysfs does not describe it. A raw event's config then has 16 bits: one
+    /// number, or an event number and a unit mask of 8 bits each.
     fn default() -> Self {
         Self {
             named: None,
@@ -44,7 +45,7 @@ impl Default for CpuPmu {
     }
 }
 
-/// A PMU of some CPUs.
+/// A PMU that counts on some of the host's CPUs.
 #[derive(Debug)]
 struct SomeCpus {
     path: PathBuf,
@@ -55,7 +56,7 @@ struct SomeCpus {
 }
 
 impl CpuPmu {
-    /// The PMU in `devices` with all CPUs of `affinity`, the CPUs of the process.
+    /// The PMU in `devices` that counts on every CPU of `affinity`, which are the CPUs of the process.
     ///
     /// # Errors
     /// [`Refusal::SeveralPmus`]: no PMU has all of these CPUs, so a generic event would not count on some of
@@ -69,7 +70,10 @@ impl CpuPmu {
         let pmu = fitting.next().filter(|_| !affinity.is_empty());
         let pmu = pmu.ok_or_else(|| {
             for SomeCpus { path, list, .. } in &pmus {
-                log::warn!("the host's PMU {} has CPUs {list}", path.display());
+                log::warn!(
+                    "the host's PMU {} counts only on CPUs {list}",
+                    path.display()
+                );
             }
             Refusal::SeveralPmus
         })?;
@@ -100,7 +104,7 @@ impl CpuPmu {
         config & !self.raw_bits == 0
     }
 
-    /// Rejects a raw event with bits that are not permitted.
+    /// Rejects a raw event whose config has bits that are not permitted.
     ///
     /// # Errors
     /// `ENOENT`.
@@ -112,7 +116,7 @@ impl CpuPmu {
     }
 }
 
-/// The PMUs in `devices` with a list of their CPUs, by name.
+/// The PMUs in `devices` that have a list of their CPUs, sorted by name.
 fn of_some_cpus(devices: &Path) -> Vec<SomeCpus> {
     let entries = fs::read_dir(devices).into_iter().flatten();
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
@@ -133,7 +137,7 @@ fn some_cpus(path: PathBuf) -> Option<SomeCpus> {
     })
 }
 
-/// Parses a list of CPUs such as `0-3,8`. An empty list has no CPUs; `None` if the list is not valid.
+/// Parses a list of CPUs such as `0-3,8`. An empty list is valid. `None` if the list is not valid.
 fn cpus(list: &str) -> Option<BTreeSet<u32>> {
     let parts = list.split(',').filter(|_| !list.is_empty());
     parts
@@ -151,7 +155,7 @@ fn range(part: &str) -> Option<RangeInclusive<u32>> {
     (first <= last).then_some(first..=last)
 }
 
-/// The bits that select an event; `None` if the directory does not describe them.
+/// Mask of the bits of a config that select an event; `None` if the directory `format` does not describe them.
 fn choosing(format: &Path) -> Option<u64> {
     let texts = CHOOSING
         .iter()
@@ -183,7 +187,7 @@ mod tests {
         pinned: false,
     };
 
-    /// PMUs with files of these contents.
+    /// A directory of PMUs that contains `files`, each given as path and content.
     fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         for (path, text) in files {
@@ -297,7 +301,7 @@ mod tests {
             ("armv8_pmuv3_0/type", "8\n"),
         ];
         assert_eq!(find(&arm, &[0, 1]), Ok(CpuPmu::default()));
-        // A CPU without a PMU would count nothing.
+        // An event would count nothing on a CPU without a PMU.
         assert_eq!(find(&arm, &[0, 2]), Err(Refusal::SeveralPmus));
     }
 

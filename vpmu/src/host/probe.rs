@@ -11,8 +11,8 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The shortest period of software clocks. The kernel raises shorter periods to this one, so samples with a
-/// shorter period would be wrong.
+/// The shortest period of software clocks. For a shorter period, the kernel's timer uses this one, but each
+/// sample would contain the shorter period.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
@@ -35,13 +35,13 @@ const SOFTWARE: [(u64, &str, &str, &str); 5] = [
         CPU_CLOCK,
         "cpu-clock",
         "ns",
-        "CPU time of the vCPU's thread by the host's clock, host work for the vCPU included",
+        "CPU time of the vCPU's thread by the host's clock, including host work for the vCPU",
     ),
     (
         TASK_CLOCK,
         "task-clock",
         "ns",
-        "CPU time of the vCPU's thread, host work for the vCPU included",
+        "CPU time of the vCPU's thread, including host work for the vCPU",
     ),
     (
         2,
@@ -53,13 +53,13 @@ const SOFTWARE: [(u64, &str, &str, &str); 5] = [
         3,
         "context-switches",
         "",
-        "times that the host took the CPU from the vCPU's thread",
+        "number of times that the host took the CPU from the vCPU's thread",
     ),
     (
         4,
         "cpu-migrations",
         "",
-        "times that the host moved the vCPU's thread to another CPU",
+        "number of times that the host moved the vCPU's thread to another CPU",
     ),
 ];
 
@@ -82,13 +82,14 @@ pub(super) fn is_clock(kind: u32, config: u64) -> bool {
 /// The result of probing.
 #[derive(Debug)]
 pub(super) struct Probed {
-    /// Every candidate that opens.
+    /// Every candidate that the host opened.
     pub(super) offers: Vec<Offer>,
-    /// Kinds without an event that opens, except cache and raw events, with the reasons.
+    /// The kinds for which the host opened no candidate, each with the reason. [`KIND_HW_CACHE`] and
+    /// [`KIND_RAW`] are left out.
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
-/// Opens each candidate; candidates of the CPU's PMU only as `hardware` permits.
+/// Opens each candidate. Candidates of the CPU's PMU are opened only if `hardware` permits them.
 pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
@@ -114,7 +115,7 @@ pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed
         }
     }
     refusals.retain(|&(kind, _)| {
-        // Few PMUs have every cache event.
+        // Missing cache events are common, so their refusal is not reported.
         kind != KIND_HW_CACHE && offers.iter().all(|offer| offer.kind != kind)
     });
     Probed { offers, refusals }
@@ -174,7 +175,7 @@ fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| pmu.takes(c));
     for config in others {
         log::warn!(
-            "raw event {config:#x} is not offered: it has bits outside the event and unit mask of this PMU"
+            "raw event {config:#x} is not offered: it has bits outside this PMU's fields for event and unit mask"
         );
     }
     let named = |config| offer(config, format!("raw-{config:#x}"));
@@ -195,7 +196,8 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
     }
 }
 
-/// The offer, adjusted to this host.
+/// Opens the event of `offer`. Returns the offer without sampling or exclusions if this host does not support them
+/// for the event.
 ///
 /// # Errors
 /// The host's error, if the event does not open at all.
@@ -207,14 +209,14 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
-            // An event that opens without the host's work also opens with it.
+            // One test suffices: an event that opens with the host's work excluded also opens with it included.
             exclude_host: offer.guest_only,
             pinned: false,
         };
         sys::open(&attr(&request, pmu), 0).map(drop)
     };
     opens(None, false)?;
-    // Long enough to be valid anywhere; the event never runs.
+    // The period is long enough to be valid on any host. The event never runs.
     let sampling = Sampling {
         rate: Rate::Period(1_000_000),
         engine: Engine::Exit,

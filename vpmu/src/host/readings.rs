@@ -4,10 +4,9 @@ use std::io;
 
 use crate::source::{CounterKey, Reading};
 
-/// Bits of a key that are the slot's index; the key's other bits count the slot's uses.
+/// Number of bits of a slot's index. They are the low bits of a key; the key's other bits count the slot's uses.
 const INDEX_BITS: u32 = 20;
-/// Maximum number of slots: as many as descriptors that Linux lets a process open by default
-/// (`fs.nr_open`).
+/// Maximum number of slots. By default, Linux lets a process open this many descriptors (`fs.nr_open`).
 const MOST: usize = 1 << INDEX_BITS;
 
 #[derive(Debug, Default)]

@@ -6,9 +6,9 @@ use vpmu_perf::record::{
 
 use crate::source::Mode;
 
-/// IP, TIME, PERIOD.
+/// Words of a sample's body: IP, TIME, PERIOD.
 const SAMPLE_WORDS: u64 = 3;
-/// Id, number.
+/// Words of a loss record's body: the event's id, the number of lost records.
 const LOST_WORDS: u64 = 2;
 
 /// The content of a record.
@@ -31,7 +31,7 @@ pub enum Record {
     Throttle,
 }
 
-/// The content of a record other than a sample.
+/// The content of a record that reports a loss or a throttle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
     /// The given number of samples is missing.
@@ -40,7 +40,8 @@ pub(super) enum Notice {
     Throttle,
 }
 
-/// The content of a record other than a sample; every event can have such records.
+/// The content of a `PERF_RECORD_LOST` or `PERF_RECORD_THROTTLE`, which the ring of any event can contain; `None`
+/// for any other record.
 pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Option<Notice> {
     match record.header.kind {
         TYPE_LOST if record.words() >= LOST_WORDS => Some(Notice::Lost(record.word(1))),
@@ -50,7 +51,7 @@ pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Optio
     }
 }
 
-/// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first. `word`
+/// Passes the records between `tail` and `head` of a ring of `size` bytes to `found`, oldest first. `word`
 /// returns the aligned word at an offset below `size`.
 ///
 /// Afterwards the caller stores `head` as the reader's tail; the ring is then empty.
@@ -101,13 +102,13 @@ mod tests {
         u64::from(kind) | u64::from(misc) << 32 | u64::from(len) << 48
     }
 
-    /// A record of `words`, with its expected content.
+    /// A record with `words` after its header.
     fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u64> {
         let len = u16::try_from(8 * (1 + words.len())).expect("short");
         [&[header(kind, misc, len)], words].concat()
     }
 
-    /// A ring that holds `records` from byte `tail` on.
+    /// Returns the records that [`take`] finds in a ring that holds `records` from byte `tail` on.
     fn taken(records: &[Vec<u64>], tail: u64) -> Vec<Record> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;
@@ -164,7 +165,8 @@ mod tests {
         for len in [0, 4, 7, 12, 40, 0xfff8] {
             let bad = vec![header(TYPE_SAMPLE, 5, len)];
             let found = taken(&[good.clone(), bad, good.clone()], 8);
-            // A length that reaches the end of the ring's data could be valid.
+            // With a length of 40 bytes, the bad record ends exactly at the end of the data, so this length
+            // could be valid.
             if len != 40 {
                 assert_eq!(found.len(), 2, "{len}: {found:?}");
             }

@@ -15,10 +15,11 @@ use super::records::{self, Record};
 use super::sys;
 use crate::source::{Overflow, Overflows};
 
-/// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
+/// Data pages of a long ring for batched samples. They hold 2,048 samples, which the host writes in 20 ms at
+/// its highest sampling rate.
 pub(super) const BATCHED_PAGES: usize = 16;
-/// Maximum number of data pages of all long rings together: the guest determines the number of rings, and the
-/// host cannot swap their pages out.
+/// Maximum number of data pages of all long rings ([`HostRing::long`]) together. A limit is needed because
+/// the guest determines the number of rings, and the host cannot swap out the pages of rings.
 const ALL_BATCHED_PAGES: usize = 2048;
 
 /// Maximum number of pages of `rings` rings: a metadata page and one data page for each ring, and the data
@@ -27,7 +28,7 @@ pub(super) fn most_pages(rings: u64) -> u64 {
     ALL_BATCHED_PAGES as u64 + 2 * rings
 }
 
-/// The remaining pages for long rings.
+/// The data pages that are still available for long rings.
 #[derive(Debug)]
 pub(super) struct Pool(AtomicUsize);
 
@@ -62,7 +63,7 @@ impl Drop for Share {
     }
 }
 
-/// One metadata page, then data pages.
+/// A mapped ring: one metadata page, then data pages.
 #[derive(Debug)]
 pub(super) struct HostRing {
     mapping: Mapping,
@@ -73,14 +74,14 @@ pub(super) struct HostRing {
 }
 
 impl HostRing {
-    /// A ring of one page, for an event whose overflows end the run call.
+    /// A ring of one data page, for an event whose overflows make the run call return.
     pub(super) fn short(event: &File) -> io::Result<Self> {
         Self::map(event, 1, None)
     }
 
-    /// A ring of `pages`, a power of two, for occasional drains. The ring is shorter if `pool` is used up, or
-    /// if the host's limit of locked memory is reached. The host may then drop records; it reports their
-    /// number.
+    /// A ring of `pages` data pages, a power of two, for an event whose ring is drained only occasionally. The
+    /// ring is shorter if `pool` is used up, or if the host's limit on locked memory is reached. The host may
+    /// then drop records; it reports their number.
     pub(super) fn long(event: &File, pages: usize, pool: &Arc<Pool>) -> io::Result<Self> {
         let share = pool.share(pages);
         let pages = if share.is_some() { pages } else { 1 };
@@ -107,7 +108,8 @@ impl HostRing {
         }
     }
 
-    /// Takes every sample out of the ring.
+    /// Removes the unread records from the ring. Adds to `into` the samples, and the numbers of lost samples and of
+    /// throttles.
     pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
         let Some(stretch) = self.stretch() else {
             return;
@@ -154,7 +156,7 @@ impl HostRing {
     }
 }
 
-/// Records between a tail and a head, which the host may overwrite once this is dropped.
+/// The unread records of a ring, from `tail` to `head`. When this value is dropped, the host may overwrite them.
 #[derive(Debug)]
 pub(super) struct Stretch<'a> {
     ring: &'a HostRing,

@@ -1,5 +1,5 @@
-//! The counting counters of a vCPU's thread, in as few groups as the host allows, because reading a group
-//! takes one system call.
+//! The non-sampling counters of a vCPU's thread. They are in as few groups as the host allows, because reading
+//! each group takes a system call.
 
 use std::io;
 
@@ -9,7 +9,8 @@ use super::readings::Readings;
 use super::{sys, unknown};
 use crate::source::{CounterKey, CounterSet, Reading, Request};
 
-/// Maximum number of metadata pages of a set: the host locks them, and few PMUs have more counters.
+/// Maximum number of metadata pages of a set. A limit is needed because the host locks the pages in memory. Few
+/// PMUs have more counters than this.
 pub(super) const MOST_PAGES: usize = 32;
 
 #[derive(Debug)]
@@ -57,7 +58,8 @@ impl PerfSet {
             }
         }
         let group = Group::open(class, what, key, on)?;
-        // The request is valid, so the other groups refused it only because of their members.
+        // The event could be opened in a group of its own, so the other groups refused it only because of their
+        // members.
         for refusing in self.groups.iter_mut().filter(|group| group.is_of(class)) {
             refusing.close_to_others();
         }
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Adds a group that no counter of the calling thread can join: it is on another thread.
+    /// Adds a group that no counter of the calling thread can join, because the group counts another thread.
     fn add_strange_group(set: &mut PerfSet, thread: i32) {
         let on = On {
             thread,
@@ -155,7 +157,7 @@ mod tests {
         });
         add_strange_group(&mut set, told.recv().unwrap());
 
-        // This error is not due to the group.
+        // No host has software event 99. This error does not close the group to other counters.
         assert_eq!(
             set.add(&software(99)).unwrap_err().raw_os_error(),
             Some(libc::ENOENT)

@@ -1,9 +1,6 @@
-//! The perf source's system calls on events and on the calling thread, each wrapped once. Opening an event
-//! leaves some descriptors of the process's limit free.
-#![expect(
-    unsafe_code,
-    reason = "calls on the thread and the process without a safe wrapper"
-)]
+//! Safe wrappers for the perf source's system calls on events and on the calling thread. Opening an event
+//! fails if it would leave the process too few file descriptors for other uses.
+#![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,16 +12,16 @@ use vpmu_perf::bindings::perf_event_attr;
 use vpmu_perf::call::{self, Place, Scope};
 pub(super) use vpmu_perf::call::{announce, set_period, thread};
 
-/// Number of the process's descriptors that events leave free: a guest may open as many events as its limits
-/// allow, and the VMM still needs descriptors for files and clients.
+/// Number of file descriptors that events leave to the rest of the process. A guest may open as many events as
+/// its limits allow, but the VMM must still be able to open files and accept clients.
 pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
-/// Opens a perf event on `thread` (0: the calling one), on any CPU.
+/// Opens a perf event that counts `thread` (0: the calling thread) on any CPU.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
     open_at(attr, Place::thread(thread))
 }
 
-/// Like [`open`], in the group of `leader`: the event counts while the leader is enabled.
+/// Like [`open`], but in the group of `leader`: the event counts only while the leader is enabled, too.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
     let leader = Some(leader.as_fd());
     open_at(
@@ -44,7 +41,8 @@ fn open_at(attr: &perf_event_attr, place: Place<'_>) -> io::Result<File> {
     }
 }
 
-/// Events get only descriptors below this number: the kernel assigns the lowest free one.
+/// Events must have descriptors below this number. The kernel assigns the lowest free descriptor, so an event
+/// with this number or a higher one would leave fewer than [`LEFT_TO_OTHERS`] for other uses.
 fn most_descriptors() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -70,7 +68,7 @@ pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
     call::set_output(event, Some(target.as_fd()))
 }
 
-/// Maximum number of CPUs in a set, which is also Linux's maximum.
+/// Maximum number of CPUs in a set. Linux does not support more.
 const MOST_CPUS: u32 = 8192;
 
 /// The CPUs that the calling thread may run on.
@@ -85,7 +83,7 @@ pub(super) fn affinity() -> io::Result<BTreeSet<u32>> {
     Ok((0..MOST_CPUS).filter(has).collect())
 }
 
-/// `_LINUX_CAPABILITY_VERSION_3`: two words of each set.
+/// `_LINUX_CAPABILITY_VERSION_3`, in which each capability set has two 32-bit words.
 const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 
 /// `struct __user_cap_header_struct`.
@@ -156,7 +154,7 @@ fn clock(which: libc::clockid_t) -> Option<u64> {
 
 /// The size of the host's pages.
 pub(super) fn page_size() -> io::Result<usize> {
-    // SAFETY: takes no pointer.
+    // SAFETY: the call takes no pointer.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).map_err(|_| io::Error::last_os_error())
 }

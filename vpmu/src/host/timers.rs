@@ -1,9 +1,10 @@
-//! Starts and stops counters that timers of the host pace, all counters of a thread together.
+//! Starts and stops counters that are paced by timers of the host. All such counters of a thread start and stop
+//! together.
 //!
-//! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond
-//! apart, and each expiry is an interrupt, which takes a vCPU out of the guest. Timers of one perf group
-//! that start with the group's leader expire at one moment, and one interrupt serves them all. Switching the
-//! leader also takes only one system call, whatever the number of counters.
+//! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond apart,
+//! and each expiry is an interrupt, which takes a vCPU out of the guest. If the timers of a perf group start
+//! together with the group's leader, they expire at one moment, and one interrupt serves them all. Enabling or
+//! disabling the leader also takes only one system call for any number of counters.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +15,12 @@ use vpmu_perf::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_at
 
 use super::sys;
 
-/// Maximum number of members of a group: the host visits each whenever the leader is switched.
+/// Maximum number of members of a group. A limit is needed because the host visits each member whenever the
+/// leader is enabled or disabled.
 const MOST_MEMBERS: usize = 64;
 
-/// Maximum number of changes that wait for the next start: a guest can make any number of them.
+/// Maximum number of member changes that are kept for the next start. A limit is needed because a guest can
+/// make any number of changes.
 const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
 
 /// The timer groups of all threads.
@@ -50,15 +53,15 @@ impl Timers {
         Ok(Some(group))
     }
 
-    /// Delays the start of members of the group of `thread` to [`Timers::release`], where all start together.
-    /// Until then, stopping one member stops all members.
+    /// Delays each start of a member of the group of `thread` until [`Timers::release`], which starts the members
+    /// together. Until then, stopping one member stops all members.
     pub(super) fn hold(&self, thread: i32) {
         if let Some(group) = self.find(thread) {
             locked(&group.state).held = true;
         }
     }
 
-    /// Ends [`Timers::hold`], and runs the members that should count.
+    /// Ends the delay of [`Timers::hold`], and starts the members that should count.
     ///
     /// # Errors
     /// The host's error.
@@ -109,7 +112,8 @@ impl Timers {
     }
 }
 
-/// Counters of one thread. The leader counts nothing: while it is disabled, members do not count.
+/// A perf group of one thread's timer-paced counters. The leader itself counts nothing. The members count only while
+/// the leader is enabled.
 #[derive(Debug)]
 pub(super) struct TimerGroup {
     leader: File,
@@ -126,8 +130,8 @@ struct State {
     on: bool,
     /// Number of members that should count.
     running: usize,
-    /// Members whose wanted state may differ from the host event's. They are changed while the leader
-    /// is disabled.
+    /// Members whose host event may still have to be enabled or disabled. This is done while the leader is
+    /// disabled.
     changed: Vec<Weak<Member>>,
 }
 
@@ -135,14 +139,14 @@ struct State {
 #[derive(Debug)]
 struct Member {
     event: File,
-    /// Whether the event should count. Both flags change only with the group's state locked.
+    /// Whether the event should count. This flag and `on` change only while the group's state is locked.
     runs: AtomicBool,
     /// Whether the host's event is enabled.
     on: AtomicBool,
 }
 
 impl Member {
-    /// Gives the host's event the wanted state.
+    /// Enables or disables the host's event if it does not have the wanted state.
     fn settle(&self) -> io::Result<()> {
         let runs = self.runs.load(Ordering::Relaxed);
         if self.on.load(Ordering::Relaxed) == runs {
@@ -258,12 +262,12 @@ impl TimerGroup {
         })
     }
 
-    /// Gives every member its wanted state, with the leader disabled meanwhile. A member that is enabled
-    /// while the leader is enabled would not start: the host may look for the member among the groups whose
-    /// leader is of the member's own PMU.
+    /// Enables or disables the changed members as wanted, while the leader is disabled. Enabling a member
+    /// while the leader is enabled might not start it: the host may search for events to start only in groups
+    /// whose leader has the same PMU as the member.
     fn settle(&self, state: &mut State) -> io::Result<()> {
-        // Keep the changes. Members that stop together may start together again; if so, none of them needs a
-        // system call of its own.
+        // If no member should run, disable only the leader and keep the changes for the next start. Members
+        // that stop together may start together again, and then none of them needs its own system call.
         if state.running == 0 && state.changed.len() <= MOST_CHANGED {
             return self.switch(state, false);
         }

@@ -4,7 +4,7 @@
 use std::fs;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
-/// KVM's parameter for the owner of Intel PT while a guest runs.
+/// KVM's parameter that selects who uses Intel PT while a guest runs.
 const PT_MODE: &str = "/sys/module/kvm_intel/parameters/pt_mode";
 /// The value of [`PT_MODE`] that gives Intel PT to guests.
 const PT_OF_GUESTS: u32 = 1;
@@ -32,7 +32,7 @@ pub fn host_traces() -> Vec<HostTrace> {
 }
 
 /// The reason why a guest cannot have the trace of `pmu`; `None` for a PMU without traces.
-/// `pt_mode` is KVM's setting for Intel PT, if it has one.
+/// `pt_mode` is the value of the parameter [`PT_MODE`]; `None` if it cannot be read.
 fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
     let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     Some(match (kind, pt_mode) {
@@ -42,8 +42,8 @@ fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
         ("intel_pt", _) => {
             "it records the host and all guests alike, and its driver ignores exclude_host"
         }
-        ("intel_bts", _) => "it records the host's branches alone: the CPU stops it in a guest",
-        ("arm_spe", _) => "KVM keeps the host's profiling out of guests: it samples the host alone",
+        ("intel_bts", _) => "it records only the host's branches: the CPU stops it in guest mode",
+        ("arm_spe", _) => "it samples only the host: KVM keeps the host's profiling out of guests",
         ("cs_etm", _) => "its driver is not known to separate a guest's trace from the host's",
         _ if kind.starts_with("hisi_ptt") => "it traces a PCIe link of the host, not a vCPU",
         _ => return None,

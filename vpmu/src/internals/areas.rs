@@ -39,11 +39,11 @@ pub struct AuxArea {
 /// Bytes of memory for areas of `pages` pages.
 #[must_use]
 pub fn aux_memory(pages: u64) -> usize {
-    // Twice as many pages as an area has: a scattered area uses every other page.
+    // A scattered area uses every other page, so it spans twice as many pages as it has.
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
-/// The pages of an area: contiguous, or with a gap after each page if `apart`.
+/// The pages of an area. They are contiguous, or have a gap after each page if `apart` is set.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
     (0..pages)
@@ -61,7 +61,7 @@ fn keep_up(memory: &GuestMemoryMmap) {
 }
 
 impl AuxArea {
-    /// An area of `count` pages in `memory`, which has [`aux_memory`] bytes.
+    /// An area of `count` pages in `memory`. [`aux_memory`] returns how many bytes `memory` needs.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, apart: bool) -> Option<Self> {
         let pages = pages(count, apart);
@@ -99,8 +99,8 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// A trace of exits, or of samples, into an area of `count` pages in `memory`, which has
-    /// [`aux_memory`] bytes.
+    /// A trace of exits, or of samples if `samples` is set. The trace writes to an area of `count` pages in
+    /// `memory`. [`aux_memory`] returns how many bytes `memory` needs.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, samples: bool) -> Option<Self> {
         let ring: Vec<_> = (0..=RING_PAGES)

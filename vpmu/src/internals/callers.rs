@@ -23,14 +23,14 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// Bytes of memory that it needs.
+    /// Bytes of memory that the program needs.
     pub const MEMORY: usize = 0x20_0000;
 
     /// A program that is `depth` calls deep. Its stack is mapped with 4 KiB pages from virtual address zero
     /// on.
     ///
     /// # Errors
-    /// `memory` is too small for it.
+    /// `memory` is too small for the program.
     pub fn new(memory: GuestMemoryMmap, depth: u64) -> Result<Self, GuestMemoryError> {
         let [table_entry, page_entry] = arch::ENTRIES;
         let put = |at: u64, word: u64| memory.write_obj(word.to_le(), GuestAddress(at));
@@ -44,7 +44,7 @@ impl Callers {
         }
         for frame in 0..depth {
             let at = frame * FRAME;
-            // The outermost frame has no caller: its frame pointer is an unmapped address.
+            // The outermost frame has no caller: the frame pointer that it saves is an unmapped address.
             let next = if frame + 1 < depth {
                 at + FRAME
             } else {

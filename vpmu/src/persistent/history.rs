@@ -1,10 +1,11 @@
-//! Splits a ring's bytes into whole records. The guest can write there: only the start of the first
-//! record, which the device provides, is trusted.
+//! Splits a ring's bytes into whole records. The position of the first record comes from the device and is
+//! trusted. The ring's content is not trusted, because the guest can write to the ring.
 
 use vpmu_perf::record;
 
-/// The records in `bytes` that `is_own` accepts, in sequence, oldest first. An invalid size, or one
-/// beyond the end, ends the sequence.
+/// The records in `bytes` that `is_own` accepts, concatenated, oldest first. `newest_first` is true if `bytes`
+/// begins with the newest record. A record whose size is invalid, or goes beyond the end of `bytes`, is omitted
+/// with everything after it.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut records: Vec<_> = record::in_bytes(bytes)
         .map(|(_, record)| record)

@@ -1,5 +1,5 @@
-//! Persistent events in the operator's view: requests and their results. The module does not
-//! use the rings, queues or locks of the device.
+//! Persistent events as the operator sees them: requests and their results. The module does not use the
+//! rings, queues or locks of the device.
 
 mod history;
 mod name;
@@ -16,30 +16,30 @@ use crate::source::Rate;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Persistence {
     pub(crate) name: Name,
-    /// Owned by the operator: the guest cannot change it.
+    /// Whether the operator owns the event. The guest cannot change an event of the operator.
     pub(crate) operator: bool,
 }
 
 /// A persistent event of the operator: the guest can read it, but not change it.
 ///
-/// It counts and samples from its opening or its vCPU's start, whichever is later, across every reset,
-/// until [`Vpmu::end`](crate::Vpmu::end). The device chooses its engine. Its ring is in the window,
-/// is written backwards and overwrites the oldest records.
+/// It counts and samples as soon as it is open and its vCPU has started. It continues across resets, until
+/// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses its engine. Its ring is in the window, is
+/// written backwards and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
-    /// Lower-case letters, digits, `-` and `_`, a letter first, at most 39 bytes; `None` for
-    /// `event` followed by its id.
+    /// At most 39 bytes: lower-case letters, digits, `-` and `_`, beginning with a letter. If `None`, the event gets
+    /// the default name: `event` followed by its id.
     pub name: Option<String>,
-    /// The event's catalogue name, with `=` and a value if it takes one (`mark=7`), and `:u` or
-    /// `:k` for only user or kernel mode.
+    /// The event's catalogue name, with `=` and a value if it takes one (`mark=7`), and with `:u` or `:k` to count only
+    /// in user or kernel mode.
     pub event: String,
     /// The vCPU.
     pub vcpu: u32,
-    /// The sampling rate; `None` only counts.
+    /// The sampling rate; `None` for an event that only counts.
     pub rate: Option<Rate>,
-    /// perf's `PERF_SAMPLE_*`: the fields of its samples.
+    /// perf's `PERF_SAMPLE_*`: the fields of the event's samples.
     pub sample_type: u64,
-    /// Data pages of its ring, a power of two. Zero for an event without a ring, which only counts.
+    /// Number of data pages of the event's ring, a power of two; zero for an event without a ring, which only counts.
     pub pages: u32,
 }
 
@@ -52,7 +52,7 @@ pub struct PersistentStatus {
     pub name: String,
     /// The counted event, in the format of [`Persist::event`].
     pub event: String,
-    /// Whether the operator owns it; else the guest does.
+    /// Whether the operator, not the guest, owns the event.
     pub operator: bool,
     /// The vCPU.
     pub vcpu: u32,
@@ -60,9 +60,9 @@ pub struct PersistentStatus {
     pub kind: u32,
     /// The event within the kind.
     pub config: u64,
-    /// The sampling rate; `None` if it only counts.
+    /// The sampling rate; `None` for an event that only counts.
     pub rate: Option<Rate>,
-    /// `OPEN_*`; `OPEN_ENABLED` reflects its current state.
+    /// `OPEN_*`. `OPEN_ENABLED` is set if the event is enabled now.
     pub flags: u32,
     /// `ENGINE_*`: its sampling engine.
     pub engine: u32,
@@ -80,15 +80,16 @@ pub struct PersistentStatus {
     pub state: i32,
     /// The count.
     pub count: u64,
-    /// Guest nanoseconds enabled.
+    /// Guest nanoseconds during which the event was enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds counted.
+    /// Guest nanoseconds during which the event counted.
     pub time_running: u64,
     /// Overflows without a record; for a trace, lost bytes.
     pub lost: u64,
-    /// Data pages of its ring; `None` without a ring.
+    /// Data pages of the event's ring; `None` without a ring.
     pub pages: Option<u32>,
-    /// Whether the ring is in the window: it outlives a reset, unless it has an AUX area.
+    /// Whether the ring is in the window. The event and its ring then survive a reset, unless the event has
+    /// an AUX area.
     pub window: bool,
 }
 
@@ -97,9 +98,8 @@ pub struct PersistentStatus {
 pub struct History {
     /// The event.
     pub event: PersistentStatus,
-    /// Whole records of the event in perf's layout, in sequence, oldest first. The guest can write
-    /// to the ring: a record that cannot belong to the event is omitted, and an invalid size ends
-    /// the history.
+    /// Whole records of the event in perf's layout, concatenated, oldest first. The guest can write to the
+    /// ring: a record that cannot belong to the event is omitted, and an invalid size ends the history.
     pub records: Vec<u8>,
 }
 
@@ -134,18 +134,23 @@ pub enum PersistError {
     },
     /// The name is invalid.
     #[error(
-        "`{0}` is not a valid name of a persistent event: lower-case letters, digits, `-` and `_`, \
-         a letter first, at most 39 bytes"
+        "`{0}` is not a valid name of a persistent event: use at most 39 lower-case letters, digits, \
+         `-` and `_`, and begin with a letter"
     )]
     BadName(String),
     /// The name is reserved for the event whose id it contains.
-    #[error("`{0}` is reserved for the event with this id: choose another name")]
+    #[error(
+        "`{0}` is reserved as the default name of the event with that id: choose a different name"
+    )]
     ReservedName(String),
-    /// Another event of the operator has the name. A guest's event with this name would be renamed.
+    /// Another event of the operator has the name. If only an event of the guest has it, that event is renamed
+    /// instead.
     #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.
-    #[error("a ring has a power of two of data pages, at most {most}, not {pages}")]
+    #[error(
+        "the number of data pages of a ring must be a power of two, at most {most}, not {pages}"
+    )]
     Pages {
         /// The requested size.
         pages: u32,
@@ -158,7 +163,7 @@ pub enum PersistError {
     /// The window has no room for the ring.
     #[error("the window has no room for {0} more pages")]
     NoRoom(u32),
-    /// The host refused or revoked its counter.
+    /// The host refused or revoked the event's counter.
     #[error("the host does not count the event")]
     Host(#[source] std::io::Error),
     /// The id does not name a persistent event.
@@ -167,9 +172,9 @@ pub enum PersistError {
     /// The event has no ring.
     #[error("event {0} has no ring")]
     NoRing(u64),
-    /// The start of the oldest record in its ring is unknown.
+    /// The start of the oldest record in the event's ring is unknown.
     #[error(
-        "the ring of event {0} is overwritten forwards, so the start of its records is unknown"
+        "the start of the oldest record in the ring of event {0} is unknown: older records were overwritten"
     )]
     Unreadable(u64),
 }

@@ -1,14 +1,14 @@
-//! Names of persistent events: file names in sysfs, and words on a command line.
+//! Names of persistent events. They serve as file names in sysfs and as words on a command line.
 
 use std::fmt;
 
 use crate::abi::PERSISTENT_NAME;
 
-/// Prefix of the id in the name of an unnamed event.
+/// The default name of an event is this prefix, followed by the event's id.
 const UNNAMED: &str = "event";
 
-/// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and short
-/// enough for a terminating zero on the wire.
+/// A name of a persistent event: lower-case letters, digits, `-` and `_`, beginning with a letter. It is
+/// short enough to be followed by a zero byte on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name(String);
 
@@ -27,13 +27,13 @@ impl Name {
         Self(format!("{UNNAMED}{id}"))
     }
 
-    /// Whether it is reserved for the event with the id in the name.
+    /// Whether the name has the form of a default name. Such a name is reserved for the event whose id it contains.
     pub(crate) fn is_reserved(&self) -> bool {
         let id = self.0.strip_prefix(UNNAMED);
         id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
-    /// Parses the wire's form, padded with zeros; `None` if it is not a valid name.
+    /// Parses a name in wire format, which is padded with zeros; `None` if the name is not valid.
     pub(crate) fn from_wire(bytes: &[u8; PERSISTENT_NAME]) -> Option<Self> {
         let len = bytes.iter().position(|&byte| byte == 0)?;
         let (text, padding) = bytes.split_at(len);

@@ -8,7 +8,7 @@ use crate::abi::{
 use crate::catalogue::{Catalogue, Entry};
 use crate::source::Rate;
 
-/// Fields of the counts in a sample: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
+/// perf's `PERF_FORMAT_*` of the counts in a sample: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
 /// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN,
 /// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks would need further parameters.
@@ -33,7 +33,7 @@ pub(crate) fn open_request(
         return Err(refused("it cannot separate user and kernel mode"));
     }
     if asked.sample_type & !SAMPLE_TYPE != 0 {
-        return Err(refused("its samples cannot hold all requested fields"));
+        return Err(refused("its samples cannot contain all requested fields"));
     }
     match (asked.rate, asked.pages) {
         (None, 0) => {}
@@ -60,7 +60,7 @@ pub(crate) fn open_request(
     Ok(request)
 }
 
-/// The catalogue entry that `asked` names, its config, and the flags of the excluded modes.
+/// The catalogue entry of the event that `asked` names, the event's config, and its flags `OPEN_EXCLUDE_*`.
 fn counted<'a>(
     asked: &Persist,
     catalogue: &'a Catalogue,
@@ -112,7 +112,7 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
         }
         Rate::Period(period) if period >> 63 != 0 => Err("its period is too long"),
         Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {
-            Err("its frequency is zero, or above the limit of samples per second")
+            Err("its frequency is zero, or above the limit on samples per second")
         }
         _ => Ok(()),
     }

@@ -15,7 +15,7 @@ const DEFAULT_FREQUENCY: u64 = 1000;
 /// 64 KiB.
 const DEFAULT_PAGES: u32 = 16;
 const PAGE: u64 = abi::PAGE_SIZE as u64;
-/// Events that no host samples; the catalogue lists them without `CATALOGUE_SAMPLES`.
+/// Events that no host can sample; the catalogue lists them without `CATALOGUE_SAMPLES`.
 const COUNTED: [&str; 7] = [
     "tsc",
     "exits",
@@ -36,10 +36,16 @@ const COUNTED: [&str; 7] = [
 /// # Ok::<(), vpmu::PersistSpecError>(())
 /// ```
 ///
-/// Options are `period` or `freq`; `cpu`, a vCPU's number or `all`; `size`, the size of the event's ring in
-/// bytes, or with K or M; `name`. Without `period` and `freq`, each mark or exit of an event that can be
-/// sampled is a sample, and clocks and hardware events are sampled 1000 times a second. Events that cannot be
-/// sampled, and events with `size=0`, only count.
+/// The options are:
+/// - `period` or `freq`: the sampling rate
+/// - `cpu`: a vCPU's number, or `all`
+/// - `size`: the size of the event's ring, in bytes or with K or M
+/// - `name`: the event's name
+///
+/// If neither `period` nor `freq` is given, the rate depends on the event. An event that counts marks is sampled
+/// at each mark, and an event that counts exits for one reason is sampled at each of these exits. Clocks and
+/// hardware events are sampled 1000 times a second. Events that cannot be sampled, and events with `size=0`, only
+/// count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistSpec {
     event: String,
@@ -55,7 +61,7 @@ pub struct PersistSpec {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PersistSpecError {
     /// The event's name is missing.
-    #[error("no event: begin with its name, as in marks,size=1M")]
+    #[error("the event is missing: begin with its name, as in marks,size=1M")]
     NoEvent,
     /// An unknown option.
     #[error("`{0}` is not an option of a persistent event: use period, freq, cpu, size or name")]
@@ -80,7 +86,7 @@ pub enum PersistSpecError {
     #[error("`{0}` cannot be sampled and only counts: omit size")]
     OnlyCounts(String),
     /// Samples without a ring.
-    #[error("samples need a ring: omit size=0, or period and freq")]
+    #[error("samples need a ring: omit size=0, or omit period and freq")]
     NoRoom,
 }
 
@@ -148,7 +154,7 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`. With `several`, other vCPUs get the event, too, so the name ends with the
+    /// The request for `vcpu`. If `several` is set, other vCPUs get the event, too, and the name ends with the
     /// vCPU's number.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
@@ -166,8 +172,8 @@ impl PersistSpec {
     }
 }
 
-/// One event: as [`PersistSpec::events`] for a machine with one vCPU, unless `cpu` names another
-/// vCPU.
+/// Parses one event. The event is on the vCPU that the option `cpu` gives, or on vCPU 0 if the option is missing or
+/// `all`.
 impl FromStr for Persist {
     type Err = PersistSpecError;
 
@@ -287,7 +293,7 @@ mod tests {
         assert_eq!(event("mark=7:u").event, "mark=7:u");
         assert_eq!(event("marks").name.as_deref(), Some("marks"));
         assert_eq!(event("marks").sample_type, 0x1_018f);
-        // The vCPU does not exist; the device reports that.
+        // Parsing accepts the number of a vCPU that does not exist: the device reports the error.
         assert_eq!(event("marks,cpu=4294967295").vcpu, u32::MAX);
     }
 

@@ -1,6 +1,6 @@
-//! Checks whether bytes, which the guest could have written, are a valid record of an event: the device
-//! writes records of this kind for the event, the length matches the fields that the event requests, and the
-//! id is the event's.
+//! Checks whether bytes that the guest could have written are a valid record of an event. A record is valid if
+//! the device writes records of this kind for the event, if the record's length matches the fields that the
+//! event requests, and if the record has the event's id.
 
 use vpmu_perf::field::FORMAT_GROUP;
 use vpmu_perf::record::{Header, Words};
@@ -11,15 +11,16 @@ use super::{
     SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
 };
 
-/// Fields of one word each, in the order of a sample.
+/// Mask of the sample fields that take one word each.
 const WORDS: u64 = 0x1_03cf;
-/// The fields among these that precede the id.
+/// The fields of [`WORDS`] between the identifier and the id.
 const BEFORE_ID: u64 = 0xf;
-/// Fields of one word each at the end of records other than samples.
+/// Fields of perf's `struct sample_id`, which ends records other than samples. Each field takes one word.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
-/// Whether `record`, which is as long as its header says, can be a record of the event `id` with this layout.
+/// Whether `record` can be a record of the event `id` with this layout. The length of `record` must be the size in its
+/// header.
 pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let (words, cut) = record.as_chunks();
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();

@@ -1,4 +1,4 @@
-//! Records in the layout of Linux's perf. This module does not know where they go.
+//! Builds records in the layout of Linux's perf. The caller writes them to a ring.
 
 mod check;
 mod read;
@@ -25,7 +25,7 @@ pub(crate) use vpmu_perf::record::{
     TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
 };
 
-/// Maximum size of a record in bytes: the size has 16 bits and is a multiple of 8.
+/// Maximum size of a record in bytes: a record's header has 16 bits for the size, which is a multiple of 8.
 pub(crate) const RECORD_MAX: usize = 65_528;
 
 /// The fields of an event's records.
@@ -38,7 +38,7 @@ pub(crate) const RECORD_MAX: usize = 65_528;
 pub(crate) struct Layout {
     /// `PERF_SAMPLE_*`.
     pub(crate) sample_type: u64,
-    /// `PERF_FORMAT_*`, for [`SAMPLE_READ`] and the record of a closing event's counts.
+    /// `PERF_FORMAT_*`: the layout of the counts in [`SAMPLE_READ`] and in `PERF_RECORD_READ`.
     pub(crate) read_format: u64,
     /// Registers of [`SAMPLE_REGS_USER`].
     pub(crate) regs_user: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Layout {
     pub(crate) regs_intr: u64,
     /// Bytes of [`SAMPLE_STACK_USER`], a multiple of 8.
     pub(crate) stack_user: u32,
-    /// Whether records other than samples end with task and time.
+    /// Whether records other than samples end with the `sample_id` fields, such as task and time.
     pub(crate) sample_id_all: bool,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Origin {
     pub(crate) tid: u32,
     /// Guest nanoseconds.
     pub(crate) time: u64,
-    /// The family's id: the event's own, or its parent's.
+    /// The id of the event's family: the id of the event's parent, or of the event itself if it has no parent.
     pub(crate) id: u64,
     /// The event's own id.
     pub(crate) stream_id: u64,
@@ -86,16 +86,16 @@ impl Origin {
 const VARIABLE: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// A record would exceed the maximum size that perf's header can hold.
+/// A record would be longer than the size field of perf's record header allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record of more than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
 
-/// One record under construction, as words in memory order. It is reused, so that records cost no
+/// The record under construction, as little-endian words. Its buffer is reused, so a new record needs no
 /// allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    /// The words of the record, then room for more.
+    /// The words of the record, then unused words.
     words: Vec<u64>,
     /// Number of the words of the record.
     len: usize,
@@ -126,7 +126,7 @@ impl Record {
         self.throttling(layout, origin, TYPE_UNTHROTTLE)
     }
 
-    /// Builds `PERF_RECORD_AUX`: a span of the area beside the ring.
+    /// Builds `PERF_RECORD_AUX`, which reports a chunk of the AUX area.
     pub(crate) fn aux(&mut self, layout: &Layout, origin: &Origin, chunk: &Chunk) -> &[u64] {
         self.begin();
         self.push_all(&[chunk.offset, chunk.size, chunk.flags]);
@@ -134,7 +134,8 @@ impl Record {
         self.finish(TYPE_AUX)
     }
 
-    /// Builds `PERF_RECORD_ITRACE_START`: a trace begins, with the running task.
+    /// Builds `PERF_RECORD_ITRACE_START`, which reports the start of a trace, and the task that is running
+    /// then.
     pub(crate) fn itrace_start(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.begin();
         self.push(origin.task());
@@ -142,10 +143,10 @@ impl Record {
         self.finish(TYPE_ITRACE_START)
     }
 
-    /// Builds `PERF_RECORD_READ`: an event's counts and its task.
+    /// Builds `PERF_RECORD_READ`, which has the task and counts of an event or of its group.
     ///
     /// # Errors
-    /// More members than a record can hold.
+    /// The group has more members than a record can hold.
     pub(crate) fn read(
         &mut self,
         layout: &Layout,
@@ -159,10 +160,10 @@ impl Record {
         self.end(TYPE_READ, MODE_UNKNOWN)
     }
 
-    /// Builds `PERF_RECORD_SAMPLE`. A stack that does not fit is cut.
+    /// Builds `PERF_RECORD_SAMPLE`. Truncates the user stack if the record would be too long.
     ///
     /// # Errors
-    /// A group or a chain that does not fit.
+    /// The record would be too long even without the stack: the group or the callchain is too large.
     pub(crate) fn sample(
         &mut self,
         layout: &Layout,
@@ -279,7 +280,8 @@ impl Record {
         self.finish(kind)
     }
 
-    /// Appends the trailer of records other than samples, if the event's records have one.
+    /// Appends the `sample_id` fields, which end every record other than a sample if the event has
+    /// `sample_id_all`.
     fn trailer(&mut self, layout: &Layout, origin: &Origin) {
         if !layout.sample_id_all {
             return;
@@ -295,8 +297,9 @@ impl Record {
         self.push_chosen(layout, &fields);
     }
 
-    /// Appends those `fields` whose bits are in the event's sample type. `fields` has at most sixteen
-    /// entries. Every sample uses this, so it has no branches, and checks the room for all fields at once.
+    /// Appends those `fields` whose bits are in the event's sample type. `fields` has at most sixteen entries.
+    /// Every sample passes through here, so the code has no branch per field, and makes room for all fields in
+    /// one step.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;

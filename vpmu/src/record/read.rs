@@ -1,5 +1,5 @@
-//! Counts in the layout of `read_format`, for samples, the record of a closing event and perf's
-//! `read()`.
+//! Counts in the layout that `read_format` selects, as in samples, in `PERF_RECORD_READ` and in the result of
+//! `read()` on a perf event.
 
 use vpmu_perf::field::{
     FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
@@ -10,7 +10,7 @@ use vpmu_perf::field::{
 pub(crate) struct Member {
     pub(crate) value: u64,
     pub(crate) id: u64,
-    /// Overflows without a record.
+    /// Number of overflows without a record.
     pub(crate) lost: u64,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) time_enabled: u64,
     /// Nanoseconds.
     pub(crate) time_running: u64,
-    /// Only the first is written unless `read_format` selects the group.
+    /// Without [`FORMAT_GROUP`] in `read_format`, a record has only the first member.
     pub(crate) members: &'a [Member],
 }
 

@@ -7,29 +7,30 @@ use super::Reading;
 pub(crate) struct Regs<'a> {
     /// `PERF_SAMPLE_REGS_ABI_*`.
     pub(crate) abi: u64,
-    /// The registers in the event's mask, in ascending order of perf's numbers; missing ones become
-    /// zero, extra ones are dropped.
+    /// Values of the registers in the event's mask, in ascending order of perf's register numbers. A record has one
+    /// value for each register in the mask: missing values become zero, and extra values are dropped.
     pub(crate) values: &'a [u64],
 }
 
-/// One overflow, in guest terms. Fields that its event does not request are ignored.
+/// The contents of a sample: one overflow, as the guest sees it. Fields that the event does not request are
+/// ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample<'a> {
     /// One of `MODE_*`: the guest's mode.
     pub(crate) misc: u16,
-    /// Zero if the hypervisor does not provide it.
+    /// The instruction pointer; zero if the hypervisor does not provide it.
     pub(crate) ip: u64,
-    /// A mark's value, else zero: other events have no data address.
+    /// The value of the mark, if the event counts marks. Zero for other events, which have no data address.
     pub(crate) addr: u64,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
-    /// Callers, with perf's values that mark a mode.
+    /// The callchain, in perf's format: `PERF_CONTEXT_*` values mark where the kernel's part and the user's part begin.
     pub(crate) chain: &'a [u64],
-    /// `None` if unknown, or for a task without user mode.
+    /// The registers in user mode; `None` if they are unknown, or if the task is a kernel thread.
     pub(crate) regs_user: Option<Regs<'a>>,
     /// The readable part of the user stack, from the stack pointer on, up to the size that the event
-    /// requests; `None` if the user registers are unknown, or for a task without user mode.
+    /// requests; `None` in the same cases as `regs_user`.
     pub(crate) stack: Option<&'a [u8]>,
-    /// `None` if the hypervisor does not provide them.
+    /// The registers at the overflow; `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,
 }

@@ -1,4 +1,4 @@
-//! Every field at perf's position.
+//! Tests that every field is at perf's position.
 
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;
@@ -68,7 +68,7 @@ fn header(kind: u32, misc: u16, words: usize) -> u64 {
     u64::from(kind) | u64::from(misc) << 32 | (words as u64 * 8) << 48
 }
 
-/// The words of a sample after its header, the header checked.
+/// Checks the header of a sample, and returns the words after it.
 fn body(layout: &Layout, sample: &Sample<'_>) -> Vec<u64> {
     let mut record = Record::default();
     let all = words(record.sample(layout, &ORIGIN, sample).expect("short"));
@@ -156,7 +156,7 @@ fn kernel_thread_has_neither_registers_nor_stack() {
         ..LAYOUT
     };
     assert_eq!(body(&layout, &sample), [0, 0, 0]);
-    // An abi of zero has no registers, even if some are given.
+    // With an `abi` of zero, the record has no registers, even if `values` has some.
     let none = Some(Regs {
         abi: 0,
         values: &[1, 2],

@@ -1,5 +1,5 @@
 //! A ring in guest memory: its metadata page and its data. The guest owns the pages and may write anything
-//! there, so this module keeps the positions in the device.
+//! there. The device therefore keeps its own head, and never reads the head back from the page.
 
 mod producer;
 mod user_page;
@@ -31,10 +31,10 @@ pub(crate) struct Ring {
 impl Ring {
     /// Creates an empty ring on `pages`, metadata first. The caller must have checked that there is at least
     /// one page, that the number of data pages is a power of two or zero, and that each page is aligned and
-    /// named only once.
+    /// listed only once.
     ///
     /// # Errors
-    /// A page that is not guest memory.
+    /// A page is not guest memory.
     pub(crate) fn new(
         memory: &View<'_>,
         pages: &[GuestAddress],
@@ -95,7 +95,7 @@ impl Ring {
     ) -> Result<Self, Fault> {
         let (&metadata, data) = pages.split_first().ok_or("the ring has no page")?;
         for &page in pages {
-            pages::page(memory, page).map_err(|_| "a page of the ring is not memory")?;
+            pages::page(memory, page).map_err(|_| "a page of the ring is not guest memory")?;
         }
         if !saved.sequence.is_multiple_of(2) {
             return Err("the metadata page is being changed");
@@ -108,12 +108,13 @@ impl Ring {
         })
     }
 
-    /// Writes the conversion of `clock` to a metadata page that another device initialised.
+    /// Writes the time conversion of `clock` to the metadata page of a restored ring. The page still has the
+    /// conversion of the device that was saved.
     pub(crate) fn retime(&mut self, memory: &View<'_>, clock: Clock) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::retime(&pages, &mut self.sequence, clock));
         if let Err(error) = shown {
-            log::debug!("metadata page of a ring: {error}");
+            log::debug!("cannot write the metadata page of a ring: {error}");
         }
     }
 
@@ -131,14 +132,14 @@ impl Ring {
         self.producer.mode().writable
     }
 
-    /// Number of guest pages held.
+    /// Number of guest pages, the metadata page included.
     pub(crate) fn pages(&self) -> usize {
         1 + self.data.len()
     }
 
     /// Number of data pages.
     pub(crate) fn data_pages(&self) -> u32 {
-        // Bounded by a limit of 32 bits.
+        // The conversion cannot fail: the limit on the number of pages is a `u32`.
         u32::try_from(self.data.len()).unwrap_or(u32::MAX)
     }
 
@@ -152,7 +153,7 @@ impl Ring {
         self.producer.pause(paused);
     }
 
-    /// Restarts the counts towards wakeups by records and by bytes.
+    /// Resets to zero the counts of records and bytes since the last wakeup.
     pub(crate) fn restart_wakeups(&mut self) {
         self.producer.restart_wakeups();
     }
@@ -213,21 +214,23 @@ impl Ring {
                 .is_ok_and(|mut session| session.flush(context))
     }
 
-    /// Whether anything was written since the reader was last woken; if so, the caller must wake it.
+    /// Returns whether anything was written since the reader was last woken. If so, the caller must wake the
+    /// reader, and this call counts as that wakeup.
     pub(crate) fn rouse(&mut self) -> bool {
         self.producer.rouse()
     }
 
-    /// Whether the newest record is the first of [`Ring::held`].
+    /// Whether [`Ring::held`] returns the newest record first.
     pub(crate) fn is_backward(&self) -> bool {
         self.producer.mode().backward
     }
 
-    /// The bytes of the unread records, according to the tail that the device last read; in a ring that is
-    /// not mapped writable, the bytes of all records that were not overwritten. The first record is whole: it
-    /// is the newest in a ring that is written backwards, else the oldest.
+    /// The bytes of the records in the ring. If the ring is mapped writable, these are the unread records, according to
+    /// the tail that the device last read. Otherwise, they are all records that were not overwritten. In a ring that is
+    /// written backwards, the newest record is first; otherwise, the oldest. The first record is complete.
     ///
-    /// `None` if the start of a record is unknown, or the ring cannot be read.
+    /// `None` if the start of the first record is unknown, because older records were overwritten, or if the
+    /// ring cannot be read.
     pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
         let (start, len) = self.producer.held()?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
@@ -269,7 +272,7 @@ impl Ring {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {
-            log::debug!("metadata page of a ring: {error}");
+            log::debug!("cannot write the metadata page of a ring: {error}");
         }
     }
 }

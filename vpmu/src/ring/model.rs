@@ -1,9 +1,9 @@
-//! Every interleaving of the producer and a reader, with loom: the code that writes to guests runs
-//! on a memory model as weak as the language's.
+//! Uses loom to test every interleaving of the producer and a reader of a ring. The producer runs on loom's
+//! weak memory model in place of guest memory.
 //!
-//! The reader follows the kernel header's protocol. Its plain loads of the data are checked against
-//! the producer's plain stores: an unordered access fails the model, as does a torn or stale
-//! record.
+//! The reader follows the protocol in the kernel's `perf_event.h`. It reads the data with plain loads, and the producer
+//! writes it with plain stores. The model fails if a load and a store of the same word are unordered, or if the reader
+//! sees a torn or stale record.
 
 use loom::cell::Cell;
 use loom::sync::Arc;
@@ -16,7 +16,8 @@ use super::*;
 use crate::pages::Pages;
 use crate::record::{Layout, Origin};
 
-/// Words of data: two and a half records.
+/// Number of words in the data. A record has three words, so eight words are two records and a part of a third, which
+/// wraps around.
 const WORDS: u64 = 8;
 const RECORD: usize = 24;
 const LOST: u64 = 2 | 24 << 48;
@@ -25,8 +26,8 @@ const LOST: u64 = 2 | 24 << 48;
 struct Word(Cell<u64>);
 
 #[expect(unsafe_code, reason = "shared without a lock, as a ring's data is")]
-// SAFETY: loom runs one thread at a time, and fails the model if two accesses to the cell are
-// unordered: it detects every race.
+// SAFETY: loom runs one thread at a time, and fails the model if two conflicting accesses to the cell are
+// unordered. It therefore detects every data race.
 unsafe impl Sync for Word {}
 
 /// The memory shared by the producer and the reader.
@@ -67,7 +68,8 @@ impl Pages for Model {
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Unwritable> {
         match field {
-            // A burst also ends when the model has failed; there is no memory then.
+            // When the model fails, its panic drops the session, and the drop stores the head. loom's memory is
+            // gone by then.
             _ if std::thread::panicking() => {}
             DATA_HEAD => self.0.head.store(value, order),
             COUNT => self.0.count.store(value, order),
@@ -129,7 +131,7 @@ impl Found {
         self.numbers.extend(numbers);
     }
 
-    /// Reads the ring once, as the kernel's header requires.
+    /// Reads the ring once, as `perf_event.h` requires.
     fn look(&mut self, shared: &Shared, tail: &mut u64, backward: bool) {
         let head = shared.head.load(Ordering::Acquire);
         let (from, to) = if backward {
@@ -157,7 +159,8 @@ fn context<'a>(layout: &'a Layout, origin: &'a Origin) -> WriteContext<'a> {
     }
 }
 
-/// A producer of `bursts` against a reader that reads `looks` times.
+/// Runs a producer and a reader concurrently. For each number in `bursts`, the producer writes a burst of that many
+/// records. The reader reads the ring `looks` times.
 fn run(backward: bool, bursts: &'static [u64], looks: usize) {
     loom::model(move || {
         let shared = Shared::new();

@@ -1,5 +1,5 @@
-//! The producer's side of the data: room, losses, wakeups. Values that the guest can write
-//! determine only the loss of its own data.
+//! The producer's side of the data: room, losses, wakeups. A guest that writes wrong values to the ring can
+//! only lose its own data.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,8 @@ use crate::save::{Fault, SavedRing};
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
-/// Bound of restored counts: no ring gets that far between two wakeups, and the counts cannot wrap.
+/// Limit, in a saved ring, of the counts of records and bytes since the last wakeup. No real ring has so large a count,
+/// and a count that starts at this limit does not overflow before the next wakeup.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition for a wakeup of the reader.
@@ -30,12 +31,12 @@ pub(crate) enum Wakeup {
     Bytes(u32),
 }
 
-/// The writing event: several events may share a ring.
+/// The properties of the event that writes a record. Events that share a ring may differ in these properties.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteContext<'a> {
-    /// The layout of its records.
+    /// The layout of the event's records.
     pub(crate) layout: &'a Layout,
-    /// The record's origin; a loss before it is recorded with the same origin.
+    /// The record's origin. If a loss is recorded before the record, the loss has the same origin.
     pub(crate) origin: &'a Origin,
     pub(crate) wakeup: Wakeup,
 }
@@ -48,13 +49,14 @@ pub(crate) struct Outcome {
     pub(crate) wake: bool,
 }
 
-/// Whether the device can see the reader's tail, and the direction of the ring.
+/// Whether the reader stores its tail, and the direction in which the ring is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingMode {
-    /// Mapped writable: unread data is kept. Else the oldest data is overwritten.
+    /// Whether the reader mapped the ring writable. If so, unread data is kept. Otherwise, new records
+    /// overwrite the oldest ones.
     pub(crate) writable: bool,
-    /// Written from the end of the data towards its beginning: the head is the start of the newest
-    /// record.
+    /// Whether the ring is written from the end of the data towards the beginning. If so, the head is the start
+    /// of the newest record.
     pub(crate) backward: bool,
 }
 
@@ -65,21 +67,22 @@ pub(super) struct Producer {
     size: u64,
     mode: RingMode,
     paused: bool,
-    /// Position of the next record (backwards: the start of the last one), modulo 2^64.
+    /// Position of the next record, modulo 2^64. In a backward ring, the start of the newest record.
     head: u64,
     /// The last published head.
     published: u64,
     /// The head when the reader was last woken.
     roused: u64,
-    /// The tail as last read: stale values only show less room.
+    /// The tail as last read. A stale tail only makes the room appear smaller than it is.
     tail: u64,
     /// Lost samples that are not yet recorded.
     lost: u64,
     /// Whether the reader was woken for the lost samples.
     loss_told: bool,
-    /// Samples since a wakeup by records, for events with such wakeups.
+    /// Samples since the last wakeup that [`Wakeup::Records`] caused. Counts only samples of events with this
+    /// wakeup.
     records: u64,
-    /// Bytes since a wakeup by bytes.
+    /// Bytes since the last wakeup that [`Wakeup::Bytes`] caused. Counts the records of all events.
     bytes: u64,
     loss: Record,
 }
@@ -102,7 +105,8 @@ impl Producer {
         }
     }
 
-    /// Adds the current state to `into`. Called between two sessions, when everything written is published.
+    /// Copies the current state to `into`. Call this only between two sessions, when everything written is
+    /// published.
     pub(super) fn save(&self, into: &mut SavedRing) {
         let RingMode { writable, backward } = self.mode;
         into.writable = writable;
@@ -127,7 +131,7 @@ impl Producer {
             backward: saved.backward,
         };
         if !saved.head.is_multiple_of(8) || size == 0 && saved.head != 0 {
-            return Err("the head is between two words, or beyond the data");
+            return Err("the head is not a multiple of 8, or not zero without data");
         }
         if saved.records.max(saved.bytes) > MOST_PRODUCED {
             return Err("a count since the last wakeup is too large");
@@ -160,7 +164,7 @@ impl Producer {
         self.paused = paused;
     }
 
-    /// Restarts the counts towards wakeups by records and by bytes.
+    /// Resets to zero the counts of records and bytes since the last wakeup.
     pub(super) fn restart_wakeups(&mut self) {
         self.records = 0;
         self.bytes = 0;
@@ -179,7 +183,8 @@ impl Producer {
         wake
     }
 
-    /// Whether anything was written since the reader was last woken; if so, the caller must wake it.
+    /// Returns whether anything was written since the reader was last woken. If so, the caller must wake the
+    /// reader, and this call counts as that wakeup.
     pub(super) fn rouse(&mut self) -> bool {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }
@@ -275,7 +280,7 @@ impl Producer {
     /// Reads the reader's tail; returns the free bytes.
     #[cold]
     fn look(&mut self, pages: &impl Pages) -> u64 {
-        // Pairs with the reader's release of the tail: data before it may be overwritten.
+        // Pairs with the reader's release of the tail: data before the tail may then be overwritten.
         match pages.load(DATA_TAIL, Ordering::Acquire) {
             Ok(tail) => {
                 self.tail = tail;
@@ -288,13 +293,14 @@ impl Producer {
         }
     }
 
-    /// Free bytes according to the last tail; zero if that is not a valid position.
+    /// Free bytes according to the tail as last read; zero if that tail is not a valid position.
     #[inline]
     fn room(&self) -> u64 {
         self.size.saturating_sub(self.unread())
     }
 
-    /// Unread bytes according to the last tail; exceeds the size if that is not a valid position.
+    /// Unread bytes according to the tail as last read; more than the size if that tail is not a valid
+    /// position.
     #[inline]
     fn unread(&self) -> u64 {
         match self.mode.backward {
@@ -303,8 +309,8 @@ impl Producer {
         }
     }
 
-    /// Start and length of the readable records; `None` if older ones were overwritten and the start of
-    /// the oldest is unknown.
+    /// Start and length of the readable records; `None` if older records were overwritten, so that the start of
+    /// the oldest remaining record is unknown.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
         let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
@@ -313,7 +319,7 @@ impl Producer {
             (false, false) => 0,
         };
         let len = match writable {
-            // An invalid tail leaves nothing.
+            // With an invalid tail, no record is readable.
             true if self.unread() > self.size => 0,
             true => self.unread(),
             false if backward => self.produced().min(self.size),
@@ -328,17 +334,17 @@ impl Producer {
             return;
         }
         self.published = self.head;
-        // Pairs with the reader's acquire of the head: the records are stored before it moves.
+        // Pairs with the reader's acquire of the head: the records are stored before the head moves.
         if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
-            log::debug!("head of a ring: {error}");
+            log::debug!("cannot write the head of a ring: {error}");
         }
     }
 }
 
-/// Logs a failed access: the pages were memory when the ring was created, but no longer are.
+/// Logs a failed access to a page that was writable guest memory when the ring was created, but no longer is.
 #[cold]
 fn unwritable(error: &pages::Unwritable) -> Outcome {
-    log::debug!("data of a ring: {error}");
+    log::debug!("cannot access the data of a ring: {error}");
     Outcome::default()
 }
 
@@ -374,7 +380,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes a record other than a sample, if it fits: its loss is not counted.
+    /// Writes a record other than a sample, if it fits. If it does not fit, the loss is not counted.
     pub(crate) fn note(&mut self, record: &[u64], context: &WriteContext<'_>) -> Outcome {
         self.producer.append(&mut self.pages, record, 0, context)
     }

@@ -8,7 +8,7 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::pages::{Pages, Unwritable};
 
-/// Bytes of the page before the reserved ones; less than a page.
+/// The value of the page's `size` field: the number of bytes before the field `reserved`.
 #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
 const HEADER_SIZE: u32 = std::mem::offset_of!(Metadata, reserved) as u32;
 pub(super) const LOCK: usize = std::mem::offset_of!(Metadata, lock);
@@ -23,7 +23,8 @@ const TIME_OFFSET: usize = std::mem::offset_of!(Metadata, time_offset);
 const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
 pub(super) const CAP_USER_TIME: u64 = 1 << 3;
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
-/// Width of a counter selected by `index`: programs shift by 64 minus this, which has no effect.
+/// The field `pmc_width`: the width in bits of a counter that programs read with `rdpmc`. To sign-extend the counter,
+/// programs shift it left and right by 64 minus this width. With this value, the shift is zero.
 const PMC_WIDTH: u16 = 64;
 
 /// The count and times to publish in the metadata page.
@@ -32,7 +33,7 @@ pub(crate) struct CountSnapshot {
     pub(crate) count: u64,
     pub(crate) time_enabled: u64,
     pub(crate) time_running: u64,
-    /// Guest time of these figures while they grow, `None` while they do not.
+    /// The guest time, in nanoseconds, when the count and times had these values; `None` if they are not growing.
     pub(crate) growing_since: Option<u64>,
 }
 
@@ -50,8 +51,7 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
     page
 }
 
-/// Writes the conversion of `clock` to a page that an earlier device initialised; `sequence` as in
-/// [`show`].
+/// Writes the time conversion of `clock` to the page of a restored ring. `sequence` is as for [`show`].
 pub(super) fn retime(
     pages: &impl Pages,
     sequence: &mut u32,
@@ -60,16 +60,16 @@ pub(super) fn retime(
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
-    // Changed fields must not be visible while the sequence is still seen even.
+    // A reader that sees a changed field must also see the odd sequence.
     pages.fence(Ordering::Release);
-    // Width and shift are the halves of a word.
+    // Width and shift are the halves of a 32-bit word.
     let shift = u32::from(PMC_WIDTH) | u32::from(clock.shift) << 16;
     pages.store_half(PMC_WIDTH_AND_SHIFT, shift, Ordering::Relaxed)?;
     pages.store_half(TIME_MULT, clock.mult, Ordering::Relaxed)?;
     pages.store_half(LOCK, *sequence, Ordering::Release)
 }
 
-/// Writes `counts`; `sequence` is the sequence lock's value, even before and after.
+/// Writes `counts`. `sequence` is the value of the sequence lock, which is even before and after the write.
 pub(super) fn show(
     pages: &impl Pages,
     sequence: &mut u32,
@@ -91,7 +91,7 @@ pub(super) fn show(
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
-    // Changed fields must not be visible while the sequence is still seen even.
+    // A reader that sees a changed field must also see the odd sequence.
     pages.fence(Ordering::Release);
     for (field, value) in fields {
         pages.store(field, value, Ordering::Relaxed)?;

@@ -13,32 +13,32 @@ pub enum SaveError {
     /// [`Turn::Unfinished`](crate::Turn::Unfinished).
     #[error("vCPU {0} has pending commands")]
     Unserved(u32),
-    /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped with this event.
+    /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped through this event.
     #[error("a producer of the VMM is writing to the AUX area of event {0}")]
     Producing(u64),
 }
 
-/// The fault of a part of a [`SavedState`](crate::SavedState).
+/// What is invalid in a part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
 /// Why a state cannot be restored. A failed restore leaves the device unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The device has had events, or has a driver or a vCPU's thread.
+    /// Events were opened on the device, or it has a driver or an attached vCPU thread.
     #[error("the device is in use")]
     InUse,
-    /// The state is of another version.
+    /// The state has a format that this version does not read.
     #[error("the state has format {0}, which this version does not read")]
     Format(u32),
     /// The device and the state have different numbers of vCPUs.
-    #[error("the state has {saved} vCPUs, the device {here}")]
+    #[error("the state has {saved} vCPUs, but the device has {here}")]
     Vcpus {
-        /// As saved.
+        /// The state's number of vCPUs.
         saved: usize,
-        /// Of this device.
+        /// The device's number of vCPUs.
         here: usize,
     },
-    /// A figure of the whole device is invalid.
+    /// A value that concerns the whole device is invalid.
     #[error("the state's {0} is invalid")]
     Figure(&'static str),
     /// The transport's features contradict the saved ones, or this device does not offer a saved
@@ -47,13 +47,13 @@ pub enum RestoreError {
         "the driver negotiated {given:#x}, but had accepted {saved:#x} when the state was saved"
     )]
     Features {
-        /// As saved.
+        /// The features in the state.
         saved: u64,
-        /// As given now.
+        /// The features that the transport passed now.
         given: u64,
     },
     /// The transport's queues or features are not valid, or the window overlaps guest memory.
-    #[error("cannot restore the driver's queues or features")]
+    #[error("cannot restore the driver's state")]
     Driver(#[from] Error),
     /// An event is invalid.
     #[error("event {id}: {what}")]
@@ -66,15 +66,15 @@ pub enum RestoreError {
     /// A ring or an AUX area is invalid.
     #[error("ring or area of event {id}: {what}")]
     Sink {
-        /// The event that it was mapped with.
+        /// The event through which the ring or area was mapped.
         id: u64,
         /// The fault.
         what: &'static str,
     },
-    /// The sink of a family of events is invalid.
+    /// The sink of a family (an event and the events inherited from it) is invalid.
     #[error("family of event {owner}: {what}")]
     Family {
-        /// Its first event.
+        /// The event from which the others are inherited.
         owner: u64,
         /// The fault.
         what: &'static str,

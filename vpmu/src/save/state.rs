@@ -11,7 +11,7 @@ use crate::ring::Wakeup;
 use crate::tasks::Task;
 
 /// Version of this layout.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Declares plain data: every field is serialized, and unknown fields are rejected.
 macro_rules! saved {
@@ -39,7 +39,7 @@ impl SavedState {
         }
     }
 
-    /// Whether the device had a driver. It must then be restored on a transport with a driver.
+    /// Whether the device had a driver. If so, the state must be restored on a transport with a driver.
     #[must_use]
     pub fn has_driver(&self) -> bool {
         self.driver.is_some()
@@ -67,7 +67,7 @@ saved! {
         pub(crate) events: Vec<SavedEvent>,
         /// By ascending id.
         pub(crate) sinks: Vec<SavedSink>,
-        /// The families that write to a sink, by ascending owner.
+        /// The families of events that write to a sink, by ascending owner.
         pub(crate) families: Vec<SavedFamily>,
         pub(crate) links: Vec<SavedLink>,
         /// Due notices, oldest first.
@@ -78,7 +78,7 @@ saved! {
     /// The driver of a device.
     pub(crate) struct SavedDriver {
         pub(crate) features: u64,
-        /// The control queue, the event queue, then one per vCPU.
+        /// The control queue, the event queue, then one queue per vCPU.
         pub(crate) queues: Vec<SavedQueue>,
     }
 
@@ -100,7 +100,7 @@ saved! {
     pub(crate) struct SavedEvent {
         pub(crate) spec: SavedSpec,
         pub(crate) context: Context,
-        /// The vCPU whose shard has it.
+        /// The vCPU whose shard holds the event.
         pub(crate) shard: u32,
         pub(crate) leader: Option<u64>,
         pub(crate) persistence: Option<SavedPersistence>,
@@ -136,7 +136,7 @@ saved! {
         pub(crate) failed: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
-        /// The task at the last schedule-in, and the vCPU of that schedule-in.
+        /// The task and the vCPU when the event was last scheduled in.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,
@@ -144,7 +144,7 @@ saved! {
         pub(crate) period: Option<SavedPeriod>,
         pub(crate) trace: Option<SavedTrace>,
         pub(crate) count: u64,
-        /// Ticks of a TSC of [`SavedState::tsc_khz`].
+        /// In ticks of a TSC with the frequency [`SavedState::tsc_khz`].
         pub(crate) enabled_ticks: u64,
         pub(crate) running_ticks: u64,
     }
@@ -167,7 +167,7 @@ saved! {
         pub(crate) announced: bool,
     }
 
-    /// A family that writes to a sink.
+    /// A family (an event, the owner, and the events inherited from it) that writes to a sink.
     pub(crate) struct SavedFamily {
         pub(crate) owner: u64,
         pub(crate) sink: u64,
@@ -175,9 +175,9 @@ saved! {
 
     /// A ring, an AUX area, or both.
     pub(crate) struct SavedSink {
-        /// The event that they were mapped with.
+        /// The event through which they were mapped.
         pub(crate) id: u64,
-        /// The first page of the sink's ring in the window; `None` if the ring is not there.
+        /// The page of the window where the sink's ring begins; `None` if the ring is not in the window.
         pub(crate) window_page: Option<u32>,
         pub(crate) ring: Option<SavedRing>,
         pub(crate) area: Option<SavedArea>,
@@ -186,7 +186,7 @@ saved! {
 
     /// A ring.
     pub(crate) struct SavedRing {
-        /// Addresses, the metadata page's first.
+        /// Addresses of the pages, the metadata page first.
         pub(crate) pages: Vec<u64>,
         pub(crate) writable: bool,
         pub(crate) backward: bool,
@@ -205,13 +205,13 @@ saved! {
 
     /// An AUX area.
     pub(crate) struct SavedArea {
-        /// Addresses.
+        /// Addresses of the pages.
         pub(crate) pages: Vec<u64>,
         pub(crate) overwrite: bool,
         pub(crate) watermark: u64,
         pub(crate) head: u64,
         pub(crate) tail: u64,
-        /// Start of the span that has not ended.
+        /// Start of the chunk that has not ended.
         pub(crate) begun: Option<u64>,
         pub(crate) keeper: SavedKeeper,
     }
@@ -219,24 +219,24 @@ saved! {
     /// The side that manages an AUX area.
     pub(crate) enum SavedKeeper {
         Device {
-            /// perf's `PERF_AUX_FLAG_*` of the span.
+            /// perf's `PERF_AUX_FLAG_*` of the open chunk.
             flags: u64,
             full: bool,
         },
         Driver {
-            turn: Option<SavedTurn>,
+            span: Option<SavedSpan>,
         },
     }
 
-    /// An event that the driver lets write to an area.
-    pub(crate) struct SavedTurn {
+    /// A trace with an open span (`COMMAND_AUX_BEGIN`) in an area that the driver manages.
+    pub(crate) struct SavedSpan {
         pub(crate) event: u64,
         pub(crate) room: u64,
         pub(crate) lost: u64,
         pub(crate) told: bool,
     }
 
-    /// A span of an area that has ended, and has no record in the ring yet.
+    /// An ended chunk of an AUX area that has no record in the ring yet.
     pub(crate) struct SavedPendingAux {
         pub(crate) chunk: Chunk,
         pub(crate) layout: Layout,
@@ -255,7 +255,7 @@ saved! {
         /// `NOTICE_*`.
         pub(crate) kind: u32,
         pub(crate) event: u64,
-        /// The number of wakeups or limits; for an error, one of `REFUSED_*`.
+        /// For a wakeup or a reached limit, how often it happened. For an error, one of `REFUSED_*`.
         pub(crate) value: u64,
     }
 }

@@ -1,5 +1,5 @@
-//! The vCPU queues: commands that the driver sends with interrupts off, executed on the notifying
-//! vCPU's thread before the notifying instruction retires.
+//! Serves the vCPU queues. The driver sends commands with interrupts off. When a vCPU notifies a queue, the vCPU's
+//! thread executes the commands on that queue before the notifying instruction retires.
 
 use std::io::{Read, Write};
 
@@ -16,8 +16,8 @@ use crate::event::Context;
 use crate::queues::{BadChain, Chain};
 use crate::work::{self, Work};
 
-/// Maximum number of commands of one notification: enough to switch every event of the default
-/// limit in and out.
+/// Maximum number of commands in one notification: enough to schedule in and out as many events as the default limit
+/// allows to be open.
 const MAX_COMMANDS: usize = 2048;
 
 /// The buffer of commands that a session executes; kept to reuse its memory.
@@ -26,32 +26,32 @@ pub(crate) struct CommandBuffer {
     chain: Option<Chain>,
     bytes: Vec<u8>,
     replies: Vec<u8>,
-    /// Commands executed.
+    /// Number of commands of this buffer that were executed.
     done: usize,
-    /// Commands that this notification may still contain.
+    /// Number of commands that this notification may still take from the queue.
     left: usize,
-    /// Buffers that this notification may still contain.
+    /// Number of buffers that this notification may still take from the queue.
     buffers: u16,
     /// Number of resets when the notification began.
     resets: u64,
     served: bool,
-    /// The work of the session's thread when the turn began.
+    /// [`Work::so_far`] of the session's thread when the turn began.
     turn: Work,
 }
 
 /// The next step for a session.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// All commands are served. The value says whether the driver needs an interrupt.
+    /// All commands are served. The value is true if the driver wants an interrupt.
     Done(bool),
     /// Execute this command in its event's shard, then call [`CommandBuffer::reply`].
     Elsewhere(Command),
-    /// The turn is over; commands remain.
+    /// The turn has ended, but commands remain.
     Unfinished,
 }
 
 impl CommandBuffer {
-    /// Begins a notification.
+    /// Begins to serve a notification.
     pub(crate) fn begin(&mut self, state: &mut State) {
         self.chain = None;
         self.left = MAX_COMMANDS;
@@ -63,17 +63,17 @@ impl CommandBuffer {
         state.flush_batched();
     }
 
-    /// Begins a turn; returns the thread's work at that moment.
+    /// Begins a turn; returns [`Work::so_far`].
     pub(crate) fn begin_turn(&mut self) -> Work {
         self.turn = Work::so_far();
         self.turn
     }
 
-    /// Executes the commands on the queue of `state`, notified by the vCPU `by`, up to a command
-    /// whose event is not in this shard, or to the end of the turn.
+    /// Executes the commands on the queue of `state`, which the vCPU `by` notified. Stops before a command
+    /// whose event is not in this shard, or at the end of the turn.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
-            // The notified queue is gone.
+            // A reset has removed the notified queue.
             self.chain = None;
             return Answer::Done(false);
         }
@@ -115,7 +115,8 @@ impl CommandBuffer {
         self.done += 1;
     }
 
-    /// Takes the next valid buffer; `false` if the queue, or the notification's limit, is used up.
+    /// Takes the next valid buffer. Returns `false` if the queue is empty, or if the notification has reached
+    /// its limit of buffers.
     fn next(&mut self, state: &mut State) -> bool {
         while self.buffers > 0 {
             self.buffers -= 1;
@@ -197,7 +198,7 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     here.then(|| event_command(state, command, by, by == state.cpu.index))
 }
 
-/// Executes a command from the vCPU `by`; `own`: whether it came on that vCPU's own queue.
+/// Executes a command from the vCPU `by`. `own` is true if the command came on the queue of `by`.
 pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: bool) -> Reply {
     let id = command.event.get();
     if own && command.op.get() == COMMAND_AUX_END {
@@ -210,8 +211,8 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     state.reply(id, result)
 }
 
-/// Withdraws the room of a trace in an area that the driver manages; the reply has the head and the lost
-/// bytes.
+/// Executes `COMMAND_AUX_END`: ends the span of a trace in an area that the driver manages. The reply contains the
+/// head that the trace reached, and the number of bytes that the trace lost.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
     let ended = match has_no_operand(command) {

@@ -1,5 +1,5 @@
-//! The vCPU of a shard as a context of counting: its clocks, its thread, and the host counters that
-//! its events share.
+//! State of a shard's vCPU for counting: the clocks, the thread, and the host counters that several events
+//! share.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;
 
-/// One vCPU as its events see it, used by the thread that holds the shard.
+/// The vCPU of a shard, and the state needed to count its events. Protected by the shard's lock.
 #[derive(Debug)]
 pub(crate) struct Cpu {
     pub(crate) index: u32,
@@ -22,13 +22,15 @@ pub(crate) struct Cpu {
     threads: u64,
     /// Room for the guest's sampling counters.
     room: Room,
-    /// The thread whose unshared counters start and stop together.
+    /// The thread whose counter starts are delayed by [`Cpu::hold_own`]; `None` after [`Cpu::release_own`].
     held: Option<i32>,
-    /// The guest's TSC, the exits and the halts: each is read at most once while the shard is held.
+    /// Cached readings of the guest's TSC, exits and halts. Each is read at most once while the shard is
+    /// locked.
     now: Option<u64>,
     exits: Option<Option<u64>>,
     halts: Option<Option<u64>>,
-    /// The reason why the host refused the last counter.
+    /// The host's reason for refusing the counter that was requested last; `None` if the host opened the
+    /// counter.
     refusal: Option<Refusal>,
 }
 
@@ -68,7 +70,8 @@ impl Cpu {
         self.vcpu.guest_tsc(&*self.backend.source)
     }
 
-    /// The guest's TSC for updates of counts: one moment for all events of a switch.
+    /// The guest's TSC for updates of counts. It is read once while the shard is locked, so all events of a
+    /// task switch are updated to the same time.
     pub(crate) fn counting_tsc(&mut self) -> u64 {
         match self.now {
             Some(now) => now,
@@ -81,13 +84,13 @@ impl Cpu {
         self.backend.clock.nanoseconds(self.tsc())
     }
 
-    /// All exits of the vCPU, from the hypervisor's statistics.
+    /// Number of all exits of the vCPU in the hypervisor's statistics; `None` if there are no such statistics.
     pub(crate) fn all_exits(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.exits.get_or_insert_with(|| machine.exits(index))
     }
 
-    /// Halts of the vCPU, from the hypervisor's statistics.
+    /// Number of halts of the vCPU in the hypervisor's statistics; `None` if there are no such statistics.
     pub(crate) fn halts(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.halts.get_or_insert_with(|| machine.halts(index))
@@ -109,23 +112,30 @@ impl Cpu {
         opened
     }
 
-    /// Takes the reason why the host refused a counter since the last call.
+    /// Returns and clears the host's reason for refusing the counter that was requested last. `None` if the
+    /// host opened the counter, or if the reason was already taken.
     pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
         self.refusal.take()
     }
 
-    /// A place for a counter with `rate` interrupts per second; `None` if its event must wait.
+    /// Takes a place for a counter with `rate` interrupts per second; `None` if there is no room and the event
+    /// must wait.
     pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
         self.room.take(self.backend.room_limit(), rate)
     }
 
-    /// Whether a place was freed since the last call.
+    /// See [`Room::take_freed`].
     pub(crate) fn take_freed(&self) -> bool {
         self.room.take_freed()
     }
 
-    /// Holds changes of unshared counters from now on, so that [`Cpu::release_own`] starts and stops
-    /// them together.
+    /// See [`Room::look_again`].
+    pub(crate) fn look_again(&self) {
+        self.room.look_again();
+    }
+
+    /// From now on, delays the start of counters that only one event uses. [`Cpu::release_own`] starts them together.
+    /// See [`Source::hold`](crate::source::Source::hold).
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
             && let Some(thread) = self.thread()
@@ -136,21 +146,18 @@ impl Cpu {
         }
     }
 
-    /// Releases held counters, before the shard is unlocked.
+    /// Starts the counters that [`Cpu::hold_own`] has delayed. Call this before the shard is unlocked.
     pub(crate) fn release_own(&mut self) {
         let Some(thread) = self.held.take() else {
             return;
         };
         work::charge_host_call();
         if let Err(error) = self.backend.source.release(thread) {
-            log::error!(
-                "vCPU {}: the host does not resume counting: {error}",
-                self.index
-            );
+            log::error!("the counters of vCPU {} cannot resume: {error}", self.index);
         }
     }
 
-    /// Adds an event to the shared counter for `request`.
+    /// Lets one more event share the counter for `request`. Opens the counter for the first event.
     ///
     /// # Errors
     /// See [`Cpu::open`].
@@ -177,8 +184,8 @@ impl Cpu {
         }
     }
 
-    /// The reading of a shared counter. All shared counters are read together, at most once while the shard
-    /// is held.
+    /// The reading of a shared counter. All shared counters are read together, at most once while the shard is
+    /// locked.
     ///
     /// # Errors
     /// The host revoked the counter.
@@ -197,7 +204,8 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of the vCPU's threads before the counter's thread: each thread's set reuses the keys.
+    /// Number of threads that the vCPU had before the counter's thread. The counter sets of two threads can use
+    /// the same keys, so this number identifies the set.
     threads: u64,
 }
 
@@ -205,12 +213,12 @@ fn no_thread() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// The counters of one vCPU's thread that several events share: an event's count is the difference
-/// between two readings. The number of descriptors therefore depends on the kinds of counting
-/// events, not on their number.
+/// The counters of one vCPU's thread that events share. An event's count is the difference between two
+/// readings, so all events with the same request can use one counter. The number of file descriptors depends on
+/// the number of different requests, not on the number of events.
 #[derive(Debug, Default)]
 struct Counters {
-    /// Made with the first counter.
+    /// Created together with the first counter.
     set: Option<Box<dyn CounterSet>>,
     shared: Vec<Shared>,
     /// Whether the set was read since the shard was locked.

@@ -1,14 +1,14 @@
-//! The number of active events of a vCPU per hook, and the events that its thread must visit.
+//! Counts the active events of a vCPU per hook, and lists the events that the vCPU's thread must visit.
 
 use crate::event::Event;
 use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};
 
-/// The number of active events per hook, and the active events visited at exits, marks and drains.
+/// The number of active events per hook, and the active events to visit at exits, marks and drains.
 #[derive(Debug, Default)]
 pub(super) struct HookCounts {
     counts: [u32; HOOKS],
     hooks: Hooks,
-    /// By ascending id: in order of opening.
+    /// Ids of the events to visit, ascending. This is the order in which the events were opened.
     watched: Vec<u64>,
 }
 

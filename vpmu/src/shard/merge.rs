@@ -1,5 +1,5 @@
-//! Overflows recorded by the host while one vCPU ran, to be written to guest rings in order of
-//! time. The module knows only the events' ids.
+//! Puts the overflows that the host recorded while one vCPU ran in order of time, before they are written to guest
+//! rings. This module identifies events only by their ids.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,8 @@ pub(crate) struct Recorded {
 
 /// Overflows taken from the host and not yet written.
 ///
-/// Each ring of the host is in order of time, so the held overflows are a few sorted runs, which
-/// the sort finds and merges.
+/// Each host ring is sorted by time, so the held overflows consist of a few sorted runs. The sort finds these
+/// runs and merges them.
 #[derive(Debug, Default)]
 pub(crate) struct Merge {
     held: VecDeque<Recorded>,
@@ -35,13 +35,14 @@ impl Merge {
         self.held.push_back(recorded);
     }
 
-    /// Takes the oldest overflow, if it is not later than `until`; at equal times, in order of
-    /// addition.
+    /// Takes the oldest overflow, if it is not later than `until`. Overflows with equal times are taken in
+    /// the order in which they were added.
     pub(crate) fn next(&mut self, until: u64) -> Option<Recorded> {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // The host's clock is converted anew at each drain; the times returned must not go back.
+        // Each drain converts the host's clock anew, so a later record can get an earlier time. The returned
+        // times must not go back.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
         Some(recorded)
@@ -138,7 +139,7 @@ mod tests {
             let mut now = 0;
             for (round, until) in rounds {
                 for (event, tsc) in round {
-                    // As on the host: new overflows are not older than returned ones.
+                    // As on the host, no new overflow is older than those already returned.
                     added.push((event, number));
                     merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
                     number += 1;
@@ -150,7 +151,7 @@ mod tests {
             }
             given.extend(std::iter::from_fn(|| merge.next(u64::MAX)));
             prop_assert!(given.is_sorted_by_key(|one| one.tsc));
-            // At equal times, in order of addition.
+            // Overflows with equal times come out in the order in which they were added.
             prop_assert!(given.windows(2).all(|two| two[0].tsc != two[1].tsc
                 || two[0].period < two[1].period));
             let mut out: Vec<_> = given.iter().map(|one| (one.event, one.period)).collect();

@@ -1,6 +1,6 @@
-//! A shard: one vCPU's part of the device. It holds the events placed on the vCPU, their host counters and
-//! links, the vCPU's throttles and its queue, under one lock. The vCPU's own thread takes this lock often,
-//! other threads rarely.
+//! A shard: one vCPU's part of the device. One lock protects the events placed on the vCPU, their host
+//! counters and links, the vCPU's throttles and its queue. The vCPU's own thread takes this lock often, other
+//! threads rarely.
 
 mod commands;
 mod cpu;
@@ -26,8 +26,8 @@ use crate::locks::{Lock, SHARD};
 use crate::notices::Notices;
 use crate::vcpu::Vcpu;
 
-/// One vCPU's part of the device, in cache lines of its own: many CPUs fetch lines in adjacent
-/// pairs.
+/// One vCPU's part of the device. It is aligned so that no other data shares its cache lines; the alignment
+/// is two lines because many CPUs fetch lines in adjacent pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Shard {
@@ -35,15 +35,15 @@ pub(crate) struct Shard {
     state: Lock<State, SHARD>,
 }
 
-/// Work that an event of one shard leaves for an event in another shard, or for the shared counter of another
-/// vCPU. The thread that caused the work executes it after unlocking the shard, before its vCPU continues.
+/// Work that one shard defers to an event of another shard, or to a shared counter of another vCPU. The thread
+/// that deferred the work executes it after unlocking its shard, before its vCPU continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Errand {
     /// The event's leader was enabled.
     Start(u64),
     /// The event's leader was disabled.
     Stop(u64),
-    /// An overflow acts on the event.
+    /// An overflow of another event starts, stops or toggles the event.
     Trigger(u64, Effect),
     /// An event no longer uses the vCPU's shared counter.
     Release(u32, Lease),
@@ -60,8 +60,8 @@ impl Shard {
         }
     }
 
-    /// Runs `act` on the shard; returns the result, and the work for other shards, which the caller
-    /// executes.
+    /// Calls `act` with the shard locked. Returns the result, and the work left for other shards, which the
+    /// caller must execute.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
         let mut state = self.state.lock();
         state.begin();

@@ -11,23 +11,25 @@ use crate::tasks::Task;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::walk::CpuContext;
 
-/// The moment of an overflow, shared by all overflows that one exit finds.
+/// The vCPU's state, the time and the running task at an overflow. Overflows that are found together have the
+/// same moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) vcpu: u32,
     /// The guest's TSC.
     pub(super) tsc: u64,
-    /// The same in guest nanoseconds.
+    /// The same moment in guest nanoseconds.
     pub(super) time: u64,
-    /// `None` if the hypervisor does not provide it, or the vCPU has run since the exit.
+    /// The vCPU's registers and state. `None` if the hypervisor does not provide them, or if the vCPU has run
+    /// since the exit.
     pub(super) place: Option<CpuContext>,
     pub(super) task: Task,
-    /// The value of a mark; zero for any other exit.
+    /// The value of the mark that caused the overflow; zero for an overflow without a mark.
     pub(super) addr: u64,
 }
 
 impl Moment {
-    /// The origin of an event's record or packet at this moment.
+    /// The task, vCPU, time and event of a record or packet that `event` writes for this overflow.
     pub(super) fn origin(&self, event: &Event) -> Origin {
         let task = event.task.unwrap_or(self.task);
         Origin {
@@ -52,9 +54,9 @@ pub(super) struct Overflows {
 /// The periods of overflows that were found together, one for each overflow.
 #[derive(Debug)]
 pub(super) enum Periods {
-    /// Counted by the device.
+    /// The device counts the event, so all periods are equal.
     Equal { overflows: u64, length: u64 },
-    /// Recorded by the host.
+    /// Overflows that the host recorded.
     Each(std::vec::IntoIter<Overflow>),
 }
 
@@ -94,7 +96,7 @@ impl<'a> ExitView<'a> {
         }
     }
 
-    /// Uses the time and registers of a traced exit's stamp.
+    /// Uses the time and registers in the stamp of a traced exit, instead of reading them.
     pub(crate) fn stamped(&mut self, stamp: &ExitStamp) {
         self.tsc = Some(stamp.tsc);
         self.regs = Some(stamp.regs);

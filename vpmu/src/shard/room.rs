@@ -1,23 +1,23 @@
-//! Room for the guest's sampling host counters. Each may interrupt its host CPU in hard-IRQ
-//! context, and lengthens each switch of the vCPU's thread, so their number and the rate of clocks
-//! are limited per vCPU. An event without room waits: its enabled time advances, its count does
-//! not.
+//! Limits the host counters that sample on one vCPU for the guest. Each such counter may interrupt its host CPU in
+//! hard-IRQ context, and lengthens each context switch of the vCPU's thread. So the number of these counters is
+//! limited, and so is the sum of the known rates. An event without room waits: its enabled time advances, but its count
+//! does not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Limits of the counters that run on one vCPU at once.
+/// Limits of the counters that run on one vCPU at the same time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoomLimit {
     pub(crate) counters: u32,
-    /// Interrupts per second of all clocks together.
+    /// Total interrupts per second of all counters with a known rate.
     pub(crate) rate: u64,
 }
 
 impl RoomLimit {
-    /// Whether a clock with `rate` fits beside clocks with the total rate `others`. A single clock
-    /// always fits, since its rate was checked at the open; so does a counter whose rate is unknown
-    /// (zero).
+    /// Whether a counter with `rate` fits beside counters with the total rate `others`. A counter always fits
+    /// if its rate is unknown (zero). It also fits if `others` is zero, since its rate was checked when its
+    /// event was opened.
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
     }
@@ -27,19 +27,19 @@ impl RoomLimit {
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// Only the thread that holds the shard takes places and changes rates; any thread may drop a place. Between a
-/// check and the change that follows it, the figures can therefore only decrease, so a place is never granted
-/// without room. A drop lowers the figures first and then sets `freed` with release semantics, so a thread that
-/// finds `freed` set also finds the lower figures.
+/// The room in use. Only the thread that holds the shard's lock takes places and changes rates; any thread may drop a
+/// place. Between a check and the update that follows it, `counters` and `rate` can therefore only decrease, so a place
+/// is never granted without room. A drop decreases both fields first and then sets `freed` with release semantics, so a
+/// thread that finds `freed` set also finds the lower values.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// Whether a place was freed since the last check.
+    /// Whether room may have become available for waiting counters since the last [`Room::take_freed`].
     freed: AtomicBool,
 }
 
-/// A running counter's place, until dropped.
+/// The place of a running counter, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     used: Arc<Used>,
@@ -64,9 +64,15 @@ impl Room {
         })
     }
 
-    /// Whether a place was freed since the last call.
+    /// Whether a place was freed, a rate was lowered or [`Room::look_again`] was called since the last call.
     pub(crate) fn take_freed(&self) -> bool {
         self.0.freed.swap(false, Ordering::Acquire)
+    }
+
+    /// Makes the next [`Room::take_freed`] return true. Called when a waiting counter needs less room than
+    /// before.
+    pub(crate) fn look_again(&self) {
+        self.0.freed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -94,16 +100,16 @@ impl Drop for Place {
     }
 }
 
-/// The open host counters of a guest's sampling events, on all vCPUs together.
+/// Limits the total number of host counters that the guest's sampling events hold open, over all vCPUs.
 #[derive(Debug)]
 pub(crate) struct CounterPool {
     open: Arc<AtomicU32>,
     most: u32,
-    /// Maximum number that were open at once.
+    /// The highest number of counters that were open at the same time.
     peak: AtomicU32,
 }
 
-/// An open counter's share of the pool, until dropped.
+/// The slot of an open counter in the pool, freed on drop.
 #[derive(Debug)]
 pub(crate) struct OpenSlot(Arc<AtomicU32>);
 
@@ -127,7 +133,7 @@ impl CounterPool {
         Some(OpenSlot(Arc::clone(&self.open)))
     }
 
-    /// Maximum number that were open at once.
+    /// The highest number of counters that were open at the same time.
     pub(crate) fn peak(&self) -> u32 {
         self.peak.load(Ordering::Relaxed)
     }

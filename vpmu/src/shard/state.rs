@@ -1,5 +1,5 @@
-//! The events of one vCPU and their changes, with the shard's lock held. Commands come from the
-//! vCPU's queue, exits and marks from its session, everything else from the control plane.
+//! The events of one vCPU, and the operations on them. The caller holds the shard's lock. Commands come from
+//! the vCPU's queue, exits and marks from the vCPU's session, and all other calls from the control plane.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -49,21 +49,21 @@ use crate::walk::{Capture, CpuContext};
 use crate::work;
 use vpmu_perf::field::FORMAT_GROUP;
 
-/// Milliseconds that a host may take to store a record in its ring: when records are collected while the vCPU
-/// runs, the records of this last time are held back, in case an older record arrives in another ring.
+/// Milliseconds that a host may take to store a record in its ring. When records are collected while the vCPU
+/// runs, records younger than this are held back, in case an older record arrives in another ring.
 const HOLD_BACK: u64 = 1;
-/// Start of the half of the address space that kernels reserve. If the vCPU kept running after an overflow, the
-/// overflow's IP determines the guest's mode.
+/// Start of the kernel's half of the address space. If the host recorded an overflow while the vCPU kept
+/// running, the guest's mode is derived from the IP: kernel mode in this half, user mode below.
 const KERNEL_HALF: u64 = 1 << 63;
-/// Maximum number of overflows to hold, about a megabyte, not counting those of the host ring read last.
-/// Overflows beyond this limit are written in order of arrival, so that a guest cannot make its host hold an
-/// unbounded number.
+/// If more overflows than this are held (about a megabyte), all of them are written before the next host ring
+/// is read, even though that ring may have older ones. Otherwise, a guest could make its host hold an unbounded
+/// number of overflows.
 const MOST_HELD: usize = 16_384;
-/// Fields of a sample that hold the guest's position.
+/// Fields of a sample that need the guest's registers.
 const PLACES: u64 =
     SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// Hashes event ids: the device assigns them in order, so collisions cannot be forced.
+/// Hashes event ids. The device assigns ids in order, so a guest cannot force collisions.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct IdHasher(u64);
 
@@ -85,19 +85,20 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Number of cheap visits to events that cost as much as one operation.
+/// Number of events that a scan examines at the cost of one operation.
 const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
-/// The handling of overflows that are found after an event was stopped.
+/// Handling of the overflows that the host still holds when an event stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingOverflows {
     Written,
     Discarded,
 }
 
-/// The open exit of the vCPU's session, with the traces found so far that record it.
+/// The number of the exit for which the traces were last looked up, and the traces that still have to record
+/// that exit.
 #[derive(Debug, Default)]
 struct ClaimedExit {
     number: u64,
@@ -108,10 +109,11 @@ struct ClaimedExit {
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
-    /// Whether a caller further up the stack applies them in order.
+    /// Whether a caller is already in [`State::run_overflows`], which then also applies the overflows that are
+    /// queued now.
     running: bool,
-    /// Groups read by records of this exit, by leader: later records use the same counts, because
-    /// the time for a reading is proportional to the size of the group.
+    /// Group counts by leader, as read for records of this exit. Later records of the exit use the same counts,
+    /// because the time to read a group is proportional to its size.
     read: HashMap<u64, Arc<[Member]>, BuildHasherDefault<IdHasher>>,
 }
 
@@ -143,37 +145,38 @@ pub(crate) struct View {
     pub(crate) lost: u64,
 }
 
-/// The events of one vCPU, with everything needed to run them.
+/// The events of one vCPU, and the state needed to count, sample and trace them.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) cpu: Cpu,
     pub(super) writer: Writer,
     pub(super) hooks: HookCounts,
     pub(super) queue: DeviceQueue,
-    /// Number of resets: a queue from before the last reset is gone.
+    /// Number of resets of the device. A session compares this number with the one at the start of a
+    /// notification, to detect that a reset has removed the notified queue.
     pub(super) resets: u64,
     pub(super) metrics: Metrics,
     events: Events,
     overflows: OverflowQueue,
-    /// Number of the last exit with samples of host counters, and the vCPU's state there.
+    /// Number of the last exit at which host counters were sampling, and the vCPU's state at that exit.
     sampled_exit: (u64, Option<CpuContext>),
     open_exit: ClaimedExit,
-    /// Callers, registers and stack of the sample under construction.
+    /// Callchain, registers and stack of the sample under construction.
     capture: Capture,
     /// Overflows recorded by the host, to be written to rings.
     merge: Merge,
-    /// The overflows being written; kept to reuse its memory.
+    /// Buffer for the overflows being written, kept to reuse its memory.
     batch: Vec<MergeEntry>,
     /// Whether periodic drains were requested from the machine.
     collecting: bool,
     errands: Vec<Errand>,
     /// Events whose counters wait for room.
     waits: Waits,
-    /// Samples that the guest's events may still write.
+    /// The part of the guest's sampling budget that this shard has taken and not used yet.
     allowance: Allowance,
     /// Time that the vCPU spent on samples of the guest's events.
     sampling: SamplingTime,
-    /// The host's TSC at the first overflow of the guest found at this exit.
+    /// The host's TSC at the earliest overflow of the guest's events that was found at this exit.
     first_overflow: Option<u64>,
 }
 
@@ -202,12 +205,13 @@ impl State {
         }
     }
 
-    /// Begins the work on the shard; must be called after locking.
+    /// Discards the readings cached at the previous lock. Must be called after locking the shard.
     pub(super) fn begin(&mut self) {
         self.cpu.invalidate();
     }
 
-    /// Ends the work on the shard; must be called before unlocking. Returns the work left for other shards.
+    /// Starts waiting counters if room was freed, and publishes the notices. Must be called before unlocking
+    /// the shard. Returns the work left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
         if !self.waits.is_empty() && self.cpu.take_freed() {
             self.end_waits();
@@ -222,7 +226,7 @@ impl State {
         self.queue.state()
     }
 
-    /// Activates the shard for a driver, with its queue for this vCPU and its memory.
+    /// Activates the shard for a driver: `memory` is the guest's RAM, `queue` the driver's queue for this vCPU.
     pub(crate) fn activate(&mut self, memory: Memory, queue: DeviceQueue) {
         self.writer.set_guest(memory);
         self.queue = queue;
@@ -256,14 +260,14 @@ impl State {
         self.queue.restore(saved);
     }
 
-    /// Publishes an event's figures as of its last update.
+    /// Writes an event's counts, as of its last update, to the metadata page of its own ring.
     pub(crate) fn show(&self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             show(event, self.cpu.backend.clock);
         }
     }
 
-    /// Adds the shard's own figures to those of the device in `metrics`.
+    /// Adds this shard's metrics to the metrics of the device.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) {
         let tally = &self.writer.tally;
         metrics.commands += self.metrics.commands;
@@ -310,7 +314,7 @@ impl State {
         }
     }
 
-    /// Detaches the vCPU's thread, which is about to end; its open exit is over.
+    /// Ends the open exit, and detaches the vCPU's thread, which does not enter the guest any more.
     pub(crate) fn detach(&mut self) {
         self.end_exit(true);
         self.cpu.release_own();
@@ -345,8 +349,8 @@ impl State {
         ids
     }
 
-    /// Adds an event, which starts if it is enabled. Opens its host counter; for an operator's event
-    /// on a vCPU without a thread, that happens when a thread attaches.
+    /// Adds an event, opens its host counter, and starts the event if it is enabled. For an operator's event
+    /// on a vCPU without a thread, the counter is opened when a thread attaches.
     ///
     /// # Errors
     /// The host's error; the event is then not added.
@@ -366,7 +370,7 @@ impl State {
         started.map_err(|errno| self.deny(errno))
     }
 
-    /// The error of an event that was not opened, with the host's reason if there is one.
+    /// The error for an open request that failed. Includes the host's reason if the host refused a counter.
     fn deny(&mut self, errno: Errno) -> Denied {
         Denied {
             errno,
@@ -390,7 +394,7 @@ impl State {
 
     /// Ends an event: stops it and writes its pending records.
     pub(crate) fn end(&mut self, id: u64) {
-        // An event that cannot be stopped enters the error state, and ends nevertheless.
+        // An event that cannot be stopped enters the error state, and is removed nevertheless.
         let _ = self.stop(id);
         self.write_counts(id);
         self.flush(id);
@@ -398,14 +402,15 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // Other events of its family may then be granted the area that the driver manages.
+        // Withdraw the room that the event may have in an area that the driver manages: the driver can then
+        // grant room to other events of its family.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
     }
 
-    /// Removes the driver: closes every event except those that `outlives` selects, without writing to guest
-    /// memory.
+    /// Resets the shard: closes every event except those that `outlives` selects, without writing to guest
+    /// memory, and drops the driver's memory and queue.
     pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.ids(|event| !outlives(event.spec.id)) {
             let Some(mut event) = self.events.remove(&id) else {
@@ -429,7 +434,7 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Releases shared counters, those of other vCPUs by errands.
+    /// Releases shared counters. Leaves an errand for each counter of another vCPU.
     fn release(&mut self, leases: Vec<(u32, Lease)>) {
         for (vcpu, lease) in leases {
             if vcpu == self.cpu.index {
@@ -442,13 +447,15 @@ impl State {
 
     // Starting and stopping of events.
 
-    /// Starts an event if its state and its leader's require that.
+    /// Starts an event if it is enabled and placed on this vCPU. Does nothing while the vCPU has no thread, or
+    /// while the event has a leader that is disabled or in error.
     pub(crate) fn start(&mut self, id: u64) -> Result<(), Errno> {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The open exit began before the event. Recording that exit may put the event's leader
-            // in error.
+            // The open exit began before this event starts, so this event must not record it: look up the
+            // traces of that exit now. The lookup can put a trace in error, and that trace can be this event's
+            // leader.
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -529,7 +536,7 @@ impl State {
         if active && event.is_sampled_by_host() {
             match pending {
                 PendingOverflows::Written if event.is_batched() => self.flush_last_batch(id),
-                // Overflows since the exit belong to the exit: the guest has not run since.
+                // The guest has not run since the exit, so overflows found now belong to that exit.
                 PendingOverflows::Written => self.run_overflows(|state| {
                     state.drain_overflows(id);
                 }),
@@ -558,7 +565,7 @@ impl State {
         Ok(true)
     }
 
-    /// Updates an event's figures, and writes a pending loss.
+    /// Updates an event's counts, publishes them, and writes the event's pending records.
     pub(crate) fn update(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let result = event.update(&mut self.cpu);
@@ -586,9 +593,14 @@ impl State {
             _ => return Err(Errno::EINVAL),
         };
         let changed = event.set_period(period, self.cpu.backend.room_limit());
+        if event.is_waiting() {
+            // A slower clock may have room.
+            self.cpu.look_again();
+        }
         self.flush(id);
         match changed {
-            // The host's limit can be lower than the operator's: nothing changes then.
+            // The host refuses a rate above its own limit, which can be lower than the operator's. The event then
+            // keeps its previous rate.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(Errno::ENOSPC),
             result => result.map_err(|error| self.fail(id, error)),
@@ -616,7 +628,7 @@ impl State {
         stopped
     }
 
-    /// Enables an event for `overflows` more overflows.
+    /// Adds `overflows` to the event's limit of overflows, and enables the event.
     pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         if overflows == 0 || event.period.is_none() {
@@ -655,8 +667,8 @@ impl State {
         }
     }
 
-    /// Applies a change of a leader to each member of its group, by errand for members in other
-    /// shards. A member that fails enters the error state.
+    /// Calls `act` for each member of the group that `leader` leads. For a member in another shard, leaves an
+    /// errand instead. A member for which `act` fails enters the error state.
     fn each_member(
         &mut self,
         leader: u64,
@@ -673,7 +685,7 @@ impl State {
                 self.errands.push(errand(id));
             } else if let Err(errno) = act(self, id) {
                 log::debug!(
-                    "event {id} cannot follow its leader {leader}: errno {}",
+                    "event {id} cannot start or stop with its leader {leader}: errno {}",
                     errno.get()
                 );
             }
@@ -688,7 +700,7 @@ impl State {
         }
         if leaves && let Err(errno) = self.start(id) {
             log::debug!(
-                "event {id} cannot start without its group: errno {}",
+                "event {id} cannot start after it left its group: errno {}",
                 errno.get()
             );
         }
@@ -711,8 +723,8 @@ impl State {
         Some(changed)
     }
 
-    /// Completes a change: writes a pending loss, publishes the figures, and moves an event whose counter
-    /// the host revoked to the error state.
+    /// Completes a change of an event: publishes its counts, and writes its pending records. If `result` is an
+    /// error, for example because the host has revoked the counter, puts the event in error.
     fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
         if let Some(event) = self.events.get(&id) {
             event.publish_counts();
@@ -724,7 +736,8 @@ impl State {
         result.map_err(|error| self.fail(id, error))
     }
 
-    /// Puts an event in error, reports that to the driver, once, and stops the members that it leads.
+    /// Puts an event in error, and returns the errno. If the event was not in error before, also reports the
+    /// error to the driver, and stops the members that the event leads.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
         // The event may be inactive, or closed.
         let _ = self.deactivate(id);
@@ -781,7 +794,7 @@ impl State {
         }
     }
 
-    /// The origin of a record that the event would write now.
+    /// The task, vCPU, time and event of a record that the event would write now.
     fn origin(&self, event: &Event) -> Origin {
         let task = match event.context {
             Context::Vcpu(_) => self.writer.running(),
@@ -805,7 +818,8 @@ impl State {
         }
     }
 
-    /// Begins a write of a producer of the VMM to an active, unpaused trace; returns the sink.
+    /// Begins a write to a trace by a producer of the VMM. The trace must be active and not paused. Returns the trace's
+    /// sink.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -861,7 +875,8 @@ impl State {
         })
     }
 
-    /// Writes the pending records of an event's ring, as far as they fit: a loss, and traced spans.
+    /// Publishes what an event has written to its AUX area, and writes the pending `PERF_RECORD_LOST` and
+    /// `PERF_RECORD_AUX` to its ring, as far as they fit.
     pub(crate) fn flush(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -874,7 +889,7 @@ impl State {
         }
     }
 
-    /// Records the start of an active trace in its ring, once, if it has an area.
+    /// Writes `PERF_RECORD_ITRACE_START` to the ring of an active trace, once, if the trace has an area.
     pub(crate) fn announce(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -892,7 +907,8 @@ impl State {
         }
     }
 
-    /// Announces a trace to the reader of its new area.
+    /// Prepares a trace for its new area: the area begins with a sync packet, and the ring gets
+    /// `PERF_RECORD_ITRACE_START` if the trace has not written that record before.
     pub(crate) fn begin_area(&mut self, id: u64) {
         if let Some(trace) = self
             .events
@@ -915,14 +931,15 @@ impl State {
         begun.map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// Withdraws the room of a trace; returns the head and the lost bytes.
+    /// Withdraws the room of a trace. Returns the head that the trace reached, and the number of lost bytes.
     pub(super) fn aux_end(&mut self, id: u64) -> Result<(u64, u64), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
         sink.finish(id).map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// Writes the counts of an inherited event that is about to close, if requested.
+    /// Writes `PERF_RECORD_READ` with the counts of an inherited event that is about to close, if the event was
+    /// opened with `OPEN_INHERIT_STAT`.
     fn write_counts(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -960,7 +977,8 @@ impl State {
         }
     }
 
-    /// The counts of a group, leader first; for members in other shards, at their last update.
+    /// The counts of a group, leader first. For members in other shards, these are the counts at their last
+    /// update.
     fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
         if let Some(members) = self.overflows.read.get(&group.leader) {
             return Arc::clone(members);
@@ -1013,15 +1031,15 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Exclude the batched events: overflows of the window in which they were throttled may not have
-            // been collected yet.
+            // Exclude events of the batched engine: overflows from the time when they were throttled may not have been
+            // collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // Keep the state: the next command may stop an event and find further overflows that belong to
-            // this exit.
+            // Keep the vCPU's state: a command during this exit may stop an event, and find further overflows
+            // that belong to the exit.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
@@ -1047,15 +1065,15 @@ impl State {
         }
     }
 
-    /// Charges the cost of the sample before this exit. Once samples have used up their share of time, all of
-    /// the guest's events whose overflows cause exits are throttled.
+    /// Charges the time of the last sample to the vCPU's share for samples, unless this was done before. Once the share
+    /// is used up, throttles all of the guest's events whose overflows cause exits.
     fn account_samples(&mut self) {
         self.first_overflow = None;
         let backend = Arc::clone(&self.cpu.backend);
         let time = self.cpu.time();
         if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
-            // The host may have run other threads during the guest's part: then the charge is too
-            // low, never too high.
+            // `guest` is elapsed time, in which the host may also have run other threads. The charge can
+            // therefore be too low, but never too high.
             let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
             self.sampling.charge(backend.time_limit, time, took);
         }
@@ -1078,7 +1096,7 @@ impl State {
             if let Some(origin) = origin {
                 self.note(id, &origin, &Note::Throttle);
             }
-            // Silent host counters cause no exits, so a drain must lift the throttle.
+            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
             self.start_collecting();
             if let Some(Err(error)) = rested {
                 self.fail(id, error);
@@ -1086,8 +1104,8 @@ impl State {
         }
     }
 
-    /// Counts an occurrence in events whose spec `matches`. First, all of these events count it, so that a
-    /// record of one event has the new counts of the others. Then the events whose period has elapsed
+    /// Counts an exit or a mark in the events whose spec `matches`. First, all of these events count it, so
+    /// that a record of one event has the new counts of the others. Then the events whose period has elapsed
     /// overflow.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
@@ -1112,7 +1130,8 @@ impl State {
             let cpu = &self.cpu;
             let done = event.count_one(|| clock.nanoseconds(exit.tsc(cpu)));
             completed.extend(done.map(|done| (id, done)));
-            // The event's metadata page, and its group on other vCPUs, show the count immediately.
+            // Readers of the event's metadata page, and of its group on other vCPUs, must see the new count
+            // immediately.
             let seen = event.is_shown() || event.group.is_some();
             grown.extend(seen.then_some(id));
         }
@@ -1120,7 +1139,7 @@ impl State {
             self.show_now(id);
         }
         if !completed.is_empty() {
-            // Earlier overflows of this vCPU come first in the rings.
+            // First write the overflows that the host recorded: they happened earlier.
             self.flush_batched();
         }
         for (id, done) in completed {
@@ -1136,7 +1155,7 @@ impl State {
         }
     }
 
-    /// Publishes an event's current figures: the vCPU waits until they are stored.
+    /// Updates and publishes an event's counts before the vCPU continues.
     fn show_now(&mut self, id: u64) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
@@ -1150,8 +1169,8 @@ impl State {
 
     // The open exit.
 
-    /// Finds the active, unpaused traces that record the session's open exit. Called before a trace
-    /// starts, stops, pauses or resumes, and when the exit is over.
+    /// Looks up, once for each exit, the active, unpaused traces that record the session's open exit. Called
+    /// before a trace starts, stops, pauses or resumes, and when the exit ends.
     fn claim_exit(&mut self) {
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
             return;
@@ -1249,23 +1268,23 @@ impl State {
                 .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
         }
         if paused {
-            // Nothing later would publish the packet.
+            // Publish the packet now: a paused trace writes nothing that would publish it later.
             self.flush(id);
         }
     }
 
     // Overflows.
 
-    /// Calls `find`, then applies all found overflows in the order in which they were found.
-    /// Overflows found meanwhile are applied after them: a chain of events does not become a chain
-    /// of calls.
+    /// Calls `find`, then applies all overflows in the order in which they were found. Overflows that are found
+    /// meanwhile are queued behind them, so a chain of events that trigger one another does not become a chain
+    /// of nested calls.
     fn run_overflows(&mut self, find: impl FnOnce(&mut Self)) {
         let outermost = !std::mem::replace(&mut self.overflows.running, true);
         find(self);
         if !outermost {
             return;
         }
-        // Discard readings from before all events had counted the exit.
+        // Discard counts of groups that were read before all events had counted the exit.
         self.overflows.read.clear();
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
@@ -1274,7 +1293,7 @@ impl State {
         self.overflows.read.clear();
     }
 
-    /// Queues overflows to be applied, within [`State::run_overflows`].
+    /// Queues overflows, which the enclosing [`State::run_overflows`] then applies.
     fn queue_overflows(&mut self, event: u64, periods: Periods, moment: Moment) {
         self.overflows.overflows.push_back(Overflows {
             event,
@@ -1283,8 +1302,8 @@ impl State {
         });
     }
 
-    /// Takes the overflows of one host counter, to be applied at the current exit; returns their
-    /// number.
+    /// Takes the overflows of one host counter, and queues them with the moment of the current exit. Returns
+    /// their number.
     fn drain_overflows(&mut self, id: u64) -> u64 {
         let vcpu = self.cpu.index;
         let Some(event) = self.events.get_mut(&id) else {
@@ -1299,7 +1318,7 @@ impl State {
             self.first_overflow = Some(first);
         }
         if overflows > 0 {
-            // Earlier overflows of this vCPU come first in the rings.
+            // First write the overflows that the host recorded: they happened earlier.
             self.flush_batched();
             let tsc = self.cpu.tsc();
             let moment = Moment {
@@ -1333,16 +1352,16 @@ impl State {
         }
     }
 
-    /// The vCPU's state at the current exit; `None` if it was not read, or if the vCPU has run since then.
-    /// The vCPU may have run if this serves a command of another vCPU, or a request.
+    /// The vCPU's state at the current exit; `None` if it was not read, or if the vCPU has run since then. It
+    /// may have run if this is called for a command of another vCPU, or for a control request.
     fn place_at_exit(&self) -> Option<CpuContext> {
         let vcpu = &self.cpu.vcpu;
         let (exit, place) = self.sampled_exit;
         place.filter(|_| !vcpu.is_inside() && exit == vcpu.exits().total())
     }
 
-    /// Applies overflows of an event to the events that it starts and stops, and to its own
-    /// records.
+    /// Applies overflows of an event: starts and stops the events linked to it, and writes its records or its
+    /// packet.
     fn overflows_act(&mut self, found: Overflows) {
         let Overflows {
             event: id,
@@ -1359,8 +1378,10 @@ impl State {
         }
     }
 
-    /// Whether an overflow at `moment` makes a record. Also returns the result of silencing the
-    /// host's counter after the last record within a limit.
+    /// Decides whether an overflow at `moment` makes a record; `None` if the event does not exist. If this
+    /// overflow uses up the event's rate limit, or if the guest's budget is used up, also disables overflows of
+    /// the host counter, unless the event has a frequency. The second value is the host's error if disabling them
+    /// failed.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1379,8 +1400,9 @@ impl State {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// Handles an overflow, after `period`, of an event that makes records. The overflow that uses up
-    /// the event's limit disables it. Returns whether the event is still enabled and not in error.
+    /// Handles one overflow of an event that makes records; `period` is the growth of the count since the previous
+    /// overflow. If this is the last overflow that the event's limit of overflows allows, disables the event. Returns
+    /// whether the event is still enabled and not in error.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
         let Some((verdict, silenced)) = self.admit(id, moment) else {
@@ -1402,7 +1424,7 @@ impl State {
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
         if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
-            // A silent host counter causes no exits, so a drain must lift the throttle.
+            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1423,9 +1445,9 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // A record without a requested IP would be wrong. A record from an excluded mode would leak data:
-        // although the overflow happened in a counted mode, the exit that found it came later, possibly in
-        // another mode.
+        // Without the registers, a record that must have an IP would be wrong. With registers from an excluded
+        // mode, it would leak data: although the overflow happened in a counted mode, the exit that found it
+        // came later, possibly in another mode.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1476,8 +1498,9 @@ impl State {
         }
     }
 
-    /// Counts an overflow with `woke` wakeups towards the limit of its event; returns whether that
-    /// disabled the event.
+    /// Counts an overflow towards the limit of its event. If this is the last overflow of the limit, disables
+    /// the event, and notifies the driver that the overflow caused `woke` wakeups. Returns whether the event
+    /// was disabled.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
@@ -1487,7 +1510,8 @@ impl State {
             return false;
         }
         event.set_enabled(false);
-        // An event that fails here reports its error itself. Later overflows on the host are beyond the limit.
+        // If the event cannot be stopped, `halt` puts it in error and notifies the driver. Discard the
+        // overflows that the host still holds: they are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
         self.writer.tell(Tell::Limit { event: id, woke });
@@ -1501,7 +1525,7 @@ impl State {
         }
     }
 
-    /// Applies an overflow of an event to the events that it starts and stops.
+    /// Starts, stops or toggles the events that are linked to an event, after that event overflowed.
     fn trigger(&mut self, id: u64) {
         let Some(event) = self
             .events
@@ -1523,7 +1547,7 @@ impl State {
         }
     }
 
-    /// Starts or stops an active target after a trigger's overflow.
+    /// Resumes or pauses an active target after an overflow of its trigger.
     pub(crate) fn apply(&mut self, target: u64, effect: Effect) {
         let event = self.events.get(&target);
         let Some(event) = event.filter(|event| event.active_on().is_some()) else {
@@ -1555,12 +1579,13 @@ impl State {
             }),
             None => {}
         }
-        // A notice reports a target that is in error.
+        // If the change failed, a notice reports that the event is in error.
         let _ = self.publish(id, changed);
     }
 
     /// Handles overflows of a sample trace that were found at one moment, one overflow for each of `periods`.
-    /// One packet represents all overflows within the trace's rate and limit.
+    /// Drops overflows that exceed the trace's rate limit, its overflow limit or the guest's budget. Writes one
+    /// packet for the remaining overflows together.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1592,12 +1617,12 @@ impl State {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
         if self.events.get(&id).is_some_and(Event::is_paused) {
-            // Nothing later would publish the packet.
+            // Publish the packet now: a paused trace writes nothing that would publish it later.
             self.flush(id);
         }
         if last {
             self.note(id, &origin, &Note::Throttle);
-            // A silent host counter causes no exits, so a drain must lift the throttle.
+            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1612,8 +1637,9 @@ impl State {
         }
     }
 
-    /// Writes the packet of a trace's overflows that were found together. `period` is the sum of their
-    /// periods. A packet in an excluded mode, or of a vCPU that kept running, is lost.
+    /// Writes the packet of a trace's overflows that were found together. `period` is the sum of their periods.
+    /// The packet is lost if the vCPU is in an excluded mode, or if its state is unknown, for example because the
+    /// vCPU has run since the exit.
     fn write_sample_packet(
         &mut self,
         id: u64,
@@ -1665,7 +1691,8 @@ impl State {
         watched.filter(throttled).collect()
     }
 
-    /// Lifts the throttle of an event if its window is over and samples have time left.
+    /// Lifts the throttle of an event if the window in which the throttle began has ended, and the vCPU has time left
+    /// for samples.
     pub(super) fn unthrottle(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_throttled) {
             let time = self.cpu.time();
@@ -1673,7 +1700,7 @@ impl State {
         }
     }
 
-    /// Like [`State::unthrottle`], at a moment in guest nanoseconds.
+    /// Like [`State::unthrottle`], but at `time`, in guest nanoseconds.
     fn unthrottle_at(&mut self, id: u64, time: u64) {
         let Some(event) = self.events.get(&id).filter(|event| event.is_throttled()) else {
             return;
@@ -1701,8 +1728,8 @@ impl State {
 
     // Switches.
 
-    /// Schedules a plain event in or out, or reads it: the fast path of a task switch for events that only count.
-    /// Returns `None` if the command needs the general path.
+    /// The fast path of a task switch, for plain events ([`Event::is_plain`]): schedules the event in or out, or
+    /// reads it. Returns `None` if the caller must use the general path.
     pub(super) fn switch_plain(&mut self, command: &Command) -> Option<Reply> {
         let op = command.op.get();
         if !matches!(op, COMMAND_IN | COMMAND_OUT | COMMAND_READ) || !has_no_operand(command) {
@@ -1752,14 +1779,16 @@ impl State {
 
     // Flushes.
 
-    /// Flushes an event for the driver; with id zero, every persistent event of the vCPU `by`.
+    /// Flushes an event for a command of vCPU `by`. With id zero, flushes every persistent event that is placed
+    /// on that vCPU.
     pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
         let ids = match id {
             0 => self.ids(|event| event.persistent.is_some() && event.placed_on() == Some(by)),
             id => {
                 let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
                 if event.active_on().is_some_and(|on| on != by) {
-                    // The overflows on that vCPU are found once it is outside the guest.
+                    // The event is active on another vCPU, where its overflows can be found only while that
+                    // vCPU is outside the guest.
                     return Err(Errno::EXDEV);
                 }
                 vec![id]
@@ -1783,15 +1812,16 @@ impl State {
         }
     }
 
-    /// Whether the host may hold overflows of an event until its vCPU is outside the guest.
+    /// Whether the host may hold overflows of an event that is active and uses the exit engine. These overflows
+    /// can be taken only while the event's vCPU is outside the guest.
     pub(crate) fn holds(&self, id: u64) -> bool {
         let event = self.events.get(&id);
         let sampled = event.filter(|event| event.is_sampled_by_host() && !event.is_batched());
         sampled.is_some_and(|event| event.active_on().is_some())
     }
 
-    /// Publishes an event's records and figures, and wakes its reader for records that have not
-    /// woken it.
+    /// Publishes an event's records and counts, and wakes the event's reader if there are records for which the
+    /// reader has not been woken.
     pub(crate) fn show_all(&mut self, id: u64) -> Result<(), Errno> {
         let updated = self.update(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
@@ -1829,7 +1859,8 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Writes the host's records up to now; all of them if the vCPU is outside the guest.
+    /// Makes samples of the records that the host has stored so far. If the vCPU is outside the guest, the host
+    /// has stored all records of the vCPU.
     pub(crate) fn flush_batched(&mut self) {
         if !self.collecting {
             return;
@@ -1838,7 +1869,8 @@ impl State {
         self.write_until(self.cpu.backend.source.tsc());
     }
 
-    /// Ends periodic draining when nothing is collected or throttled.
+    /// Ends periodic draining if no active event uses the batched engine, no event is throttled, and all taken
+    /// records are written.
     fn rest_if_idle(&mut self) {
         let busy = self.hooks.has(Hook::Collecting) || self.hooks.has(Hook::Throttled);
         if self.collecting && self.merge.is_empty() && !busy {
@@ -1885,7 +1917,7 @@ impl State {
         }
     }
 
-    /// Takes the records of one event, except overflows in the host's own work.
+    /// Takes the host's records of one event, and drops overflows that happened during the host's own work.
     fn take_recorded(&mut self, id: u64) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
@@ -1899,7 +1931,8 @@ impl State {
             }
             self.merge.add(MergeEntry {
                 event: id,
-                // The overflow is in the past, even if the converted clock is ahead.
+                // The overflow happened before `now`, even if the conversion of the host's clock gives a later
+                // time.
                 tsc: overflow.tsc.min(now),
                 regs: GuestRegs {
                     ip: overflow.ip,
@@ -1939,15 +1972,16 @@ impl State {
             batch.clear();
             self.batch = batch;
         } else {
-            // An event can stop other events, whose overflows after that are then dropped.
+            // An overflow can use up its event's limit, which stops the event and the members that it leads.
+            // Their later overflows are then dropped, so take one overflow at a time.
             while let Some(entry) = self.merge.next(until) {
                 self.overflow_recorded(&entry, &history);
             }
         }
     }
 
-    /// Writes overflows of events that stop no other event, in one burst per sink. Readers rely only on the order
-    /// within a ring.
+    /// Writes overflows in one burst per sink. The caller must have checked that no overflow can stop an event.
+    /// This changes the order across rings, but readers rely only on the order within a ring.
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
@@ -1979,8 +2013,9 @@ impl State {
         }
     }
 
-    /// Writes overflows to one sink as long as each makes a sample there and has no other effect;
-    /// returns their number. The sink is locked, so this must use sinks only through `session`.
+    /// Writes samples of overflows to one sink, up to the first overflow that [`State::overflow_recorded`] must
+    /// handle. Returns the number of overflows before that one, including those whose sample was lost. The sink is
+    /// locked, so this function must write to the sink only through `session`.
     fn write_burst(
         &mut self,
         session: &mut Session<'_, GuestPages<'_>>,
@@ -2078,7 +2113,7 @@ impl State {
         })
     }
 
-    /// Makes packets of the exits that the host recorded for a trace, oldest first, including exits
+    /// Writes packets for the exits that the host recorded for a trace, oldest first. These include exits
     /// that the host kernel handled itself.
     fn write_exits(&mut self, id: u64, recorded: &[Recorded]) {
         let Some(event) = self.events.get_mut(&id).filter(|_| !recorded.is_empty()) else {
@@ -2103,7 +2138,7 @@ impl State {
                     continue;
                 }
             };
-            // The exit is in the past, even if the converted clock is ahead.
+            // The exit happened before `now`, even if the conversion of the host's clock gives a later time.
             let tsc = vcpu.to_guest(exit.tsc.min(now));
             let task = event.task.unwrap_or_else(|| {
                 let known = history.as_ref().and_then(|history| history.at(tsc));
@@ -2120,7 +2155,7 @@ impl State {
                 stream_id: spec.id,
                 vcpu: self.cpu.index,
             };
-            // The last exit may not be over yet.
+            // If the last exit has not ended yet, its time outside the guest lasts until now.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
             let outside = clock.nanoseconds(until).saturating_sub(origin.time);
@@ -2131,14 +2166,14 @@ impl State {
     }
 }
 
-/// Publishes an event's figures in its own metadata page, if it has one.
+/// Writes an event's counts to the metadata page of the event's own ring, if there is one.
 fn show(event: &Event, clock: Clock) {
     if let Some(sink) = event.sink.as_ref().filter(|_| event.is_shown()) {
         sink.show(&event.counts(clock));
     }
 }
 
-/// An event's state after a command with this status.
+/// The reply to a command: its status, and the event's state after it.
 fn reply(event: &Event, clock: Clock, status: u32) -> Reply {
     let counts = event.counts(clock);
     Reply {

@@ -1,10 +1,10 @@
 //! The order of the events of a vCPU that wait for room.
 //!
-//! An event can stop waiting in many ways (it is stopped, paused, closed), and the code of each way would
-//! have to search the queue for the event's entry. Instead, an entry names one wait of the event, not the
-//! event itself. An entry whose wait is over stays in the queue until the queue is next taken or, at the
-//! latest, has twice as many entries as there are events. Such entries are then dropped, so a guest cannot
-//! make the queue grow without limit.
+//! A wait ends when the event gets room, or when the event is stopped, paused or closed. A stop, pause or
+//! close leaves the wait's entry in the queue, so that no search for the entry is needed. An entry therefore
+//! identifies one wait, not just an event, and a reader of the queue must check whether that wait has ended.
+//! Entries of ended waits are dropped when the queue is next taken or, at the latest, when it has twice as many
+//! entries as there are events. So a guest cannot make the queue grow without limit.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(crate) struct Wait {
     pub(crate) number: u64,
 }
 
-/// Waits, the first begun first. Some may be over.
+/// Waits, in the order in which they began. Some may have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     queue: VecDeque<Wait>,
@@ -24,8 +24,8 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    /// Begins a wait of `event`, and returns its number. `events` is the number of the vCPU's events. `lasts`
-    /// must return whether the wait that it is given is not over.
+    /// Begins a wait of `event`, and returns the number of the wait. The vCPU has `events` events. `lasts` must
+    /// return whether a given wait is still going on.
     pub(crate) fn begin(&mut self, event: u64, events: usize, lasts: impl Fn(Wait) -> bool) -> u64 {
         if self.queue.len() >= events.saturating_mul(2) {
             self.queue.retain(|&wait| lasts(wait));
@@ -36,12 +36,13 @@ impl Waits {
         number
     }
 
-    /// Takes all waits, the first begun first, and leaves the queue empty.
+    /// Takes all waits, in the order in which they began, and leaves the queue empty.
     pub(crate) fn take(&mut self) -> VecDeque<Wait> {
         std::mem::take(&mut self.queue)
     }
 
-    /// Puts the waits back that are not over, in the order of [`Waits::take`], before those that began since.
+    /// Puts back waits that have not ended, in the order in which [`Waits::take`] returned them. They come
+    /// before any waits that have begun since.
     pub(crate) fn put_back(&mut self, waits: impl DoubleEndedIterator<Item = Wait>) {
         for wait in waits.rev() {
             self.queue.push_front(wait);

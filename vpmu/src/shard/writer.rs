@@ -1,5 +1,5 @@
-//! Writes each record and packet of one vCPU's events to the sink of its event, counts the results, and
-//! collects notices for the driver.
+//! Writes the records and packets of one vCPU's events to the events' sinks, counts the results, and collects
+//! notices for the driver.
 
 use std::sync::Arc;
 
@@ -13,11 +13,12 @@ use crate::sink::{Flush, Produced, Sink};
 use crate::tasks::{Task, TaskHistory, Tasks};
 use crate::trace::{Packet, Trace};
 
-/// The writing side of one vCPU.
+/// Writes the records and packets of one vCPU's events.
 #[derive(Debug)]
 pub(crate) struct Writer {
     notices: Arc<Notices>,
-    /// Notices to make due before the shard is unlocked: a woken reader must find its records.
+    /// Notices to publish before the shard is unlocked, after all records are written: a woken reader must find
+    /// its records.
     told: Vec<Tell>,
     /// The guest's RAM, as passed at activation.
     guest: Memory,
@@ -34,9 +35,9 @@ pub(crate) struct Tally {
     pub(crate) lost: u64,
     pub(crate) throttled: u64,
     pub(crate) wakeups: u64,
-    /// Bytes written.
+    /// Bytes written to AUX areas.
     pub(crate) aux_written: u64,
-    /// Bytes lost.
+    /// Bytes that traces lost.
     pub(crate) aux_lost: u64,
     pub(crate) aux_records: u64,
 }
@@ -104,7 +105,8 @@ impl Writer {
         self.tasks.history(&self.guest.view())
     }
 
-    /// The kernel's address of the running task's user registers, unchecked.
+    /// The guest-virtual address of the running task's user registers. The guest can write any value, so check
+    /// the address before use.
     pub(crate) fn user_regs(&self) -> u64 {
         self.tasks.user_regs(&self.guest.view())
     }
@@ -183,12 +185,12 @@ impl Writer {
         self.count_produced(spec, &produced);
     }
 
-    /// Writes the next packet of a trace, after the sync packet and the padding that must precede
-    /// it, or counts it as lost; returns whether it was written.
+    /// Writes the next packet of a trace, after the padding and the sync packet that must precede it. If that
+    /// fails, counts the packet as lost. Returns whether the packet was written.
     ///
-    /// `packet` is complete except for its number. `origin` has the vCPU, the task and the time; `tsc` is the
-    /// guest's TSC at that time. `trace` is the event's own. The reader sees the packet when a watermark is
-    /// crossed, or after [`Writer::flush`].
+    /// `packet` is complete except for its number. `origin` contains the vCPU, the task and the time; `tsc`
+    /// is the guest's TSC at that time. `trace` belongs to the event of `spec`. The reader sees the packet
+    /// when a watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,
@@ -214,7 +216,7 @@ impl Writer {
         appended.whole
     }
 
-    /// Begins a write of a producer of the VMM to a trace.
+    /// Begins a write to a trace by a producer of the VMM.
     ///
     /// # Errors
     /// See [`Sink::claim`].
@@ -252,7 +254,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Counts packets of a trace that were lost before they could be written, of `bytes` bytes in total.
+    /// Counts `packets` packets of a trace that were lost before they could be written. They would have taken
+    /// `bytes` bytes in total.
     pub(crate) fn lose_packets(
         &mut self,
         sink: Option<&Sink>,
@@ -267,8 +270,8 @@ impl Writer {
         }
     }
 
-    /// Records the start of a trace in its ring, once, if the device manages an area for the trace
-    /// and the record fits.
+    /// Writes `PERF_RECORD_ITRACE_START` to the ring of a trace, once, if the device manages an area for the
+    /// trace and the record fits.
     pub(crate) fn announce(
         &mut self,
         sink: Option<&Sink>,
@@ -304,8 +307,8 @@ impl Writer {
         }
     }
 
-    /// Calls `act` on the sink of an event, if it has one, and wakes the reader if that is due; returns
-    /// whether `act` wrote a record.
+    /// Calls `act` on the sink of an event, if it has one, and wakes the reader if `act` requires that.
+    /// Returns whether `act` wrote a record.
     fn write(
         &mut self,
         sink: Option<&Sink>,
@@ -324,7 +327,7 @@ impl Writer {
     }
 }
 
-/// The layout and wakeup for a record of an event with `origin`.
+/// The context in which the event of `spec` writes a record with `origin`.
 pub(super) fn context<'a>(spec: &'a EventSpec, origin: &'a Origin) -> WriteContext<'a> {
     WriteContext {
         layout: &spec.layout,

@@ -1,4 +1,4 @@
-//! Packets of an exit trace. This module knows neither areas nor when an exit ends.
+//! Builds the packets of an exit trace. The caller decides when an exit ends, and writes the packet to an area.
 
 use crate::abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER,
@@ -7,16 +7,16 @@ use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::tasks::Task;
 use crate::vcpu::exit_config;
 
-/// An open exit.
+/// An open exit: the vCPU has not entered the guest again since.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpenExit {
     pub(crate) exit: Exit,
     pub(crate) vcpu: u32,
-    /// The guest's TSC at its start.
+    /// The guest's TSC at the start of the exit.
     pub(crate) tsc: u64,
-    /// The same in guest nanoseconds.
+    /// The start of the exit in guest nanoseconds.
     pub(crate) time: u64,
-    /// `None` if the hypervisor does not provide them.
+    /// The registers at the exit; `None` if the hypervisor does not provide them.
     pub(crate) regs: Option<GuestRegs>,
 }
 
@@ -56,7 +56,7 @@ impl OpenExit {
     }
 }
 
-/// The `EXIT_*` value of `reason`; all of them are small.
+/// The `EXIT_*` value of `reason`. Every such value fits into 16 bits.
 fn reason(reason: ExitReason) -> u16 {
     u16::try_from(exit_config(reason)).unwrap_or(u16::MAX)
 }
@@ -115,7 +115,7 @@ mod tests {
             regs: None,
             ..open_exit(ExitReason::Hlt.into())
         };
-        // A clock that was set back gives zero time outside.
+        // If the clock was set back, the time outside the guest is zero.
         let packet = silent.packet(Task::default(), 900, true);
         assert_eq!(u64::from(packet.reason.get()), EXIT_HLT);
         assert_eq!(packet.flags, PACKET_CUT);

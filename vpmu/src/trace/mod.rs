@@ -1,5 +1,5 @@
-//! State of a tracing event: packet numbers, bytes, and due sync packets. Every packet that the
-//! device makes passes through this module, which does not know where it goes.
+//! State of a tracing event: packet numbers, byte counts, and due sync packets. Every packet that the device
+//! makes gets its number here. Where the packet is written is up to the caller.
 
 mod exits;
 mod samples;
@@ -23,7 +23,7 @@ const SYNC_LEN: u64 = size_of::<SyncPacket>() as u64;
 /// Words of the longest packet.
 const LONGEST: usize = size_of::<SamplePacket>() / 8;
 
-/// A packet from its producer: complete except for its number, which is set when it is written.
+/// A complete packet, except for its number, which is set when the packet is written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packet<'a> {
     Exit(&'a ExitPacket),
@@ -35,7 +35,7 @@ pub(crate) enum Packet<'a> {
 pub(crate) struct Trace {
     /// Number of the next packet.
     sequence: u64,
-    /// Bytes since the count was last reset, lost ones included.
+    /// Bytes since the count was last reset, including lost bytes.
     count: u64,
     /// Bytes of lost packets.
     lost: u64,
@@ -91,12 +91,12 @@ impl Trace {
         })
     }
 
-    /// Makes a sync packet with `flags` of `SYNC_*` due before the next packet.
+    /// Makes a sync packet due before the next packet; `flags` are `SYNC_*` flags for the sync packet.
     pub(crate) fn sync(&mut self, flags: u8) {
         self.due |= flags;
     }
 
-    /// Bytes produced, lost ones included: the event's count.
+    /// Bytes produced, including lost bytes: the event's count.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -149,7 +149,7 @@ impl Trace {
         }
     }
 
-    /// Accounts for the packet that was laid out, appended or not.
+    /// Accounts for the packet that was laid out, whether or not it was appended.
     pub(crate) fn account(&mut self, packet: Packet<'_>, appended: &Appended) {
         self.sequence = self.sequence.wrapping_add(1);
         self.count = self.count.wrapping_add(appended.written);
@@ -168,7 +168,7 @@ impl Trace {
         self.count = self.count.wrapping_add(bytes);
     }
 
-    /// Counts packets that were lost before they could be written, of `bytes` bytes in total.
+    /// Counts packets that were lost before they could be written. They would have taken `bytes` bytes in total.
     pub(crate) fn lose(&mut self, packets: u64, bytes: u64) {
         self.sequence = self.sequence.wrapping_add(packets);
         self.count = self.count.wrapping_add(bytes);

@@ -1,5 +1,4 @@
-//! The state of one sample: callers, registers and stack as its event requests them, in perf's
-//! format.
+//! The parts of the vCPU's state that a sample's event requests: callers, registers and stack, in perf's format.
 
 use super::frames::{
     CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
@@ -18,7 +17,7 @@ const ABI_64: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CpuContext {
     pub(crate) regs: GuestRegs,
-    /// Its whole state; `None` if no event needs it, or the hypervisor does not provide it.
+    /// The vCPU's whole state; `None` if no event needs it, or the hypervisor does not provide it.
     pub(crate) cpu: Option<CpuState>,
 }
 
@@ -84,7 +83,7 @@ struct UserState {
     code64: bool,
 }
 
-/// The parts of one sample. It is reused, so that samples cost no allocation.
+/// The parts of one sample. It is reused, so that a new sample needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
     chain: Chain,
@@ -95,12 +94,12 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Callers, with perf's values that mark a mode.
+    /// The call chain. perf's `PERF_CONTEXT_*` values in it mark the mode of the addresses that follow them.
     pub(crate) fn chain(&self) -> &[u64] {
         self.chain.entries()
     }
 
-    /// Registers in user mode; `None` if unknown, or for a task without user mode.
+    /// Registers in user mode; `None` if they are unknown, or if the task is a kernel thread.
     pub(crate) fn regs_user(&self) -> Option<Regs<'_>> {
         self.regs_user.get()
     }
@@ -110,13 +109,13 @@ impl Capture {
         self.regs_intr.get()
     }
 
-    /// The readable part of the user stack; `None` like [`Capture::regs_user`].
+    /// The readable part of the user stack; `None` in the same cases as [`Capture::regs_user`].
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }
 
-    /// Captures the guest's state at `place`. `user_regs` is the guest kernel's address of the
-    /// running task's user registers, or zero.
+    /// Captures the guest's state at `place`. `user_regs` is the address at which the guest's kernel saved the
+    /// user registers of the running task, or zero.
     pub(crate) fn take(
         &mut self,
         memory: &View<'_>,
@@ -198,10 +197,10 @@ impl Capture {
     }
 }
 
-/// The registers with which the running task entered the kernel, if they are above the stack pointer on the
-/// current kernel stack. During a task switch, the kernel already names the next task while it still runs on
-/// the stack and in the address space of the previous task. The registers of one task must not be mistaken
-/// for those of the other.
+/// The registers with which the running task entered the kernel, if they lie on the current kernel stack, above the
+/// stack pointer. During a task switch, `user_regs` is already the address for the next task, while the kernel still
+/// runs on the stack and in the address space of the previous task. A sample must not attribute the registers of one
+/// task to the other.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

@@ -1,9 +1,9 @@
-//! Callers by frame pointers: a frame holds the caller's frame pointer, then the return address.
+//! Finds callers by frame pointers. A frame contains the caller's frame pointer, then the return address.
 
 use super::paging::{AddressSpace, Rights};
 use crate::arch::{CpuState, FP, KERNEL_STACK, SP, WALKS_32_BIT_CODE};
 
-/// perf's values that mark a mode among the addresses of a chain.
+/// perf's `PERF_CONTEXT_*` values, which mark the mode of the addresses that follow them in a chain.
 pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
 pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
 
@@ -14,7 +14,7 @@ const FRAME: u64 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     entries: Vec<u64>,
-    /// Addresses that still fit.
+    /// Number of addresses that still fit.
     left: u32,
 }
 
@@ -29,7 +29,8 @@ impl Chain {
         &self.entries
     }
 
-    /// Marks the mode of the addresses that follow; not counted as an address.
+    /// Appends a `PERF_CONTEXT_*` value, which marks the mode of the addresses that follow. The value does not count
+    /// towards the limit.
     pub(super) fn mark(&mut self, context: u64) {
         self.entries.push(context);
     }
@@ -55,8 +56,8 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
 }
 
 /// Appends the callers in the kernel to `chain`. `end` is the address at which the kernel's frames end, if
-/// known. Kernels that use the frame pointer for other values are detected: a frame must be on the stack,
-/// above the previous one, and return to kernel code.
+/// known. A kernel may use the frame pointer register for other values. So a frame is accepted only if it is on
+/// the stack, above the previous one, and returns to kernel code.
 pub(super) fn kernel_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,
@@ -83,8 +84,8 @@ pub(super) fn kernel_callers(
     }
 }
 
-/// Appends a program's callers to `chain`, from the frame at `fp` on, read with the program's rights.
-/// `code64` tells whether the program is 64-bit code.
+/// Appends a program's callers to `chain`. Reads the frames from `fp` on, with the program's rights. `code64`
+/// is true for 64-bit code.
 pub(super) fn user_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,
@@ -111,7 +112,7 @@ fn frame64(space: &mut AddressSpace<'_>, fp: u64, rights: Rights) -> Option<(u64
     Some((u64::from_le_bytes(next), u64::from_le_bytes(caller)))
 }
 
-/// The same for a frame of 32-bit code, if the architecture supports it.
+/// Like `frame64`, but for 32-bit code. Returns `None` on architectures without support for 32-bit frames.
 fn frame32(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
     if !WALKS_32_BIT_CODE {
         return None;

@@ -1,9 +1,9 @@
 //! The state of a sample beyond its instruction pointer: callers, registers and the user stack, read from the
 //! guest's memory while its vCPU is outside the guest.
 //!
-//! The guest owns all of it, page tables included, and may have written anything: each read is checked
-//! against guest memory, each walk is bounded, and ends at unreadable memory. This module does not know about
-//! events or rings.
+//! The guest owns all of this memory, including the page tables, and may have written anything there. Each read
+//! is therefore checked against guest memory. Each walk is bounded, and ends at unreadable memory. This module
+//! does not know about events or rings.
 
 mod capture;
 mod frames;

@@ -8,9 +8,9 @@ use crate::memory::View;
 /// The rights of a memory read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// A guest program's: user addresses that every level of the tables permits.
+    /// The rights of a guest program: user addresses on pages that every level of the tables lets a program access.
     User,
-    /// The guest kernel's: everything mapped.
+    /// The rights of the guest's kernel: every mapped address.
     Kernel,
 }
 
@@ -35,13 +35,15 @@ pub(crate) struct Page {
 pub(super) struct AddressSpace<'a> {
     memory: &'a View<'a>,
     tables: Tables,
-    /// The last pages used: frames are close together, and so is the code that they return to.
+    /// The translations last used for data and for code. Later reads often need the same pages, because frames
+    /// are close together, and so is the code to which they return.
     data: Option<Page>,
     code: Option<Page>,
 }
 
 impl<'a> AddressSpace<'a> {
-    /// The address space of `cpu` in `memory`; `None` in a mode whose tables are not walked.
+    /// The address space of `cpu` in `memory`; `None` if `cpu` is in a mode whose page
+    /// tables are not supported here.
     pub(super) fn new(memory: &'a View<'a>, cpu: &CpuState) -> Option<Self> {
         Some(Self {
             memory,
@@ -62,8 +64,8 @@ impl<'a> AddressSpace<'a> {
         (self.read(address, rights, bytes) == bytes.len()).then_some(words)
     }
 
-    /// Fills `bytes` from `address` on, up to the first unreadable page; returns the number of
-    /// bytes.
+    /// Reads memory from `address` on into `bytes`, up to the first unreadable page; returns the number of bytes
+    /// read.
     pub(super) fn read(&mut self, address: u64, rights: Rights, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -74,7 +76,8 @@ impl<'a> AddressSpace<'a> {
                 break;
             };
             let offset = at & page.mask;
-            // A part of a page, which fits any slice length.
+            // The number of bytes to the end of the page, or `usize::MAX` if that number does not fit into `usize`:
+            // no slice is longer.
             let left = usize::try_from(page.mask - offset).map_or(usize::MAX, |left| left + 1);
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);

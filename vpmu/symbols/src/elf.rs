@@ -1,4 +1,4 @@
-//! ELF files: programs, libraries, and kernels with symbols.
+//! Reads functions and loadable segments from ELF files: programs, libraries, and kernels with symbols.
 
 use object::{File, Object, ObjectSegment, ObjectSymbol, SymbolKind};
 

@@ -50,7 +50,8 @@ fn file(symbols: &[Entry<'_>]) -> Vec<u8> {
             bytes.extend(u64::to_le_bytes(word));
         }
     }
-    // None, .text, .symtab, .strtab: type, offset, size, link, information, size of an entry.
+    // The section headers: null, .text, .symtab and .strtab. Each has its type, offset, size, link, information and
+    // entry size.
     for (kind, offset, size, link, information, entry) in [
         (0, 0, 0, 0, 0, 0),
         (1, 0x1000, 0, 0, 0, 0),

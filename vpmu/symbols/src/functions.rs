@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Assumed bytes of a function that has neither a size nor a symbol behind it.
+/// Assumed size of a function that has no size and no symbol after it, in bytes.
 const LAST_SIZE: u64 = 4096;
 
 /// A symbol of a file.
@@ -13,7 +13,7 @@ pub struct Symbol<N> {
     pub address: u64,
     /// The size in bytes; `None` if unknown.
     pub size: Option<u64>,
-    /// The function's name; `None` for data, which ends a preceding function without a size.
+    /// The function's name; `None` for data. A function without a size ends at the next symbol, even if that is data.
     pub name: Option<N>,
 }
 
@@ -28,10 +28,11 @@ pub struct Function<N> {
     pub name: N,
 }
 
-/// Functions that do not overlap, ordered by address. Collect it from symbols in any order.
+/// Functions that do not overlap, ordered by address. Can be collected from symbols in any order.
 ///
-/// A function ends after its size, or without a size at the next symbol, but never beyond the start of
-/// the next function. Of several functions at one address the largest is kept; of equal sizes, the first.
+/// The end of a function follows from its size; a function without a size ends at the next symbol. No function
+/// extends beyond the start of the next one. If several functions have the same address, the largest is kept; if
+/// their sizes are equal, the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Functions<N> {
     list: Vec<Function<N>>,
@@ -39,14 +40,14 @@ pub struct Functions<N> {
 }
 
 impl<N> Functions<N> {
-    /// Returns whether there is no function with an address.
+    /// Returns whether the table is empty. Functions with address zero are not in the table.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Returns whether there are functions, but all have address zero: the kernel shows zeros to users
-    /// without permission (`kptr_restrict`).
+    /// Returns whether the symbols included functions, but only with address zero. The kernel shows zeros
+    /// instead of addresses to users without permission (`kptr_restrict`).
     #[must_use]
     pub fn are_hidden(&self) -> bool {
         self.hidden

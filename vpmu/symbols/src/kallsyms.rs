@@ -1,4 +1,4 @@
-//! The text of `/proc/kallsyms` and of `System.map`.
+//! Parses the text of `/proc/kallsyms` and of `System.map`.
 
 use std::fmt;
 

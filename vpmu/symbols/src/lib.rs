@@ -1,9 +1,8 @@
-//! Functions by address: kernel functions from the text of `/proc/kallsyms` and `System.map`, functions
-//! of programs and kernels from ELF files.
+//! Finds functions by address: kernel functions in the text of `/proc/kallsyms` and `System.map`, functions
+//! of programs and kernels in ELF files.
 //!
-//! A guest or a user may have forged the input. Malformed lines and symbols are skipped, and memory is
-//! bounded by the size of the input. The crate opens no files: its users decide which file to read, and
-//! how much of it.
+//! The input may be forged. Malformed lines and symbols are skipped, and memory is bounded by the size of the
+//! input. The crate opens no files: its callers decide which file to read, and how much of it.
 
 mod elf;
 mod functions;

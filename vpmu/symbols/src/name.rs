@@ -10,7 +10,7 @@ pub fn printable(name: impl fmt::Display, most: usize) -> String {
         text: String::new(),
         room: most,
     };
-    // The error stops the formatting of a name longer than `most`, and can be ignored.
+    // `Printable` returns an error only to end the formatting after `most` characters. So ignore the error.
     let _ = write!(printable, "{name}");
     printable.text
 }

@@ -11,7 +11,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A machine without hypervisor statistics.
+/// A machine whose hypervisor has no statistics of exits and halts.
 #[derive(Debug)]
 pub(crate) struct Bare;
 
@@ -25,7 +25,7 @@ impl Machine for Bare {
     }
 }
 
-/// Registers of a vCPU that stays at this instruction, in user mode.
+/// Registers of a vCPU that stays in user mode, at an instruction with this address.
 #[derive(Debug)]
 pub(crate) struct Still(pub(crate) u64);
 
@@ -38,7 +38,8 @@ impl Registers for Still {
     }
 }
 
-/// Installs a handler for the signal of overflows, which interrupts a system call and has no other effect.
+/// Installs a handler for the signal of overflows. The handler does nothing, so the only effect of a signal is that it
+/// interrupts a system call.
 #[expect(clippy::expect_used, reason = "tests fail by panicking")]
 pub(crate) fn ignore_signals() {
     extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}

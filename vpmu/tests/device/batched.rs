@@ -1,4 +1,4 @@
-//! The batched engine: the host records overflows, and the device makes samples of the records later.
+//! The batched engine: the host records overflows, and the device turns the records into samples later.
 
 mod bounds;
 mod who;
@@ -15,14 +15,14 @@ use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
-/// Ticks for which the youngest records are held back.
+/// The device holds back records that are younger than this number of ticks.
 const HOLD_BACK: u64 = 1_000_000;
 const TASK_PAGE: u64 = 0x8000;
 
 fn rig() -> Rig {
     let rig = Rig::new();
     rig.world.know_ips();
-    // Advance the clock, so that records can be in the past.
+    // Advance the clock, so that the tests can make records with times in the past.
     rig.world.pass(10 * HOLD_BACK);
     rig
 }
@@ -57,7 +57,7 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(|sample| sample.ip).collect()
 }
 
-/// Makes the host record overflows `ago` ticks before now, with `ago` as IP.
+/// Makes the host record one overflow for each number in `ago`: that many ticks before now, with the number as IP.
 fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = rig.world.now() - ago;
@@ -105,7 +105,8 @@ fn engine_is_chosen_by_host_event_and_operator() {
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
     let requests = [plain, with(READ), each, mark];
-    // For each request, the results with `ENGINE_ANY`, `ENGINE_EXIT` and `ENGINE_BATCHED`.
+    // A row for each request: the engine or errno in the replies to `ENGINE_ANY`, `ENGINE_EXIT` and
+    // `ENGINE_BATCHED`.
     let expected = [
         (Engines::Auto, false, [[exit, exit, no]; 4]),
         (
@@ -164,7 +165,7 @@ fn records_become_samples_when_they_are_collected() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     assert!(rig.world.draining());
-    assert!(!rig.vcpus.wants_registers(0), "no event needs them");
+    assert!(!rig.vcpus.wants_registers(0), "no event needs registers");
     rig.world.pass(10 * HOLD_BACK);
     let now = rig.world.now();
     let moments = [
@@ -331,11 +332,17 @@ fn no_drain_is_requested_without_records() {
     let mut rig = rig();
     let count = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, count);
-    assert!(!rig.world.draining(), "it only counts");
+    assert!(
+        !rig.world.draining(),
+        "an event that only counts needs no drain"
+    );
     let (event, _ring) = batched(&mut rig, &cycles(0));
     for _ in 0..3 {
         rig.command(0, COMMAND_DISABLE, event);
-        assert!(rig.world.draining(), "not at each switch of a task");
+        assert!(
+            rig.world.draining(),
+            "a task switch does not stop the drain"
+        );
         rig.command(0, COMMAND_ENABLE, event);
     }
     rig.vpmu.drain();
@@ -369,5 +376,9 @@ fn one_drain_raises_one_interrupt() {
     assert_eq!(ring.samples().len(), 35);
     record(&rig, 0, &[4_000_000; 4]);
     rig.vpmu.drain();
-    assert_eq!(rig.world.interrupts(), before + 1, "39 records, 3 tens");
+    assert_eq!(
+        rig.world.interrupts(),
+        before + 1,
+        "the fourth interval of 10 is not complete"
+    );
 }

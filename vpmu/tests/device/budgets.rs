@@ -10,7 +10,7 @@ use crate::driver::{Descriptor, QUEUE_SIZE};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 use crate::world::{At, FAULTS};
 
-/// Operations after which a turn ends. The last request of a turn can exceed this number.
+/// A turn ends after the request or command that reaches this number of operations.
 const TURN: u64 = 4096;
 /// Members of the largest possible group.
 const MEMBERS: u64 = 1023;
@@ -39,8 +39,8 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
-/// A device after the first turn of a notification of vCPU 0 with `count` switches of a large group, which
-/// the turn did not finish.
+/// Notifies vCPU 0's queue with `count` commands that switch a large group. Returns the device after the first turn,
+/// which has not finished the commands.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -49,7 +49,11 @@ fn unfinished(count: usize) -> Rig {
     let commands = switches(leader, count);
     rig.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
-    assert_eq!(rig.queues[2].answer(), None, "the first turn answered them");
+    assert_eq!(
+        rig.queues[2].answer(),
+        None,
+        "the first turn finished the notification"
+    );
     rig
 }
 
@@ -72,7 +76,7 @@ fn notification_of_group_switches_is_served_in_turns() {
     let largest = after.largest_turn;
     assert!(
         largest.operations <= TURN + 2 * MEMBERS + 3,
-        "{largest:?}: one command beyond the budget at most"
+        "{largest:?}: more than one command beyond the budget"
     );
     assert!(largest.host_calls <= 512 + 2, "{largest:?}");
 }
@@ -138,7 +142,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
         ALL_FEATURES,
     );
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    // All pages but the last are valid, so all are checked.
+    // Only the last page is invalid, so the device has to check all of them.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP, event),
@@ -158,7 +162,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     }
     let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
     assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
-    // Two turns with half of the requests each, and a third that finds the queue empty.
+    // Two turns serve half of the requests each. The third finds the queue empty.
     assert_eq!(turns, 3);
 }
 
@@ -189,7 +193,7 @@ fn mark_reads_each_group_once() {
     let before = rig.vpmu.metrics().work.operations;
     rig.mark(0, 5, 1);
     let work = rig.vpmu.metrics().work.operations - before;
-    // For each of 512 events: the count, the metadata page, one reading, and one record.
+    // At most four operations for each of 512 events: the count, the metadata page, one reading, and one record.
     assert!((512..=4 * 512).contains(&work), "{work}");
 }
 
@@ -224,7 +228,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
         };
         rig.queues[queue].describe_as(0, indirect, INDIRECT);
         rig.queues[queue].offer(0);
-        // Also an indirect descriptor in the middle of a chain.
+        // Offer an indirect descriptor in the middle of a chain, too.
         let first = Descriptor {
             address: from,
             len: 128,
@@ -259,7 +263,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
 #[test]
 fn notification_looks_at_a_bounded_number_of_descriptors() {
     let mut rig = Rig::new();
-    // A chain of all descriptors, made available as often as the queue has entries.
+    // One chain that consists of all descriptors, offered as many times as the queue has entries.
     for index in 0..QUEUE_SIZE {
         let descriptor = Descriptor {
             address: rig.queues[2].buffer(0),
@@ -277,6 +281,6 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Each notification looks at twice as many descriptors as the queue has, which are two chains.
+    // Two chains have twice as many descriptors as the queue. That is the limit, so a notification takes two chains.
     assert_eq!(returned, [2; 8]);
 }

@@ -1,4 +1,4 @@
-//! Records left by inherited events, and trailers of records other than samples.
+//! The records of a child's counts when the child is closed, and the trailers of records other than samples.
 
 use vpmu::abi::*;
 
@@ -28,7 +28,7 @@ fn counts_of_a_child_are_written_at_its_close() {
     let mut ring = rig.map(parent, 1);
     rig.command(1, COMMAND_IN, child);
     (0..9).for_each(|_| rig.mark(1, 5, 1));
-    // The child's task has left, and another task runs.
+    // Schedule out the child's task; then another task runs.
     let out = rig.command(1, COMMAND_OUT, child);
     rig.runs(1, 51, 52);
     rig.close(child).expect("closed");
@@ -38,7 +38,7 @@ fn counts_of_a_child_are_written_at_its_close() {
     let times = [out.time_enabled.get(), out.time_running.get()];
     assert_eq!(raw[0].words, [42 << 32 | 41, 9, times[0], times[1], parent]);
     rig.close(parent).expect("closed");
-    assert_eq!(ring.raw(), [], "it was not inherited");
+    assert_eq!(ring.raw(), [], "no READ record: the parent is not a child");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     let parent = rig.open(&request).expect("open");
     let mut ring = rig.map(parent, 1);
     (0..100).for_each(|_| rig.mark(0, 5, 1));
-    // Sixty samples are allowed, fifty-six fit into the ring; the THROTTLE record does not.
+    // Sixty samples are allowed in this time window, but only 56 fit into the ring. The THROTTLE record does not fit.
     let samples = ring.raw();
     assert!(samples.iter().all(|record| record.kind == SAMPLE));
     assert_eq!(samples.len(), 56);
@@ -100,7 +100,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
         .iter()
         .filter(|record| record.kind == THROTTLE)
         .collect();
-    // The parent is still throttled. The child makes sixty samples, of which those that fit are written.
+    // The parent is still throttled. The child makes sixty samples, and those that fit are written.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();
@@ -152,6 +152,6 @@ fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
     rig.command(1, COMMAND_OUT, event);
     let raw = ring.raw();
     assert_eq!((raw.len(), raw[0].kind), (1, LOST));
-    // The number of losses, and the CPU in the trailer.
+    // The number of lost samples, and the CPU in the trailer.
     assert_eq!((raw[0].words[1], raw[0].words[6]), (4, 1));
 }

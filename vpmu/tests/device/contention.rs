@@ -1,5 +1,5 @@
-//! A host that shares, revokes or refuses counters: the guest sees this in times, states and replies of its
-//! events.
+//! A host that shares, revokes or refuses counters: the guest sees this in the times, the states and the replies of
+//! its events.
 
 use vpmu::abi::*;
 use vpmu::{Hardware, Refusal};
@@ -37,7 +37,7 @@ fn others_share_of_a_counter_shows_in_time_running() {
     ] {
         let event = rig.open(&request).expect("open");
         rig.command(0, COMMAND_ENABLE, event);
-        // The clock advances while the host's counter runs part of the time.
+        // The host's counter counts `seen` of every 4 events that happen.
         for _ in 0..100 {
             rig.world.pass(4000);
             rig.world.work(thread(0), 4000, seen);
@@ -49,13 +49,13 @@ fn others_share_of_a_counter_shows_in_time_running() {
         assert!(enabled >= 400_000, "{enabled}");
         assert!(
             running.abs_diff(enabled * seen / 4) < 1000,
-            "{running} of {enabled} with {seen} of 4"
+            "ran for {running} of {enabled} ns, expected {seen}/4 of the enabled time"
         );
         rig.close(event).expect("closed");
     }
 }
 
-/// Opens an event, has the host give up its counter, and checks that `op` and a notice report the loss
+/// Opens an event, makes the host revoke its counter, and checks that the reply to `op` and a notice report the loss
 /// without a reason.
 pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32) {
     let event = rig.open(request).expect("open");
@@ -63,7 +63,7 @@ pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32
     rig.command(0, COMMAND_ENABLE, event);
     rig.world.work(thread(0), 40, 4);
     assert_eq!(rig.value(0, event), 40);
-    // Another user gets the counter: read(2) of the perf event then returns end of file.
+    // The host gives the counter to another user. On a real host, read(2) of the perf event then returns end of file.
     rig.world.give_up(thread(0));
     let reply = rig.command(0, op, event);
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
@@ -171,7 +171,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_IN_USE.into())
         );
-        // The reason of this refusal is not reported for a counter that is lost afterwards.
+        // The reason for this refusal is not reported again when another event loses its counter later.
         rig.world.deny(0);
         let other = rig.open(&of_host(FAULTS, 0)).expect("open");
         rig.post_notice(1, 16);
@@ -228,7 +228,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
     let refused = rig
         .vpmu
         .persist(&persist)
-        .expect_err("the operator's event, too");
+        .expect_err("the operator cannot start it either");
     assert!(
         refused.to_string().contains("no event `cycles`"),
         "{refused}"

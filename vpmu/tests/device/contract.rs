@@ -76,7 +76,7 @@ fn used_length_is_that_of_the_answer() {
     let commands = [command(COMMAND_READ, 1), command(COMMAND_READ, 77)];
     rig.queues[2].request(commands.as_bytes(), room);
     rig.vcpus.kick(0, QUEUE_VCPU);
-    let answer = rig.queues[2].answer().expect("answered at once");
+    let answer = rig.queues[2].answer().expect("answered immediately");
     let replies: Vec<Reply> = structs(&answer);
     let statuses: Vec<u32> = replies.iter().map(|reply| reply.status.get()).collect();
     assert_eq!(statuses, [0, libc::ENOENT.unsigned_abs()]);
@@ -174,7 +174,7 @@ fn map_writes_the_whole_metadata_page() {
     let (mut page, rest) = Metadata::read_from_prefix(&read(pages[0]))
         .map(|(page, rest)| (page, rest.to_vec()))
         .expect("a page");
-    // The times of an event that was enabled for a moment.
+    // The event was enabled for a moment, so the exact times are unknown.
     for field in [&mut page.time_enabled, &mut page.time_running] {
         assert_ne!(field.get(), u64::from_le_bytes([0xa5; 8]));
         *field = 0.into();
@@ -220,7 +220,7 @@ fn new_ring_in_the_window_is_zeroed() {
     let mut free = [0; PAGE_SIZE];
     let at = GuestAddress(WINDOW + 3 * PAGE_SIZE as u64);
     memory.read_slice(&mut free, at).expect("in the window");
-    assert_eq!(free, [0xa5; PAGE_SIZE], "a page outside the ring");
+    assert_eq!(free, [0xa5; PAGE_SIZE], "a page outside the ring changed");
 }
 
 /// VPMU-D-2-1.
@@ -233,8 +233,10 @@ fn notification_is_answered_before_its_instruction_retires() {
     rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
     rig.vcpus.enter(0);
-    // The guest reads the used ring at its next instruction.
-    let answer = rig.queues[2].answer().expect("there");
+    // The guest continues at its next instruction, so the reply must be in the used ring by now.
+    let answer = rig.queues[2]
+        .answer()
+        .expect("the answer is in the used ring");
     let reply: Vec<Reply> = structs(&answer);
     assert_eq!(reply[0].state.get(), STATE_ACTIVE);
 }

@@ -52,13 +52,14 @@ fn each_exit_counts_once_by_reason() {
             rig.exit(1, reason, &mut At(0));
         }
     }
-    // Each command is itself an exit, including the one that reads.
+    // Each command causes an exit. The exit of the command that reads the count is counted, too.
     let own = 1;
     assert_eq!(rig.value(0, all) - all_before, 3 + 5 + 7 + 11 + 13 + own);
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
         let grown = rig.value(0, events[index]) - before[index];
         if config == EXIT_MMIO {
-            // The two reads of `all`, the reads of the four other events, and this read.
+            // Besides the test's exits, the event counts the exits of these commands: two that read `all`, four that
+            // read the other events, and the one that reads this event.
             assert_eq!(grown, times + 2 + 4 + own);
         } else {
             assert_eq!(grown, times, "reason {config}");
@@ -79,7 +80,7 @@ fn exits_count_by_the_statistics() {
     assert_eq!(
         rig.open(&open_of(KIND_HALTS, 0, 0)),
         Err(libc::ENOENT),
-        "statistics without it"
+        "the statistics have no halts"
     );
 }
 
@@ -92,7 +93,8 @@ fn tsc_ticks_equal_the_times() {
     let reply = rig.command(0, COMMAND_DISABLE, event);
     let ticks = reply.value.get();
     assert!((1_000_000..1_000_020).contains(&ticks), "{ticks}");
-    // A tick is a nanosecond here; the count and the times read the clock one after the other.
+    // A tick is a nanosecond here. The device reads the clock for the count, then for the times, and each read advances
+    // the clock by a tick.
     assert!(reply.time_enabled.get().abs_diff(ticks) <= 2, "{reply:?}");
     assert_eq!(reply.time_enabled, reply.time_running);
     rig.world.pass(1_000_000);
@@ -200,7 +202,7 @@ fn in_and_out_are_matched() {
     assert_eq!(status(&mut rig, 0, COMMAND_IN, task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_IN, task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_OUT, task), libc::EINVAL);
-    // Enabled while scheduled in: it counts from here.
+    // The event is enabled while it is scheduled in, so it counts from here on.
     assert_eq!(status(&mut rig, 0, COMMAND_ENABLE, task), 0);
     rig.mark(0, 1, 0);
     rig.mark(1, 1, 0);
@@ -230,7 +232,7 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     };
     let counting = rig.open(&pinned).expect("open");
     let events = [counting, rig.open(&sampling(pinned, 1000)).expect("open")];
-    // The device does not pin the host's counter, which would never yield to another user.
+    // The device does not pin the counter on the host: a pinned counter would keep the host's other events off the PMU.
     assert_eq!(rig.world.pinned(), 0);
     rig.world.work(thread(0), 100, 4);
     for event in events {
@@ -262,7 +264,7 @@ fn lost_backing_puts_the_event_in_error() {
     assert_eq!(
         rig.open(&open_of(kind, config, 0)),
         Err(libc::EMFILE),
-        "the host's own errno"
+        "the status is the errno of the host"
     );
     rig.close(event).expect("closed");
 }
@@ -300,5 +302,5 @@ fn metadata_page_follows_the_count() {
     assert_eq!(page.field(16), 1);
     assert_eq!(page.field(24), reply.time_enabled.get());
     assert_eq!(page.field(32), reply.time_running.get());
-    assert_eq!(page.field(8) & 1, 0, "an even sequence");
+    assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
 }

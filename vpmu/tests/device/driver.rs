@@ -59,7 +59,7 @@ impl DriverQueue {
         (driver, queue)
     }
 
-    /// The same driver in another memory with the same contents.
+    /// Returns the driver's side of the same queue in `memory`, which is a copy of guest memory.
     pub(crate) fn at(&self, memory: &GuestMemoryMmap) -> Self {
         Self {
             memory: memory.clone(),
@@ -140,7 +140,7 @@ impl DriverQueue {
         self.offer(slot);
     }
 
-    /// Takes the next returned chain; returns its head and its written length.
+    /// Takes the next returned chain; returns its head, and the number of bytes that the device wrote to it.
     pub(crate) fn reclaim(&mut self) -> Option<(u32, u32)> {
         let index: u16 = self.load(self.used + 2);
         if index == self.seen {

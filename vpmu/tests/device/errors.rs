@@ -1,5 +1,5 @@
-//! The error tables of SPEC.md: a request for which a row's condition holds returns the row's status, even if the
-//! condition of a later row holds, too.
+//! The error tables of SPEC.md: the status of a request is that of the first row whose condition holds, even if the
+//! conditions of later rows hold, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -25,23 +25,23 @@ struct Setup {
     limits: Limits,
 }
 
-/// A request or command for which a row's condition holds, and the device that receives it.
+/// A request or a command for which the condition of a row of an error table holds, and the device that receives it.
 struct Scene {
     rig: Rig,
     _window: GuestMemoryMmap,
     /// A control request.
     bytes: Vec<u8>,
     command: Command,
-    /// The vCPU whose queue has the command, and the vCPU that notifies it.
+    /// The vCPU whose queue has the command, and the vCPU that notifies this queue.
     of: u32,
     by: u32,
     /// The event that the request is about.
     event: u64,
-    /// Steps to execute right before the request, ordered by number.
+    /// Steps to execute right before the request, in ascending order of their numbers.
     late: Vec<(u8, Late)>,
 }
 
-/// A row, and a function that makes its condition hold.
+/// A row of an error table, and a function that makes its condition hold.
 struct Case {
     row: &'static str,
     setup: fn(&mut Setup),
@@ -132,14 +132,14 @@ impl Scene {
         u32::from_le_bytes(*self.bytes.first_chunk().expect("an operation"))
     }
 
-    /// Makes the request refer to this event.
+    /// Makes the request, or the command, name this event.
     fn about(&mut self, event: u64) {
         self.event = event;
         self.put64(offset_of!(ControlHeader, event), event);
         self.command.event = event.into();
     }
 
-    /// Opens an event; zero if this device refuses it.
+    /// Opens an event and returns its id, or zero if the device refuses it.
     fn opened(&mut self, request: &OpenRequest) -> u64 {
         self.rig.open(request).unwrap_or(0)
     }
@@ -162,7 +162,7 @@ impl Scene {
         event
     }
 
-    /// A trace with an area that the driver manages.
+    /// A trace with an area that the driver owns.
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
@@ -206,7 +206,7 @@ impl Scene {
         self.rig.vpmu.persist(&asked).expect("started")
     }
 
-    /// An event of vCPU 0 in error: the host has revoked its counter.
+    /// Opens an event of vCPU 0, and puts it in the error state: the host revokes its counter.
     fn failed(&mut self) -> u64 {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -239,14 +239,14 @@ impl Scene {
         };
     }
 
-    /// State that a failed request must not change: persistent events, events opened, and host
-    /// counters.
+    /// State that a failed request must not change: the persistent events, the number of events opened so far, and the
+    /// number of open host counters.
     fn state(&self) -> (Vec<PersistentStatus>, u64, usize) {
         let opened = self.rig.vpmu.metrics().events_opened;
         let counters = self.rig.world.open_counters();
         let mut persistent = self.rig.vpmu.persistent();
         for status in &mut persistent {
-            // Time advances.
+            // The times grow even if the request changes nothing.
             (status.time_enabled, status.time_running) = (0, 0);
         }
         (persistent, opened, counters)
@@ -372,7 +372,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// Prepares the event that a request of this table refers to, or the command.
+/// Prepares the event to which a request or command of `table` refers, and the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {
@@ -775,7 +775,7 @@ fn rings() -> Vec<Case> {
 }
 
 fn set_target(scene: &mut Scene, target: u64) {
-    // The target has the same offset in both requests.
+    // This works for both requests, because `target` has the same offset in both.
     assert_eq!(
         offset_of!(RedirectRequest, target),
         offset_of!(LinkRequest, target)
@@ -1108,7 +1108,9 @@ fn cells(line: &str) -> Vec<&str> {
 
 /// The numbers of the status codes.
 fn numbers() -> BTreeMap<&'static str, u32> {
-    let (_, section) = SPECIFICATION.split_once("### Status codes").expect("there");
+    let (_, section) = SPECIFICATION
+        .split_once("### Status codes")
+        .expect("the section");
     let (section, _) = section.split_once("## 1.").expect("there");
     let rows = section.lines().filter(|line| line.starts_with("| `E"));
     let numbers = rows.map(|line| {
@@ -1121,7 +1123,7 @@ fn numbers() -> BTreeMap<&'static str, u32> {
     numbers.collect()
 }
 
-/// The rows of the error tables in text order, each with its status.
+/// The rows of the error tables in the order of SPEC.md, each with its status.
 fn rows() -> Vec<(&'static str, u32)> {
     let numbers = numbers();
     let tables = SPECIFICATION
@@ -1169,8 +1171,8 @@ const COMMANDS: [&str; 9] = [
     "FLUSH",
 ];
 
-/// The status of a request of `table` with these conditions, which are made to hold in order. Making a condition
-/// hold may undo an earlier condition, so only the last one holds in any case.
+/// Makes these conditions hold one after the other, sends a request of `table`, and returns its status. A later step
+/// can undo an earlier condition, so only the last condition is sure to hold.
 fn status(table: &str, cases: &[&Case]) -> u32 {
     let setups: Vec<_> = cases.iter().map(|case| case.setup).collect();
     let mut scene = Scene::new(&setups);

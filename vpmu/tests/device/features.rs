@@ -6,7 +6,8 @@ use vpmu::abi::*;
 use crate::persistent::{WINDOW_FEATURES, window};
 use crate::rig::{ALL_FEATURES, Errno, Rig, open_of, sampling};
 
-/// Features from a transport that hides the device-specific bits.
+/// The only feature bit that a driver can accept through a transport that hides the device-specific bits:
+/// `VIRTIO_F_VERSION_1`.
 const MASKED: u64 = 1 << 32;
 
 fn accept(rig: &mut Rig, features: u64) -> Result<(), Errno> {
@@ -85,7 +86,11 @@ fn feature_that_is_not_offered_is_not_accepted() {
         let both = 1 << F_RING | 1 << bit;
         assert_eq!(accept(&mut rig, both), Err(libc::EINVAL), "bit {bit}");
     }
-    assert_eq!(rig.open(&sampled()), Err(libc::EOPNOTSUPP), "none of them");
+    assert_eq!(
+        rig.open(&sampled()),
+        Err(libc::EOPNOTSUPP),
+        "the refused request accepted no bit"
+    );
     assert_eq!(accept(&mut rig, 0), Ok(()));
 }
 
@@ -110,7 +115,7 @@ fn mark_of_more_than_32_bits_is_not_opened() {
         assert_eq!(
             opened,
             Err(libc::ENOENT),
-            "{config:#x} is not a value of a mark"
+            "no mark has the value {config:#x}"
         );
     }
     for config in [0, u64::from(u32::MAX), MARK_ANY] {

@@ -25,16 +25,16 @@ fn leaves_of(value: &Value, at: String, into: &mut Vec<String>) {
     }
 }
 
-/// The new value of a leaf, or of the array around it.
+/// A change to a leaf, or to the array that contains it.
 #[derive(Debug, Clone)]
 pub(crate) enum Forgery {
     Number(u64),
     Plus(u64),
     Flip,
     Null,
-    /// Removes the leaf from the array around it; elsewhere, makes it null.
+    /// Removes the leaf if it is in an array; otherwise makes it null.
     Remove,
-    /// Repeats the leaf in the array around it; elsewhere, makes it null.
+    /// Repeats the leaf if it is in an array; otherwise makes it null.
     Repeat,
 }
 

@@ -41,7 +41,11 @@ fn members_count_while_their_leader_is_on() {
     rig.world.work(thread(0), 100, 4);
     let reply = rig.read(0, on);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_INACTIVE, 0));
-    assert_eq!(reply.time_enabled.get(), 0, "its times stand still");
+    assert_eq!(
+        reply.time_enabled.get(),
+        0,
+        "the times of a stopped member do not grow"
+    );
     rig.command(0, COMMAND_ENABLE, leader);
     marks(&rig, 4);
     rig.world.work(thread(0), 100, 4);
@@ -50,7 +54,7 @@ fn members_count_while_their_leader_is_on() {
     rig.world.work(thread(0), 100, 4);
     let values = |rig: &mut Rig| [leader, on, off, host].map(|id| rig.value(0, id));
     assert_eq!(values(&mut rig), [4, 4, 0, 100]);
-    // A member has an enabled state of its own.
+    // A member is enabled and disabled independently of its leader.
     rig.command(0, COMMAND_DISABLE, on);
     rig.command(0, COMMAND_ENABLE, off);
     rig.command(0, COMMAND_ENABLE, leader);
@@ -68,7 +72,8 @@ fn members_survive_their_closed_leader() {
     rig.close(leader).expect("closed");
     marks(&rig, 2);
     assert_eq!(rig.value(0, member), 2);
-    rig.open(&led(member, mark)).expect("it can lead now");
+    rig.open(&led(member, mark))
+        .expect("the member can lead a group now");
 }
 
 #[test]
@@ -113,7 +118,7 @@ fn leader_in_error_stops_its_group() {
     assert_eq!(rig.value(0, member), 2);
 }
 
-/// The counts in samples of only [`SAMPLE_READ`].
+/// Returns the words of samples whose only field is [`SAMPLE_READ`].
 fn counts(raw: &[Raw]) -> Vec<&[u64]> {
     raw.iter()
         .map(|record| {
@@ -132,14 +137,14 @@ fn sample_reads_its_group_at_one_moment() {
         period: period.into(),
         ..open_of(KIND_MARK, 5, 0)
     };
-    // GROUP, ID and LOST.
+    // `read_format` with GROUP, ID and LOST.
     let leader = rig.open(&with(0x1c, 2)).expect("open");
     let (kind, config) = CYCLES;
     let host = rig
         .open(&led(leader, open_of(kind, config, 0)))
         .expect("open");
-    // This member was opened after the leader, so it counts each mark after the leader does. The member's samples
-    // lack GROUP.
+    // At each mark, events count in the order in which they were opened, so the leader counts before this member. The
+    // member's samples do not have GROUP.
     let single = rig.open(&led(leader, with(0x14, 3))).expect("open");
     let mut ring = rig.map(leader, 1);
     let mut own = rig.map(single, 1);
@@ -180,7 +185,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
     }
     let (kind, config) = CYCLES;
     for _ in 0..HOST {
-        // A sampling event has a host counter of its own.
+        // An event that samples does not share its host counter with other events.
         let host = sampling(open_of(kind, config, 0), 1 << 40);
         rig.open(&led(leader, host)).expect("open");
     }
@@ -263,7 +268,8 @@ fn group_size_is_limited_by_the_record_size() {
         ..mark
     };
     let leader = rig.open(&all).expect("open");
-    // Three words per event, after three for the group: the leader and 680 members take 16,368 bytes.
+    // A reading has three words for the group, and three for each event. With the leader and 680 members, it takes
+    // 16,368 bytes. One more member would exceed the limit of 16 KiB.
     for _ in 0..680 {
         rig.open(&led(leader, mark)).expect("open");
     }

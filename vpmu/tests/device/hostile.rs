@@ -1,4 +1,4 @@
-//! A malicious guest: it gets an errno or no answer, and causes neither a panic nor a stray write.
+//! A malicious guest gets an errno or no answer. It causes neither a panic nor a stray write.
 
 use proptest::prelude::*;
 use vpmu::abi::*;
@@ -235,7 +235,8 @@ fn buffers_without_room_are_returned_empty() {
         0,
         "not executed, because there is no room for the reply"
     );
-    // Answer buffer too short, half a command, more commands than an exit may execute.
+    // The requests are invalid: the reply buffer is too short, a command is incomplete, and there are more commands
+    // than one notification may have.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
         rig.vcpus.kick(0, QUEUE_VCPU);

@@ -1,4 +1,4 @@
-//! Activation, reset, limits.
+//! Activation, reset and limits of the device.
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
@@ -35,7 +35,10 @@ fn reset_device_does_not_write_guest_memory() {
     let _ = rig.vpmu.notify(QUEUE_CONTROL);
     let _ = rig.vpmu.notify(QUEUE_EVENT);
     rig.vcpus.kick(0, QUEUE_VCPU);
-    assert!(before != offered, "the snapshot detects a change");
+    assert!(
+        before != offered,
+        "the snapshot shows the driver's own writes"
+    );
     assert!(
         rig.snapshot() == offered,
         "the device wrote after its reset"
@@ -48,7 +51,7 @@ fn reset_device_does_not_write_guest_memory() {
     assert_eq!(
         rig.vpmu.metrics().events_opened,
         3,
-        "a reset keeps every figure"
+        "a reset does not clear the metrics"
     );
 }
 

@@ -42,7 +42,7 @@ fn limits_add_up_and_lost_records_count() {
     assert_eq!(
         (reply.value.get(), reply.lost.get()),
         (5, 5),
-        "it has no ring"
+        "without a ring, each overflow is lost"
     );
     assert_eq!(rig.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
     assert_eq!(rig.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
@@ -93,5 +93,9 @@ fn overflows_beyond_the_limit_are_dropped() {
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.lost.get()), (STATE_OFF, 0));
     rig.world.work(thread(0), 500, 4);
-    assert_eq!(rig.value(0, event), 500, "the count has stopped");
+    assert_eq!(
+        rig.value(0, event),
+        500,
+        "the event is disabled and no longer counts"
+    );
 }

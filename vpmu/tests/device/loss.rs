@@ -1,4 +1,4 @@
-//! Rings that are too small: written + lost = produced, exactly.
+//! Rings that are too small: the numbers of written and lost records add up exactly to the number produced.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -50,7 +50,8 @@ impl Produced {
         }
     }
 
-    /// Reads to the end, including the last loss.
+    /// Reads all records, and checks that the numbers of read and lost records add up to `produced`. Between two reads
+    /// of the ring, a command makes the device report the last loss.
     fn finish(mut self, produced: u64) -> (u64, u64) {
         self.take(usize::MAX);
         let value = self.rig.value(0, self.event);
@@ -74,7 +75,10 @@ fn lagging_reader_loses_only_counted_records() {
         run.take(2);
     }
     let (_, lost) = run.finish(1500);
-    assert!(lost > 0, "the reader read two of three");
+    assert!(
+        lost > 0,
+        "a reader that takes two of three records loses some"
+    );
 }
 
 /// VPMU-D-6.7-3.

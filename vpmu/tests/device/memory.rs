@@ -1,5 +1,5 @@
-//! Guest memory of a VMM: with a bitmap of dirty pages, and with changing regions. Also queues and interrupts of
-//! a transport.
+//! Other types of guest memory: with a bitmap of dirty pages, with regions that change, and with address translation.
+//! Also the queues and the interrupts of other transports.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -33,7 +33,7 @@ const WATCHDOG: AuxProducer = AuxProducer {
 /// Memory with a bitmap of dirty pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
 
-/// The same memory twice: tracked for the device, and untracked for its driver.
+/// Maps the same memory twice: with a bitmap of dirty pages for the device, and without one for the driver.
 fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(len as u64).expect("room");
@@ -46,7 +46,7 @@ fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     (watched, plain)
 }
 
-/// A device in tracked memory, with a tracked window.
+/// A device whose guest memory and window have bitmaps of dirty pages.
 struct WatchedRig {
     rig: Rig,
     memory: Watched,
@@ -94,13 +94,13 @@ impl WatchedRig {
         dirty
     }
 
-    /// The pages that an answer on a queue writes: the used ring and the buffer.
+    /// The pages that the device writes when it answers on a queue: the used ring and the buffer.
     fn answered(&self, queue: usize) -> [u64; 2] {
         let ring = QUEUES + queue as u64 * PAGE;
         [ring, self.rig.queues[queue].buffer(1)]
     }
 
-    /// An enabled event that samples a mark into its ring.
+    /// An enabled event that samples each mark of value 5.
     fn sampled(&mut self) -> u64 {
         let request = OpenRequest {
             wakeup: 1.into(),
@@ -111,7 +111,7 @@ impl WatchedRig {
     }
 }
 
-/// A set of exactly these pages.
+/// These pages as a set, to compare it with the dirty pages.
 fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
     pages.into_iter().collect()
 }
@@ -146,7 +146,7 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     assert_eq!(watched.take_dirty(), exactly(laid));
     watched.rig.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
-    // Samples of 72 bytes: the 57th lies on both pages.
+    // A sample has 72 bytes, so the 57th sample crosses from the first data page to the second.
     (0..55).for_each(|_| watched.rig.mark(0, 5, 1));
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
     watched.rig.mark(0, 5, 1);
@@ -157,7 +157,7 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     assert_eq!(
         watched.take_dirty(),
         exactly([]),
-        "a mark that no event counts"
+        "a mark that no event counts writes nothing"
     );
 }
 
@@ -237,7 +237,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     assert_eq!(watched.take_dirty(), exactly(laid));
     watched.rig.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
-    // An area in guest RAM, whose head is in the window's metadata page.
+    // An area in guest RAM. Its head is in the ring's metadata page, which is in the window.
     let area = [0x30_0000];
     let trace = OpenRequest {
         flags: flags.into(),
@@ -354,7 +354,7 @@ fn queues_whose_region_is_removed_fall_silent() {
     );
 }
 
-/// Memory behind a translation that does not let the device write to a range of addresses.
+/// Guest memory with an address translation that makes a range of addresses read-only for the device.
 struct Translated {
     memory: GuestMemoryMmap,
     read_only: Range<u64>,
@@ -431,7 +431,10 @@ fn interrupt_names_the_queues_with_used_buffers() {
     rig.mark(0, 5, 1);
     assert_eq!(rig.world.take_signalled(), [QUEUE_EVENT]);
     rig.command(1, COMMAND_READ, event);
-    assert!(rig.world.take_signalled().is_empty(), "its driver polls");
+    assert!(
+        rig.world.take_signalled().is_empty(),
+        "no interrupt: the driver polls this queue"
+    );
     rig.queues[3].want_interrupts();
     rig.command(1, COMMAND_READ, event);
     assert_eq!(rig.world.take_signalled(), [QUEUE_VCPU + 1]);
@@ -447,7 +450,7 @@ fn queues_continue_from_the_indices_passed_at_activation() {
     let states = rig.vpmu.queue_states();
     let indices: Vec<_> = states.iter().map(|q| (q.next_avail, q.next_used)).collect();
     assert_eq!(indices, [(1, 1), (0, 0), (0, 0), (1, 1)]);
-    // Another device with the same driver.
+    // Another device takes over the queues of the same driver.
     let mut other = Rig::bare(Engines::Auto, limits(), None);
     (0..VCPUS).for_each(|vcpu| other.attach(vcpu));
     other.memory = rig.memory;

@@ -1,4 +1,4 @@
-//! Guest modes that the device's own events exclude.
+//! Events that the device counts itself, and the guest modes that they exclude.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

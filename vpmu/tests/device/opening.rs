@@ -32,7 +32,11 @@ fn every_defined_flag_and_field_is_accepted() {
     };
     rig.open(&pinned).expect("open");
     let counting = rig.open_reply(&open_of(KIND_MARK, 5, 0));
-    assert_eq!(counting.engine.get(), ENGINE_ANY, "it only counts");
+    assert_eq!(
+        counting.engine.get(),
+        ENGINE_ANY,
+        "an event that only counts has no engine"
+    );
 }
 
 #[test]
@@ -107,7 +111,7 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
         let errno = open(&mut rig, chain, 0, 0, most);
         assert_eq!(errno == Some(libc::EOVERFLOW), refused, "chain of {most}");
     }
-    // Fields that no sample field needs are not checked, as in perf.
+    // As in perf, the device does not check `max_stack`, `regs_*` and `stack_user` unless `sample_type` needs them.
     assert_eq!(open(&mut rig, 1, u64::MAX, u32::MAX, u32::MAX), None);
 }
 
@@ -131,7 +135,7 @@ fn periods_and_frequencies_have_bounds() {
     assert_eq!(open(&mut rig, OPEN_FREQ, 0), Some(libc::EINVAL));
     assert_eq!(open(&mut rig, OPEN_FREQ, 5000), None);
     assert_eq!(open(&mut rig, OPEN_FREQ, 5001), Some(libc::EINVAL));
-    // A frequency has no shortest period; an event that cannot sample has no frequency.
+    // The shortest period does not apply to frequencies. An event that cannot sample cannot have a frequency.
     let frequency = |of: (u32, u64)| OpenRequest {
         flags: OPEN_FREQ.into(),
         ..sampling(open_of(of.0, of.1, 0), 1)

@@ -7,10 +7,9 @@ use crate::reader::Reader;
 use crate::rig::{Rig, TSC_OFFSET, open_of};
 use crate::world::At;
 
-/// Count, time enabled and time running as a program computes them from the page at guest time
-/// `now`.
+/// The count, time enabled and time running that a program computes from the page at guest time `now`.
 fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
-    assert_eq!(page.field(8) & 1, 0, "an even sequence");
+    assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
     let (count, enabled, running) = (page.field(16), page.field(24), page.field(32));
     let growing = page.field(40) & 1 << 3 != 0;
     let since = if growing {
@@ -62,7 +61,7 @@ fn page_times_advance_between_exits() {
     let (count, enabled, running) = figures(&page, now);
     let reply = rig.read(0, event);
     assert_eq!(count, reply.value.get());
-    // Each clock read advances the clock by a tick.
+    // Each read of the clock advances it by a tick.
     assert!(reply.time_enabled.get() - enabled < 5);
     assert!(reply.time_running.get() - running < 5);
     let out = rig.command(0, COMMAND_OUT, event);

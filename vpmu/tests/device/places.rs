@@ -1,5 +1,5 @@
-//! Guest state in samples: which events request it, and at which exit the device reads it. The stack walk has
-//! tests of its own.
+//! Guest state in samples: which events need it, and at which exit the device reads it. Other tests check the stack
+//! walk.
 
 use std::cell::Cell;
 
@@ -18,13 +18,13 @@ const REGS_INTR: u64 = 1 << 18;
 const IN_USER: u64 = -512_i64 as u64;
 const IN_KERNEL: u64 = -128_i64 as u64;
 
-/// One page of tables at each level, then stack pages, mapped from address zero for user mode.
+/// The page tables, one page at each level. They map the stack's pages for user mode, from virtual address zero on.
 const TABLES: u64 = 0xa000;
 const STACK: u64 = 0x60_0000;
 const STACK_PAGES: u64 = 20;
 const RING: u64 = 0x70_0000;
 
-/// A guest at an address with this frame pointer; counts how often its state is read.
+/// A vCPU at address `ip` with frame pointer `bp`. Counts how often the device reads its state.
 #[derive(Debug)]
 struct Somewhere<'a> {
     user: bool,
@@ -58,7 +58,7 @@ impl Registers for Somewhere<'_> {
     }
 }
 
-/// A rig whose guest has a stack, with a caller's frame 0x100 bytes into it.
+/// A rig whose guest has a stack. A caller's frame lies 0x100 bytes above the start of the stack.
 fn rig() -> Rig {
     let rig = Rig::new();
     let put = |at: u64, word: u64| {
@@ -243,7 +243,7 @@ fn kernel_callers_need_the_hypervisors_state() {
     assert_eq!(
         records(&rig)[0][1..],
         [2, IN_KERNEL, u64::MAX - 0xff, 0, 0],
-        "its address, but neither stack nor registers"
+        "the sample has the address, but neither stack nor registers"
     );
 }
 
@@ -268,8 +268,9 @@ fn record_size_fits_its_header() {
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
-    // The stack gets the words left by the header, nine fields, a chain of three with its length, twice 21 words of
-    // registers and two sizes. REGS_INTR comes last, after the size of the stack that was read.
+    // The record has 8191 words. The header takes one of them, plain fields nine, the call chain four (its length and
+    // three entries), each of the two sets of registers 21, and the two sizes of the stack two. The stack gets the
+    // rest. REGS_INTR comes last, after the word with the number of stack bytes that were read.
     let record = &records[0];
     let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
     assert_eq!(record[record.len() - 22], room);

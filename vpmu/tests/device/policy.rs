@@ -15,7 +15,7 @@ fn cycles() -> OpenRequest {
     open_of(CYCLES.0, CYCLES.1, 0)
 }
 
-/// Enables an event; returns whether its only host counter excludes the host's work.
+/// Enables an event, which must have exactly one host counter. Returns whether that counter excludes host work.
 fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
     let event = rig.open(request).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -34,7 +34,7 @@ fn count_mode_selects_host_work_in_hardware_counts() {
         let mut rig = counting(mode);
         assert_eq!(rig.config().count_mode.get(), reported);
         assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
-        // A clock cannot exclude host work, so the device does not request the exclusion.
+        // A clock cannot exclude host work, so the device does not set `exclude_host` for its counter.
         let clock = open_of(CLOCK.0, CLOCK.1, 0);
         assert!(!leaves_host_out(&mut rig, &clock));
     }
@@ -92,7 +92,7 @@ fn catalogue_reports_whether_hardware_counts_host_work() {
         (
             CountMode::Vcpu,
             0,
-            ", host work for the vCPU included, but not in samples",
+            ", including host work for the vCPU unless the event samples",
         ),
     ] {
         let mut rig = counting(mode);
@@ -162,7 +162,7 @@ fn raw_event_that_the_host_does_not_count_is_unknown() {
     let mut rig = allowing(listed(&[RAW.1, 0x8]));
     assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
     assert_eq!(raw_entries(&mut rig), [("raw-0x11".to_owned(), ALL_FLAGS)]);
-    // If all are allowed, the host decides.
+    // If the operator allows all raw events, the device requests this event from the host, and the host refuses it.
     let mut rig = allowing(RawEvents::All);
     assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
     assert_eq!(rig.world.asked(), [KIND_RAW]);
@@ -184,11 +184,11 @@ fn permitted_raw_event_counts_and_samples_like_hardware() {
             flags: OPEN_EXCLUDE_KERNEL.into(),
             ..raw(RAW.1)
         };
-        rig.open(&user).expect("only one mode");
+        rig.open(&user).expect("a mode can be excluded");
         let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
         assert_eq!(rig.world.periods(), [10]);
-        // The shortest period is the host counter's.
+        // A raw event cannot have a shorter period than its host counter supports.
         let refused = rig.open(&sampling(raw(RAW.1), 9));
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }

@@ -65,7 +65,7 @@ fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
     requests
 }
 
-/// The kind of the parents, which these tests never deny.
+/// The kind of the events that are parents in these tests. It is not in [`EVENTS`] and is never denied.
 const UNLISTED: u32 = KIND_GUEST_TIME;
 
 fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
@@ -84,8 +84,7 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     open
 }
 
-/// The events of [`EVENTS`] that the device opens, by their names; checks that the catalogue lists the same
-/// events.
+/// Returns the names of those [`EVENTS`] that the device opens. Checks that the catalogue lists exactly these.
 fn open_events(rig: &mut Rig) -> Vec<&'static str> {
     let listed = names(rig);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {
@@ -102,7 +101,7 @@ fn event_list_applies_to_every_request() {
     assert_eq!(
         open_events(&mut rig(all(), vec![])),
         every,
-        "without a list"
+        "a list that allows all events denies none"
     );
     let parents = EventMatch::kind(UNLISTED);
     for &(member, kind, config) in &EVENTS {
@@ -149,7 +148,8 @@ fn raw_events_are_allowed_by_the_bits_of_a_mask() {
     assert_eq!(names(&mut rig), ["raw"]);
     rig.open(&open_of(KIND_RAW, 0x11, 0)).expect("allowed");
     for (config, asked) in [(0x211, 1), (0x12, 1), (0x111, 2)] {
-        // The host of these tests only counts 0x11: it refuses an allowed event.
+        // The policy denies 0x211 and 0x12, so the device does not request them from the host. The policy allows
+        // 0x111, but the host of these tests counts only 0x11.
         assert_eq!(rig.open(&open_of(KIND_RAW, config, 0)), Err(libc::ENOENT));
         assert_eq!(rig.world.asked().len(), asked, "{config:#x}");
     }
@@ -202,11 +202,14 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
         .persist(&persist)
         .expect("the operator may open it");
     rig.world.work(crate::rig::thread(0), 40, 4);
-    assert_eq!(rig.value(0, id), 40, "read by the guest");
+    assert_eq!(rig.value(0, id), 40, "the guest can read the event");
     let status = rig.vpmu.persistent();
-    assert_eq!(status[0].event, "cycles", "named to the operator");
+    assert_eq!(
+        status[0].event, "cycles",
+        "the operator sees the name of the event"
+    );
     assert_eq!(names(&mut rig), ["tsc"]);
-    // The guest may still not open the event itself.
+    // The guest still cannot open such an event itself.
     for request in [
         open_of(CYCLES.0, CYCLES.1, 0),
         OpenRequest {

@@ -1,5 +1,5 @@
-//! Random operations of a driver in random order: each overflow is written, lost or throttled, and records are
-//! whole and have the id of an event that existed.
+//! Random operations of a driver in random order: each overflow is written, lost or throttled. Records are whole, and
+//! each has the id of an event that was opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use vpmu::abi::*;
 use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 
-/// A step of the driver; it names events by their position among all opened events.
+/// A step of the driver. A `usize` names an event by its position among all events opened so far.
 #[derive(Debug, Clone)]
 enum Step {
     Open {
@@ -112,7 +112,7 @@ impl Run {
                 }
                 THROTTLE | UNTHROTTLE => (record.words[1], record.words[2]),
                 READ => continue,
-                other => panic!("a record of type {other}"),
+                other => panic!("unexpected record of type {other}"),
             };
             assert!(families.contains(&family) && ids.contains(&stream));
         }
@@ -189,15 +189,15 @@ impl Run {
         }
     }
 
-    /// Reads all rings. Checks that all written samples were read, and that no more losses are reported than
-    /// counted.
+    /// Reads all rings. Checks that all written samples were read, and that LOST records do not report more losses than
+    /// the device counted.
     fn check(&mut self) {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
         ids.into_iter().for_each(|id| self.take(id));
         let metrics = self.rig.vpmu.metrics();
         assert_eq!(
             self.samples, metrics.samples_written,
-            "all of them were read"
+            "every written sample was read"
         );
         assert!(self.told_lost <= metrics.samples_lost);
         let lost: u64 = self
@@ -205,7 +205,10 @@ impl Run {
             .iter()
             .map(|&(id, _)| self.rig.command(0, COMMAND_READ, id).lost.get())
             .sum();
-        assert!(lost <= metrics.samples_lost, "closed events lost some");
+        assert!(
+            lost <= metrics.samples_lost,
+            "the open events lost more samples than the device counted"
+        );
     }
 }
 
@@ -225,7 +228,8 @@ proptest! {
     #[test]
     fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
         let mut run = Run::new();
-        // Events with a fixed period, one per vCPU and one inherited: the expected overflows follow from the marks.
+        // Events with fixed periods: one on each vCPU, and a child. The expected number of overflows of each follows
+        // from the number of marks.
         let request = |period: u64, vcpu, parent: u64| OpenRequest {
             parent: parent.into(),
             flags: OPEN_ENABLED.into(),
@@ -240,7 +244,7 @@ proptest! {
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];
         for step in &steps {
-            // Only rings, time and marks: other steps would change the counts of these events.
+            // Skip the other steps, which could change the counts of these events.
             match step {
                 Step::Redirect(..) | Step::Pause(..) | Step::Map(..) | Step::Unmap(_)
                 | Step::Read(_) | Step::Pass(_) => run.step(step),

@@ -9,7 +9,7 @@ use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
 
-/// A device whose events make at most `share` samples in each window. Its time is the start of a window.
+/// A device whose events make at most `share` samples in each time window. Its clock is at the start of a window.
 fn throttled(share: u32) -> Rig {
     let limits = limits().with(|limits| limits.max_sample_rate = share * 100);
     let rig = Rig::with(limits, ALL_FEATURES);
@@ -34,16 +34,19 @@ fn throttled_event_is_silent_until_a_later_window() {
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [[SAMPLE; 5].as_slice(), &[THROTTLE]].concat());
     assert_eq!(raw[5].words[1..], [event, event]);
-    assert_eq!(raw[5].words[0], raw[4].words[3], "the time of the last");
+    assert_eq!(
+        raw[5].words[0], raw[4].words[3],
+        "THROTTLE has the time of the last sample"
+    );
     let reply = rig.read(0, event);
     assert_eq!(
         (reply.value.get(), reply.lost.get()),
         (20, 0),
-        "the count continues"
+        "a throttled event still counts"
     );
     assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
     rig.exit(0, ExitReason::Hlt, &mut At(1));
-    assert_eq!(kinds(&ring.raw()), [0; 0], "the window is not over");
+    assert_eq!(kinds(&ring.raw()), [0; 0], "the time window has not ended");
     rig.world.pass(WINDOW);
     // An exit of any kind ends the throttle.
     rig.exit(0, ExitReason::Hlt, &mut At(1));
@@ -72,7 +75,11 @@ fn overflow_that_ends_the_window_is_written() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, THROTTLE]);
     rig.world.pass(WINDOW);
     rig.exit(0, ExitReason::Hlt, &mut At(1));
-    assert_eq!(kinds(&ring.raw()), [0; 0], "it is not written");
+    assert_eq!(
+        kinds(&ring.raw()),
+        [0; 0],
+        "nothing is written for an event that is scheduled out"
+    );
     rig.command(1, COMMAND_IN, event);
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
     rig.mark(1, 5, 1);
@@ -98,9 +105,9 @@ fn host_counter_is_silent_while_throttled() {
     assert_eq!(
         rig.vpmu.metrics().samples_throttled,
         2,
-        "the host's counter is unchanged"
+        "the host counter makes no overflows meanwhile"
     );
-    // A period set in the meantime applies afterwards.
+    // A period that is set while the event is throttled applies afterwards.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 50), 0);
     rig.world.work(thread(0), 10_000, 4);
     rig.world.pass(WINDOW);
@@ -161,7 +168,10 @@ fn new_frequency_is_kept() {
         rig.mark(0, 5, 1);
     }
     let samples = ring.samples().len();
-    assert!((180..300).contains(&samples), "{samples} in two seconds");
+    assert!(
+        (180..300).contains(&samples),
+        "{samples} samples in two seconds, not about 200"
+    );
 }
 
 #[test]
@@ -175,7 +185,7 @@ fn host_counter_adapts_its_own_period() {
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
     assert_eq!(rig.world.frequencies(), [250]);
-    // The simulated host uses the event's period instead.
+    // A real host would adapt the period. The simulated host takes the frequency as a fixed period.
     rig.world.work(thread(0), 500, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();
@@ -199,7 +209,7 @@ fn rate_refused_by_the_host_changes_nothing() {
     assert_eq!(
         rig.valued(0, COMMAND_PERIOD, event, 100_000),
         libc::EINVAL,
-        "the host allows less than the operator"
+        "the host refuses a frequency that the operator allows"
     );
     assert_eq!(rig.read(0, event).state.get(), STATE_ACTIVE);
     rig.world.work(thread(0), 500, 4);
@@ -221,7 +231,10 @@ fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
     rig.world.work(thread(0), 300, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
-    assert!(rig.world.draining(), "nothing else would end it");
+    assert!(
+        rig.world.draining(),
+        "a drain ends the throttle if the vCPU does not exit"
+    );
     rig.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [0; 0]);
     rig.world.pass(WINDOW);

@@ -83,17 +83,20 @@ impl Reader {
         while records.len() < most && self.tail < head {
             let header = self.word(0);
             let size = header >> 48;
-            assert!(size >= 8 && self.tail + size <= head, "a torn record");
+            assert!(
+                size >= 8 && self.tail + size <= head,
+                "a record is incomplete"
+            );
             records.push(match header & 0xffff_ffff {
                 2 => Record::Lost {
                     id: self.word(8),
                     lost: self.word(16),
                 },
                 9 => {
-                    assert_eq!(size, 72, "every field");
-                    assert_eq!(self.word(8), self.word(40), "ID and IDENTIFIER");
+                    assert_eq!(size, 72, "a sample has every field");
+                    assert_eq!(self.word(8), self.word(40), "ID and IDENTIFIER are equal");
                     let misc = header >> 32 & 0xffff;
-                    assert!([1, 2].contains(&misc), "user or kernel");
+                    assert!([1, 2].contains(&misc), "the mode is user or kernel");
                     let task = self.word(24);
                     Record::Sample(Sample {
                         user: misc == 2,
@@ -107,7 +110,7 @@ impl Reader {
                         period: self.word(64),
                     })
                 }
-                other => panic!("a record of type {other}"),
+                other => panic!("unexpected record of type {other}"),
             });
             self.tail += size;
         }
@@ -122,7 +125,10 @@ impl Reader {
         while self.tail < head {
             let header = self.word(0);
             let size = header >> 48;
-            assert!(size >= 8 && self.tail + size <= head, "a torn record");
+            assert!(
+                size >= 8 && self.tail + size <= head,
+                "a record is incomplete"
+            );
             records.push(Raw {
                 kind: header & 0xffff_ffff,
                 misc: header >> 32 & 0xffff,

@@ -22,7 +22,7 @@ pub(crate) const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
 pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 0xf;
-/// Offset from the host's TSC to the guest's TSC on each vCPU.
+/// The guest's TSC minus the host's TSC, on each vCPU.
 pub(crate) const TSC_OFFSET: u64 = 1000;
 
 /// An errno.
@@ -40,7 +40,7 @@ pub(crate) struct Rig {
     settings: Settings,
     window: Option<GuestMemoryMmap>,
     producers: Vec<AuxProducer>,
-    /// Features and queues as the driver set them up.
+    /// Features and queues, as the driver has set them up.
     driver: Option<(u64, Vec<QueueState>)>,
 }
 
@@ -61,12 +61,12 @@ impl Vcpus {
     /// Takes the session of a vCPU, for use on another thread.
     pub(crate) fn take(&self, vcpu: u32) -> VcpuSession {
         let mut session = self.0[vcpu as usize].lock().expect("no panic");
-        session.take().expect("it has a thread")
+        session.take().expect("the vCPU has a thread")
     }
 
     pub(crate) fn with<T>(&self, vcpu: u32, act: impl FnOnce(&mut VcpuSession) -> T) -> T {
         let mut session = self.0[vcpu as usize].lock().expect("no panic");
-        act(session.as_mut().expect("it has a thread"))
+        act(session.as_mut().expect("the vCPU has a thread"))
     }
 
     pub(crate) fn enter(&self, vcpu: u32) {
@@ -85,7 +85,7 @@ impl Vcpus {
         self.with(vcpu, |session| session.kick(queue));
     }
 
-    /// Runs the turns left from a notification, as a VMM does before guest entry.
+    /// Continues an unfinished notification until it is done, as a VMM does before guest entry.
     pub(crate) fn resume(&self, vcpu: u32) {
         self.with(
             vcpu,
@@ -98,7 +98,8 @@ impl Vcpus {
     }
 }
 
-/// The default limits, except that interrupts and records are not limited.
+/// The default limits, but without limits on the periods of hardware events, on the samples and record bytes of all
+/// events together, and on the time that samples take.
 pub(crate) fn limits() -> Limits {
     Limits::default().with(|limits| {
         limits.min_hardware_period = 1;
@@ -108,7 +109,7 @@ pub(crate) fn limits() -> Limits {
     })
 }
 
-/// An open request that the tests vary.
+/// A request to open a counting event. Tests set further fields.
 pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     OpenRequest {
         header: ControlHeader {
@@ -171,18 +172,18 @@ impl Rig {
         Self::with_memory(settings, window, memory)
     }
 
-    /// A device with the operator's setting of hardware events.
+    /// A device with these hardware settings of the operator.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
         Self::with_policy(hardware, Policy::default())
     }
 
-    /// Like [`Rig::with_hardware`], with the operator's list of events.
+    /// Like [`Rig::with_hardware`], with the operator's policy.
     pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let settings = |settings: Settings| settings.with_hardware(hardware).with_policy(policy);
         Self::with_settings(settings, ALL_FEATURES)
     }
 
-    /// A device with other settings than the usual ones, and a driver that accepts `features`.
+    /// A device with the usual settings, as changed by `other`, and a driver that accepts `features`.
     pub(crate) fn with_settings(other: impl FnOnce(Settings) -> Settings, features: u64) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = other(Settings::new(VCPUS, 1_000_000).with_limits(limits()));
@@ -208,7 +209,7 @@ impl Rig {
         rig
     }
 
-    /// Adds producers to a device that is not in use yet.
+    /// Adds AUX producers to a device that is not in use yet.
     pub(crate) fn with_producers(mut self, producers: &[AuxProducer]) -> Self {
         let vpmu = Arc::into_inner(self.vpmu).expect("the only reference");
         let vpmu = vpmu.with_aux_producers(producers.to_vec());
@@ -246,8 +247,8 @@ impl Rig {
         }
     }
 
-    /// A new device on a new host, without threads and driver, to restore this device into. `memory` and `window`
-    /// have the same contents as this device's.
+    /// A new device on a new host, into which the state of this device can be restored. It has no vCPU threads and no
+    /// driver. `memory` and `window` have the same contents as those of this device.
     pub(crate) fn successor(
         &self,
         settings: Settings,
@@ -255,7 +256,8 @@ impl Rig {
         window: Option<&GuestMemoryMmap>,
     ) -> Self {
         let next = Self::with_memory(settings, window, memory.clone());
-        // The guest's TSC continues, as the VMM sets it.
+        // The new host's TSC continues from the same value, so the guest's TSC does, too. A real VMM sets the guest's
+        // TSC.
         next.world.pass(self.world.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
         Self {
@@ -270,12 +272,12 @@ impl Rig {
         self.settings.clone()
     }
 
-    /// Sets features and queues, as the transport passes them.
+    /// Sets the features and queues that the transport passes to a restored device.
     pub(crate) fn set_transport(&mut self, features: u64, queues: &[QueueState]) {
         self.driver = Some((features, queues.to_vec()));
     }
 
-    /// Features and queues that the transport passes to a restored device.
+    /// The features and queues that the transport passes to a restored device.
     pub(crate) fn transport(&self) -> (u64, Vec<QueueState>) {
         self.driver.clone().unwrap_or_default()
     }
@@ -285,7 +287,7 @@ impl Rig {
         (0..VCPUS).for_each(|vcpu| self.vcpus.leave(vcpu, ExitReason::Signal, &mut At(1)));
     }
 
-    /// Saves the device, whose vCPUs have left the guest, through a file format.
+    /// Saves the device, and converts the state to JSON and back. All vCPUs must have left the guest.
     pub(crate) fn save(&self) -> SavedState {
         let state = self.vpmu.save().expect("saved");
         let file = serde_json::to_string(&state).expect("a file");
@@ -299,7 +301,7 @@ impl Rig {
         self.halt();
         let state = self.save();
         let mut next = self.successor(self.settings(), self.memory.clone(), self.window.as_ref());
-        // The old device must not write to the new device's memory.
+        // Reset the old device, so that it no longer writes to the memory, which the new device uses.
         self.vpmu.reset();
         next.resume(&state);
         *self = next;
@@ -327,7 +329,8 @@ impl Rig {
         self.vcpus.set(vcpu, None);
         self.world.be_thread(thread);
         let session = self.vpmu.attach(vcpu, TSC_OFFSET);
-        self.vcpus.set(vcpu, Some(session.expect("a vCPU of it")));
+        self.vcpus
+            .set(vcpu, Some(session.expect("the device has this vCPU")));
     }
 
     /// Sets up all queues anew, and activates the device.
@@ -355,7 +358,7 @@ impl Rig {
     pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
         self.queues[0].request(request, room);
         let _ = self.vpmu.notify(QUEUE_CONTROL);
-        self.queues[0].answer().expect("answered at once")
+        self.queues[0].answer().expect("answered immediately")
     }
 
     pub(crate) fn control(&mut self, request: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
@@ -496,7 +499,7 @@ impl Rig {
         self.vcpus.kick(by, u16::try_from(index).expect("small"));
         self.vcpus.resume(by);
         let answer = self.queues[index].answer();
-        let answer = answer.expect("answered before the vCPU enters again");
+        let answer = answer.expect("the device answers before the vCPU enters the guest");
         self.vcpus.enter(by);
         structs(&answer)
     }
@@ -626,7 +629,7 @@ pub(crate) fn command(op: u32, event: u64) -> Command {
     }
 }
 
-/// Parses `bytes` as ABI structures.
+/// Parses `bytes` as an array of ABI structures.
 pub(crate) fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
     bytes
         .chunks(size_of::<T>())

@@ -53,7 +53,7 @@ fn records_are_redirected_to_another_ring_and_back() {
     assert_eq!((ids(&ring.raw()), ids(&own.raw())), (vec![one], vec![two]));
 }
 
-/// The vCPU reads the hooks of its events without a lock.
+/// A vCPU reads the hooks of its events without a lock, while a request changes them.
 #[test]
 fn exits_during_redirections_are_all_counted() {
     const EXITS: u64 = 2_000_000;
@@ -121,7 +121,8 @@ fn invalid_redirections_are_refused() {
         );
     }
     rig.redirect(two, one).expect("redirected");
-    rig.redirect(bare, two).expect("through to the ring");
+    rig.redirect(bare, two)
+        .expect("the target writes to the ring of another event");
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn redirection_is_to_the_ring_and_not_to_the_event() {
     let mut ring = rig.map(one, 1);
     rig.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [one], "another ring");
-    assert_eq!(rig.read(0, three).lost.get(), 1, "it has no ring");
+    assert_eq!(rig.read(0, three).lost.get(), 1, "the event has no ring");
 }
 
 /// VPMU-D-6.3-4.
@@ -151,7 +152,8 @@ fn ring_outlives_its_event_while_others_write_to_it() {
     rig.close(one).expect("closed");
     rig.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [two]);
-    rig.unmap(one).expect("by the event it was mapped with");
+    rig.unmap(one)
+        .expect("the id of the closed event is still valid");
     rig.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [0; 0]);
     assert_eq!(rig.unmap(one), Err(libc::ENOENT));

@@ -10,7 +10,7 @@ use crate::world::{At, CLOCK, CYCLES};
 
 /// perf's `PERF_RECORD_THROTTLE`.
 const THROTTLE: u64 = 5;
-/// The window of the budgets in nanoseconds.
+/// The time window to which the budgets apply, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
 /// An enabled event on `vcpu` whose host counter samples.
@@ -33,7 +33,7 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
         ALL_FEATURES,
     );
     let events = [(); 4].map(|()| rig.open(&cycles(0)).expect("open"));
-    let elsewhere = rig.open(&cycles(1)).expect("each vCPU has its own");
+    let elsewhere = rig.open(&cycles(1)).expect("each vCPU has its own limit");
     assert_eq!(rig.world.running(thread(0)), 2);
     assert_eq!(rig.world.running(thread(1)), 1);
     rig.world.work(thread(0), 100, 4);
@@ -46,7 +46,7 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     assert_eq!(waits.time_running.get(), 0);
     assert!(waits.time_enabled.get() >= 500, "{waits:?}");
     assert_eq!(rig.vpmu.metrics().counter_waits, 2);
-    // The event that has waited longest gets the free place.
+    // A counter becomes free. The event that has waited longest gets it.
     rig.command(0, COMMAND_DISABLE, events[0]);
     assert_eq!(rig.world.running(thread(0)), 2);
     rig.world.work(thread(0), 100, 4);
@@ -69,7 +69,7 @@ fn waiting_event_stops_pauses_and_closes() {
         .expect("open");
     rig.command(0, COMMAND_ENABLE, mark);
     rig.link(mark, second, LINK_STOPPER).expect("linked");
-    // An event that is paused while it waits no longer waits.
+    // If an event is paused while it waits, it leaves the queue of waiting events.
     rig.mark(0, 5, 1);
     rig.command(0, COMMAND_DISABLE, first);
     assert_eq!(rig.world.running(thread(0)), 0);
@@ -146,7 +146,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // A target started within another region waits until that region ends.
+    // A target that starts while another target counts waits until the other one stops.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
@@ -197,6 +197,26 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 201), libc::ENOSPC);
 }
 
+/// VPMU-D-6.4-4.
+#[test]
+fn clock_that_waits_starts_when_its_own_rate_has_room() {
+    let mut rig = Rig::with(
+        limits().with(|limits| limits.max_sample_rate = 1000),
+        ALL_FEATURES,
+    );
+    let [fast, waiting] = [600, 500].map(|frequency| {
+        let clock = sampling(open_of(CLOCK.0, CLOCK.1, 0), frequency);
+        let flags = (OPEN_ENABLED | OPEN_FREQ).into();
+        rig.open(&OpenRequest { flags, ..clock }).expect("open")
+    });
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, waiting, 401), 0);
+    let states = [fast, waiting].map(|event| state(&mut rig, event));
+    assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE]);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, waiting, 400), 0);
+    assert_eq!(state(&mut rig, waiting), STATE_ACTIVE);
+    assert_eq!(rig.world.frequencies(), [600, 400]);
+}
+
 #[test]
 fn hardware_periods_have_a_floor() {
     let mut rig = Rig::with(
@@ -216,7 +236,7 @@ fn hardware_periods_have_a_floor() {
     assert_eq!(rig.open(&paced(4999)), Err(libc::EOPNOTSUPP));
     rig.open(&paced(5000)).expect("open");
     rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("marks cost the guest an exit each");
+        .expect("the shortest period does not apply to marks");
 }
 
 #[test]
@@ -230,7 +250,7 @@ fn host_counters_are_limited_over_all_vcpus() {
         ..cycles(0)
     };
     let moving = rig.open(&task).expect("open");
-    // One counter on each vCPU that its task has run on, as long as the limit allows.
+    // A task event has a counter on each vCPU on which its task has run, as long as the limit allows.
     for vcpu in [0, 1] {
         rig.command(vcpu, COMMAND_IN, moving);
         rig.world.work(thread(vcpu), 10, 4);
@@ -240,18 +260,22 @@ fn host_counters_are_limited_over_all_vcpus() {
     let second = rig.open(&task).expect("open");
     assert_eq!(rig.vpmu.metrics().host_counters, 3);
     assert_eq!(rig.open(&task), Err(libc::EMFILE));
-    // At the limit, the counter on the previous vCPU is closed before one is opened on the next.
+    // At the limit, the device closes the counter on the previous vCPU before it opens one on the next vCPU.
     for vcpu in [0, 1, 0, 1] {
         rig.command(vcpu, COMMAND_IN, second);
         rig.world.work(thread(vcpu), 10, 4);
         rig.command(vcpu, COMMAND_OUT, second);
         assert_eq!(rig.world.open_counters(), 3);
     }
-    assert_eq!(rig.value(0, second), 40, "nothing is lost");
+    assert_eq!(
+        rig.value(0, second),
+        40,
+        "the counts of closed counters are kept"
+    );
     assert_eq!(rig.value(0, moving), 20);
     rig.close(moving).expect("closed");
     rig.open(&task).expect("there is room again");
-    // Events that only count share a counter.
+    // The limit does not apply to an event that only counts, because such events share a counter.
     rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
 }
 
@@ -316,19 +340,25 @@ fn samples_of_all_events_share_a_budget() {
         rig.mark(0, 5, 1);
         rig.mark(1, 5, 1);
     }
-    // 3000 a second are 30 in 10 ms.
+    // A budget of 3000 samples a second allows 30 in a time window of 10 ms.
     assert_eq!(written(&rig), 30);
     let metrics = rig.vpmu.metrics();
-    assert_eq!(metrics.samples_throttled, 50, "neither written nor lost");
-    assert_eq!(metrics.samples_over_budget, 4, "once for each event");
+    assert_eq!(
+        metrics.samples_throttled, 50,
+        "the other overflows are throttled, not lost"
+    );
+    assert_eq!(
+        metrics.samples_over_budget, 4,
+        "counted once for each event"
+    );
     for ring in &mut rings {
         let throttles = ring.raw().iter().filter(|raw| raw.kind == THROTTLE).count();
         assert_eq!(throttles, 1);
     }
     rig.world.pass(WINDOW);
     rig.mark(0, 5, 1);
-    assert_eq!(written(&rig), 32, "a new window");
-    // Counts stay complete.
+    assert_eq!(written(&rig), 32, "the new time window has a new budget");
+    // Throttled events still count every mark.
     assert_eq!(rig.value(0, events[0]), 21);
 }
 
@@ -347,7 +377,10 @@ fn host_counter_is_silent_while_the_budget_is_used_up() {
     }
     assert_eq!(rig.vpmu.metrics().samples_written, 1);
     assert!(rig.world.periods().iter().all(|&period| period > 1 << 60));
-    assert!(rig.world.draining(), "the vCPU may not exit");
+    assert!(
+        rig.world.draining(),
+        "a drain ends the throttle if the vCPU does not exit"
+    );
     rig.world.pass(WINDOW);
     rig.vpmu.drain();
     assert_eq!(rig.world.periods(), [1000]);

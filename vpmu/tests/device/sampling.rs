@@ -28,7 +28,11 @@ fn n_events_make_n_over_p_records() {
         let samples = ring.samples();
         assert_eq!(samples.len() as u64, n / period, "{n} over {period}");
         for (index, sample) in (1..).zip(&samples) {
-            assert_eq!(sample.ip, 0x1000 + index * period - 1, "of this mark");
+            assert_eq!(
+                sample.ip,
+                0x1000 + index * period - 1,
+                "the sample is of the mark that completed the period"
+            );
             assert_eq!((sample.id, sample.stream_id), (event, event));
             assert_eq!((sample.cpu, sample.period), (0, period));
             assert!(sample.user && sample.time > TSC_OFFSET);
@@ -121,7 +125,7 @@ fn host_overflows_become_samples_at_the_exit() {
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0x4000));
     assert_eq!(rig.vpmu.metrics().overflow_exits, 1);
-    // An exit that is not the overflow's signal finds the third overflow.
+    // The device finds the third overflow at an MMIO exit, before an exit for the overflow's signal.
     rig.world.work(thread(0), 60, 4);
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(0x5000));
     let samples = ring.samples();
@@ -279,7 +283,11 @@ fn children_write_to_their_parents_ring() {
     );
     rig.close(parent).expect("closed");
     rig.mark(1, 5, 1);
-    assert_eq!(ring.samples().len(), 2, "the ring exists while it is used");
+    assert_eq!(
+        ring.samples().len(),
+        2,
+        "the ring remains while events write to it"
+    );
     rig.close(child).expect("closed");
     rig.close(grandchild).expect("closed");
     assert_eq!(rig.open(&child_of(parent, 0)), Err(libc::EINVAL));
@@ -329,12 +337,20 @@ fn waiting_wakeups_share_one_notice_and_interrupt() {
     let before = rig.world.interrupts();
     (0..35).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.vpmu.metrics().wakeups, 3);
-    assert_eq!(rig.world.interrupts(), before, "no buffer for a notice");
+    assert_eq!(
+        rig.world.interrupts(),
+        before,
+        "the notice waits for a buffer"
+    );
     rig.post_notice(0, 16);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(rig.world.interrupts(), before + 1);
     rig.post_notice(1, 16);
-    assert_eq!(rig.notice(), None, "one notice for all three");
+    assert_eq!(
+        rig.notice(),
+        None,
+        "one notice represents all three wakeups"
+    );
     (0..5).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(rig.vpmu.metrics().notices, 2);

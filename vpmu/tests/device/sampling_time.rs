@@ -1,5 +1,5 @@
-//! The time that samples take from a vCPU. Samples may take a share of each window. Beyond that share, events
-//! whose samples cause exits are throttled until the next window.
+//! The share of a vCPU's time that samples may take in each time window. When the share is used up, events whose
+//! samples cause exits are throttled until the next time window.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
@@ -10,13 +10,13 @@ use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
 use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
-/// Ticks that a sample takes. 25 of them are a quarter of a window plus some ticks, because each clock read takes
-/// a tick, which is charged to the guest.
+/// Ticks that a sample takes: a hundredth of a window, and 100 ticks more, because each read of the clock takes a tick
+/// that is not charged to the sample. So 25 samples use up a quarter of a window.
 const COST: u64 = 100_100;
-/// The period of a host counter that is throttled.
+/// The period of a throttled host counter: so long that the counter never overflows.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A device that allows a quarter of the time for samples. Its time is the start of a window.
+/// A device that allows a quarter of the time for samples. Its clock is at the start of a window.
 fn rig() -> Rig {
     rig_of(25, Engines::Auto)
 }
@@ -30,12 +30,12 @@ fn rig_of(percent: u32, engines: Engines) -> Rig {
 
 /// Advances the clock to the start of the next window.
 fn begin_window(rig: &Rig) {
-    // The windows are of guest time, which is ahead of the host's TSC.
+    // Windows begin at multiples of `WINDOW` in guest time, which is ahead of the host's TSC.
     let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
     rig.world.pass(left);
 }
 
-/// An enabled event of the host that samples, with its ring.
+/// Opens and enables an event that samples with a host counter, and maps its ring.
 fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader) {
     let request = sampling(open_of(kind, config, vcpu), 100);
     let event = rig.open(&request).expect("open");
@@ -44,8 +44,8 @@ fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader
     (event, ring)
 }
 
-/// Makes each counter of the vCPU overflow after `inside` ticks in the guest; the vCPU enters again after `cost`
-/// ticks.
+/// Makes each counter of the vCPU overflow when the vCPU has been in the guest for `inside` ticks. The vCPU leaves the
+/// guest, and enters it again `cost` ticks later.
 fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     work(rig, inside);
     let overflow = Overflow {
@@ -60,7 +60,7 @@ fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     rig.vcpus.enter(vcpu);
 }
 
-/// Makes the vCPU's thread run on a CPU for `ticks` ticks.
+/// Advances the clock by `ticks`, and charges them as CPU time to the vCPU's thread.
 fn work(rig: &Rig, ticks: u64) {
     rig.world.pass(ticks);
     rig.world.spend(ticks);
@@ -95,7 +95,8 @@ fn samples_that_take_their_share_are_throttled_until_the_next_window() {
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
     assert_eq!(raw[0].words[1..], [event, event]);
     assert_eq!(rig.world.periods(), [100]);
-    // The time of the 15 samples beyond the share is charged to this window.
+    // The previous window had 40 samples, but its share was 25. The other 15 are charged to this window, which has only
+    // 10 left.
     (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&ring.raw()), samples_then(10, THROTTLE));
     assert_eq!(rig.vpmu.metrics().sampling_throttles, 2);
@@ -109,7 +110,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     let (begin, mut inside) = (rig.world.now(), 0);
     while rig.world.now() < begin + 100 * WINDOW {
         match rig.world.periods()[0] {
-            // Not throttled: the next overflow comes as soon as the vCPU is back in the guest.
+            // The event is not throttled: it overflows as soon as the vCPU is back in the guest.
             100 => overflow(&rig, 0, 0, COST),
             _ => {
                 inside += WINDOW / 100;
@@ -145,13 +146,14 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
 fn time_in_the_guest_before_an_overflow_is_free() {
     let mut rig = rig();
     let (_, mut ring) = started(&mut rig, CYCLES, 0);
-    // The samples take a fifth of the time.
+    // Each sample takes `COST` after 4 * `COST` in the guest. So samples take a fifth of the time, less than their
+    // share.
     (0..200).for_each(|_| overflow(&rig, 0, 4 * COST, COST));
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
     let metrics = rig.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
-    // The cost of the last sample is unknown until the next exit.
+    // Only 199 samples have been charged so far, because the device charges a sample at the next exit.
     assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken}");
 }
 
@@ -168,7 +170,7 @@ fn time_that_the_host_gives_to_others_is_free() {
             period: 100,
         };
         rig.world.record(thread(0), overflow);
-        // The thread is preempted before the exit, and while the exit is handled.
+        // The thread is preempted before the exit, and again while the exit is handled. It gets no CPU time meanwhile.
         rig.world.pass(WINDOW);
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         rig.world.pass(WINDOW);
@@ -275,7 +277,7 @@ fn event_started_in_a_used_up_window_makes_no_sample() {
     let (_, mut newer) = started(&mut rig, CLOCK, 0);
     (0..3).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&newer.raw()), [THROTTLE]);
-    // An event that was throttled and is enabled again does not sample either.
+    // The event that was throttled before is still throttled when it is enabled again.
     rig.command(0, COMMAND_ENABLE, event);
     overflow(&rig, 0, 1000, COST);
     assert_eq!(kinds(&ring.raw()), [0; 0]);
@@ -297,7 +299,7 @@ fn counts_and_marks_continue_while_clocks_are_throttled() {
     (0..100).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(kinds(&of_marks.raw()), [SAMPLE; 100]);
     assert_eq!(rig.value(0, faults), 70);
-    assert_eq!(rig.value(0, event), 70, "its count continues");
+    assert_eq!(rig.value(0, event), 70, "a throttled event still counts");
 }
 
 #[test]
@@ -342,7 +344,8 @@ fn late_overflow_of_a_throttled_clock_still_acts() {
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     rig.link(starter, target, LINK_STARTER).expect("linked");
     rig.mark(0, 5, 1);
-    // The overflow was pending when the counter was throttled.
+    // Simulates an overflow that was pending when the counter was throttled. The device starts the target, but writes
+    // no sample.
     overflow(&rig, 0, 1000, COST);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);

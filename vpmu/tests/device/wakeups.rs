@@ -17,7 +17,7 @@ fn event(rig: &mut Rig) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// Makes `records` records; returns the numbers of those that wake the reader.
+/// Makes this number of records. Returns which of them wake the reader, counted from 1.
 fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
     let wakes = |record: &u32| {
         let before = rig.vpmu.metrics().wakeups;
@@ -39,7 +39,8 @@ fn changed_interval_restarts_the_count() {
     assert_eq!(wakes_at(&mut rig, 0, 8), [3, 6]);
     rig.set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES)
         .expect("set");
-    // After 216, 432 and 504 bytes: the wakeup marks are at multiples of 145 bytes.
+    // A wakeup is due at each multiple of 145 bytes. Records end at multiples of 72 bytes, so the wakeups come with the
+    // records that end at 216, 360 and 504 bytes.
     assert_eq!(wakes_at(&mut rig, 0, 7), [3, 5, 7]);
     rig.set_wakeup(event, 1, WAKEUP_RECORDS).expect("set");
     assert_eq!(wakes_at(&mut rig, 0, 4), [1, 2, 3, 4]);
@@ -69,7 +70,7 @@ fn interval_applies_to_the_family() {
     rig.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(rig.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
     assert_eq!(wakes_at(&mut rig, 1, 4), [2, 4]);
-    // The driver opens this child with its parent's original interval.
+    // The driver opens this child with the parent's original interval, but the family's new interval applies.
     let after = rig.open(&child).expect("open");
     rig.command(0, COMMAND_IN, after);
     assert_eq!(wakes_at(&mut rig, 0, 4), [2, 4]);

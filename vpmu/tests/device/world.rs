@@ -11,13 +11,13 @@ use vpmu::source::{
 };
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
-/// An event of the simulated host that supports everything.
+/// An event of the simulated host that supports every option.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
-/// An event of the simulated host that only counts.
+/// An event of the simulated host that cannot sample.
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
 /// The only raw event that the host counts.
 pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
-/// An event that records exits.
+/// An event with which the simulated host records exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
 /// A clock, which counts nanoseconds.
 pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
@@ -40,11 +40,11 @@ pub(crate) struct World {
     /// Whether counters refuse a change of their rate.
     refusing: AtomicBool,
     interrupts: AtomicU64,
-    /// The queues that interrupts were raised for.
+    /// The queues for which interrupts were raised.
     signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
-    /// A barrier at which a caller of `reports_guest_ips` stops twice.
+    /// If set, a caller of `reports_guest_ips` waits at this barrier twice. The test can act between these waits.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
     /// vCPUs that were kicked.
@@ -52,7 +52,7 @@ pub(crate) struct World {
     kicked: Condvar,
     /// Whether kicks fail.
     stuck: AtomicBool,
-    /// Where the next kick waits for the test before it fails.
+    /// If set, the next kick waits at this barrier twice, then fails. The test can act between these waits.
     late: Mutex<Option<Arc<Barrier>>>,
 }
 
@@ -76,20 +76,20 @@ struct FakeCounter {
     reads: u64,
 }
 
-/// The device's handle to a counter, which is removed from the world when dropped.
+/// The device's handle to a counter. When the handle is dropped, the counter is removed from the world.
 #[derive(Debug)]
 struct Handle {
     world: Arc<World>,
     counter: Arc<Mutex<FakeCounter>>,
 }
 
-/// A set of counters with their last readings. A counter runs from the time when it is added.
+/// A set of counters, with their last readings. Adding a counter to the set starts it.
 #[derive(Debug)]
 struct FakeSet {
     world: Arc<World>,
     thread: i32,
     counters: Vec<(CounterKey, Handle, Option<Reading>)>,
-    /// Number of keys so far: keys are not reused.
+    /// Number of keys that were used so far. Keys are not reused.
     keys: u32,
 }
 
@@ -132,7 +132,7 @@ impl World {
         periods.collect()
     }
 
-    /// The frequencies of the counters that have one.
+    /// The frequencies of the counters that sample with a frequency.
     pub(crate) fn frequencies(&self) -> Vec<u64> {
         let counters = self.counters.lock().expect("no panic");
         let frequencies = counters.iter().filter_map(|counter| {
@@ -209,7 +209,7 @@ impl World {
         self.refusing.store(true, Ordering::Relaxed);
     }
 
-    /// The queues that interrupts were raised for since this was called last.
+    /// Returns the queues for which interrupts were raised since the last call.
     pub(crate) fn take_signalled(&self) -> Vec<u16> {
         std::mem::take(&mut *self.signalled.lock().expect("no panic"))
     }
@@ -223,7 +223,7 @@ impl World {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the next caller of `reports_guest_ips` wait for the test at the barrier twice.
+    /// Makes the next caller of `reports_guest_ips` wait for the test at the returned barrier, twice.
     pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
@@ -235,7 +235,7 @@ impl World {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the next kick wait for the test at the barrier twice, and fail.
+    /// Makes the next kick wait for the test at the returned barrier, twice, and then fail.
     pub(crate) fn kick_too_late(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.late.lock().expect("no panic") = Some(Arc::clone(&barrier));
@@ -254,7 +254,7 @@ impl World {
         self.kicks.lock().expect("no panic").len()
     }
 
-    /// Whether the device requests drains.
+    /// Whether the device currently requests periodic drains.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// Makes the host record an exit or a loss in every trace of exits that runs on `thread`.
+    /// Makes the host record this exit or loss for every trace of exits that runs on `thread`.
     pub(crate) fn record_exit(&self, thread: i32, recorded: Recorded) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -283,7 +283,7 @@ impl World {
         self.counters.lock().expect("no panic").len()
     }
 
-    /// Number of drains and reads of the open counters of `thread`.
+    /// How often the open counters of `thread` were drained, and how often they were read.
     pub(crate) fn visits(&self, thread: i32) -> (u64, u64) {
         let counters = self.counters.lock().expect("no panic");
         let counters = counters.iter().map(|counter| {
@@ -296,7 +296,7 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Makes `events` events happen on `thread`; the thread's counters run for `seen` quarters of the events.
+    /// Makes `events` events happen on `thread`. The counters of the thread run only for `seen` quarters of the events.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -341,7 +341,7 @@ impl FakeCounter {
 }
 
 impl Handle {
-    /// Opens a counter of the world, stopped.
+    /// Opens a counter in the world, which is not started.
     fn open(world: &Arc<World>, what: &Request, thread: i32) -> io::Result<Self> {
         if world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
@@ -418,7 +418,10 @@ impl Counter for Handle {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         self.with(|counter| {
-            assert_eq!(counter.frequency, frequency, "of the same kind");
+            assert_eq!(
+                counter.frequency, frequency,
+                "the device does not mix periods and frequencies"
+            );
             counter.period = period;
             counter.left = period;
         })
@@ -487,7 +490,7 @@ impl FakeSource {
 
 impl Source for FakeSource {
     fn tsc(&self) -> u64 {
-        // Each clock read advances the clock.
+        // Each read of the clock advances it by a tick.
         self.world.tsc.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -525,7 +528,7 @@ impl Source for FakeSource {
 
 impl CounterSet for FakeSet {
     fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
-        assert_eq!(what.sampling, None, "the offer only counts");
+        assert_eq!(what.sampling, None, "a counter of a set does not sample");
         let mut handle = Handle::open(&self.world, what, self.thread)?;
         handle.start()?;
         let key = CounterKey(self.keys);

@@ -6,16 +6,16 @@ use std::os::fd::AsRawFd;
 
 use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 
-/// The system call that marks start and end of the counted part; other code does not make it.
+/// The system call that marks the start and the end of the counted part. No other code makes this call.
 const MARKER: c_long = libc::SYS_getppid;
-/// A syscall stop, with `PTRACE_O_TRACESYSGOOD`.
+/// The signal of a system-call stop, if `PTRACE_O_TRACESYSGOOD` is set.
 const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 const PTRACE_GET_SYSCALL_INFO: c_uint = 0x420e;
 /// `op` of `struct ptrace_syscall_info` at a call's entry.
 const ENTRY: u8 = 1;
 
-/// Counts the system calls of the calling thread in `act`, without other threads and without clock reads
-/// in the vDSO.
+/// Counts the system calls that the calling thread makes in `act`. Does not count system calls of other threads, or
+/// clock reads that the vDSO answers without a system call.
 pub(crate) fn count(act: impl FnOnce()) -> usize {
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let thread = this_thread();
@@ -29,7 +29,9 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     drop(writer);
     let mut attached = [0];
     let read = reader.read_exact(&mut attached);
-    read.expect("a process may trace its parent: see /proc/sys/kernel/yama/ptrace_scope");
+    read.expect(
+        "cannot trace the parent process: set /proc/sys/kernel/yama/ptrace_scope to 0 or 1",
+    );
     mark();
     act();
     mark();
@@ -40,12 +42,12 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     usize::from_ne_bytes(counted)
 }
 
-/// The tracing process; killed when dropped, if still running.
+/// The tracing process. Dropping this kills the process, if it still runs.
 struct Tracer(pid_t);
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        // SAFETY: the call takes no pointer; the child was not waited for yet, so the id is still its own.
+        // SAFETY: the call takes no pointer. The child was not waited for yet, so its id has not been reused.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         // SAFETY: the status pointer is null, so the kernel writes nothing.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
@@ -68,7 +70,7 @@ fn allow_tracers(who: c_ulong) {
     unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
 }
 
-/// Runs in the tracing process: writes a byte when it has attached, and the count when it is complete.
+/// Runs in the tracing process: attaches to `thread`, writes a byte to `to`, counts, and writes the count to `to`.
 fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
     close_others(&to);
     let done = attach(thread).and_then(|()| {
@@ -76,12 +78,12 @@ fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
         let count = counted(thread)?;
         to.write_all(&count.to_ne_bytes())
     });
-    // SAFETY: the call ends the process at once, without running exit handlers.
+    // SAFETY: the call ends the process immediately, without running exit handlers.
     unsafe { libc::_exit(done.is_err().into()) }
 }
 
-/// Closes this process's copies of all descriptors but one: a perf event ends only when its last
-/// copy is closed.
+/// Closes this process's copies of all descriptors except one. Otherwise perf events of the traced process would remain
+/// open, because an event ends only when the last copy of its descriptor is closed.
 fn close_others(kept: &PipeWriter) {
     let kept = kept.as_raw_fd().unsigned_abs();
     for (first, last) in [(0, kept.saturating_sub(1)), (kept + 1, c_uint::MAX)] {
@@ -119,7 +121,7 @@ fn counted(thread: pid_t) -> io::Result<usize> {
             Some(Some(_)) => count = count.map(|count| count + 1),
             _ => {}
         }
-        // Deliver signals to the thread, but not the stops that ptrace itself causes.
+        // Deliver signals to the thread. A stop that ptrace itself causes is not a signal.
         let is_signal = stop != SYSCALL_STOP && status >> 16 == 0;
         let signal = if is_signal { stop.unsigned_abs() } else { 0 };
         ptrace(libc::PTRACE_SYSCALL, thread, 0, signal as usize)?;
@@ -148,8 +150,8 @@ fn wait(thread: pid_t) -> io::Result<c_int> {
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the only request here that writes memory writes at most `address` bytes to `data`, a buffer
-    // of that size in `entered`.
+    // SAFETY: of the requests in this file, only PTRACE_GET_SYSCALL_INFO writes memory of this process: at most
+    // `address` bytes at `data`. `entered` passes a buffer of that size.
     match unsafe { libc::ptrace(request, thread, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -1,5 +1,5 @@
-//! A driver's operations, made from the fuzzer's bytes: requests, commands and writes to its own memory,
-//! mostly plausible.
+//! Operations of a driver, made from the fuzzer's bytes: requests, commands and writes to guest memory. Most of them
+//! are plausible.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use super::world::{CYCLES, FAULTS};
 
 const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const AUX_TAIL: u64 = offset_of!(Metadata, aux_tail) as u64;
-/// Events that the tests' source offers, and events that the device counts itself.
+/// Kind and config of events that the mock host offers, and of events that the device itself counts.
 const KINDS: [(u32, u64); 16] = [
     (KIND_MARK, 5),
     (KIND_MARK, MARK_ANY),
@@ -39,7 +39,7 @@ const KINDS: [(u32, u64); 16] = [
     (KIND_HOST_TRACE, 0),
     (KIND_HALTS, 0),
 ];
-/// Bytes for the largest answer.
+/// Size in bytes of a buffer that is large enough for every answer.
 const ROOM: usize = 4096;
 
 /// One step of the driver.
@@ -104,7 +104,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
         _ => number(input)?,
     }
     .into();
-    // Fully random field and flag bits would nearly always be refused.
+    // Choose the fields and flags from likely values: with random bits, nearly all requests would be refused.
     request.sample_type = match input.int_in_range(0..=3)? {
         0 => input.arbitrary::<u64>()? & SAMPLE_ALLOWED,
         1 => 0x3ff,
@@ -160,7 +160,7 @@ fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let answer = stage
         .rig
         .control_bytes(request.as_bytes(), size_of::<OpenReply>());
-    // A refusal may hold only its status.
+    // If the request is refused, the answer can be shorter than this structure.
     let reply = match OpenReply::read_from_bytes(&answer) {
         Ok(reply) if reply.status.get() == 0 => reply,
         _ => return Ok(()),
@@ -198,7 +198,7 @@ fn map_own_as(stage: &mut Stage, event: u64, data: u64, writable: bool, opened: 
 }
 
 fn map_own(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    // The direction of the ring is unknown here, so its contents are not checked.
+    // Don't check the contents of this ring: this function does not know whether the event writes backwards.
     let event = stage.event(input)?;
     let data = *input.choose(&[0, 1, 2, 4])?;
     if let Some(pages) = stage.own_pages(1 + data) {
@@ -264,7 +264,7 @@ fn link(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Opens two task events, mostly schedules them in, and links the first to start or stop the second.
+/// Opens two task events, usually schedules them in, and makes the first the starter or the stopper of the second.
 fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut pair = [0; 2];
     for event in &mut pair {
@@ -376,7 +376,11 @@ fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         };
         if reply.status.get() == 0 {
             let listed = usize::try_from(reply.value.get()).expect("few");
-            assert_eq!(events.len(), listed * size, "as many as the answer says");
+            assert_eq!(
+                events.len(),
+                listed * size,
+                "the answer does not have as many entries as its `value`"
+            );
         }
     }
     Ok(())
@@ -451,7 +455,7 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Stores an arbitrary tail in a ring, whose contents are not checked afterwards.
+/// Stores an arbitrary tail in a ring. The contents of this ring are not checked afterwards.
 fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let rings = stage.rings.len();
     let metadata = match (rings, input.arbitrary()?) {
@@ -474,7 +478,7 @@ fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes page tables that point to page tables: the first entries of some pages.
+/// Writes one of the first two entries of some page tables. Most entries point to the next page table.
 fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for table in 0..input.int_in_range(1..=6)? {
         let flags = input.int_in_range(0..=0xff_u64)?;
@@ -500,7 +504,7 @@ fn post_notices(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sends a request of arbitrary bytes, or a truncated common request.
+/// Sends a request of arbitrary bytes, or a header and two words, cut off at any length.
 fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let bytes = if input.arbitrary()? {
         let event = stage.event(input)?;
@@ -547,7 +551,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
     })
 }
 
-/// Sends commands in one buffer on a vCPU's queue, usually notified by that vCPU.
+/// Sends commands in one buffer on a vCPU's queue. Usually that vCPU notifies the queue, sometimes another one.
 fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
@@ -570,7 +574,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Offers a chain of arbitrary descriptors, of the driver's buffers or of addresses outside memory.
+/// Offers a chain of arbitrary descriptors. They point to the driver's buffers, or to addresses outside memory.
 fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let index = input.int_in_range(0..=stage.rig.queues.len() - 1)?;
     let queue = stage.queue(index);
@@ -599,7 +603,8 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Notifies a queue from any vCPU or thread, and then from its own vCPU.
+/// Notifies a queue twice: first from any vCPU or from no vCPU, and then correctly: only vCPU n may notify the queue of
+/// vCPU n.
 fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Result<()> {
     let queue = u16::try_from(index).expect("few");
     match (input.arbitrary()?, stage.vcpu(input)?) {
@@ -614,7 +619,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
     Ok(())
 }
 
-/// Writes a word to the window, as the guest can; often a word that could begin a record.
+/// Writes a word to the window, as the guest can. Half of the words could be the header of a sample.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
     let word = match input.arbitrary()? {
@@ -629,7 +634,7 @@ pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> R
     Ok(())
 }
 
-/// Starts a new driver, sometimes after a driver that cannot start.
+/// Starts a new driver. Sometimes first tries to start a driver that the device may refuse.
 fn restart(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     if input.arbitrary()? {
         let features = u64::from(input.arbitrary::<u16>()?);

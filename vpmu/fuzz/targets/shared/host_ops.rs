@@ -35,7 +35,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
     }
 }
 
-/// Writes to an active trace, or to any event, like one of the VMM's producers.
+/// Writes data as a producer of the VMM does: to an active trace, or to any event.
 fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vpmu = &stage.rig.vpmu;
     let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);
@@ -58,7 +58,10 @@ fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
             }
         }
         if let Some(place) = writer.get() {
-            assert!(place.room <= 4 * PAGE_SIZE as u64, "more than any area has");
+            assert!(
+                place.room <= 4 * PAGE_SIZE as u64,
+                "more room than any area has"
+            );
         }
     }
     match input.int_in_range(0..=7)? {
@@ -161,7 +164,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes the host refuse counters from now on.
+/// Makes the host refuse some operations on counters from now on, or permits them again.
 fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     match input.int_in_range(0..=3)? {
@@ -199,7 +202,7 @@ pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result
     Ok(())
 }
 
-/// Makes a request for an event of the operator, valid or not.
+/// Makes a request of the operator to start an event. The request may be invalid.
 pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     let events = [
         "mark=5",
@@ -246,7 +249,8 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         stage.stuck = true;
     }
     if !stage.stuck {
-        // Without other threads, nobody else can make the vCPUs leave.
+        // A flush waits until the vCPUs have left the guest. This thread also acts as the vCPUs, so it must make them
+        // leave before it flushes.
         stage.leave_all();
     }
     let result = stage.rig.vpmu.flush(event);
@@ -257,8 +261,8 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Lists persistent events and reads their histories, like the operator. Sometimes reads the configuration space
-/// or moves the device, too.
+/// Lists persistent events and reads their histories, like the operator. Sometimes also reads the configuration space,
+/// or saves and restores the device.
 fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     histories_of(&stage.rig.vpmu);
     if input.arbitrary()? {
@@ -274,7 +278,7 @@ fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Saves the device and restores another one, sometimes from a forged state.
+/// Saves the device and restores the state into a new device. Sometimes forges the state before that.
 fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.leave_all();
     let mut state = stage.save();

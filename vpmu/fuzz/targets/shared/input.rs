@@ -21,12 +21,12 @@ pub(crate) fn half(input: &mut Unstructured<'_>) -> Result<u32> {
     Ok(u32::try_from(number & 0xffff_ffff).unwrap_or(0))
 }
 
-/// True once in `times`.
+/// True in one of `times` cases.
 pub(crate) fn once_in(input: &mut Unstructured<'_>, times: u8) -> Result<bool> {
     input.ratio(1, times)
 }
 
-/// An exit of any kind, with an access or without one.
+/// An exit for any reason, with or without details of an I/O access.
 pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
     let reasons = [
         ExitReason::Io,
@@ -48,7 +48,8 @@ pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
     Ok(Exit { reason, access })
 }
 
-/// A vCPU whose registers, including the address of its page tables, are chosen by the guest.
+/// The state of a vCPU, as the hypervisor reports it. The guest can choose the values of all registers, including the
+/// address of its page tables.
 #[derive(Debug)]
 pub(crate) enum Cpu {
     /// The hypervisor reports no registers.
@@ -79,7 +80,7 @@ impl Registers for Cpu {
     }
 }
 
-/// Registers of a vCPU that has left the guest.
+/// Makes the registers of a vCPU that has left the guest.
 pub(crate) fn cpu(input: &mut Unstructured<'_>) -> Result<Cpu> {
     Ok(match input.int_in_range(0..=3)? {
         0 => Cpu::Hidden,

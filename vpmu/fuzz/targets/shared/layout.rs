@@ -10,28 +10,29 @@ use super::driver::DriverQueue;
 use super::rig::VCPUS;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Control, event, one for each vCPU.
+/// The number of queues: control, event, and one for each vCPU.
 const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
 /// The task page of vCPU 0; the task pages of the other vCPUs follow.
 pub(crate) const TASK_PAGES: u64 = 0x8000;
 /// The rings of queue 0, in one page; the pages of the other queues follow.
 const QUEUES: u64 = 0x1_0000;
-/// Pages for rings and areas: every second page from here on, so that each has a neighbour that
-/// must stay untouched.
+/// The first of [`ARENA_PAGES`] pages for rings and areas. Each of them is followed by a page that the driver never
+/// names, so the device must not write to it.
 const ARENA: u64 = 0x1_4000;
-/// Arena pages that the driver maps freely, also several times, and writes page tables to.
+/// Number of pages that the driver can map any number of times. The driver also writes the guest's page tables to some
+/// of them.
 pub(crate) const SHARED_PAGES: u64 = 8;
-/// Arena pages that each belong to one ring permanently: only the device writes their contents.
+/// Number of pages that are each in at most one ring during an execution. Only the device writes records to them.
 const OWN_PAGES: u64 = 16;
 const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
-/// The first buffer of queue 0; the first buffers of the other queues follow, a page each. The next buffer of a
-/// queue is [`DriverQueue::BUFFER`] bytes further, as in the tests of the device.
+/// The first buffer of queue 0. The first buffers of the other queues follow, with one page for each queue. The second
+/// buffer of a queue is [`DriverQueue::BUFFER`] bytes after the first, and so on, as in the tests of the device.
 const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
-/// Buffers of each queue.
+/// Number of buffers of each queue.
 pub(crate) const SLOTS: u16 = 3;
 /// Address of the window.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
-/// Pages of the window.
+/// Number of pages of the window.
 pub(crate) const WINDOW_PAGES: u64 = 16;
 
 /// Guest memory and a window, reused by all executions.
@@ -50,7 +51,7 @@ fn range(range: &Range<u64>) -> (GuestAddress, usize) {
 impl Memory {
     /// Memory with room for the queues of a device.
     pub(crate) fn new() -> Self {
-        // Fewer regions make each access faster.
+        // Use few regions, because each access searches for its region.
         let buffers = QUEUE_COUNT * PAGE;
         let mut ranges = vec![range(&(TASK_PAGES..BUFFERS + buffers))];
         for slot in 1..u64::from(SLOTS) {
@@ -65,7 +66,7 @@ impl Memory {
         }
     }
 
-    /// Sets up all queues afresh. Returns the driver's sides and the device's.
+    /// Sets up all queues anew. Returns the driver's side and the device's side of each.
     pub(crate) fn queues(&self) -> (Vec<DriverQueue>, Vec<QueueState>) {
         let both = (0..QUEUE_COUNT).map(|index| {
             let (rings, buffers) = (QUEUES + index * PAGE, BUFFERS + index * PAGE);
@@ -124,7 +125,8 @@ pub(crate) fn shared(number: u64) -> u64 {
     arena(number % SHARED_PAGES)
 }
 
-/// A page for page tables, which samples read. Rings may use it, too.
+/// A page for a page table of the guest. The device walks the page tables when a sample needs callers or the user
+/// stack. Rings may use this page, too.
 pub(crate) fn table(number: u64) -> u64 {
     shared(number)
 }

@@ -1,5 +1,5 @@
-//! The shared part of the targets that drive a device: a device in memory that executions reuse,
-//! and operations made from the fuzzer's bytes.
+//! The shared part of the targets that drive a device: a device with guest memory that all executions reuse, and
+//! operations made from the fuzzer's bytes.
 //!
 //! [`stage`] holds the device and checks it at the end, [`driver_ops`] acts as its driver, [`host_ops`] as its
 //! host and its operator, and [`rings`] as a program that reads its rings.

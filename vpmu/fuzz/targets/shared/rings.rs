@@ -1,5 +1,5 @@
-//! A guest program that reads rings whose pages only the device writes: it must find whole records and
-//! monotonic heads, whatever its driver does.
+//! A guest program that reads rings whose pages only the device writes. Whatever the driver does, the program must find
+//! only whole records, and heads must never go back.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const PAGE: u64 = PAGE_SIZE as u64;
 const HEADER: u64 = 8;
 const LOST: u32 = 2;
-/// LOST, THROTTLE, UNTHROTTLE, READ, SAMPLE, AUX, ITRACE_START.
+/// The types of records that the device writes: LOST, THROTTLE, UNTHROTTLE, READ, SAMPLE, AUX, ITRACE_START.
 const KINDS: [u32; 7] = [LOST, 5, 6, 8, 9, 11, 12];
 
 /// A ring of pages that no other ring uses.
@@ -23,7 +23,7 @@ pub(crate) struct OwnRing {
     writable: bool,
     backward: bool,
     tail: u64,
-    /// The last head seen.
+    /// The head at the last read.
     head: u64,
     /// Sum of the losses that the ring's records report.
     pub(crate) lost: u64,
@@ -58,8 +58,8 @@ impl OwnRing {
         memory.load(head, Ordering::Acquire).expect("in memory")
     }
 
-    /// Checks the ring and consumes its records. `written` is whether other threads make the device write
-    /// meanwhile.
+    /// Checks the ring and consumes its records. `written` is true if other threads may make the device write to the
+    /// ring meanwhile.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
         let grown = match self.backward {
@@ -80,12 +80,12 @@ impl OwnRing {
             if written {
                 return;
             }
-            // Down to the oldest whole record.
+            // The newest record is at the head. Check from there to the oldest record that is not cut off.
             let len = 0_u64.wrapping_sub(head).min(self.size());
             self.records(memory, head, len, false);
         } else if self.writable {
             let len = head.wrapping_sub(self.tail);
-            assert!(len <= self.size(), "more than there is room for");
+            assert!(len <= self.size(), "more unread bytes than the ring holds");
             self.records(memory, self.tail, len, true);
             self.tail = head;
             let tail = GuestAddress(self.pages[0] + DATA_TAIL);
@@ -103,10 +103,10 @@ impl OwnRing {
             let header = self.word(memory, at.wrapping_add(done));
             let kind = u32::try_from(header & 0xffff_ffff).expect("32 bits");
             let size = header >> 48;
-            assert!(KINDS.contains(&kind), "a record of type {kind}");
+            assert!(KINDS.contains(&kind), "unexpected record of type {kind}");
             assert!(size >= HEADER && size.is_multiple_of(8), "{size} bytes");
             if size > len - done {
-                assert!(!whole, "a torn record");
+                assert!(!whole, "the last record is incomplete");
                 return;
             }
             if whole && kind == LOST {

@@ -22,7 +22,7 @@ use super::rings::OwnRing;
 use super::world::At;
 
 thread_local! {
-    /// Reused, because mapping memory would take longer than most executions.
+    /// All executions reuse this memory, because mapping it takes longer than most executions.
     static MEMORY: RefCell<Option<Rc<Memory>>> = const { RefCell::new(None) };
 }
 
@@ -36,36 +36,36 @@ const PRODUCER: AuxProducer = AuxProducer {
 /// The event that the operator denies the guest.
 const DENIED: EventMatch = EventMatch::one(KIND_MARK, u32::MAX as u64);
 
-/// The smaller choice of [`Limits::max_pages`], the limit of guest pages in rings and areas.
+/// The smaller of the two values for [`Limits::max_pages`], the limit on guest pages in rings and areas.
 const FEW_PAGES: u32 = 8;
 
 /// A device in use.
 pub(crate) struct Stage {
     pub(crate) memory: Rc<Memory>,
     pub(crate) rig: Rig,
-    /// Open events of the driver, in order of their ids.
+    /// Ids of the events that the driver opened or the operator started. Some of the events may have ended.
     pub(crate) events: Vec<u64>,
     pub(crate) rings: Vec<OwnRing>,
-    /// vCPUs whose sessions are on this thread.
+    /// For each vCPU, whether its session is on this thread.
     attached: [bool; VCPUS as usize],
-    /// Whether the sessions that are not on this thread have threads of their own.
+    /// Whether the sessions of vCPUs are on other threads, after [`Stage::take_vcpus`].
     threaded: bool,
     windowed: bool,
-    /// Whether regions of guest memory may come and go.
+    /// Whether regions of guest memory can be removed and added.
     changing: bool,
-    /// Whether nobody else holds the device, so that a restored device can replace it.
+    /// Whether a restored device can replace the device. False if a target keeps references to the device elsewhere.
     pub(crate) movable: bool,
-    /// Whether the device was restored from a forged state, which may name any memory and any numbers.
+    /// Whether the device was restored from a forged state, which may contain any addresses and numbers.
     pub(crate) forged: bool,
-    /// Number of unshared pages given to rings so far.
+    /// Number of unshared pages that rings have received so far.
     own_pages: u64,
-    /// Whether the vCPUs can no longer be made to leave the guest.
+    /// Whether the host can no longer make the vCPUs leave the guest.
     pub(crate) stuck: bool,
     /// Marks placed by vCPUs.
     pub(crate) marks: u64,
 }
 
-/// Features for the driver to choose from, usually all.
+/// Chooses the features of a driver: usually all.
 pub(crate) fn features(input: &mut Unstructured<'_>) -> Result<u64> {
     let choices = [
         ALL_FEATURES | 1 << F_WINDOW,
@@ -102,8 +102,7 @@ impl Stage {
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
         let limits = limits(input)?;
-        // The kind of memory depends on a limit instead of on bytes of the input, so that old seeds keep their
-        // meaning.
+        // Derive this value from a limit: if it consumed more input, existing seeds would have another meaning.
         let changing = limits.max_pages == FEW_PAGES;
         let settings = Settings::new(VCPUS, 1_000_000)
             .with_limits(limits)
@@ -165,8 +164,8 @@ impl Stage {
             .expect("features that were offered, and queues in memory");
     }
 
-    /// Tries to start a driver with any features and number of queues; checks that the device refuses the
-    /// driver unless features and number are right.
+    /// Tries to start a driver with any features and any number of queues. Checks that the device refuses features that
+    /// it did not offer, and a wrong number of queues.
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);
@@ -178,7 +177,10 @@ impl Stage {
             self.rig
                 .vpmu
                 .activate(memory, features, &given, self.rig.interrupt.clone());
-        assert!(activated.is_err() || complete && offered, "it is accepted");
+        assert!(
+            activated.is_err() || complete && offered,
+            "the device accepted features that it does not offer, or too few queues"
+        );
     }
 
     /// The driver's side of a queue.
@@ -201,7 +203,7 @@ impl Stage {
         self.attached[vcpu as usize] = false;
     }
 
-    /// Takes the sessions of all attached vCPUs, each with its queue, for threads of their own.
+    /// Takes the sessions and queues of all attached vCPUs, so that each vCPU can run on a thread of its own.
     pub(crate) fn take_vcpus(&mut self) -> Vec<(u32, VcpuSession, DriverQueue)> {
         self.threaded = true;
         let queues = self.rig.queues.split_off(usize::from(QUEUE_VCPU));
@@ -269,9 +271,9 @@ impl Stage {
         }
     }
 
-    /// Saves the device; its vCPUs must be outside of the guest.
+    /// Saves the device. Its vCPUs must be outside the guest.
     pub(crate) fn save(&self) -> Value {
-        let state = self.rig.vpmu.save().expect("nobody is in the guest");
+        let state = self.rig.vpmu.save().expect("no vCPU is in the guest");
         serde_json::to_value(state).expect("plain data")
     }
 
@@ -298,13 +300,13 @@ impl Stage {
         Some((next, restored))
     }
 
-    /// Replaces the device by `next`, and attaches its vCPUs.
+    /// Replaces the device by `next`, and attaches the vCPUs to `next`.
     pub(crate) fn go_on_as(&mut self, next: Rig) {
-        // The old device must no longer write to the memory, which `next` uses.
+        // Reset the old device, so that it no longer writes to guest memory: `next` uses the same memory.
         self.rig.vpmu.reset();
         self.rig = next;
         if self.stuck {
-            // The new host cannot make the vCPUs leave either.
+            // Like the old host, the new host must not be able to make the vCPUs leave the guest.
             self.rig.world.be_stuck();
         }
         for vcpu in (0..VCPUS).filter(|vcpu| self.attached[*vcpu as usize]) {
@@ -352,7 +354,7 @@ impl Stage {
         let reported: u64 = self.rings.iter().map(|ring| ring.lost).sum();
         assert!(
             reported <= metrics.samples_lost,
-            "records report {reported} lost samples of {}",
+            "records report {reported} lost samples, but only {} were lost",
             metrics.samples_lost
         );
         vpmu.reset();
@@ -367,24 +369,33 @@ impl Stage {
             self.rig.exit(vcpu, ExitReason::Io, &mut At(1));
         }
         vpmu.drain();
-        assert_eq!(heads(&self), before, "memory is left alone after a reset");
+        assert_eq!(
+            heads(&self),
+            before,
+            "the device wrote to a ring after a reset"
+        );
         self.end();
     }
 
-    /// Ends all events and checks that nothing is left behind.
+    /// Ends all events. Checks that no host counter is open, periodic drains are off, and the device does not need
+    /// the registers of any vCPU.
     fn end(&self) {
         let vpmu = &self.rig.vpmu;
         vpmu.reset();
         for event in vpmu.persistent() {
             vpmu.end(event.id).expect("it was listed");
         }
-        // Drain once more, with nothing to collect.
+        // This drain finds nothing to collect, so the device turns periodic draining off.
         vpmu.drain();
-        assert_eq!(self.rig.world.open_counters(), 0, "host counters are left");
-        assert!(!self.rig.world.draining(), "the drain goes on");
+        assert_eq!(
+            self.rig.world.open_counters(),
+            0,
+            "host counters are still open"
+        );
+        assert!(!self.rig.world.draining(), "the drain is still on");
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let wanted = self.rig.vcpus.wants_registers(vcpu);
-            assert!(!wanted, "registers of vCPU {vcpu} are wanted");
+            assert!(!wanted, "the device still needs registers of vCPU {vcpu}");
         }
     }
 }

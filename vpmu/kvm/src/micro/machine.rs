@@ -1,7 +1,7 @@
 //! A machine of one vCPU that runs a few instructions.
 //!
-//! It has neither firmware nor devices nor an interrupt controller. It runs the instructions and reports
-//! the exit; the probe interprets it. Memory layout, machine code and registers are in [`crate::arch`].
+//! The machine has no firmware, no devices and no interrupt controller. It runs the instructions and reports the
+//! exit, which the caller interprets. Memory layout, machine code and registers are in [`crate::arch`].
 
 #![expect(unsafe_code, reason = "registers memory with KVM")]
 
@@ -59,7 +59,7 @@ impl Exit {
             Exit::Store(code::EXCEPTION, exception) => code::describe_exception(*exception),
             Exit::Store(offset, value) => format!("stored {value:#x} at offset {offset:#x}"),
             Exit::Halt => "halted".into(),
-            Exit::Stopped => "was still running when its time was over".into(),
+            Exit::Stopped => "was still running at its time limit".into(),
             Exit::Other(what) => format!("ended in {what}"),
         }
     }
@@ -76,7 +76,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a machine that is about to execute `program` in `ring`, within the time limit of `watch`.
+    /// Builds a machine that is ready to execute `program` in `ring`. Each run ends at the time limit of `watch` at the
+    /// latest.
     pub fn new(
         kvm: &Kvm,
         watch: &Watch,
@@ -122,7 +123,7 @@ impl Machine {
         self.run_until(|| false)
     }
 
-    /// Like [`Machine::run`], but also stops once `done` returns `true`. Calls `done` at the start and after
+    /// Like [`Machine::run`], but also stops when `done` returns `true`. Calls `done` at the start and after
     /// each signal.
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
         loop {
@@ -141,7 +142,7 @@ impl Machine {
                 Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
-                // Either the signal of the time limit, after which `over` returns `true`, or another signal.
+                // A signal ended the run call. If it was the signal of the time limit, `over` now returns `true`.
                 Err(e) if e.errno() == libc::EINTR => {
                     self.watch.take_signals();
                     continue;

@@ -41,10 +41,11 @@ pub enum MicroError {
     Left(String),
 }
 
-/// Builds a machine on a watched thread and lets `judge` run it.
+/// On a separate thread, builds a machine that will run `program` in `ring`, and calls `judge` to run the machine. The
+/// thread must end at the time limit `budget`.
 ///
 /// # Errors
-/// [`MicroError`]: KVM refused a step, or the probe did not return.
+/// [`MicroError`]: KVM refused a step, or the thread failed or did not end.
 pub fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,

@@ -1,8 +1,8 @@
 //! Runs a probe on its own thread, within a time limit.
 //!
 //! A broken hypervisor can spin in one guest instruction for ever, so a signal ends the probe's run call
-//! at the time limit. If the process's queue of real-time signals is full, `SIGIO` takes the signal's place: the
-//! kernel sends `SIGIO` for overflows, and this module sends it at the time limit. The thread blocks both signals
+//! at the time limit. If the process's queue of real-time signals is full, `SIGIO` is used instead: the kernel
+//! sends `SIGIO` for overflows, and this module sends it at the time limit. The thread blocks both signals
 //! outside of run calls.
 
 #![expect(
@@ -41,10 +41,10 @@ pub enum WatchError {
     #[error("cannot start a probe thread")]
     Spawn(#[source] io::Error),
     /// The signal for the time limit could not be prepared.
-    #[error("cannot prepare the signal that bounds a probe")]
+    #[error("cannot prepare the signal that ends a probe at its time limit")]
     Signal(#[source] io::Error),
     /// The probe did not react to the signal.
-    #[error("the probe did not end at its time limit, not even by a signal")]
+    #[error("the probe was still running one second after its time limit")]
     Stuck,
     /// The probe panicked.
     #[error("the probe panicked")]
@@ -77,7 +77,7 @@ impl Watch {
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Unblocks all signals, including that of the time limit, within this vCPU's run calls.
+    /// Unblocks all signals, including the signal of the time limit, within this vCPU's run calls.
     ///
     /// The thread keeps the signal of the time limit blocked outside of run calls: a signal that arrives just
     /// before a run call stays pending and ends the call immediately.
@@ -91,8 +91,7 @@ impl Watch {
             length: 8,
             blocked: [0; 8],
         };
-        // SAFETY: `mask` is a `kvm_signal_mask` with a set of 8 bytes, as its length says; KVM only reads
-        // it.
+        // SAFETY: `mask` has the layout of a `kvm_signal_mask` with a set of `length` bytes; KVM only reads it.
         let answer = unsafe { ioctl_with_ref(vcpu, KVM_SET_SIGNAL_MASK(), &mask) };
         if answer < 0 {
             return Err(io::Error::last_os_error());
@@ -113,14 +112,14 @@ fn ending() -> [c_int; 2] {
 
 /// Runs `probe`, signals it after `budget`, and returns its result.
 ///
-/// A probe must check [`Watch::over`] before each run call and after each interruption; the time limit
-/// may be its normal end. A probe that ignores the signal for a second is abandoned.
+/// A probe must check [`Watch::over`] before each run call and after each interruption. A probe may run until the time
+/// limit. A probe that ignores the signal for a second is abandoned.
 pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {
     let signal = signal();
-    // Without a handler the signal would end the process. Repeating this is harmless.
+    // Without a handler the signal would end the process. It is harmless to install the handler again.
     register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
 
     let watch = Watch {
@@ -144,17 +143,20 @@ pub fn watched<T: Send + 'static>(
 
     match receiver.recv_timeout(budget) {
         Ok(answer) => {
-            // Later steps may rely on the thread's end. The thread did not panic, because it sent an answer.
+            // Wait until the thread has ended, because the caller may rely on that. Ignore the result: the thread sent
+            // an answer, so it did not panic.
             let _ = thread.join();
             return answer;
         }
         Err(RecvTimeoutError::Disconnected) => return Err(Panicked),
         Err(RecvTimeoutError::Timeout) => {}
     }
-    // Set the flag first, for a probe that has not blocked the signal yet.
+    // Set the flag before the signal is sent. If the thread has not blocked the signal yet, the signal is lost, but
+    // the probe starts later and sees the flag.
     over.store(true, Ordering::SeqCst);
     match kick(&thread, signal) {
-        // `SIGIO` has no handler here, and would end the process if the thread had not blocked it yet.
+        // This module installs no handler of `SIGIO`. If the thread had not blocked `SIGIO` yet, the signal would end
+        // the process.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             if blocked.load(Ordering::SeqCst) {
                 kick(&thread, libc::SIGIO).map_err(Signal)?;
@@ -170,7 +172,7 @@ pub fn watched<T: Send + 'static>(
     answer
 }
 
-/// Blocks `signal` in this thread, which may have inherited a mask that blocks it.
+/// Blocks `signal` in this thread. Succeeds if the thread inherited a mask that already blocks `signal`.
 fn block(signal: c_int) -> Result<(), WatchError> {
     match block_signal(signal) {
         Ok(()) | Err(signals::Error::SignalAlreadyBlocked(_)) => Ok(()),

@@ -69,8 +69,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Returns the records written since the ring was mapped: header, and words behind it. Does not consume
-    /// them, so the kernel stops writing when the ring is full. The event must be disabled.
+    /// Returns the records written since the ring was mapped, each as its header and the words after the header.
+    /// Does not consume the records, so the kernel stops writing when the ring is full. The event must be disabled.
     #[must_use]
     pub fn records(&self) -> Vec<(Header, Vec<u64>)> {
         // Pairs with the kernel's release: the records are stored before the head moves.

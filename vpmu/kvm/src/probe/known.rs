@@ -11,7 +11,7 @@ const MOST: u64 = 4096;
 /// KVM's device in sysfs.
 const DEVICE: &str = "devices/virtual/misc/kvm";
 
-/// The file of the answer for this host.
+/// The file that contains the answer for this host.
 #[derive(Debug)]
 pub(super) struct Known {
     directory: PathBuf,
@@ -19,8 +19,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The file in `directory`, for this boot of the host and this load of KVM; `None` if the boot or the load
-    /// cannot be identified.
+    /// The file in `directory`, for this boot of the host and this load of the KVM module; `None` if the boot or the
+    /// load cannot be identified.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
         Some(Self {
@@ -62,7 +62,8 @@ impl Known {
         Ok(text)
     }
 
-    /// A file per process, because another VMM may store its answer at the same time.
+    /// The path of the file while it is written. Each process has its own path, because another VMM may store its
+    /// answer at the same time.
     fn unfinished(&self) -> PathBuf {
         let id = std::process::id();
         self.directory.join(format!("guest-ips.{id}"))
@@ -71,7 +72,7 @@ impl Known {
     /// Stores the answer.
     ///
     /// # Errors
-    /// The file cannot be written; the next guest is then probed again.
+    /// The file cannot be written. The VMM of the next guest then probes again.
     pub(super) fn keep(&self, answer: bool) -> io::Result<()> {
         let mut builder = DirBuilder::new();
         match builder.mode(0o755).create(&self.directory) {
@@ -101,8 +102,8 @@ impl Known {
     }
 }
 
-/// Identifies this boot of the host and this load of KVM: each load of a KVM module creates the device anew, and
-/// sysfs does not reuse inode numbers.
+/// Identifies this boot of the host by its boot id, and this load of the KVM module by the inode number of [`DEVICE`].
+/// Each load of a KVM module creates this directory again, and sysfs does not reuse inode numbers.
 fn host(proc: &Path, sys: &Path) -> io::Result<String> {
     let boot = fs::read_to_string(proc.join("sys/kernel/random/boot_id"))?;
     let kvm = fs::metadata(sys.join(DEVICE))?.ino();
@@ -184,7 +185,7 @@ mod tests {
         fs::create_dir_all(&device).expect("made");
         let first = of().expect("a host");
         assert_eq!(of().expect("a host"), first);
-        // Created while the other directory still exists, so that the inode numbers differ.
+        // Create the new directory while the old one still exists, so that the inode numbers differ.
         let again = sys.join("again");
         fs::create_dir(&again).expect("made");
         fs::remove_dir(&device).expect("removed");

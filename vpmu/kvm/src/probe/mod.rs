@@ -28,20 +28,20 @@ pub struct Sampling {
     attempts: u32,
     /// Nanoseconds of the clock between samples.
     period: u64,
-    /// Whether enough samples end an attempt.
+    /// Whether an attempt ends as soon as there are enough samples.
     ends_early: bool,
 }
 
 impl Sampling {
-    /// For a survey: up to four guests, sampled at 1 kHz.
+    /// For a report about the host, like that of `vmm check`: up to four guests, sampled at 1 kHz.
     pub const THOROUGH: Self = Self {
         time: Duration::from_millis(200),
         attempts: 4,
         period: 1_000_000,
         ends_early: false,
     };
-    /// For a machine that is about to boot: enough samples in little time, from one small guest,
-    /// because creating and destroying a guest takes longer than sampling it.
+    /// For a machine that is about to boot: takes enough samples in little time. Uses only one small guest, because
+    /// creating and destroying a guest takes longer than sampling it.
     pub const QUICK: Self = Self {
         time: Duration::from_secs(2),
         attempts: 1,
@@ -50,7 +50,7 @@ impl Sampling {
     };
 }
 
-/// Samples between two checks whether there are enough.
+/// After each batch of this many samples, the guest's thread checks whether there are enough samples.
 const BATCH: u32 = 10;
 
 /// Counts of samples of a guest's loop, by mode and address.
@@ -59,11 +59,11 @@ const BATCH: u32 = 10;
 pub struct Samples {
     /// All samples.
     pub total: u32,
-    /// Labelled guest kernel or guest user by the host.
+    /// Samples that the host labelled as guest kernel or guest user.
     pub guest: u32,
-    /// Labelled guest, with the instruction pointer inside the guest's loop.
+    /// Samples in `guest` whose instruction pointer is inside the guest's loop.
     pub in_loop: u32,
-    /// Labelled guest user.
+    /// Samples in `guest` that the host labelled as guest user.
     pub labelled_user: u32,
 }
 
@@ -80,8 +80,8 @@ impl Samples {
     /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Whether sampling can end: there are enough samples of the guest, or so many samples in total that the
-    /// host evidently takes few or none of the guest.
+    /// Whether sampling can end: there are enough samples of the guest, or there are many samples in total and
+    /// fewer than an eighth of them are of the guest.
     fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
@@ -98,9 +98,9 @@ impl Samples {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
-    /// Returns whether host samples can serve a guest: nearly all samples labelled as the guest's have an address in
-    /// its loop. Up to three quarters of all samples may be the host's, because an emulated KVM does much host
-    /// work.
+    /// Returns whether the device can use the host's samples of a vCPU as the guest's: enough samples are labelled as
+    /// the guest's, and nearly all of these have an address in the guest's loop. Up to three quarters of all samples
+    /// may be the host's, because an emulated KVM does much host work.
     #[must_use]
     pub fn name_places(&self) -> bool {
         self.guest >= Self::ENOUGH
@@ -124,7 +124,7 @@ fn conclusive_guest_ips() -> Option<bool> {
         let samples = sample_guest(ring, Sampling::QUICK).ok()?;
         samples.are_conclusive().then(|| samples.name_places())
     };
-    // Concurrently: the host's kernel mostly waits while it creates and destroys a guest.
+    // Probe both modes concurrently: the host's kernel mostly waits while it creates and destroys a guest.
     let rings = thread::scope(|scope| {
         let user = thread::Builder::new().spawn_scoped(scope, || knows(Ring::User));
         let kernel = knows(Ring::Kernel);
@@ -132,7 +132,7 @@ fn conclusive_guest_ips() -> Option<bool> {
     });
     let knows = match rings {
         [Some(true), Some(true)] => Some(true),
-        // Both modes are needed, so one negative result decides.
+        // If one mode is `false`, so is the answer: the device needs guest addresses in both modes.
         rings if rings.contains(&Some(false)) => Some(false),
         _ => None,
     };
@@ -143,8 +143,8 @@ fn conclusive_guest_ips() -> Option<bool> {
     knows
 }
 
-/// The answer of an earlier probe on this host, or [`guest_ips`] on its own thread, concurrent with other
-/// preparations of a guest.
+/// The answer of an earlier probe on this host, or a probe ([`guest_ips`]) that runs on its own thread while the
+/// VMM prepares a guest.
 #[derive(Debug)]
 pub struct GuestIps(Answer);
 
@@ -186,7 +186,7 @@ impl GuestIps {
         if let Some((known, answer)) = known.zip(answer)
             && let Err(error) = known.keep(answer)
         {
-            log::debug!("the next guest of this host is probed again: {error}");
+            log::debug!("the result of the probe could not be stored: {error}");
         }
         answer.unwrap_or(false)
     }
@@ -235,7 +235,7 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Mic
             let enough = stopped(observer)?.are_enough();
             observer.0.enable().map(|()| enough)
         };
-        // An error ends the run; it recurs in the final `stopped`, which reports it.
+        // On an error, end the run. `stopped` is called again after the run, and returns the error.
         how.ends_early && enough(observer).unwrap_or(true)
     };
     micro::spin(time, ring, start, done, move |observer| stopped(&observer))

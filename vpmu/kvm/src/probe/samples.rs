@@ -6,7 +6,7 @@ use vpmu_perf::record::{Header, MODE_GUEST_KERNEL, MODE_GUEST_USER, TYPE_SAMPLE}
 
 use super::Samples;
 
-/// Counts the samples among `records`: header, and words behind it.
+/// Counts the samples among `records`, each given as its header and the words after the header.
 pub(super) fn count(records: &[(Header, Vec<u64>)], in_loop: impl Fn(u64) -> bool) -> Samples {
     let mut samples = Samples::default();
     for (header, body) in records {

@@ -18,7 +18,8 @@ fn foreign_record_is_left_out_and_counted() {
     let elsewhere = event(5, "marks", 1, USUAL);
     let words = |count: usize| record(9, USER, &vec![5; count]);
     let bad = [
-        // Of another event, of another vCPU, too short, too long, with a mode that no guest has.
+        // Samples of another event and of another vCPU, samples that are too short or too long, and samples with CPU
+        // modes that the device never writes.
         usual(&other, USER, 1, 15, 9),
         usual(&elsewhere, USER, 1, 15, 9),
         words(0),
@@ -26,7 +27,8 @@ fn foreign_record_is_left_out_and_counted() {
         words(8),
         usual(&of, 4, 1, 15, 9),
         usual(&of, 3, 1, 15, 9),
-        // Maps, names, forks, symbols and perf's own kinds.
+        // Records of mapped files, task names, forks and symbols, records that perf itself adds to files, a record of
+        // an unknown type, and THROTTLE records of another event or without an id.
         record(1, KERNEL, &[0, 0, 1, 0x6574_632f, 0]),
         record(3, 0, &[5, 0x6c69_7665, 0]),
         record(7, 0, &[5; 4]),
@@ -94,7 +96,7 @@ fn forged_length_is_not_followed() {
 
 #[test]
 fn record_that_grows_too_long_is_left_out() {
-    // The longest record, to which the file's format adds six words.
+    // The longest record whose copy in the file is not too long: the copy has six words more.
     let length = 8_182;
     let mut words = vec![1, length];
     words.extend(std::iter::repeat_n(
@@ -167,7 +169,7 @@ fn short_records_count_by_their_size_in_the_file() {
         };
         history(event, &vec![record(9, USER, &[]); 512])
     };
-    // A page holds 512 records of 8 bytes; each takes 64 bytes in the file.
+    // A page holds 512 records of 8 bytes. In the file, each of them takes 64 bytes.
     let page = 512 * 8;
     let kept = |window, most| {
         let kept = bounded([bare(1, window)].into_iter(), most);
@@ -177,7 +179,7 @@ fn short_records_count_by_their_size_in_the_file() {
         (kept(false, 8 * page), kept(false, 8 * page - 1)),
         (page, 0)
     );
-    // In the window, the ring's own page does not count.
+    // If the ring is in the window, its one page is not counted.
     assert_eq!((kept(true, 7 * page), kept(true, 7 * page - 1)), (page, 0));
 }
 

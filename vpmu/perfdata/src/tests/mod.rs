@@ -125,7 +125,7 @@ pub(super) fn perf(arguments: &[&str], path: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The lines of `perf script` with a sample's fields, runs of blanks collapsed.
+/// The output of `perf script`: one line for each sample, with single spaces between the fields.
 pub(super) fn script(path: &Path) -> Vec<String> {
     let fields = "comm,tid,cpu,time,event,addr,ip,sym,symoff";
     let text = perf(&["script", "--ns", "-F", fields], path);

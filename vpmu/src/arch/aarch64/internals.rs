@@ -3,7 +3,7 @@
 use super::paging;
 use super::registers::{CpuState, GENERAL_REGS};
 
-/// The state of a program to sample, with page tables at `tables`.
+/// The state of a vCPU that runs a program in user mode, with page tables at `tables`.
 pub(crate) fn program(tables: u64) -> CpuState {
     CpuState {
         general: [0; GENERAL_REGS],

@@ -1,4 +1,4 @@
-//! The device's view of aarch64: registers by perf's numbers, page tables of EL1, the virtual counter.
+//! The device's view of aarch64: registers as perf numbers them, page tables of EL1, and the virtual counter.
 
 mod counters;
 #[cfg(feature = "internals")]
@@ -16,6 +16,6 @@ pub(crate) use registers::{
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, registers::ENTRIES};
 
-/// Reasons, `EXIT_*`, for which no vCPU exits to the VMM: the architecture has no ports, and KVM
-/// waits for interrupts by itself.
+/// Exit reasons (`EXIT_*`) that never occur: the architecture has no I/O ports, and KVM handles WFI without an
+/// exit to the VMM.
 pub(crate) const UNREACHABLE_EXITS: [u64; 2] = [crate::abi::EXIT_IO, crate::abi::EXIT_HLT];

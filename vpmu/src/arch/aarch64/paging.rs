@@ -1,5 +1,5 @@
-//! Page tables of EL1 for pages of 4 KiB and addresses of 48 bits, or of 52 bits with FEAT_LPA2. Stock
-//! kernels use these tables; other tables are not walked.
+//! Page tables of EL1 for 4 KiB pages and 48-bit addresses, or 52-bit addresses with FEAT_LPA2. Stock kernels
+//! use these tables; other tables are not walked.
 
 use vm_memory::GuestAddress;
 
@@ -9,44 +9,44 @@ use crate::walk::Page;
 /// SCTLR_EL1: addresses are translated.
 pub(super) const SCTLR_MMU: u64 = 1 << 0;
 
-/// TCR_EL1: the number of address bits that are not translated, for each half.
+/// TCR_EL1: for each half of the address space, the number of upper address bits that are not translated.
 const TCR_SIZE_MASK: u64 = 0x3f;
 const TCR_T1_SHIFT: u32 = 16;
-/// The granule of each half. Each half encodes the granule differently.
+/// TCR_EL1: the granule of each half. The two halves encode the same granule differently.
 const TCR_TG0_SHIFT: u32 = 14;
 const TCR_TG0_4K: u64 = 0b00;
 const TCR_TG1_SHIFT: u32 = 30;
 const TCR_TG1_4K: u64 = 0b10;
 const TCR_GRANULE_MASK: u64 = 0b11;
-/// Walks of each half are off.
+/// If set, the half's tables are not walked.
 const TCR_EPD0: u64 = 1 << 7;
 const TCR_EPD1: u64 = 1 << 23;
-/// The top byte of addresses of each half is a tag.
+/// If set, the top byte of each address in the half is a tag and is ignored.
 const TCR_TBI0: u64 = 1 << 37;
 const TCR_TBI1: u64 = 1 << 38;
-/// Descriptors and TTBRs have addresses of 52 bits (FEAT_LPA2).
+/// If set, descriptors and TTBRs hold 52-bit addresses (FEAT_LPA2).
 const TCR_DS: u64 = 1 << 59;
-/// Addresses of 48 bits and pages of 4 KiB in both halves.
+/// 48-bit addresses and 4 KiB pages in both halves.
 #[cfg(any(test, feature = "internals"))]
 pub(super) const TCR_48_BITS: u64 = 16 | 16 << TCR_T1_SHIFT | TCR_TG1_4K << TCR_TG1_SHIFT;
 
 pub(super) const VALID: u64 = 1 << 0;
-/// The entry is for a table above the last level, and for a page in the last level.
+/// Above the last level: the entry points to a table. In the last level: the entry is for a page.
 pub(super) const TABLE: u64 = 1 << 1;
 pub(super) const USER: u64 = 1 << 6;
 const KERNEL_NEVER_EXECUTES: u64 = 1 << 53;
-/// In a table entry, for all pages below: programs cannot access them; the kernel does not execute them.
+/// Flags of an entry that points to a table. They apply to all pages below that table: the first keeps programs from
+/// accessing these pages, the second keeps the kernel from executing them.
 const TABLE_NO_USER: u64 = 1 << 61;
 const TABLE_KERNEL_NEVER_EXECUTES: u64 = 1 << 59;
 
-/// The address in an entry of a table, without and with [`TCR_DS`]. With it, bits 51 and 50 of the address
-/// are [`ADDRESS_DS_HIGH`] of the entry.
+/// The bits of an entry that hold an address, without and with [`TCR_DS`]. With [`TCR_DS`], the entry's bits
+/// [`ADDRESS_DS_HIGH`] hold bits 51 and 50 of the address.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const ADDRESS_DS: u64 = 0x0003_ffff_ffff_f000;
 const ADDRESS_DS_HIGH: u64 = 0b11 << 8;
 const ADDRESS_DS_HIGH_SHIFT: u32 = 42;
-/// The address in a TTBR. It need not be a multiple of a page: a top table of few entries is smaller than a
-/// page.
+/// The address in a TTBR. It need not be page-aligned: a top table with few entries is smaller than a page.
 const ROOT: u64 = 0x0000_ffff_ffff_ffc0;
 const ROOT_DS_HIGH: u64 = 0b1111 << 2;
 const ROOT_DS_HIGH_SHIFT: u32 = 46;
@@ -58,7 +58,7 @@ const INDEX_BITS: u32 = 9;
 const HALF: u32 = 55;
 const TAG: u64 = 0xff << 56;
 
-/// Whether `address` belongs to programs: they use the lower half.
+/// Whether `address` is in the lower half of the address space, which programs use.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> HALF & 1 == 0
 }
@@ -84,7 +84,7 @@ struct Half {
 
 impl Half {
     /// The half with tables at `ttbr`; `untranslated` is the number of address bits that are not translated.
-    /// `None` for tables that are not walked.
+    /// `None` if the granule or `untranslated` is not supported.
     fn new(ttbr: u64, is_4k: bool, untranslated: u64, tagged: bool, wide: bool) -> Option<Self> {
         let bits = match (untranslated, wide) {
             (16, _) => 48,
@@ -105,7 +105,7 @@ impl Half {
 pub(super) struct Tables {
     lower: Option<Half>,
     upper: Option<Half>,
-    /// Whether entries have addresses of 52 bits.
+    /// Whether entries hold 52-bit addresses.
     wide: bool,
 }
 
@@ -167,7 +167,7 @@ impl Tables {
                 table = self.address(entry);
                 continue;
             }
-            // The last level has only pages. Blocks above 1 GiB exist only with 52 bits.
+            // The last level has only pages. Blocks larger than 1 GiB exist only with 52-bit addresses.
             let largest = if self.wide { 3 } else { 2 };
             if !leads_on && level == 0 || level > largest {
                 return None;
@@ -229,7 +229,8 @@ mod tests {
             u64::from_le(entry.expect("in memory"))
         }
 
-        /// Maps `address` by `entry` in a table of `level`, of `levels`; table entries have `bits`.
+        /// Maps `address` with `entry` in a table of `level`, in tables with `levels` levels. Each entry that points
+        /// to a table also gets the flags `bits`.
         fn map(mut self, (address, levels): (u64, u32), level: u32, entry: u64, bits: u64) -> Self {
             let all = if levels == 5 { 52 } else { 48 };
             let place = |level: u32| (address & ((1 << all) - 1)) >> (12 + 9 * level) & 511;
@@ -246,7 +247,8 @@ mod tests {
             self
         }
 
-        /// The translation of `address`; whether programs can read it and the kernel can execute it.
+        /// The translation of `address`, whether programs can read there, and whether the kernel can execute
+        /// there.
         fn walk(&self, tcr: u64, address: u64) -> Option<(u64, bool, bool)> {
             let control = Control {
                 sctlr: SCTLR_MMU,
@@ -314,7 +316,7 @@ mod tests {
     fn address_outside_both_halves_does_not_translate() {
         let guest = Guest::new().map((KERNEL, 4), 0, 0x8_7000 | PAGE, 0);
         assert_eq!(guest.walk(TCR_48_BITS, KERNEL & !(1 << 50)), None);
-        // The top byte is a tag only if the kernel enables that.
+        // The top byte is a tag only if the kernel enables tags.
         let tagged = KERNEL ^ 0x5a << 56;
         assert_eq!(guest.walk(TCR_48_BITS, tagged), None);
         let walked = guest.walk(TCR_48_BITS | TCR_TBI1, tagged);
@@ -325,8 +327,8 @@ mod tests {
     #[test]
     fn addresses_of_52_bits_have_five_levels() {
         let address = 0xfff5_8000_1234_5000;
-        // Bits 51 and 50 of the address are bits 9 and 8 of the entry. Without FEAT_LPA2 these are not part
-        // of the address.
+        // Bits 51 and 50 of the address are in bits 9 and 8 of the entry. Without FEAT_LPA2, bits 9 and 8 hold no
+        // address bits.
         let entry = 0x3_0000_0008_7000 | 0b11 << 8 | PAGE;
         let guest = Guest::new().map((address, 5), 0, entry, 0);
         assert_eq!(
@@ -341,7 +343,7 @@ mod tests {
         let guest = Guest::new().map((KERNEL, 4), 0, 0x8_7000 | PAGE, 0);
         assert!(guest.walk(TCR_48_BITS, KERNEL).is_some());
         for tcr in [
-            // 64 KiB and 16 KiB; 39 bits; off.
+            // In order: a granule of 64 KiB, a granule of 16 KiB, 39-bit addresses, and disabled walks.
             TCR_48_BITS | 0b11 << TCR_TG1_SHIFT,
             TCR_48_BITS ^ 0b11 << TCR_TG1_SHIFT,
             TCR_48_BITS ^ (16 ^ 25) << TCR_T1_SHIFT,

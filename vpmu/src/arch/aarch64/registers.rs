@@ -1,4 +1,5 @@
-//! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
+//! A vCPU's state, with registers as perf numbers them, and the registers that Linux saves when a program
+//! enters the kernel.
 
 use super::paging::{self, Control};
 use crate::memory::View;
@@ -10,13 +11,13 @@ pub const GENERAL_REGS: usize = 33;
 /// All of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
-    /// By perf's numbers for arm64: X0 to X29, LR, SP, PC. SP is the stack pointer in use.
+    /// In the order of perf's numbers for arm64: X0 to X29, LR, SP, PC. SP is the stack pointer in use.
     pub general: [u64; GENERAL_REGS],
     /// PSTATE, in the format of SPSR_EL1.
     pub pstate: u64,
     /// Whether the vCPU was in guest user mode.
     pub user: bool,
-    /// Whether it ran AArch64 code.
+    /// Whether the vCPU ran AArch64 code.
     pub code64: bool,
     /// SCTLR_EL1, which enables address translation.
     pub sctlr: u64,
@@ -29,13 +30,13 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// Whether `pstate` is of user mode, EL0.
+    /// Whether a CPU with this `pstate` is in user mode, EL0.
     #[must_use]
     pub fn is_user(pstate: u64) -> bool {
         pstate & MODE_LEVEL == 0
     }
 
-    /// Whether `pstate` is of AArch64 code.
+    /// Whether a CPU with this `pstate` runs AArch64 code.
     #[must_use]
     pub fn is_code64(pstate: u64) -> bool {
         pstate & MODE_AARCH32 == 0
@@ -51,27 +52,29 @@ pub(crate) const FP: usize = 29;
 pub(crate) const SP: usize = 31;
 pub(crate) const IP: usize = 32;
 
-/// Registers that an event may request: all but those of SVE.
+/// Registers that an event may request: all except the SVE registers.
 pub(crate) const REGISTERS: u64 = (1 << GENERAL_REGS) - 1;
 
-/// Kernel stacks of Linux are of this size, and begin at a multiple of it.
+/// Linux's kernel stacks have this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked: no, because compilers for it do not agree on a frame pointer.
+/// Whether frames of 32-bit code are walked. They are not, because compilers for 32-bit code do not agree on a frame
+/// pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = false;
 
-/// Words of Linux's `struct pt_regs` that hold registers: perf's, in perf's order, and PSTATE.
+/// Number of words in Linux's `struct pt_regs` that hold registers: perf's registers in perf's order, then
+/// PSTATE.
 pub(crate) const SAVED_WORDS: usize = GENERAL_REGS + 1;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` if they were
-/// not saved at a program's entry into the kernel.
+/// The registers in `words` of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the kernel
+/// saved these registers when a program entered the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let [general @ .., pstate] = words;
     CpuState::is_user(pstate).then_some((general, CpuState::is_code64(pstate)))
 }
 
-/// The registers of a sample trace's packet: arguments (X0 to X8), callee-saved registers (X19 to X29), LR, SP, PC,
-/// PSTATE.
+/// The registers in a packet of a sample trace: arguments (X0 to X8), callee-saved registers (X19 to X29), LR,
+/// SP, PC, PSTATE.
 pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
     const ARGUMENTS: usize = 9;
     const PRESERVED: usize = 19;

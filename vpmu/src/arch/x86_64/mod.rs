@@ -1,4 +1,4 @@
-//! The device's view of x86-64: registers by perf's numbers, page tables of long mode, the TSC.
+//! The device's view of x86-64: registers as perf numbers them, page tables of long mode, and the TSC.
 
 mod counters;
 #[cfg(feature = "internals")]
@@ -15,5 +15,5 @@ pub(crate) use registers::{
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, paging::ENTRIES};
 
-/// Reasons, `EXIT_*`, for which no vCPU exits to the VMM.
+/// Exit reasons (`EXIT_*`) that never occur.
 pub(crate) const UNREACHABLE_EXITS: [u64; 0] = [];

@@ -15,8 +15,8 @@ const PRESENT: u64 = 1 << 0;
 const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
-/// The address in a table entry and in CR3. The processor's own limit may be lower, but nothing beyond
-/// guest memory is read anyway.
+/// The bits of a table entry and of CR3 that hold an address. An address with more bits than the processor supports
+/// needs no check: it is not in guest memory, and the walk reads only guest memory.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const PAGE_BITS: u32 = 12;
@@ -28,7 +28,7 @@ const INDEX_BITS: u32 = 9;
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 
-/// Whether `address` belongs to programs: they use the lower half.
+/// Whether `address` is in the lower half of the address space, which programs use.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> 63 == 0
 }
@@ -70,7 +70,7 @@ impl Tables {
             }
             user &= entry & USER != 0;
             executable &= entry & NO_EXECUTE == 0;
-            // Above the level of 1 GiB pages the bit is reserved.
+            // Above the level of 1 GiB pages, the bit `LARGE` is reserved.
             let large = entry & LARGE != 0 && level > 0;
             if large && level > 2 {
                 return None;
@@ -91,7 +91,7 @@ impl Tables {
     }
 }
 
-/// Whether all bits of `address` from the highest translated one up are equal.
+/// Whether `address` is canonical: the highest of its `bits` translated bits is equal to each bit above it.
 fn is_canonical(address: u64, bits: u32) -> bool {
     let above = address >> (bits - 1);
     above == 0 || above == u64::MAX >> (bits - 1)

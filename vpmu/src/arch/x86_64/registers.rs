@@ -1,4 +1,5 @@
-//! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
+//! A vCPU's state, with registers as perf numbers them, and the registers that Linux saves when a program
+//! enters the kernel.
 
 /// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 24;
@@ -6,12 +7,12 @@ pub const GENERAL_REGS: usize = 24;
 /// All of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
-    /// By perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS, GS, R8 to
-    /// R15; segments as selectors.
+    /// In the order of perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS,
+    /// GS, R8 to R15; segments as selectors.
     pub general: [u64; GENERAL_REGS],
     /// Whether the vCPU was in guest user mode.
     pub user: bool,
-    /// Whether it ran 64-bit code.
+    /// Whether the vCPU ran 64-bit code.
     pub code64: bool,
     /// CR0, which enables address translation.
     pub cr0: u64,
@@ -32,18 +33,18 @@ const CS: usize = 10;
 /// Registers that an event may request: AX to SS, then R8 to R15; not DS, ES, FS, GS.
 pub(crate) const REGISTERS: u64 = 0xff_0fff;
 
-/// Kernel stacks of Linux are of this size, and begin at a multiple of it.
+/// Linux's kernel stacks have this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked: yes, because its frame pointer is the same register as in
-/// 64-bit code.
+/// Whether frames of 32-bit code are walked. They are, because 32-bit and 64-bit code use the same register as frame
+/// pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = true;
 
-/// Words of Linux's `struct pt_regs`.
+/// Number of words in Linux's `struct pt_regs`.
 pub(crate) const SAVED_WORDS: usize = 21;
 
-/// perf's number of each word of `struct pt_regs`, which the kernel saves when a program enters it; `None`
-/// for the number of the system call.
+/// perf's number for each word of `struct pt_regs`, which the kernel saves when a program enters the kernel;
+/// `None` for the word with the system call number.
 const SAVED: [Option<usize>; SAVED_WORDS] = [
     Some(23),
     Some(22),
@@ -72,8 +73,8 @@ const USER32_CS: u64 = 0x23;
 /// The privilege level in a selector.
 const SELECTOR_LEVEL: u64 = 3;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` if they were
-/// not saved at a program's entry into the kernel.
+/// The registers in `words` of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the kernel
+/// saved these registers when a program entered the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let mut general = [0; GENERAL_REGS];
     for (number, word) in SAVED.into_iter().zip(words) {
@@ -85,7 +86,7 @@ pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], b
     (cs & SELECTOR_LEVEL == SELECTOR_LEVEL).then_some((general, cs != USER32_CS))
 }
 
-/// The registers of a sample trace's packet: all.
+/// The registers in a packet of a sample trace: all registers.
 pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
     cpu.general
 }

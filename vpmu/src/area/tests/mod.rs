@@ -1,4 +1,4 @@
-//! An area with a vector as its pages and a scripted reader.
+//! Tests of areas. A vector replaces the guest's pages, and each test acts as the reader.
 
 mod properties;
 mod rules;
@@ -16,14 +16,14 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// A value that tests never write.
 const UNTOUCHED: u64 = u64::MAX;
 
-/// Memory of one area, with the two words shared by writer and reader.
+/// Memory of one area, with the head and the tail, which writer and reader share.
 struct Fake {
     data: Vec<u64>,
     head: Cell<u64>,
     tail: Cell<u64>,
     /// Number of reads of the tail.
     looks: Cell<u64>,
-    /// Start of missing memory in the area.
+    /// Where in the area memory is missing, if anywhere.
     hole: Option<u64>,
 }
 

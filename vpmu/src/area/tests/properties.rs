@@ -12,7 +12,7 @@ enum Step {
     Put(u64),
     Skip(u64),
     End,
-    /// The reader consumes this share of the unread data.
+    /// The reader consumes this percentage of the unread data.
     Consume(u64),
     Lie(u64),
 }
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected writer, which stores word by word.
+/// A model of the writer. It stores word by word.
 struct Model {
     size: u64,
     overwrite: bool,
@@ -51,7 +51,7 @@ impl Model {
         if self.overwrite {
             return self.size;
         }
-        // As unbounded integers: a valid tail is at most the area's size behind the head.
+        // Look for the tail among all valid tails, which are at most the area's size behind the head.
         (0..=self.size)
             .step_by(8)
             .chain(0..=self.size)
@@ -146,7 +146,7 @@ proptest! {
                     if expected.is_some_and(|(_, size)| size > 0) {
                         model.shown = model.head;
                     }
-                    prop_assert_eq!(ended.map(|span| (span.offset, span.size)), expected);
+                    prop_assert_eq!(ended.map(|written| (written.offset, written.size)), expected);
                 }
                 Step::Consume(share) => {
                     let (head, tail) = (pages.head.get(), pages.tail.get());
@@ -165,7 +165,7 @@ proptest! {
         }
     }
 
-    /// With an honest reader, unread bytes are never overwritten, and the reported spans are
+    /// If the reader stores only valid tails, unread bytes are never overwritten, and the reported chunks are
     /// contiguous.
     #[test]
     fn spans_cover_every_written_byte(

@@ -33,8 +33,11 @@ fn nested_write_is_refused() {
     };
     assert_eq!(writer.get(), Some(window), "despite the nested write");
     assert_eq!(pages.head.get(), 0, "not published before the end");
-    let span = writer.end(Some(&pages)).expect("begun");
-    assert_eq!((span.offset, span.size, pages.head.get()), (0, 64, 64));
+    let written = writer.end(Some(&pages)).expect("begun");
+    assert_eq!(
+        (written.offset, written.size, pages.head.get()),
+        (0, 64, 64)
+    );
 }
 
 #[test]
@@ -85,7 +88,8 @@ fn full_area_wakes_once_and_continues_when_there_is_room() {
     assert_eq!(second, Appended::default(), "notified already");
     pages.tail.set(1024);
     assert!(area.append(&mut pages, &entry(&words)).whole);
-    // The write stays open, and the area is reported again once it is full again.
+    // The entry above has opened a new chunk. The next entry does not fit: it ends the chunk, and wakes the reader
+    // again.
     let third = area.append(&mut pages, &entry(&words));
     let chunk = Chunk {
         offset: PAGE,
@@ -108,7 +112,7 @@ fn loss_before_the_first_byte_is_an_empty_span() {
     assert_eq!((appended.chunk, appended.wake), (Some(chunk), true));
     pages.tail.set(0);
     area.append(&mut pages, &entry(&filled(1, 64)));
-    let told = area.end(&pages, 0).expect("a piece");
+    let told = area.end(&pages, 0).expect("a chunk");
     assert_eq!((told.size, told.flags), (64, PARTIAL));
     assert_eq!(area.end(&pages, 0), None, "nothing since");
 }
@@ -122,7 +126,7 @@ fn tail_is_read_only_when_room_runs_out() {
     pages.tail.set(2048);
     assert!(
         area.append(&mut pages, &entry(&words)).whole,
-        "within one window"
+        "room freed during the open write"
     );
     assert_eq!(pages.looks.get(), 2);
 }
@@ -150,7 +154,8 @@ fn reader_is_woken_at_multiples_of_the_watermark() {
         .collect();
     let expected: Vec<bool> = (1..=64).map(|entry| entry * 128 % 1024 == 0).collect();
     assert_eq!(woken, expected);
-    // Marks are multiples counted from the first byte, not from the last wakeup.
+    // The positions for wakeups are multiples of the watermark, counted from the area's first byte and not from the
+    // last wakeup.
     pages.tail.set(2 * PAGE);
     let steps = [1000, 1000, 40, 1000].map(|len| {
         let appended = area.append(&mut pages, &entry(&filled(1, len)));
@@ -182,7 +187,7 @@ fn overwriting_area_loses_nothing_and_wakes_no_reader() {
         );
     }
     assert_eq!(pages.looks.get(), 0, "the tail is not read");
-    let chunk = area.end(&pages, 0).expect("a piece");
+    let chunk = area.end(&pages, 0).expect("a chunk");
     let all = Chunk {
         offset: 0,
         size: 51_200,
@@ -203,7 +208,7 @@ fn entry_for_several_overflows_marks_its_span() {
         ..entry(&words)
     };
     area.append(&mut pages, &several);
-    let flags = |chunk: Option<Chunk>| chunk.expect("a piece").flags;
+    let flags = |chunk: Option<Chunk>| chunk.expect("a chunk").flags;
     assert_eq!(flags(area.end(&pages, 0)), COLLISION);
     area.miss();
     area.append(&mut pages, &entry(&words));
@@ -262,7 +267,7 @@ fn driver_sets_position_and_room() {
     assert_eq!((area.position(5), area.position(6)), (Some(head), None));
     assert!(
         !area.append(&mut pages, 6, &entry(&words)).whole,
-        "not its turn"
+        "the span is of another event"
     );
     for _ in 0..2 {
         assert!(area.append(&mut pages, 5, &entry(&words)).whole);
@@ -277,7 +282,7 @@ fn driver_sets_position_and_room() {
     assert_eq!(
         (pages.head.get(), pages.looks.get()),
         (0, 0),
-        "the driver's own"
+        "the driver manages head and tail"
     );
     area.begin(6, 128, 128).expect("begun");
     let told: Vec<bool> = (0..4)
@@ -286,7 +291,7 @@ fn driver_sets_position_and_room() {
     assert_eq!(
         told,
         [true, false, false, false],
-        "when little room is left, once in a turn"
+        "notified once per span, when little room is left"
     );
     assert_eq!(area.finish(6).expect("begun"), (256, 384));
 }
@@ -312,7 +317,7 @@ fn driver_is_notified_before_its_room_ends() {
     let half: Vec<bool> = (1..=17).map(|packet| packet == 8).collect();
     assert_eq!(
         told, half,
-        "when half of it is used, and not at the loss again"
+        "notified when half of the room is used, and not again at the loss"
     );
 }
 

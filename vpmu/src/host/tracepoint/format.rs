@@ -1,10 +1,10 @@
-//! Parses a tracepoint's `format` file: its number and the positions of fields in its raw data.
+//! Parses a tracepoint's `format` file: the tracepoint's id, and the positions of the fields in its raw data.
 //! This module does not depend on a particular tracepoint, and does not open files.
 
 /// A tracepoint according to its `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Format {
-    /// Its number: perf's config, and the common type in the raw data.
+    /// The tracepoint's id: the `config` of its perf event, and `common_type` in its raw data.
     pub(super) id: u16,
     fields: Vec<(String, Field)>,
 }
@@ -39,7 +39,7 @@ impl Format {
 }
 
 impl Field {
-    /// Its value in `raw`; zero if `raw` is too short.
+    /// The field's value in `raw`; zero if `raw` is too short.
     pub(super) fn of(self, raw: &[u8]) -> u64 {
         let bytes = raw.get(self.offset..).and_then(|raw| raw.get(..self.size));
         let mut word = [0; 8];
@@ -50,13 +50,14 @@ impl Field {
         u64::from_le_bytes(word)
     }
 
-    /// Bytes of raw data up to its end.
+    /// Number of bytes of raw data up to the end of this field.
     pub(super) fn end(self) -> usize {
         self.offset.saturating_add(self.size)
     }
 }
 
-/// Parses `unsigned int reason; offset:8; size:4; signed:0;`, with tabs.
+/// Parses a line such as `unsigned int reason; offset:8; size:4; signed:0;`, in which tabs, not spaces, follow
+/// the semicolons.
 fn field(line: &str) -> Option<(String, Field)> {
     let mut parts = line.split(';').map(str::trim);
     let name = parts.next()?.rsplit([' ', '*']).next()?;

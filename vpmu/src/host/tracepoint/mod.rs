@@ -1,6 +1,6 @@
-//! Records every exit of a vCPU, including exits that the host's kernel handles itself. For that, it opens
-//! KVM's tracepoints on the vCPU's thread. The tracepoints' records contain data of the host, which this
-//! module removes.
+//! Records every exit of a vCPU, including exits that the host's kernel handles itself. To do so, this module
+//! opens KVM's tracepoints on the vCPU's thread. The tracepoints' records also contain data of the host; the
+//! module removes that data.
 
 mod format;
 mod pairs;
@@ -25,10 +25,10 @@ const DRIVERS: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
 const EXIT: &str = "kvm_exit";
 const ENTRY: &str = "kvm_entry";
 
-/// Errors of tracing exits that the host's kernel handles.
+/// Why exits that the host's kernel handles cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// No tracefs is mounted, or it has no events of KVM.
+    /// No tracefs is mounted, or the tracefs has no KVM events.
     #[error("no kvm events in tracefs: mount -t tracefs none /sys/kernel/tracing")]
     Absent,
     /// The events exist, but this process cannot read them.
@@ -40,19 +40,22 @@ pub enum Refusal {
         #[source]
         source: io::Error,
     },
-    /// The events' formats are unknown.
-    #[error("kvm:kvm_exit and kvm:kvm_entry lack a field {0} here")]
+    /// A field is missing in the events' `format` files.
+    #[error("kvm:kvm_exit or kvm:kvm_entry has no field {0} on this host")]
     Field(&'static str),
+    /// The fields take up more bytes than the device examines.
+    #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than {most}", most = pairs::RAW_MOST)]
+    TooLong(usize),
     /// No driver that hits the tracepoints is loaded.
     #[error(
         "neither kvm_intel nor kvm_amd is loaded: this host's KVM driver does not hit the tracepoints"
     )]
     Driver,
     /// perf denies access to the tracepoints' data.
-    #[error("tracepoints with their data are refused: run as root, or give CAP_PERFMON")]
+    #[error("perf refuses access to tracepoint data: run as root, or grant CAP_PERFMON")]
     Permission,
-    /// perf does not open the tracepoints.
-    #[error("kvm:kvm_exit does not open")]
+    /// perf cannot open the tracepoints.
+    #[error("cannot open kvm:kvm_exit")]
     Open(#[source] io::Error),
 }
 
@@ -70,7 +73,7 @@ pub(super) struct Layout {
     /// The `common_type` of each tracepoint.
     exit: u16,
     entry: u16,
-    /// The common type field of raw data.
+    /// The `common_type` field of the raw data.
     kind: Field,
     reason: Field,
     ip: Field,
@@ -97,8 +100,8 @@ pub(super) fn offer() -> Offer {
 }
 
 impl Tracepoints {
-    /// Finds the tracepoints in the host's tracefs, without opening them, because closing takes long.
-    /// [`Tracepoints::permitted`] checks the permission.
+    /// Finds the tracepoints in the host's tracefs. Does not open them, because closing them again would take
+    /// long. [`Tracepoints::permitted`] checks the permission.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -159,7 +162,7 @@ impl Tracepoints {
         let all = [kind, reason, ip, isa, info[0], info[1]];
         let end = all.into_iter().map(Field::end).max().unwrap_or(0);
         if end > pairs::RAW_MOST {
-            return Err(Refusal::Field("within bounds"));
+            return Err(Refusal::TooLong(end));
         }
         Ok(Self {
             layout: Layout {
@@ -241,9 +244,14 @@ format:
             let refused = Tracepoints::parse(&without, ENTRY).expect_err("not known");
             assert!(refused.to_string().contains(name), "{refused}");
         }
-        let far = EXIT.replace("offset:40", "offset:121");
-        assert!(Tracepoints::parse(&far, ENTRY).is_err());
         assert!(Tracepoints::parse(EXIT, "").is_err());
         assert!(Tracepoints::parse(EXIT, &ENTRY.replace("common_type", "kind")).is_err());
+    }
+
+    #[test]
+    fn field_far_from_the_start_is_refused() {
+        let far = EXIT.replace("offset:40", "offset:121");
+        let refused = Tracepoints::parse(&far, ENTRY).expect_err("129 bytes");
+        assert!(matches!(refused, Refusal::TooLong(129)), "{refused}");
     }
 }

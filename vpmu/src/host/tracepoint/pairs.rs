@@ -9,7 +9,7 @@ use crate::host::records::{Notice, notice};
 
 /// Maximum number of raw bytes to examine.
 pub(super) const RAW_MOST: usize = 120;
-/// The word after TIME. Its low half is the number of raw bytes; the raw bytes begin in its high half.
+/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there: a 32-bit number of raw bytes, then the raw bytes.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
@@ -21,7 +21,7 @@ pub(super) enum Found {
     Lost(u64),
 }
 
-/// One exit of a vCPU, without data of the host. Times are of the host event's clock.
+/// One exit of a vCPU, without data of the host. Times are in nanoseconds of the host event's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exit {
     pub(super) time: u64,
@@ -38,7 +38,7 @@ enum Moment {
     Entry(u64),
 }
 
-/// State between two drains of a ring: an exit waits for the entry that ends it.
+/// State that lasts from one drain of a ring to the next, such as an exit whose entry has not been read yet.
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
     open: Option<Exit>,
@@ -84,15 +84,15 @@ impl Pairs {
         }
     }
 
-    /// Reports the open exit without an entry, because none will follow.
+    /// Reports an exit that still waits for its entry, because no entry will follow.
     pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
         if let Some(exit) = self.open.take() {
             found(Found::Exit(exit));
         }
     }
 
-    /// Handles the loss of `records`. Exits and entries alternate, so the number of lost exits is
-    /// known.
+    /// Handles the loss of `records` records. Exits and entries alternate, so the number of lost exits follows from
+    /// the number of lost records.
     fn lose(&mut self, records: u64, found: &mut impl FnMut(Found)) {
         let (odd, inside) = (records % 2 == 1, self.inside);
         self.finish(found);
@@ -131,8 +131,8 @@ fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Mo
     Some(Moment::Exit(Exit {
         time,
         ip: layout.ip.of(raw),
-        // The low half of the hardware's reason: SVM's numbers fit in it, and VMX's have flags in
-        // the high half.
+        // The low half of the hardware's exit reason. An SVM reason fits in 16 bits. A VMX reason has flags in the
+        // high half.
         reason: u16::try_from(reason & 0xffff).unwrap_or(u16::MAX),
         info: told(layout.isa.of(raw), reason, info),
         back: None,
@@ -196,7 +196,7 @@ mod tests {
         record(TYPE_LOST, &[7, records])
     }
 
-    /// The items of a ring that holds `records` from byte `tail` on.
+    /// Returns the results of [`Pairs::take`] for a ring that holds `records` from byte `tail` on.
     fn taken(pairs: &mut Pairs, records: &[Vec<u64>], tail: u64) -> Vec<Found> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;
@@ -233,7 +233,7 @@ mod tests {
             assert_eq!(taken(&mut pairs, &rest, tail), [found(20, 2, Some(21))]);
             let mut last = Vec::new();
             pairs.finish(&mut |one| last.push(one));
-            assert_eq!(last, [found(30, 3, None)], "told as it is");
+            assert_eq!(last, [found(30, 3, None)], "reported without an entry");
         }
     }
 
@@ -312,7 +312,7 @@ mod tests {
     /// VPMU-D-6.8-9.
     #[test]
     fn exit_without_guest_information_has_none() {
-        // An external interrupt, whose words may be stale.
+        // An external interrupt, whose information words may be stale.
         let records = [
             entry(5),
             sample(10, &raw_exit(0x60, 1, [u64::MAX; 2])),

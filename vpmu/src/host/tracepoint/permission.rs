@@ -1,5 +1,4 @@
-//! Whether perf lets a thread read tracepoint data, by the kernel's rules, without opening an
-//! event.
+//! Checks, by the kernel's rules and without opening an event, whether perf lets a thread read tracepoint data.
 
 use std::fs;
 

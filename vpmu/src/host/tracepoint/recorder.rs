@@ -1,4 +1,4 @@
-//! Both tracepoints on one vCPU's thread, writing to one host ring.
+//! Opens both tracepoints on one vCPU's thread, and lets them write to one host ring.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use crate::host::ring::{HostRing, Pool};
 use crate::host::sys;
 use crate::source::{Counter, HostExit, Overflows, Rate, Reading, Recorded};
 
-/// Data pages of its ring: 7,000 exits, as many as a busy vCPU makes in 10 ms.
+/// Data pages of the ring. They hold 7,000 exits, which is as many as a busy vCPU makes in 10 ms.
 const PAGES: usize = 256;
 
 /// Records the exits of one vCPU.
@@ -23,18 +23,18 @@ const PAGES: usize = 256;
 pub(in crate::host) struct Recorder {
     layout: Layout,
     exits: File,
-    /// Entries: enabled together with `exits`, and recorded in the ring of `exits`.
+    /// The tracepoint of entries. It is enabled together with `exits`, and its records go to the ring of `exits`.
     _entries: File,
     ring: HostRing,
     clock: Arc<Clock>,
     pairs: Pairs,
     running: bool,
-    /// Exits reported so far, including lost ones.
+    /// Number of exits reported so far, including lost ones.
     told: u64,
-    /// Reported losses that the ring has yet to confirm.
+    /// Number of exits that were already reported as lost, but are not yet in a loss record of the ring.
     ahead: u64,
-    /// The latest reported time: the host's clock is converted anew at each drain, but reported
-    /// times never go back.
+    /// The latest reported time. Each drain converts the host's times with a new [`Clock::line`], but reported times
+    /// must not go back.
     newest: u64,
 }
 
@@ -91,7 +91,7 @@ fn attr(id: u16, disabled: bool) -> perf_event_attr {
     attr.__bindgen_anon_1.sample_period = 1;
     attr.set_disabled(disabled.into());
     attr.set_use_clockid(1);
-    // The event has no waiters, so the host need not look for any.
+    // No thread waits for the event, so the largest watermark makes the host's wakeups as rare as possible.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr
@@ -163,7 +163,8 @@ impl Counter for Recorder {
             return;
         }
         self.pairs.finish(&mut found);
-        // The ring reports losses only before the next record that fits.
+        // The host writes a loss record only before the next record that fits in the ring. Until then, only the
+        // event's count includes the lost exits.
         let silent = self.count().unwrap_or(0).saturating_sub(self.told);
         if silent > 0 {
             self.told += silent;

@@ -1,21 +1,23 @@
-//! Filters the information words of an exit for the guest. Only the parts that describe the guest's
-//! own request remain; the host's parts, and words of unknown meaning, become zero.
+//! Filters `info1` and `info2` of a `kvm_exit` record, the information words of an exit, for the guest. Bits that
+//! describe the host, and words of unknown meaning, become zero. Only bits that describe the guest's own
+//! instruction or access remain.
 
-/// KVM's numbers of the instruction sets that define an exit's reason and words.
+/// Values of the field `isa` in `kvm_exit`, on which the meaning of the exit reason and of the information words
+/// depends.
 pub(super) const VMX: u64 = 1;
 pub(super) const SVM: u64 = 2;
 
-/// For a page fault: the bits for a write, user mode, a fetch, and the guest's protection keys. The
-/// other bits concern page tables of the host.
+/// Bits of a page fault's error code that the guest may see: write, user mode, instruction fetch, and protection
+/// key. The other bits concern page tables of the host.
 const FAULT_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5;
-/// For a nested page fault: the bits for a write, user mode, a fetch, and for a fault at the address itself
-/// or on the walk of the guest's tables.
+/// Bits of a nested page fault's error code that the guest may see: write, user mode, instruction fetch, and
+/// whether the fault was at the final address or during the walk of the guest's page tables.
 const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
-/// For an EPT violation: the bits for a read, a write and a fetch; the bit for a valid linear address; and
-/// the bit for an access to that address rather than to the guest's tables.
+/// Bits of an EPT violation's exit qualification that the guest may see: read, write, instruction fetch, whether
+/// the linear address is valid, and whether the access was to that address rather than to the guest's page tables.
 const VIOLATION_OWN: u64 = 0b111 | 1 << 7 | 1 << 8;
 
-/// The guest's part of the words `info` about an exit for `reason`.
+/// The parts of the information words `info` that the guest may see about an exit with `reason`.
 pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     match isa {
         VMX => vmx(reason & 0xffff, info),
@@ -24,7 +26,8 @@ pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     }
 }
 
-/// The first word is the exit qualification, the second the event that was being delivered.
+/// The first word is the exit qualification. The second is the IDT-vectoring information: the event that was
+/// being delivered.
 fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
     match reason {
         // Task switch, INVLPG, control and debug registers, ports, local APIC accesses, end of an
@@ -40,17 +43,17 @@ fn svm(reason: u64, [first, second]: [u64; 2]) -> [u64; 2] {
     match reason {
         // Control and debug registers: the number of the general register.
         0x00..=0x3f => [first, 0],
-        // A page fault has its address. A machine check is the host's.
+        // Page fault: the error code and the faulting address. Machine check (0x52): describes the host.
         0x4e => [first & FAULT_OWN, second],
         0x52 => [0; 2],
         0x40..=0x5f => [first, 0],
         // INT: the vector. INVLPG: the address. MSR: read or write.
         0x75 | 0x79 | 0x7c => [first, 0],
-        // Ports with the address of the next instruction; task switch.
+        // Port I/O: the access, and the address of the next instruction. Task switch.
         0x7b | 0x7d => [first, second],
-        // A nested page fault has the guest-physical address.
+        // Nested page fault: the error code and the guest-physical address.
         0x400 => [first & NESTED_OWN, second],
-        // Words that are stale, or the host's: interrupts, NMI, SMI, INIT, and reasons without words.
+        // All others, such as interrupts, NMI, SMI and INIT: the words are stale, or describe the host.
         _ => [0; 2],
     }
 }

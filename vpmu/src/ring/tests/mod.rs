@@ -1,4 +1,4 @@
-//! A ring in memory with a fast, slow, absent or dishonest reader.
+//! Tests of a ring in memory with a fast, slow, absent or dishonest reader.
 
 mod properties;
 mod rules;
@@ -13,7 +13,8 @@ use crate::record::{Layout, Origin, TYPE_LOST};
 
 const META: u64 = 0x4000;
 const MEMORY: usize = 0x40000;
-/// Set in the type of this module's records; the rest of the type is the record's number.
+/// This bit of a record's type marks the records that these tests write. The type's other bits are the record's
+/// number.
 const NUMBERED: u32 = 1 << 31;
 
 const FORWARD: RingMode = RingMode {
@@ -57,7 +58,7 @@ struct Rig {
 impl Rig {
     fn new(data_pages: u64, mode: RingMode, wakeup: Wakeup) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
-        // Neither ordered nor contiguous, like a guest's pages.
+        // Like a guest's pages, these pages are neither ordered nor contiguous.
         let pages: Vec<_> = std::iter::once(GuestAddress(META))
             .chain((0..data_pages).map(|page| GuestAddress(0x3e000 - page * 0x2000)))
             .collect();
@@ -133,8 +134,8 @@ impl Rig {
             .collect()
     }
 
-    /// The record at `position`, with its size, at most `room`: its number, or the number of lost
-    /// records.
+    /// Reads the record at `position`, which has at most `room` bytes. Returns the record's number and its
+    /// size. For `PERF_RECORD_LOST`, the first value is `Err` with the number of lost records.
     fn record(&self, position: u64, room: u64) -> (Result<u32, u64>, u64) {
         let header = self.word(position);
         let size = header >> 48;
@@ -149,7 +150,8 @@ impl Rig {
         (Ok(number), size)
     }
 
-    /// Reads at most `records` records and moves the tail past them; backwards, reads all.
+    /// Reads at most `records` records, and moves the tail past them. From a backward ring, reads all unread
+    /// records.
     fn consume(&mut self, records: usize) {
         let head = self.head();
         if self.mode.backward {

@@ -1,4 +1,4 @@
-//! Properties of records of any length, rings of any size and readers of any speed or honesty.
+//! Property tests with records of any length, rings of any size, and honest and dishonest readers of any speed.
 
 use proptest::prelude::*;
 
@@ -50,8 +50,8 @@ proptest! {
                 }
                 Step::Consume(n) => rig.consume(n),
                 Step::Pause(paused) => rig.ring.pause(paused),
-                // A plausible but wrong tail lets unread records be overwritten, which harms only
-                // that reader. An impossible tail must stop the writer.
+                // Set only a tail that is far from the head: the producer finds this tail invalid, and stops. A wrong
+                // tail near the head can be a valid position; the producer could then overwrite unread records.
                 Step::Lie(tail) => {
                     let ahead = tail.wrapping_sub(rig.head());
                     if ahead.wrapping_add(1 << 32) >= 1 << 33 {
@@ -149,7 +149,7 @@ proptest! {
         ] {
             let mut rig = Rig::new(8, mode, wakeup);
             let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
-            // A record causes one wakeup, even if it crosses several page boundaries or multiples of the
+            // A record of 16 bytes causes only one wakeup, even if it reaches several multiples of a short
             // interval.
             let expected = match wakeup {
                 Wakeup::Bytes(1..16) => produced as u64,

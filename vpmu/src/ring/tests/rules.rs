@@ -23,10 +23,11 @@ fn first_loss_wakes_a_reader_whose_mark_is_beyond_the_ring() {
         let mut rig = Rig::new(1, FORWARD, wakeup);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [257], "{wakeup:?}");
-        // After the reader consumed the record of that loss, the next loss wakes it.
+        // Only the first of these losses woke the reader. Now the reader makes room, so the device writes a
+        // record of the losses, and the next loss wakes the reader again.
         rig.consume(usize::MAX);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
-        assert_eq!(woke, [255], "{wakeup:?}, 24 bytes less");
+        assert_eq!(woke, [255], "{wakeup:?}, the loss record takes 24 bytes");
         rig.settle();
     }
 }
@@ -90,7 +91,7 @@ fn note_that_does_not_fit_is_not_counted_as_lost() {
     let written = rig.ring.note(&View::of(&rig.memory), &note, &context);
     assert!(
         written.written && !written.wake,
-        "only samples count towards the mark"
+        "only samples count towards the wakeup"
     );
     rig.consume(usize::MAX);
     assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 99][..], 0));
@@ -104,7 +105,8 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // One event wakes at every second of its own records, the other after every 64 bytes of either event.
+    // One event wakes the reader at every second record of its own. The other event wakes the reader after
+    // every 64 bytes that either event wrote.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(

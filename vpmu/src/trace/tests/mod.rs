@@ -1,4 +1,4 @@
-//! Traces through rings and areas in guest memory, read back like a program would.
+//! Tests that write traces to rings and areas in guest memory, and read them back as a program would.
 
 mod properties;
 mod rules;

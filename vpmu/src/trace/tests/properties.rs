@@ -9,7 +9,7 @@ enum Step {
     Exits(u64),
     Samples(u64),
     Commit,
-    /// The reader consumes this share of the unread data.
+    /// The reader consumes this many quarters (0 to 4) of the unread data.
     Consume(u64),
     Due(u8),
 }
@@ -36,7 +36,7 @@ struct Seen {
 impl Seen {
     fn packet(&mut self, sequence: u64) {
         assert!(self.began, "a sync packet comes first");
-        assert_eq!(sequence, self.next, "no hole that no sync packet told of");
+        assert_eq!(sequence, self.next, "every gap is reported");
         self.next += 1;
         self.packets += 1;
     }
@@ -55,8 +55,8 @@ impl Seen {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Two traces in one area, with a reader of any speed: every byte is reported once, every
-    /// packet is there or counted as lost.
+    /// Two traces in one area, with a reader of any speed. Each byte of the area is reported by exactly one AUX record,
+    /// and every packet is in the area or counted as lost.
     #[test]
     fn count_is_what_is_in_the_area_and_what_was_lost(
         steps in prop::collection::vec(step(), 1..60),
@@ -71,7 +71,7 @@ proptest! {
         let (mut seen_exits, mut seen_samples) = (Seen::default(), Seen::default());
         let (mut produced, mut read, mut told) = ((0, 0), 0, 0);
         let mut steps = steps;
-        // At the end everything is read.
+        // At the end, the reader reads everything.
         steps.extend([Step::Commit, Step::Consume(4), Step::Commit]);
         for step in steps {
             match step {

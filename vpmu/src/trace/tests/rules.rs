@@ -1,4 +1,4 @@
-//! The rules of packets and their reports, one by one.
+//! Tests of the rules for packets and AUX records, one rule at a time.
 
 use super::*;
 use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
@@ -12,7 +12,7 @@ fn trace_begins_with_a_sync_packet() {
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(rig.exit(&spec, &mut trace));
     assert!(rig.exit(&spec, &mut trace));
-    assert_eq!(rig.aux_head(), 0, "not before it is shown");
+    assert_eq!(rig.aux_head(), 0, "nothing is visible before the commit");
     rig.commit(&spec);
     assert_eq!((rig.aux_head(), trace.count(), trace.lost()), (192, 192, 0));
     let packets = rig.packets(0, 192);
@@ -35,7 +35,7 @@ fn trace_begins_with_a_sync_packet() {
         .iter()
         .map(|(_, packet)| match packet {
             Read::Exit(exit) => {
-                assert_eq!(exit.ip.get(), exit.time.get() * 16, "as it was made");
+                assert_eq!(exit.ip.get(), exit.time.get() * 16, "unchanged");
                 exit.sequence.get()
             }
             other => panic!("{other:?}"),
@@ -51,7 +51,7 @@ fn trace_begins_with_a_sync_packet() {
 fn packet_that_would_cross_a_page_begins_the_next() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
-    // A sync packet and fifteen samples leave 192 bytes of the page.
+    // A sync packet and fifteen samples leave 192 bytes of the page, too few for the sixteenth sample.
     for _ in 0..16 {
         assert!(rig.sample(&spec, &mut trace, 0));
     }
@@ -83,7 +83,7 @@ fn packet_that_would_cross_a_page_begins_the_next() {
     assert_eq!(
         trace.count(),
         4416,
-        "padding and sync packets are bytes of it"
+        "the count includes padding and sync packets"
     );
 }
 
@@ -170,7 +170,7 @@ fn overwriting_area_has_its_aux_record_at_the_commit() {
         let head = rig.aux_head();
         assert_eq!(rig.records(), [(TYPE_AUX, vec![0, head, OVERWRITE])]);
         assert_eq!((trace.count(), trace.lost()), (head, 0));
-        // The newest packets are there; a reader begins at the first page boundary.
+        // The area contains the newest packets. A reader begins at the first page boundary among them.
         let first = head.saturating_sub(rig.size()).next_multiple_of(PAGE);
         let packets = rig.packets(first, head);
         let last = packets.iter().rev().find_map(|(_, packet)| match packet {
@@ -247,11 +247,12 @@ fn driver_keeps_an_area() {
     let driven = Area::new(&View::of(&rig.memory), rig.area.clone(), None, true, 0).expect("laid");
     rig.sink.set_area(driven, &Memory::from(rig.memory.clone()));
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
-    assert!(!rig.exit(&spec, &mut trace), "nobody has begun");
+    assert!(!rig.exit(&spec, &mut trace), "no room is granted yet");
     rig.sink.begin(spec.id, 3968, 256).expect("begun");
     let written: Vec<bool> = (0..4).map(|_| rig.exit(&spec, &mut trace)).collect();
-    // A sync packet that reports the loss and an exit packet fill the first page. The next page begins with
-    // a sync packet and holds one more exit packet.
+    // The granted room consists of the last 128 bytes of the first page and the first 128 bytes of the next page.
+    // A sync packet and an exit packet fill each of these parts. The first sync packet reports the packet that
+    // was lost above.
     assert_eq!(written, [true, true, false, false]);
     assert_eq!(rig.sink.finish(spec.id).expect("begun"), (4224, 128));
     assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));

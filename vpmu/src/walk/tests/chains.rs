@@ -102,7 +102,7 @@ fn kernel_callers_precede_the_programs() {
     assert_eq!(part(true, false), user);
     assert!(part(true, true).is_empty());
 
-    // Kernel and user callers share the limit, which does not count mode marks.
+    // Kernel and user callers share the limit. `PERF_CONTEXT_*` values do not count towards it.
     let spec = CaptureSpec {
         max_stack: 4,
         ..CHAIN
@@ -130,12 +130,12 @@ fn kernel_frame_off_the_stack_ends_the_chain() {
         guest.capture(&cpu, &spec).chain()[1..].to_vec()
     };
     guest.kernel_frame(fp, sp, TEXT + 0x111);
-    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next does not rise");
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next is not higher");
     guest.kernel_frame(fp, fp, TEXT + 0x111);
-    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "nor does itself");
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "nor is the same frame");
     for caller in [0, UTEXT, KSTACK + 0x100, TEXT + 0x1000, 1 << 55] {
         guest.kernel_frame(fp, fp + 0x20, caller);
-        assert_eq!(chain(fp), [TEXT], "{caller:#x} is no code of the kernel's");
+        assert_eq!(chain(fp), [TEXT], "{caller:#x} is not kernel code");
     }
     guest.kernel_frame(sp - 0x10, 0, TEXT + 0x111);
     guest.kernel_frame(fp + 4, 0, TEXT + 0x111);

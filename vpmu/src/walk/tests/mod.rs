@@ -1,4 +1,4 @@
-//! A hand-made guest, and the captures from it.
+//! Tests that capture samples from a hand-made guest.
 
 mod chains;
 mod noise;
@@ -81,7 +81,8 @@ impl Guest {
             .expect("in memory")
     }
 
-    /// Maps `address` with `entry` in a table of `level`; the tables above get `bits`.
+    /// Maps `address`: stores `entry` in the table of level `level`. Creates missing tables at higher levels. Sets
+    /// `bits` in the higher-level entries that translate `address`.
     fn map(&mut self, address: u64, entry: u64, level: u32, bits: u64) {
         let mut table = 0x1000;
         for above in (level + 1..self.levels).rev() {
@@ -148,7 +149,8 @@ impl Guest {
         self.kernel_word(fp + 8, caller);
     }
 
-    /// A task that entered the kernel from `ip`; its other registers encode their positions.
+    /// Saves the registers of a task that entered the kernel from `ip`. Registers without a given value are 0x5000
+    /// plus their position.
     fn save_task(&self, ip: u64, bp: u64, cs: u64) {
         for word in 0..21 {
             self.kernel_word(SAVED + word * 8, 0x5000 + word);

@@ -1,4 +1,4 @@
-//! Guests filled with noise, and programs that try to read their kernel.
+//! Samples of guests with random page tables, and of programs whose frames point to kernel memory.
 
 use proptest::prelude::*;
 
@@ -102,7 +102,7 @@ proptest! {
         spec in spec(),
     ) {
         let guest = Guest::bare(4);
-        // Random tables, with enough present entries to continue the walk.
+        // Fill the tables with random entries. Enough of them are present that walks reach lower levels.
         let mut noise = seed[0] | 1;
         for at in (0x1000..0x9000_u64).step_by(8) {
             noise ^= noise << 13;

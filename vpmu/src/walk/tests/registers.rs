@@ -36,8 +36,10 @@ fn without_saved_registers_there_is_no_program() {
         (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
-    // A kernel thread; between two tasks; below the stack pointer; unaligned; beyond the stack; not
-    // present; an arbitrary address.
+    // Each row has a stack pointer and an address of saved registers that must not be used: a kernel thread
+    // without saved registers; a task switch, with the stack of the previous task; an address below the stack
+    // pointer, unaligned, too close to the end of the stack, on a page that is not present, and at the end of
+    // the address space.
     for (sp, user_regs) in [
         (sp, 0),
         (KSTACK - 8, SAVED),
@@ -83,7 +85,7 @@ fn registers_in_perfs_order() {
         ..CaptureSpec::default()
     };
     let capture = guest.capture(&cpu, &spec);
-    // AX to R15 from struct pt_regs, whose words count down from R15.
+    // In perf's order, from AX to R15. A value 0x5000 + n is from word n of struct pt_regs, which begins with R15.
     let saved = [
         0x500a,
         0x5005,
@@ -166,7 +168,7 @@ fn position_without_vcpu_state_is_the_address_alone() {
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);
-    // The same holds in modes that are not supported.
+    // In a mode that is not supported, the chain has only the IP.
     let mut cpu = guest.in_user(UTEXT, USTACK);
     cpu.efer = 0;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT]);

@@ -11,7 +11,7 @@ fn pages_of_every_size_at_every_depth() {
             let size = 0x1000_u64 << (9 * level);
             let large = if level > 0 { PS } else { 0 };
             let address = 0x4000_0000_0000 + size * 3;
-            // A large page is at the start of the memory, which may be smaller than the page.
+            // Large pages start at physical address zero, because the memory may be smaller than such a page.
             let physical = if level == 0 { 0x20_0000 } else { 0 };
             // Bit 12 of a large page's entry is not part of its address.
             let entry = physical | large | (large << 5) | P | U;
@@ -44,7 +44,7 @@ fn user_access_needs_the_user_bit_at_every_level() {
         assert_eq!(word(&guest, USTACK, Rights::User), None);
         assert_eq!(word(&guest, USTACK, Rights::Kernel), Some(0));
     }
-    // A page of the upper half is not a program's, even if the tables permit it.
+    // A program cannot read the upper half of the address space, even if the tables permit it.
     let mut guest = Guest::bare(4);
     guest.map(TEXT, leaf | U, 0, P | U);
     assert_eq!(word(&guest, TEXT, Rights::User), None);
@@ -55,7 +55,7 @@ fn user_access_needs_the_user_bit_at_every_level() {
 fn untranslatable_addresses_are_not_read() {
     let kernel = Rights::Kernel;
     let mut guest = Guest::bare(4);
-    // Not canonical, though its lower bits are mapped.
+    // A non-canonical address whose lower 48 bits are mapped.
     guest.map(USTACK, 0x20_0000 | P | U, 0, P | U);
     assert_eq!(word(&guest, USTACK | 1 << 50, kernel), None);
     assert_eq!(word(&guest, u64::MAX, kernel), None);
@@ -92,7 +92,7 @@ fn untranslatable_addresses_are_not_read() {
 fn tables_that_point_to_themselves_end_like_any() {
     let guest = Guest::bare(4);
     guest.put(0x1000, 0x1000 | P | U);
-    // Four times the same table: the page read is the table itself.
+    // All four levels use the same table, so the page read is the table itself.
     assert_eq!(word(&guest, 0, Rights::User), Some(0x1000 | P | U));
     let cpu = guest.in_user(UTEXT, 0);
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0]);

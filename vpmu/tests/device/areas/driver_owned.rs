@@ -1,4 +1,5 @@
-//! Areas that the driver manages: it grants bytes to a trace, and fetches the written data.
+//! Areas that the driver owns: in each span, the driver lets one trace write a limited number of bytes, and reads them
+//! afterwards.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -8,7 +9,7 @@ use crate::rig::{Rig, command, open_of, thread};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
-/// A task's trace with an area that the driver manages, scheduled in on vCPU 0.
+/// A trace of a task, with an area that the driver owns.
 fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -17,7 +18,7 @@ fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let event = rig.open(&request).expect("open");
     let area = pages(rig, count);
     map_aux(rig, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
-    // The driver owns the metadata page: any page will do.
+    // The device does not use a metadata page for such an area, so any page will do for the reader.
     let metadata = pages(rig, 1)[0];
     (event, AreaReader::new(rig, metadata, area))
 }
@@ -35,7 +36,7 @@ fn task_is_traced_from_switch_to_switch() {
     let mut rig = Rig::new();
     let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
     let (mut head, mut told) = (0, 0);
-    for turn in 0..10 {
+    for span in 0..10 {
         let came = [command(COMMAND_IN, event), begin(event, head, 8192)];
         let replies = rig.commands(0, &came);
         assert!(replies.iter().all(|reply| reply.status.get() == 0));
@@ -45,11 +46,11 @@ fn task_is_traced_from_switch_to_switch() {
         let (out, end) = (replies[0], replies[1]);
         assert_eq!((out.status.get(), end.status.get()), (0, 0));
         assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
-        assert_eq!(end.value.get(), out.value.get(), "every byte, in one turn");
+        assert_eq!(end.value.get(), out.value.get(), "the span has every byte");
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
-        // The switch that ends the turn is itself an exit in the trace.
+        // The notification that ends the span is itself an exit, and the last one in the trace.
         let seen: Vec<(u64, u8)> = packets
             .iter()
             .filter_map(|packet| match packet {
@@ -57,7 +58,7 @@ fn task_is_traced_from_switch_to_switch() {
                 _ => None,
             })
             .collect();
-        let expected: Vec<(u64, u8)> = (turn * 6..turn * 6 + 6)
+        let expected: Vec<(u64, u8)> = (span * 6..span * 6 + 6)
             .map(|sequence| (sequence, if sequence % 6 == 5 { PACKET_CUT } else { 0 }))
             .collect();
         assert_eq!(seen, expected);
@@ -67,7 +68,7 @@ fn task_is_traced_from_switch_to_switch() {
 }
 
 #[test]
-fn driver_is_notified_once_per_turn() {
+fn driver_is_notified_once_per_span() {
     let mut rig = Rig::new();
     let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 512)]);
@@ -88,7 +89,11 @@ fn driver_is_notified_once_per_turn() {
     exits(&rig, 0, 1);
     assert_eq!(rig.notice(), None);
     exits(&rig, 0, 60);
-    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "half of the area");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_AUX, event)),
+        "half of the area is full"
+    );
     assert_eq!(rig.notice(), None);
 }
 
@@ -109,12 +114,12 @@ fn untaken_notices_do_not_accumulate() {
     assert_eq!(rig.notice(), None);
     rig.commands(0, &[begin(event, 0, 64)]);
     exits(&rig, 0, 2);
-    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "again");
+    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "a new span");
 }
 
 /// VPMU-D-6.8-6.
 #[test]
-fn invalid_turns_are_refused() {
+fn invalid_spans_are_refused() {
     let mut rig = Rig::new();
     let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
     let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
@@ -239,7 +244,7 @@ fn area_ends_with_its_unmap_or_its_event() {
 }
 
 #[test]
-fn turn_ends_with_its_event() {
+fn span_ends_with_its_event() {
     let mut rig = Rig::new();
     let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
     let child = OpenRequest {
@@ -250,7 +255,7 @@ fn turn_ends_with_its_event() {
     let child = rig.open(&child).expect("open");
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     rig.close(event).expect("closed");
-    // Closing the event has ended its turn, and its child can begin one.
+    // Closing the event has ended its span, so its child can begin a span.
     let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
     assert_eq!(replies[1].status.get(), 0);
     exits(&rig, 0, 3);
@@ -261,7 +266,7 @@ fn turn_ends_with_its_event() {
 }
 
 #[test]
-fn turn_reports_only_losses_for_lack_of_room() {
+fn span_reports_only_losses_for_lack_of_room() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 100.into(),
@@ -272,7 +277,8 @@ fn turn_reports_only_losses_for_lack_of_room() {
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
     rig.commands(0, &[begin(event, 0, 4096)]);
-    // `COMMAND_AUX_END` does not report this loss, which more room would not have prevented.
+    // This sample is lost because its mode is excluded, not because of a lack of room: `COMMAND_AUX_END` does not
+    // report the loss.
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1 << 63));
     rig.post_notice(0, 64);

@@ -1,4 +1,4 @@
-//! The end of areas: the device no longer writes to a removed area, even if traces are still active.
+//! Removal of areas: the device no longer writes to a removed area, even if traces are still active.
 
 use vpmu::abi::*;
 
@@ -22,10 +22,14 @@ fn unmapped_area_is_not_written_again() {
     assert!(!stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap).expect("unmapped");
-    // 305 exits fill the area, which has space for 256 packets, sync packets included.
+    // The 305 exits so far are more than fit: the area has space for 256 packets, sync packets included.
     assert_eq!(traced.area.take().len(), 256);
-    let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
-    assert_eq!(told, traced.area.head(), "published and reported before");
+    let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
+    assert_eq!(
+        told,
+        traced.area.head(),
+        "published and reported before the unmap"
+    );
     assert!(stays(&rig));
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + reply.lost.get());
@@ -46,9 +50,9 @@ fn area_ends_with_its_ring() {
     exits(&rig, 0, 5);
     rig.unmap(traced.event).expect("unmapped");
     assert_eq!(
-        traced.pieces(),
+        traced.chunks(),
         [[0, 6 * 64, 0]],
-        "published and reported before"
+        "published and reported before the unmap"
     );
     assert!(stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
@@ -69,7 +73,7 @@ fn area_ends_with_its_last_writer() {
     assert!(!stays(&rig), "the other trace still writes");
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap)
-        .expect("by the id that it was mapped with");
+        .expect("the id of the closed event is still valid");
     assert!(stays(&rig));
     rig.close(other).expect("closed");
     assert_eq!(rig.control(&unmap), Err(libc::ENOENT));
@@ -110,7 +114,7 @@ fn redirected_trace_publishes_its_earlier_data() {
     rig.redirect(other, first.event).expect("redirected");
     exits(&rig, 0, 2);
     rig.redirect(other, second.event).expect("redirected");
-    let told: u64 = first.pieces().iter().map(|[_, size, _]| size).sum();
+    let told: u64 = first.chunks().iter().map(|[_, size, _]| size).sum();
     // Two exits of each trace.
     assert_eq!(told, first.area.head());
     assert_eq!(first.area.exits().len(), 4);
@@ -134,7 +138,7 @@ fn trace_redirected_to_an_area_is_announced_there() {
         ..trace()
     };
     let other = rig.open(&other).expect("open");
-    assert_eq!(begun(&mut traced), 0, "it has no area");
+    assert_eq!(begun(&mut traced), 0, "the trace has no area");
     rig.redirect(other, traced.event).expect("redirected");
     assert_eq!(begun(&mut traced), 1);
     rig.redirect(other, 0).expect("redirected");

@@ -44,7 +44,7 @@ fn invalid_areas_are_refused() {
     assert_eq!(
         map_aux(&mut rig, event, driven, &some),
         inval,
-        "it has a ring"
+        "the trace has a ring"
     );
     // A page count larger than the list of pages.
     let request = MapRequest {
@@ -80,7 +80,7 @@ fn invalid_areas_are_refused() {
     assert_eq!(map_aux(&mut rig, other, driven, &some), inval);
 
     assert_eq!(unmap_aux(&mut rig, 77), Err(libc::ENOENT));
-    assert_eq!(unmap_aux(&mut rig, event), inval, "none was mapped");
+    assert_eq!(unmap_aux(&mut rig, event), inval, "no area was mapped");
     map_aux(&mut rig, event, MAP_WRITABLE, &some).expect("an area");
     let more = pages(&mut rig, 4);
     assert_eq!(
@@ -89,7 +89,7 @@ fn invalid_areas_are_refused() {
     );
     unmap_aux(&mut rig, event).expect("unmapped");
     assert_eq!(unmap_aux(&mut rig, event), inval);
-    map_aux(&mut rig, event, 0, &more).expect("another size and flags");
+    map_aux(&mut rig, event, 0, &more).expect("the new area can differ in size and flags");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn area_of_the_driver_excludes_a_ring_of_the_device() {
     assert_eq!(rig.redirect(event, target), Err(libc::EINVAL));
     unmap_aux(&mut rig, event).expect("unmapped");
     rig.map_pages(event, 0, &ring)
-        .expect("a ring of the device");
+        .expect("a ring is possible without the area");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn largest_area_can_be_mapped() {
     let event = rig.open(&trace()).expect("open");
     let ring = pages(&mut rig, 1);
     rig.map_pages(event, 0, &ring).expect("a ring");
-    // The largest power of two that fits in this memory beside the queues, not contiguous.
+    // As many pages as fit in this memory beside the queues, rounded down to a power of two. They are not contiguous.
     let area: Vec<u64> = (0..4096).map(|page| 0x200_0000 + page * 0x2000).collect();
     map_aux(&mut rig, event, 0, &area).expect("an area");
 }

@@ -1,4 +1,4 @@
-//! AUX areas: valid pages, the reader's records and wakeups, the writers, and the end of areas.
+//! AUX areas: valid pages, AUX records and wakeups, writers, and removal.
 
 mod driver_owned;
 mod life;
@@ -60,12 +60,12 @@ impl Traced {
     }
 
     /// Reads the ring; returns offset, size and flags of each new AUX record.
-    fn pieces(&mut self) -> Vec<[u64; 3]> {
-        pieces(&self.ring.raw())
+    fn chunks(&mut self) -> Vec<[u64; 3]> {
+        chunks(&self.ring.raw())
     }
 }
 
-fn pieces(records: &[Raw]) -> Vec<[u64; 3]> {
+fn chunks(records: &[Raw]) -> Vec<[u64; 3]> {
     records
         .iter()
         .filter(|record| record.kind == AUX)

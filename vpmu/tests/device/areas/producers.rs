@@ -6,7 +6,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::{AuxError, AuxPlace, AuxProducer, Engines, Error};
 
-use super::{AUX, ITRACE_START, Traced, exits, pages, pieces, trace};
+use super::{AUX, ITRACE_START, Traced, chunks, exits, pages, trace};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of};
 use crate::traces::area::map_aux;
 
@@ -17,7 +17,7 @@ const PARTIAL: u64 = 4;
 
 const WATCHDOG: AuxProducer = AuxProducer {
     name: "watchdog",
-    counts: "frames of 64 bytes, one each time the watchdog looks",
+    counts: "frames of 64 bytes, one for each watchdog check",
     format: 130,
 };
 const NETWORK: AuxProducer = AuxProducer {
@@ -38,7 +38,7 @@ fn request(vcpu: u32) -> OpenRequest {
 fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
     let traced = Traced::new(rig, &request(0), 2, flags);
     rig.command(0, COMMAND_ENABLE, traced.event);
-    // `pages` allocated the area last, followed by one unused page.
+    // The area was allocated last. Its two pages are followed by an unused page.
     let area = rig.next_ring - 3 * PAGE;
     (traced, area)
 }
@@ -101,7 +101,7 @@ fn producer_is_listed_and_opened_by_its_number() {
     assert_eq!(
         driven,
         Err(libc::EOPNOTSUPP),
-        "an area that the driver manages"
+        "an area that the driver owns"
     );
     // Without producers, this kind does not exist.
     let refused = Rig::new().open(&request(0));
@@ -134,6 +134,19 @@ fn invalid_producers_are_refused() {
 }
 
 #[test]
+fn second_list_of_producers_is_refused() {
+    let rig = Rig::bare(Engines::Auto, limits(), None);
+    let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
+    let vpmu = vpmu.with_aux_producers(vec![WATCHDOG]).expect("the first");
+    let other = AuxProducer {
+        name: "other",
+        ..WATCHDOG
+    };
+    let made = vpmu.with_aux_producers(vec![other]);
+    assert!(matches!(made, Err(Error::ProducersTwice)));
+}
+
+#[test]
 fn span_has_the_size_that_its_writer_ended_with() {
     let mut rig = rig();
     let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
@@ -158,14 +171,14 @@ fn span_has_the_size_that_its_writer_ended_with() {
     let raw = traced.ring.raw();
     assert_eq!(raw[0].kind, ITRACE_START);
     assert_eq!((raw[1].kind, raw.len()), (AUX, 2));
-    assert_eq!(pieces(&raw), [[0, 256, 0]]);
+    assert_eq!(chunks(&raw), [[0, 256, 0]]);
     let shown = [filled(7, 128), filled(0, 64), filled(8, 64)].concat();
     assert_eq!(words(&rig, area, 0, 32), shown);
     assert_eq!(rig.read(0, event).value.get(), 256, "bytes counted");
     // The next write overwrites discarded data.
     write(&rig, event, 10, 64).expect("written");
     assert_eq!(words(&rig, area, 256, 8), filled(10, 64));
-    assert_eq!(traced.pieces(), [[256, 64, 0]]);
+    assert_eq!(traced.chunks(), [[256, 64, 0]]);
     assert!(traced.area.is_alone(&rig));
 }
 
@@ -189,14 +202,14 @@ fn unread_data_is_not_overwritten() {
     writer.end(2192 + 4096).expect("ended");
     let size = 2192 + 4096;
     let flags = TRUNCATED | PARTIAL;
-    assert_eq!(traced.pieces(), [[0, 6000, 0], [6000, size, flags]]);
+    assert_eq!(traced.chunks(), [[0, 6000, 0], [6000, size, flags]]);
     assert_eq!(words(&rig, area, 4096, 1), [1], "unread");
     assert_eq!(words(&rig, area, 6000, 274), filled(3, 2192));
     assert_eq!(words(&rig, area, 2 * PAGE, 512), filled(4, 4096));
     let reply = rig.read(0, event);
     assert_eq!(reply.lost.get(), 2200);
     assert_eq!(reply.value.get(), 6000 + size + 2200);
-    // A tail outside the area counts as a full area.
+    // If the tail is outside the area, the area counts as full.
     traced.area.set_tail(u64::MAX / 2);
     let mut writer = rig.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(0));
@@ -215,7 +228,7 @@ fn overwritten_snapshot_area_flags_its_spans() {
     }
     assert_eq!(words(&rig, area, 4 * PAGE, 512), filled(4, PAGE));
     let told = (0..5).map(|n| [n * PAGE, PAGE, OVERWRITE]);
-    assert_eq!(traced.pieces(), told.collect::<Vec<_>>());
+    assert_eq!(traced.chunks(), told.collect::<Vec<_>>());
 }
 
 /// VPMU-D-6.8-11.
@@ -238,10 +251,14 @@ fn second_writer_is_refused_until_the_first_ends() {
     writer.put(&filled(5, 64)).expect("room");
     writer.end(64).expect("ended");
     let lost = rig.read(0, exit_trace).lost.get();
-    assert_eq!(lost, 3 * 64, "packets during the write");
+    assert_eq!(lost, 3 * 64, "packets made during the write are lost");
     exits(&rig, 0, 1);
-    assert_eq!(rig.read(0, exit_trace).lost.get(), lost, "none since then");
-    let told = traced.pieces();
+    assert_eq!(
+        rig.read(0, exit_trace).lost.get(),
+        lost,
+        "nothing is lost after the write"
+    );
+    let told = traced.chunks();
     assert_eq!(told[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
     write(&rig, event, 6, 64).expect("the next write may begin");
 }
@@ -263,9 +280,9 @@ fn writer_without_an_end_publishes_nothing() {
         let refused = matches!(ended, Err(AuxError::NoRoom | AuxError::Words(4)));
         assert!(refused, "{ended:?}");
     }
-    assert_eq!((traced.area.head(), traced.pieces()), (0, vec![]));
+    assert_eq!((traced.area.head(), traced.chunks()), (0, vec![]));
     write(&rig, event, 3, 64).expect("written");
-    assert_eq!(traced.pieces(), [[0, 64, 0]]);
+    assert_eq!(traced.chunks(), [[0, 64, 0]]);
 }
 
 #[test]
@@ -289,7 +306,7 @@ fn only_active_producer_traces_are_written() {
         Err(AuxError::Inactive(_))
     ));
     assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
-    // A trace that opens paused is not written until it is resumed.
+    // If a trace is opened paused, a producer can write to it only after the trace is resumed.
     let paused = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
         ..request(0)
@@ -339,7 +356,7 @@ fn watermark_and_first_loss_wake_the_reader() {
     write(&rig, traced.event, 1, PAGE - 8).expect("room");
     assert_eq!(woken(&rig), before, "less than half");
     write(&rig, traced.event, 1, 8).expect("room");
-    assert_eq!(woken(&rig), before + 1, "half of the area");
+    assert_eq!(woken(&rig), before + 1, "half of the area is full");
     write(&rig, traced.event, 1, PAGE - 8).expect("room");
     for round in 0..2 {
         let refused = write(&rig, traced.event, 1, 16);

@@ -75,7 +75,7 @@ struct Read {
     writable: bool,
     /// The end of the last AUX record.
     told: u64,
-    /// Whether the reader has stored an invalid tail: then the contents cannot be checked.
+    /// Whether the reader has stored an invalid tail. If so, the contents are not checked.
     lies: bool,
     /// The next packet number of each event, if known.
     next: BTreeMap<u64, u64>,
@@ -120,7 +120,7 @@ impl Run {
         };
         assert!(
             read.told <= read.area.head(),
-            "reported before it is published"
+            "an AUX record reports data that is not published"
         );
         if read.lies || !read.writable {
             return;
@@ -131,14 +131,15 @@ impl Run {
                     let (event, number) = (sync.event.get(), sync.sequence.get());
                     assert!(self.opened.contains(&event));
                     let next = read.next.entry(event).or_insert(0);
-                    assert!(number >= *next, "numbers go up");
+                    assert!(number >= *next, "packet numbers never decrease");
                     *next = number;
                     continue;
                 }
                 Packet::Exit(exit) => exit.sequence.get(),
                 Packet::Sample(sample) => sample.sequence.get(),
             };
-            // With a single writer, the packet's event is known.
+            // Exit and sample packets do not contain the id of their trace. If only one trace writes to the area, the
+            // packet is the next one of that trace.
             assert!(!read.next.is_empty(), "a sync packet comes first");
             let alone = read.next.len() == 1;
             if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
@@ -276,7 +277,7 @@ proptest! {
         ids.into_iter().for_each(|id| run.take(id));
     }
 
-    /// Traces that are never closed, with areas that come and go.
+    /// Traces that are never closed, while areas are mapped and unmapped.
     #[test]
     fn counted_bytes_are_written_or_lost(
         steps in prop::collection::vec(step(), 1..100),
@@ -295,7 +296,8 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // Commands are exits, too: the last traced exit is the exit of the commands that end the traces.
+        // The notification of the commands that disable the traces is an exit, too, and the last one that the traces
+        // record. The commands that read the traces add nothing.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

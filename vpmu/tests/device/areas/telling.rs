@@ -3,7 +3,7 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
-use super::{ITRACE_START, Traced, exits, pages, pieces, trace};
+use super::{ITRACE_START, Traced, chunks, exits, pages, trace};
 use crate::rig::{Rig, command, open_of};
 use crate::traces::area::{Packet, map_aux};
 use crate::world::Nowhere;
@@ -24,7 +24,7 @@ fn written_and_lost_bytes_are_the_count() {
     );
     assert_eq!(traced.area.head(), 4096);
     let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
-    assert_eq!(traced.pieces(), told);
+    assert_eq!(traced.chunks(), told);
     assert_eq!(traced.area.exits().len(), 63);
     // After the reader has made room, the trace continues and reports the loss.
     exits(&rig, 0, 10);
@@ -39,14 +39,14 @@ fn written_and_lost_bytes_are_the_count() {
         (SYNC_LOSS | SYNC_PAGE, 37 * 64)
     );
     assert_eq!((sync.sequence.get(), first.sequence.get()), (100, 100));
-    assert_eq!(traced.pieces(), [[4096, 11 * 64, PARTIAL]]);
+    assert_eq!(traced.chunks(), [[4096, 11 * 64, PARTIAL]]);
     let metrics = rig.vpmu.metrics();
     assert_eq!(
         (metrics.aux_written, metrics.aux_lost),
         (4096 + 11 * 64, 37 * 64)
     );
     assert_eq!(metrics.aux_records, 4);
-    // A reset of the count does not reset the losses.
+    // `COMMAND_RESET` sets only the count to zero, not the number of lost bytes.
     let reply = rig.command(0, COMMAND_RESET, traced.event);
     assert_eq!((reply.value.get(), reply.lost.get()), (0, 37 * 64));
 }
@@ -72,7 +72,11 @@ fn every_command_to_a_trace_publishes_its_data() {
         let shown = traced.area.head();
         exits(&rig, 0, 2);
         if op != COMMAND_ENABLE {
-            assert_eq!(traced.area.head(), shown, "not without a command");
+            assert_eq!(
+                traced.area.head(),
+                shown,
+                "nothing is published without a command"
+            );
         }
         match op {
             COMMAND_PERIOD => assert_eq!(rig.valued(0, op, traced.event, 1), 0),
@@ -81,7 +85,7 @@ fn every_command_to_a_trace_publishes_its_data() {
         let grown = traced.area.head() - shown;
         // The trace is disabled before `COMMAND_ENABLE`, so there is no new data.
         assert_eq!(grown >= 512, op != COMMAND_ENABLE, "{op}");
-        let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
+        let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
         assert_eq!(told, grown, "{op}");
     }
     rig.command(0, COMMAND_IN, traced.event);
@@ -89,8 +93,11 @@ fn every_command_to_a_trace_publishes_its_data() {
     let shown = traced.area.head();
     rig.close(traced.event).expect("closed");
     let grown = traced.area.head() - shown;
-    assert!(grown >= 512, "before the ring was removed");
-    let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
+    assert!(
+        grown >= 512,
+        "the close publishes data before it removes the ring"
+    );
+    let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
     assert_eq!(told, grown);
 }
 
@@ -117,7 +124,7 @@ fn watermark_wakes_at_every_crossing() {
     // 100 exit packets and the sync packets of two pages take 6528 bytes.
     assert_eq!(heads, [1024, 2048, 3072, 4096, 5120, 6144]);
     assert_eq!((woken, rig.vpmu.metrics().wakeups), (6, 6));
-    assert_eq!(traced.pieces().len(), 6);
+    assert_eq!(traced.chunks().len(), 6);
 }
 
 #[test]
@@ -179,11 +186,15 @@ fn paused_or_full_ring_gets_its_aux_record_later() {
         exits(&rig, 0, 2);
         rig.read(0, traced.event);
     }
-    assert_eq!(traced.area.exits().len(), 10, "the area is not affected");
-    assert_eq!(traced.pieces(), [] as [[u64; 3]; 0]);
+    assert_eq!(
+        traced.area.exits().len(),
+        10,
+        "a paused ring does not affect the area"
+    );
+    assert_eq!(traced.chunks(), [] as [[u64; 3]; 0]);
     rig.pause(traced.event, 0).expect("on");
     rig.read(0, traced.event);
-    assert_eq!(traced.pieces(), [[0, 11 * 64, 0]]);
+    assert_eq!(traced.chunks(), [[0, 11 * 64, 0]]);
 }
 
 #[test]
@@ -195,12 +206,12 @@ fn snapshot_area_has_the_newest_packets() {
     };
     let mut traced = Traced::new(&mut rig, &request, 2, 0);
     exits(&rig, 0, 1000);
-    assert_eq!(traced.area.head(), 0, "published only on request");
+    assert_eq!(traced.area.head(), 0, "published only by a command");
     let reply = rig.command(0, COMMAND_DISABLE, traced.event);
     let head = traced.area.head();
     assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));
-    assert_eq!(traced.pieces(), [[0, head, OVERWRITE]]);
-    // The oldest page is half overwritten; the reader starts at the next page.
+    assert_eq!(traced.chunks(), [[0, head, OVERWRITE]]);
+    // Part of the oldest page is overwritten, so the reader starts at the beginning of the next page.
     traced.area.skip_to(head.next_multiple_of(4096) - 2 * 4096);
     let packets = traced.area.take();
     assert!(matches!(&packets[0], Packet::Sync(sync) if sync.flags & SYNC_PAGE != 0));
@@ -223,7 +234,7 @@ fn trace_in_error_has_published_its_data() {
     exits(&rig, 0, 3);
     rig.exit(0, ExitReason::Io, &mut Nowhere);
     assert_eq!(traced.area.exits().len(), 3);
-    assert_eq!(traced.pieces(), [[0, 256, 0]]);
+    assert_eq!(traced.chunks(), [[0, 256, 0]]);
     assert_eq!(rig.read(0, traced.event).state.get(), STATE_ERROR);
 }
 
@@ -251,7 +262,11 @@ fn several_traces_share_one_area() {
         .iter()
         .map(|reply| (reply.value.get(), reply.lost.get()))
         .unzip();
-    assert_eq!(lost, [0, 3 * 64], "lost before it had an area");
+    assert_eq!(
+        lost,
+        [0, 3 * 64],
+        "the second trace lost packets before it had an area"
+    );
     let head = traced.area.head();
     assert_eq!(count[0] + count[1], head + lost[1]);
     let whose: Vec<(u64, u64)> = traced
@@ -264,7 +279,7 @@ fn several_traces_share_one_area() {
         })
         .collect();
     assert_eq!(whose, [(traced.event, 0), (second, 3)]);
-    let told: u64 = pieces(&traced.ring.raw())
+    let told: u64 = chunks(&traced.ring.raw())
         .iter()
         .map(|[_, size, _]| size)
         .sum();
@@ -322,6 +337,6 @@ fn children_write_to_their_parents_area_and_outlive_the_parent() {
     rig.read(0, child);
     let counts = traced.area.exits().len();
     assert_eq!(counts, 2 + 2 + 3);
-    let lost = traced.pieces().iter().filter(|piece| piece[2] != 0).count();
+    let lost = traced.chunks().iter().filter(|chunk| chunk[2] != 0).count();
     assert_eq!(lost, 0);
 }

@@ -68,7 +68,7 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
     let mut control = |request: &[u8]| {
         queues[0].request(request, size_of::<ControlReply>());
         let _ = vpmu.notify(QUEUE_CONTROL);
-        let answer = queues[0].answer().expect("answered at once");
+        let answer = queues[0].answer().expect("answered immediately");
         let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.status.get(), 0);
     };

@@ -36,7 +36,7 @@ fn limit_is_exact_to_the_record() {
     rig.post_notice(0, 16);
     record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
     rig.vpmu.drain();
-    // More overflows than the limit, one of them too young to be written yet.
+    // With these four, there are seven overflows, but the limit is five. The last one is too young to be written yet.
     record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
     rig.vpmu.drain();
     assert_eq!(ring.samples().len(), 5);
@@ -53,7 +53,7 @@ fn rate_limit_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
-    // Pass to the start of a window of ten milliseconds, in which ten samples are allowed.
+    // Advance the clock to the start of a time window of 10 ms, in which ten samples are allowed.
     rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
     let (event, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(5_000_000);
@@ -84,7 +84,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // The next window has just begun. The overflow is in the previous window, and too young to be written.
+    // The next time window has just begun. The overflow happened in the previous one, and is still held back.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();
@@ -99,7 +99,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     assert_eq!(
         (metrics.samples_written, metrics.samples_throttled),
         (10, 1),
-        "at most the share"
+        "no more samples than allowed"
     );
 }
 

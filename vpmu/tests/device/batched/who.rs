@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Writes switch number `n` to the history: to task `who` at guest TSC `since`.
+/// Writes entry number `n` to the history: a switch to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let word = u64::from(who) | u64::from(who + 1) << 32;
     let entry = TASK_PAGE + 32 + n % TASK_HISTORY as u64 * 16;

@@ -37,13 +37,17 @@ fn flush_wakes_the_reader_once_for_new_records() {
     let event = marks(&mut rig, OPEN_ENABLED);
     let mut ring = rig.map(event, 4);
     assert_eq!(rig.flush(0, event), 0);
-    assert_eq!(rig.notice(), None, "nothing was written");
+    assert_eq!(rig.notice(), None, "a flush without records wakes nobody");
     rig.mark(0, 5, 1);
     assert_eq!(rig.notice(), None, "no page is full");
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(rig.flush(0, event), 0);
-    assert_eq!(rig.notice(), None, "nothing more was written");
+    assert_eq!(
+        rig.notice(),
+        None,
+        "a flush without new records wakes nobody"
+    );
     assert_eq!(ring.samples().len(), 1);
     // A flush after a regular wakeup does not wake the reader again.
     let frequent = OpenRequest {
@@ -78,7 +82,8 @@ fn overflows_of_the_exit_engine_are_written() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    // Overflows before the exit of the flush, then overflows within an exit, before its command.
+    // At the first flush, the counter overflows before the exit. At the second flush, it overflows after the exit but
+    // before the flush command.
     rig.world.work(thread(0), 250, 4);
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(ring.samples().len(), 2);
@@ -89,7 +94,7 @@ fn overflows_of_the_exit_engine_are_written() {
         size_of::<Reply>(),
     );
     rig.vcpus.kick(0, QUEUE_VCPU);
-    rig.queues[2].answer().expect("answered at once");
+    rig.queues[2].answer().expect("answered immediately");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [7]);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
@@ -135,7 +140,7 @@ fn event_in_any_state_is_flushed() {
     rig.map(paused, 1);
     let events = [off, paused, ringless, task, counting];
     assert_eq!(statuses(&mut rig, 0, &events), [0; 5]);
-    // Events that are not active can be flushed from any vCPU.
+    // Any vCPU can flush an event that is not active.
     assert_eq!(statuses(&mut rig, 1, &[off, task, counting]), [0; 3]);
     let elsewhere = [libc::EXDEV, libc::EXDEV];
     assert_eq!(statuses(&mut rig, 1, &[paused, ringless]), elsewhere);
@@ -187,7 +192,7 @@ fn flush_of_an_event_in_error_publishes_its_records() {
     assert_eq!(rig.flush(0, event), libc::EIO);
     assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-    assert_eq!(rig.flush(0, event), libc::EIO, "and so does the next");
+    assert_eq!(rig.flush(0, event), libc::EIO, "a further flush fails, too");
     assert_eq!(rig.notice(), None);
     assert_eq!(ring.samples().len(), 1);
 }
@@ -198,9 +203,13 @@ fn pending_loss_is_written_if_it_fits() {
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
     let mut ring = rig.map(event, 1);
-    // 56 samples of 72 bytes leave 64 bytes of the page.
+    // 56 samples of 72 bytes leave 64 bytes of the data page free.
     (0..60).for_each(|_| rig.mark(0, 5, 1));
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "the first lost");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_WAKEUP, event)),
+        "the first lost sample wakes the reader"
+    );
     let head = ring.head();
     assert_eq!(head, 56 * 72);
     assert_eq!(rig.flush(0, event), 0);
@@ -212,7 +221,7 @@ fn pending_loss_is_written_if_it_fits() {
     (0..100).for_each(|_| rig.mark(0, 5, 1));
     ring.set_tail(ring.head() - 4096);
     let full = ring.head();
-    assert_eq!(rig.flush(0, event), 0, "a full ring");
+    assert_eq!(rig.flush(0, event), 0, "a flush works if the ring is full");
     assert!(ring.head() - full < 72);
 }
 
@@ -229,7 +238,7 @@ fn paused_ring_is_unchanged_by_a_flush() {
     assert_eq!(
         rig.notice(),
         Some((NOTICE_WAKEUP, event)),
-        "for the first sample"
+        "the flush wakes the reader for the first sample"
     );
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [SAMPLE]);
@@ -308,7 +317,7 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
     open(&mut rig, 0, 0);
     (0..2).for_each(|vcpu| rig.mark(vcpu, 5, 1));
     let reply = rig.command(0, COMMAND_FLUSH, 0);
-    assert_eq!(reply, Reply::default(), "only a status");
+    assert_eq!(reply, Reply::default(), "the reply has only a status");
     let woken = [(); 3].map(|()| rig.notice());
     assert_eq!(
         woken,

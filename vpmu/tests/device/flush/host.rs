@@ -10,12 +10,15 @@ use super::{cycles, listen};
 use crate::rig::{self, Rig, open_of, sampling};
 use crate::world::At;
 
-/// Flushes from the host while vCPU 0 runs the guest at `ip`, until the vCPU is kicked.
+/// Flushes from the host while vCPU 0 is in the guest. The kick of the flush makes the vCPU leave the guest at `ip`.
 fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(event));
         assert_eq!(rig.world.await_kicks(1), [0]);
-        assert!(!flush.is_finished(), "it waits for the exit");
+        assert!(
+            !flush.is_finished(),
+            "the flush waits for the exit of the vCPU"
+        );
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
         let flushed = flush.join().expect("no panic");
         rig.vcpus.enter(0);
@@ -34,7 +37,7 @@ fn stopped_vcpu_is_flushed_at_once() {
     rig.world.work(rig::thread(0), 100, 4);
     rig.vpmu.flush(Some(event)).expect("flushed");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(ips, [7], "the vCPU's position");
+    assert_eq!(ips, [7], "the sample has the address of the last exit");
     assert_eq!(rig.world.kicks(), 0);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
 }
@@ -50,7 +53,7 @@ fn running_vcpu_is_kicked_for_a_flush() {
         rig.world.work(rig::thread(0), 100, 4);
         flush_inside(&rig, Some(event), ip).expect("flushed");
         let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
-        assert_eq!(ips, [ip], "whole when the flush returns");
+        assert_eq!(ips, [ip], "the sample is written when the flush returns");
         assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
         rig.post_notice(u16::try_from(ip % 8).expect("small"), 16);
     }
@@ -117,7 +120,7 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
     });
     let counts: Vec<usize> = rings.iter_mut().map(|ring| ring.samples().len()).collect();
     assert_eq!(counts, [1; 4]);
-    assert_eq!(rig.world.kicks(), 0, "no further kick");
+    assert_eq!(rig.world.kicks(), 0, "each vCPU is kicked only once");
 }
 
 #[test]
@@ -143,7 +146,11 @@ fn flush_reports_unknown_and_failed_events() {
     rig.world.break_host();
     let failed = rig.vpmu.flush(Some(event));
     assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
-    assert_eq!(ring.samples().len(), 1, "its earlier records are written");
+    assert_eq!(
+        ring.samples().len(),
+        1,
+        "records from before the error are written"
+    );
 }
 
 #[test]

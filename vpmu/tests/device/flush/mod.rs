@@ -9,7 +9,7 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
-/// Opens an enabled event on `vcpu` that samples every hundredth event of a host counter, by `engine`.
+/// Opens an enabled event on `vcpu` that samples every hundredth event of a host counter with the given engine.
 fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),

@@ -11,7 +11,7 @@ use crate::rig::{self, Rig};
 use crate::world::At;
 
 const FLUSHES: u64 = 500;
-/// Maximum number of overflows of each vCPU: fewer records than its ring holds.
+/// Maximum number of overflows on each vCPU. The ring of the vCPU's event has space for this number of records.
 const OVERFLOWS: u64 = 50_000;
 
 #[test]
@@ -31,7 +31,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
-                    // The vCPU leaves regularly, as after the kick of a flush.
+                    // The simulated kicks do not stop the vCPU, so it leaves the guest again and again by itself.
                     rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits

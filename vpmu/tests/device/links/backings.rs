@@ -1,5 +1,5 @@
-//! Targets and triggers of every backing: the device, the hypervisor's statistics, host counters of
-//! both engines, and traces.
+//! Targets and triggers of each kind: traces, and events that are counted by the device, by the hypervisor's
+//! statistics, or by host counters of either engine.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -33,7 +33,7 @@ fn statistics_and_clock_counts_stop_in_a_pause() {
     assert_eq!(rig.value(0, exits), 1000);
     assert_eq!(rig.value(0, time), 50_000);
     let ticks = rig.value(0, tsc);
-    // Each clock read adds a tick.
+    // Each read of the clock advances it by a tick.
     assert!((100_000_000..100_010_000).contains(&ticks), "{ticks}");
     for id in [exits, tsc, time] {
         let reply = rig.read(0, id);
@@ -48,7 +48,7 @@ fn host_counter_counts_only_between_start_and_stop() {
     for _ in 0..100 {
         rig.world.work(thread(0), 3, 4);
         rig.mark(0, START, 1);
-        // The host shares the counter during the region, which shows in the event's times.
+        // During the region, the host lets the counter run for only half of the events.
         rig.world.work(thread(0), 40, 2);
         rig.mark(0, STOP, 1);
         rig.world.work(thread(0), 3, 4);
@@ -59,7 +59,11 @@ fn host_counter_counts_only_between_start_and_stop() {
     rig.command(0, COMMAND_DISABLE, target);
     rig.command(0, COMMAND_ENABLE, target);
     rig.world.work(thread(0), 5, 4);
-    assert_eq!(rig.value(0, target), 2000, "enabled, it is still paused");
+    assert_eq!(
+        rig.value(0, target),
+        2000,
+        "`COMMAND_ENABLE` does not end the pause"
+    );
     rig.close(target).expect("closed");
     assert_eq!(rig.world.open_counters(), 0);
 }
@@ -74,7 +78,7 @@ fn sampling_host_counter_writes_overflows_before_the_stop() {
         rig.mark(0, START, 1);
         rig.world.work(thread(0), 50, 4);
         rig.exit(0, ExitReason::Signal, &mut At(1000 + region));
-        // Events after the exit of the overflow and before the exit of the mark.
+        // These events happen after the exit at which the device found the overflow, and before the exit of the mark.
         rig.world.work(thread(0), 50, 4);
         rig.mark(0, STOP, 2000 + region);
     }
@@ -105,7 +109,7 @@ fn host_counter_starts_and_stops_at_its_overflow_exit() {
         counts.push(rig.value(0, target));
     }
     assert_eq!(counts, [10, 10, 20, 20]);
-    // Two overflows that are found together change nothing.
+    // Two overflows that are found at the same exit toggle the target twice, which changes nothing.
     rig.world.work(thread(0), 200, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);
@@ -161,7 +165,7 @@ fn batched_target_is_collected_at_its_stop() {
         record(&rig, region);
         rig.mark(0, STOP, 1);
         let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
-        assert_eq!(ips, [region], "without a command or a drain");
+        assert_eq!(ips, [region], "the stop collects the records");
         record(&rig, 999);
     }
     assert!(rig.world.draining());
@@ -200,7 +204,7 @@ fn trigger_acts_up_to_its_limit() {
         rig.link(toggle, target, role).expect("linked");
     }
     assert_eq!(rig.valued(0, COMMAND_REFRESH, toggle, 3), 0);
-    // Four overflows are found together, but the limit is three: an odd number toggles the target.
+    // Four overflows are found at the same exit, but the limit is three. Three toggles leave the target changed.
     rig.world.work(thread(0), 400, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);

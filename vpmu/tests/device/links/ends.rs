@@ -1,4 +1,4 @@
-//! The end of links: a link ends with either event, whatever the event's state.
+//! The end of links: a link ends when its trigger or its target is closed, whatever state that event is in.
 
 use vpmu::abi::*;
 
@@ -8,7 +8,7 @@ use crate::world::FAULTS;
 
 const WORK: u64 = 5;
 
-/// Brings an event into a state.
+/// Brings a trigger or a target into a state before the test closes it.
 type Bring = fn(&mut Rig, u64);
 
 fn states() -> [(&'static str, Bring); 4] {
@@ -84,7 +84,7 @@ fn target_without_its_stopper_counts_on() {
     rig.mark(0, STOP, 1);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);
-    // The target can get another link of the role that ended, but not of the other role.
+    // The target has no stopper now, but still has its starter. So it can get another stopper, but not another starter.
     let other = trigger(&mut rig, STOP, 1);
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
     assert_eq!(rig.link(other, target, LINK_STOPPER), Ok(()));
@@ -112,7 +112,11 @@ fn links_of_an_event_in_error_have_no_effect() {
     rig.world.break_host();
     rig.mark(0, START, 1);
     let reply = rig.command(0, COMMAND_READ, target);
-    assert_eq!(reply.state.get(), STATE_ERROR, "its counter does not start");
+    assert_eq!(
+        reply.state.get(),
+        STATE_ERROR,
+        "the host does not start its counter"
+    );
     rig.mark(0, STOP, 1);
     rig.mark(0, START, 1);
     let other = trigger(&mut rig, 9, 1);
@@ -158,7 +162,11 @@ fn pause_and_links_survive_a_reset_and_the_vcpus_thread() {
     rig.attach_as(0, 500);
     rig.activate(ALL_FEATURES);
     rig.world.work(500, 10, 4);
-    assert_eq!(rig.value(0, target), 0, "it is paused on the new thread");
+    assert_eq!(
+        rig.value(0, target),
+        0,
+        "the target is still paused on the new thread"
+    );
     rig.mark(0, START, 1);
     rig.world.work(500, 10, 4);
     assert_eq!(rig.value(0, target), 10);

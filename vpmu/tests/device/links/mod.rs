@@ -34,7 +34,7 @@ pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
     }
 }
 
-/// Like [`paused`], for an event that samples at each period, by the exit engine.
+/// Like [`paused`], for an event that samples at each period with the exit engine.
 pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
     OpenRequest {
         engine: ENGINE_EXIT.into(),

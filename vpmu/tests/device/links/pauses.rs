@@ -8,10 +8,11 @@ use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, thread};
 use crate::world::{At, CYCLES};
 
-/// Backings that count events one by one: the device, and a host counter.
+/// Kind and config of the targets: marks, which the device counts, and cycles, which a host counter counts.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
 
-/// Causes `times` counted events, and an exit that finds the overflows.
+/// Makes `times` cycles and `times` marks happen; the target counts one or the other, see [`BACKINGS`]. Then causes an
+/// exit at which the device finds the target's overflows.
 fn happen(rig: &Rig, times: u64, ip: u64) {
     rig.world.work(thread(0), times, 4);
     (0..times).for_each(|_| rig.mark(0, 5, ip));
@@ -22,7 +23,7 @@ fn ips(ring: &mut Reader) -> Vec<u64> {
     ring.samples().iter().map(|sample| sample.ip).collect()
 }
 
-/// A device with an event that samples every twentieth counted event and is paused after fifteen.
+/// A device with an event that samples with period 20, and that was paused when it had counted 15.
 fn paused_after_fifteen(kind: u32, config: u64) -> (Rig, u64, Reader) {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
@@ -45,7 +46,11 @@ fn count_reset_in_a_pause_keeps_its_period() {
         rig.mark(0, START, 1);
         happen(&rig, 5, 4);
         assert_eq!(rig.value(0, target), 5);
-        assert_eq!(ips(&mut ring), [4], "after fifteen before and five now");
+        assert_eq!(
+            ips(&mut ring),
+            [4],
+            "15 before the pause and 5 now complete the period"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counts and records between a start and a stop contain exactly the work in between.
+//! Targets count and record exactly the work between a start and a stop.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -67,7 +67,11 @@ fn mark_counts_in_the_event_that_it_stops_and_not_in_the_one_that_it_starts() {
         rig.mark(0, STOP, 1);
         rig.mark(0, STOP, 1);
     }
-    assert_eq!(rig.value(0, any), 200, "the second start, the first stop");
+    assert_eq!(
+        rig.value(0, any),
+        200,
+        "each region counts its second starting mark and its first stopping mark"
+    );
 }
 
 /// VPMU-D-6.11-2.
@@ -90,7 +94,7 @@ fn sampling_target_records_only_between_start_and_stop() {
     assert_eq!(
         ips,
         [12, 31],
-        "one of the second three was before the pause"
+        "the second period has one exit before the pause and two after it"
     );
     assert_eq!(rig.value(0, target), 8);
 }
@@ -103,7 +107,7 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
         .expect("open");
     let start = trigger(&mut rig, START, 1);
     rig.link(start, target, LINK_STARTER).expect("linked");
-    // Opened after the target, so its overflow acts after the target's overflow.
+    // The stopper is opened after the target. So its overflow takes effect after the overflow of the target.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -126,7 +130,7 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
 #[test]
 fn chained_links_act_in_order() {
     let mut rig = Rig::new();
-    // The mark starts a counter of exits, whose third exit starts another counter.
+    // The mark starts a counter of exits. That counter overflows at its third exit, and starts another counter.
     let last = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
     let middle = rig
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))

@@ -51,7 +51,7 @@ fn each_invalid_link_has_its_errno() {
         assert_eq!(rig.link(mark, target, role), Err(libc::EEXIST));
         assert_eq!(rig.link(other, target, role), Err(libc::EBUSY));
     }
-    // A counting event can be a target, and a trigger can have a trigger, too.
+    // A counting event can be a target, and a trigger can itself be a target.
     assert_eq!(rig.link(other, mark, LINK_STOPPER), Ok(()));
     assert_eq!(rig.link(mark, counting, LINK_STARTER), Ok(()));
 }
@@ -118,13 +118,16 @@ fn inactive_target_is_not_changed() {
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, START, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(!counts(&mut rig), "it was disabled at the start");
+    assert!(
+        !counts(&mut rig),
+        "a start does not affect a disabled target"
+    );
     rig.mark(0, START, 1);
     assert!(counts(&mut rig));
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, STOP, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(counts(&mut rig), "it was disabled at the stop");
+    assert!(counts(&mut rig), "a stop does not affect a disabled target");
 }
 
 #[test]
@@ -152,5 +155,9 @@ fn paused_event_keeps_its_state_and_times() {
     assert_eq!(after.time_enabled, after.time_running);
     rig.command(0, COMMAND_RESET, target);
     rig.mark(0, START, 1);
-    assert_eq!(rig.value(0, target), 0, "the pause is not made up for");
+    assert_eq!(
+        rig.value(0, target),
+        0,
+        "events during the pause are not counted later"
+    );
 }

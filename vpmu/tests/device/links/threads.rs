@@ -16,7 +16,7 @@ const ROUNDS: u64 = 2000;
 #[test]
 fn links_change_while_marks_are_placed() {
     let mut rig = Rig::new();
-    // One permanent link, beside links that are added and removed.
+    // The links of this event remain, while links of other events are added and removed.
     let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let starter = trigger(&mut rig, START, 1);
     let stopper = trigger(&mut rig, STOP, 1);
@@ -48,7 +48,7 @@ fn links_change_while_marks_are_placed() {
             let mut ask = move |request: &[u8], room| {
                 control.request(request, room);
                 let _ = vpmu.notify(QUEUE_CONTROL);
-                control.answer().expect("answered at once")
+                control.answer().expect("answered immediately")
             };
             start.wait();
             for round in 0..ROUNDS {

@@ -88,7 +88,7 @@ fn overflows_of_a_pace_before_a_stop_are_published() {
 #[test]
 fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut rig = Rig::new();
-    // Opened before the trace, so its overflow acts before the trace's at the same exit.
+    // The stopper is opened before the trace. So at the same exit, its overflow takes effect before that of the trace.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -113,7 +113,7 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
         .iter()
         .map(|sample| sample.ip.get())
         .collect();
-    assert_eq!(seen, [2], "without a command");
+    assert_eq!(seen, [2], "published without a command");
 }
 
 #[test]
@@ -136,7 +136,11 @@ fn sample_trace_starts_other_events() {
         rig.mark(0, 5, 1);
         counts.push(rig.value(0, target));
     }
-    assert_eq!(counts, [1, 1, 2, 3], "each overflow counts, packet or not");
+    assert_eq!(
+        counts,
+        [1, 1, 2, 3],
+        "each overflow toggles the target, even if no packet is written"
+    );
     // A trace without a pace does not overflow.
     let exits = rig
         .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))
@@ -168,7 +172,7 @@ fn link_and_group_members_both_pause_a_trace() {
         rig.command(0, COMMAND_READ, trace);
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
-    // Members that resume and pause the trace already are its starter and its stopper.
+    // The members that resume and pause the trace are already its starter and its stopper.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {

@@ -1,5 +1,5 @@
-//! Events that persist, start, stop, end and are flushed in random order: after each step, the device
-//! is compared with a model.
+//! Random sequences of steps that open, link, pause, flush, detach and end events, and that reset or save the device.
+//! After each step, the test compares the device with a model.
 
 mod model;
 
@@ -19,12 +19,12 @@ use crate::rig::{Errno, Rig, command, limits, open_of};
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
 
-/// A step; it names events by their position among the open events.
+/// A step of the test. A `usize` names an event by its position among the open events.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The event, and its leader.
+    /// Opens an event. The second field is the position of the leader, if the event is to be a group member.
     Open(Event, Option<usize>),
-    /// An event of the operator: vCPU, value of the mark, period.
+    /// The operator starts an event. The fields are the vCPU, the value of the mark, and the period.
     Start(u32, u64, u64),
     End(usize),
     Close(usize),
@@ -38,12 +38,12 @@ enum Step {
     Refresh(u32, usize, u64),
     In(u32, usize),
     Out(u32, usize),
-    /// The vCPU gets another thread.
+    /// The vCPU gets a new thread.
     Thread(u32),
     Mark(u32, u32, u64),
     Flush(u32, Option<usize>),
     HostFlush(Option<usize>),
-    /// The device is saved, and another device continues.
+    /// The device is saved. Another device is restored from the saved state and replaces it.
     Move,
     Reset,
 }
@@ -53,7 +53,7 @@ fn vcpu() -> impl Strategy<Value = u32> {
     prop_oneof![9 => Just(0_u32), 1 => Just(1)]
 }
 
-/// Half of the events are task events, which open scheduled out.
+/// Half of the events are task events, which are scheduled out when they are opened.
 fn context() -> impl Strategy<Value = Context> {
     prop_oneof![vcpu().prop_map(Context::Vcpu), Just(Context::Task(None))]
 }
@@ -146,7 +146,8 @@ impl Run {
         }
     }
 
-    /// The id of an open event; beyond the number of open events, of a closed event or one that never existed.
+    /// Returns the id of the open event at position `place`. If fewer events are open, returns the id of an event that
+    /// was opened earlier, or an id that was never used.
     fn id(&self, place: usize) -> u64 {
         let known = self.model.events.keys().nth(place);
         known

@@ -1,5 +1,5 @@
-//! A minimal model of events that persist, and start and stop each other. They count marks, so that
-//! each step has one outcome.
+//! A minimal model of persistent events, and of events that start and stop each other. All of them count marks, so
+//! that each step has exactly one correct outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(super) struct Event {
     pub(super) count: u64,
     /// The count since its last overflow.
     pub(super) progress: u64,
-    /// Overflows until it is disabled; zero: without a limit.
+    /// Number of overflows until the event is disabled; zero if there is no limit.
     pub(super) limit: u64,
     pub(super) lost: u64,
     /// The name of a persistent event.
@@ -50,7 +50,7 @@ impl Context {
 }
 
 impl Event {
-    /// The vCPU whose marks it can count, if any.
+    /// The vCPU whose marks the event can count: none for a task event that is scheduled out.
     fn place(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -171,7 +171,7 @@ impl Model {
         Ok(())
     }
 
-    /// Ends an event of the guest or the operator, by the operator.
+    /// The operator ends a persistent event of the guest or of the operator. Returns false if no such event exists.
     pub(super) fn end(&mut self, id: u64) -> bool {
         let ends = self
             .events
@@ -181,7 +181,7 @@ impl Model {
         ends
     }
 
-    /// Resets the driver: persistent events without guest pages stay as they are.
+    /// Resets the device, and activates it again: only persistent events without guest pages remain.
     pub(super) fn reset(&mut self) {
         self.keep(|_, event| {
             event.name.is_some() && event.ring.as_ref().is_none_or(|ring| ring.window)
@@ -240,7 +240,7 @@ impl Model {
         Ok(())
     }
 
-    /// A flush by vCPU `vcpu`, which never finds held samples in this model.
+    /// A flush by vCPU `vcpu`. It changes nothing in this model, because samples of marks are written immediately.
     pub(super) fn flush(&self, vcpu: u32, id: u64) -> Result<(), Errno> {
         match self.events.get(&id) {
             _ if id == 0 => Ok(()),
@@ -250,7 +250,8 @@ impl Model {
         }
     }
 
-    /// A mark: first all events count it, then overflows act, then records are written.
+    /// First, all events count the mark. Then each event that overflowed starts and stops its targets, and writes its
+    /// record.
     pub(super) fn mark(&mut self, vcpu: u32, value: u64, place: u64) {
         let mut overflowed = Vec::new();
         let ids: Vec<u64> = self.events.keys().copied().collect();
@@ -300,7 +301,7 @@ impl Model {
         }
     }
 
-    /// Returns an event that the guest may change.
+    /// Returns event `id`, or the errno if the guest may not change it.
     fn guests(&mut self, id: u64) -> Result<&mut Event, Errno> {
         match self.events.get_mut(&id) {
             None => Err(libc::ENOENT),

@@ -1,4 +1,4 @@
-//! Persistent events before their vCPU has a thread, and when the vCPU gets another thread.
+//! Persistent events before their vCPU has a thread, and when the vCPU gets a new thread.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -24,10 +24,18 @@ fn count(rig: &Rig) -> u64 {
 fn operators_event_counts_from_the_first_instruction_of_its_vcpu() {
     let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&rig);
-    assert_eq!(rig.world.open_counters(), 0, "there is no thread to count");
+    assert_eq!(
+        rig.world.open_counters(),
+        0,
+        "no counter opens without a thread"
+    );
     assert_eq!(rig.vpmu.persistent()[0].state, STATE_INACTIVE);
     rig.attach(1);
-    assert_eq!(rig.world.open_counters(), 0, "another vCPU has the thread");
+    assert_eq!(
+        rig.world.open_counters(),
+        0,
+        "the thread of another vCPU does not matter"
+    );
     rig.attach(0);
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(9));
@@ -48,8 +56,12 @@ fn event_moves_to_a_new_thread() {
     rig.vpmu.reset();
     rig.attach_as(0, 500);
     assert_eq!(rig.world.open_counters(), 1, "the old counter is closed");
-    assert_eq!(count(&rig), 230, "the old counter's count");
-    assert_eq!(samples(&rig, event).len(), 2, "its last overflow too");
+    assert_eq!(count(&rig), 230, "the count of the old counter is kept");
+    assert_eq!(
+        samples(&rig, event).len(),
+        2,
+        "the last overflow of the old counter is written, too"
+    );
     rig.world.work(thread(0), 1000, 4);
     rig.world.work(500, 170, 4);
     rig.exit(0, ExitReason::Signal, &mut At(2));
@@ -67,13 +79,14 @@ fn event_counts_nothing_between_two_threads() {
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
     rig.vcpus.set(0, None);
-    // The old thread's id may have been reused for another thread.
+    // The vCPU has no thread now. The device must not open a counter for the id of the old thread, which another thread
+    // may have by now.
     let event = rig.vpmu.persist(&Persist {
         name: Some("late".to_owned()),
         rate: Some(Rate::Period(100)),
         ..asked("cycles", 0)
     });
-    let event = event.expect("it starts with the next thread");
+    let event = event.expect("the event starts when the vCPU gets a thread");
     assert_eq!(rig.world.open_counters(), 1);
     let states = || -> Vec<_> {
         let events = rig.vpmu.persistent().into_iter();
@@ -150,6 +163,6 @@ fn event_that_cannot_continue_is_in_error() {
     assert_eq!(
         rig.vpmu.persistent()[0].state,
         STATE_ERROR,
-        "and is not forgotten"
+        "the event in error survives the reset"
     );
 }

@@ -14,12 +14,16 @@ fn persistent_event_is_not_closed_until_it_is_attached() {
     assert_eq!(
         rig.reattach(event),
         Err(libc::EINVAL),
-        "it is not persistent"
+        "the event is not persistent"
     );
     rig.detach(event, "").expect("detached");
     assert_eq!(rig.close(event), Err(libc::EBUSY));
     rig.mark(0, 5, 1);
-    assert_eq!(rig.value(0, event), 1, "it still counts");
+    assert_eq!(
+        rig.value(0, event),
+        1,
+        "the refused close did not end the event"
+    );
     rig.reattach(event).expect("attached");
     assert_eq!(rig.listed(), []);
     assert_eq!(rig.reattach(event), Err(libc::EINVAL));
@@ -56,9 +60,10 @@ fn group_task_and_inherited_events_are_not_made_persistent() {
     }
     assert_eq!(rig.detach(77, ""), Err(libc::ENOENT));
     rig.detach(parent, "")
-        .expect("others may write to its ring");
+        .expect("events that write to the parent's ring do not prevent the detach");
     rig.close(member).expect("closed");
-    rig.detach(leader, "").expect("it no longer leads a group");
+    rig.detach(leader, "")
+        .expect("the group no longer has members");
 }
 
 #[test]
@@ -136,7 +141,7 @@ fn guests_persistent_events_are_limited() {
     rig.detach(events[1], "").expect("detached");
     assert_eq!(rig.detach(events[2], ""), Err(libc::ENOSPC));
     rig.detach(events[1], "again")
-        .expect("it is persistent already");
+        .expect("the event is already persistent");
     let persistent = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
         ..marks(0)

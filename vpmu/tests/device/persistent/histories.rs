@@ -8,7 +8,7 @@ use super::{WINDOW, WINDOW_FEATURES, asked, marks, samples, window};
 use crate::rig::{Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
-/// The data of the ring that lies first in the window.
+/// The address of the first data page of the first ring in the window.
 const DATA: u64 = WINDOW + PAGE_SIZE as u64;
 
 fn ips(rig: &Rig, event: u64) -> Vec<u64> {
@@ -32,7 +32,7 @@ fn history_has_the_newest_records_oldest_first() {
     rig.mark(0, 5, 1);
     assert_eq!(ips(&rig, event), [1]);
     (2..=1000).for_each(|ip| rig.mark(0, 5, ip));
-    // The ring's page holds 56 records of 72 bytes.
+    // The ring's page has room for 56 records of 72 bytes.
     assert_eq!(ips(&rig, event), (945..=1000).collect::<Vec<u64>>());
     let history = rig.vpmu.history(event).expect("a history");
     assert_eq!(history.event.count, 1000);
@@ -58,7 +58,7 @@ fn forged_records_are_omitted_or_end_the_history() {
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     memory.write_obj(event, id).expect("in memory");
     assert_eq!(ips(&rig, event), [1, 2, 3, 4, 5]);
-    // With an invalid size, the start of the next record is unknown.
+    // If the size of a record is invalid, the device cannot find the older records, which follow it in the ring.
     for size in [0_u64, 4, 7, 12, 0xffff, 0xfff8] {
         write(3, header & !(0xffff << 48) | size << 48);
         assert_eq!(ips(&rig, event), [4, 5], "size {size}");
@@ -186,7 +186,11 @@ fn pending_loss_is_recorded_before_the_history_is_read() {
     ring.take(60);
     let history = rig.vpmu.history(event).expect("a history");
     let last = history.iter().last().expect("a record");
-    assert_eq!((last[0], last[16]), (2, 4), "four were lost");
+    assert_eq!(
+        (last[0], last[16]),
+        (2, 4),
+        "the last record is a LOST record for four samples"
+    );
     assert_eq!(history.event.lost, 4);
 }
 

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::reader::{Reader, SAMPLE};
 use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, limits, open_of, sampling};
 
-/// The window's address in the guest: above its memory.
+/// Guest physical address of the window, above guest RAM.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
 /// Features of a driver that supports the window.
 pub(crate) const WINDOW_FEATURES: u64 = ALL_FEATURES | 1 << F_WINDOW;
@@ -114,8 +114,8 @@ pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader 
     Reader::new(window, &pages)
 }
 
-/// An operator's request: a sample for each overflow with period 1, with the fields of [`sampling`], and four
-/// data pages.
+/// An operator's request for an event that samples with period 1. Its samples have the fields of [`sampling`], and its
+/// ring has four data pages.
 pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     Persist {
         name: Some("recorder".to_owned()),

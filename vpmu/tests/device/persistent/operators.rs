@@ -95,7 +95,7 @@ fn guest_cannot_change_the_operators_event() {
     assert_eq!(
         rig.open(&child),
         Err(libc::EPERM),
-        "no other event writes there"
+        "an event of the guest cannot write to the ring of an operator's event"
     );
     let member = OpenRequest {
         leader: event.into(),
@@ -217,7 +217,7 @@ fn refused_request_has_a_reason_and_no_effect() {
                 sample_type: 1 << 12,
                 ..usual.clone()
             },
-            "cannot hold all",
+            "cannot contain all",
         ),
         (
             Persist {
@@ -231,7 +231,7 @@ fn refused_request_has_a_reason_and_no_effect() {
                 pages: 3,
                 ..usual.clone()
             },
-            "a power of two of data pages",
+            "must be a power of two",
         ),
         (
             Persist {

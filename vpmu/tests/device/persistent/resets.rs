@@ -84,7 +84,11 @@ fn reset_closes_events_with_guest_pages() {
     rig.detach(bare, "bare").expect("detached");
     assert_eq!(ids(&mut rig), [guests, traced, tracing, bare]);
     rig.activate(WINDOW_FEATURES);
-    assert_eq!(ids(&mut rig), [tracing, bare], "no guest memory needed");
+    assert_eq!(
+        ids(&mut rig),
+        [tracing, bare],
+        "events that need no guest memory remain"
+    );
     for gone in [guests, attached, plain, traced] {
         assert_eq!(rig.close(gone), Err(libc::ENOENT));
         assert_eq!(rig.unmap(gone), Err(libc::ENOENT), "rings are removed, too");
@@ -94,7 +98,7 @@ fn reset_closes_events_with_guest_pages() {
     assert_eq!(
         rig.map_window(event, 1, 0),
         Ok(0),
-        "and their pages in the window"
+        "pages of closed events in the window are free"
     );
 }
 
@@ -162,7 +166,7 @@ fn driver_without_rings_does_not_stop_persistent_events() {
     assert_eq!(ids(&mut rig), [event]);
 }
 
-/// A host counter that marks of value 7 start and marks of value 8 stop.
+/// A host counter that is started by marks of value 7 and stopped by marks of value 8.
 fn region(rig: &mut Rig) -> [u64; 3] {
     let (kind, config) = CYCLES;
     let target = rig.open(&paused(kind, config)).expect("open");
@@ -188,7 +192,11 @@ fn links_between_surviving_events_are_kept() {
     rig.attach_as(0, 500);
     rig.world.work(500, 100, 4);
     rig.activate(WINDOW_FEATURES);
-    assert_eq!(rig.value(0, target), 10, "paused, on another thread too");
+    assert_eq!(
+        rig.value(0, target),
+        10,
+        "the pause continues on another thread"
+    );
     rig.mark(0, 7, 1);
     rig.world.work(500, 3, 4);
     rig.mark(0, 8, 1);
@@ -207,10 +215,14 @@ fn links_with_closed_events_end() {
     rig.mark(0, 7, 1);
     rig.mark(0, 8, 1);
     rig.world.work(thread(0), 5, 4);
-    assert_eq!(rig.value(0, target), 5, "its stopper is closed");
+    assert_eq!(
+        rig.value(0, target),
+        5,
+        "the stopper was closed by the reset"
+    );
     let other = trigger(&mut rig, 8, 1);
     rig.link(other, target, LINK_STOPPER)
-        .expect("the place is free");
+        .expect("the target has no stopper now");
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
 }
 
@@ -235,7 +247,7 @@ fn host_records_are_still_collected_after_a_reset() {
             period: 100,
         },
     );
-    // Longer than the batched engine holds records back.
+    // The batched engine holds records back for less than this time.
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
     assert_eq!(samples(&rig, event).len(), 1);

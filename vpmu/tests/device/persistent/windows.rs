@@ -179,7 +179,8 @@ fn window_pages_do_not_count_towards_the_guests_limit() {
     assert_eq!(rig.try_map(third, 1).err(), Some(libc::ENOSPC));
 }
 
-/// A window whose pages are not aligned in the VMM: they can be written, but not mapped.
+/// A window whose pages are not page-aligned in the VMM's address space: the device can write them, but a guest could
+/// not map them.
 struct Unaligned(GuestMemoryMmap);
 
 const PAGES: usize = 8;

@@ -147,7 +147,7 @@ fn open_exit_is_cut_by_a_save() {
     let mut rig = Rig::new();
     let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);
     let (event, mut area) = traced(&mut rig, &user, MAP_WRITABLE);
-    // The vCPU leaves the guest for the move by the exit that the trace records.
+    // The vCPU leaves the guest, so that the device can be saved. The trace records this exit.
     rig.move_on();
     rig.command(0, COMMAND_READ, event);
     let packets = area.take();

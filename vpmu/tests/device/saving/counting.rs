@@ -65,12 +65,12 @@ fn time_between_save_and_attach_is_not_counted() {
         .restore(&state, memory, features, &queues, next.interrupt.clone())
         .expect("restored");
     let growing = page.field(40) & 1 << 3 != 0;
-    assert!(!growing, "no vCPU runs yet");
+    assert!(!growing, "the times do not grow before a vCPU is attached");
     (0..2).for_each(|vcpu| next.attach(vcpu));
     assert!(page.field(40) & 1 << 3 != 0);
     next.world.pass(500);
     let after = next.read(0, event).time_enabled.get();
-    // Each clock read advances the clock by a tick.
+    // Each read of the clock advances it by a tick.
     assert!((500..600).contains(&(after - before)), "{}", after - before);
 }
 
@@ -114,7 +114,11 @@ fn states_and_limits_are_restored() {
         ]
     );
     mark(&rig, 1, 5);
-    assert_eq!(states(&mut rig)[3], (STATE_OFF, 6), "the third overflow");
+    assert_eq!(
+        states(&mut rig)[3],
+        (STATE_OFF, 6),
+        "the third overflow uses up the limit"
+    );
 }
 
 #[test]
@@ -191,7 +195,11 @@ fn restored_event_denied_by_the_operator_is_in_error() {
     next.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(next.value(0, kept), 1);
     let history = persistent::samples(&next, operators);
-    assert_eq!(history.len(), 5, "the list does not bind the operator");
+    assert_eq!(
+        history.len(),
+        5,
+        "the policy does not apply to the operator's events"
+    );
 }
 
 #[test]
@@ -204,7 +212,7 @@ fn totals_and_exits_only_grow() {
     let (before, exits) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
     rig.move_on();
     let (after, now) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
-    // Plus the exit by which the vCPU left for the move.
+    // One more exit: the vCPU left the guest so that the device could be saved.
     assert_eq!(now.total(), exits.total() + 1);
     assert_eq!((now.mmio, exits.mmio), (exits.mmio, 10));
     assert_eq!(

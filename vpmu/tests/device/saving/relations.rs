@@ -17,7 +17,7 @@ fn members_follow_their_leader() {
         .expect("open");
     rig.move_on();
     mark(&rig, 1, 2);
-    assert_eq!(rig.value(0, member), 0, "its leader is off");
+    assert_eq!(rig.value(0, member), 0, "the leader is disabled");
     rig.command(0, COMMAND_ENABLE, leader);
     mark(&rig, 1, 3);
     rig.move_on();
@@ -50,7 +50,11 @@ fn group_reads_of_samples_continue_after_a_restore() {
     rig.move_on();
     mark(&rig, 1, 1);
     let read: Vec<_> = ring.raw().into_iter().map(|record| record.words).collect();
-    assert_eq!(read, [[2, 1, 2], [2, 2, 3]], "number, then the counts");
+    assert_eq!(
+        read,
+        [[2, 1, 2], [2, 2, 3]],
+        "number of events, then their counts"
+    );
 }
 
 #[test]
@@ -79,11 +83,12 @@ fn links_act_on() {
     assert_eq!(
         rig.value(0, target),
         1,
-        "up to the stop, whose period was half over"
+        "the stopper completes the period begun before the save"
     );
     assert_eq!(rig.link(one, target, LINK_STOPPER), Err(libc::EEXIST));
     rig.close(start).expect("closed");
-    rig.link(one, target, LINK_STARTER).expect("free again");
+    rig.link(one, target, LINK_STARTER)
+        .expect("the closed starter can be replaced");
 }
 
 #[test]
@@ -114,7 +119,8 @@ fn restored_families_write_to_their_parents_ring() {
         parent: child.1.into(),
         ..marks(0, 1)
     };
-    rig.open(&grandchild).expect("of the same family");
+    rig.open(&grandchild)
+        .expect("the grandchild joins the family");
     mark(&rig, 1, 1);
     assert_eq!(ring.samples().len(), 3);
 }

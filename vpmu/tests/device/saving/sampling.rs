@@ -8,7 +8,7 @@ use crate::persistent::{self, asked, reader, window};
 use crate::reader::{Record, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
-use vpmu::ExitReason;
+use vpmu::{Engines, ExitReason, Settings};
 
 #[test]
 fn elapsed_periods_of_the_device_are_restored() {
@@ -149,23 +149,53 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
     assert!(samples.is_sorted_by_key(|sample| sample.time));
 }
 
-#[test]
-fn host_without_guest_ips_samples_at_exits() {
+/// Opens an event with the batched engine, restores it on a new host, and checks that it samples at exits there.
+fn is_sampled_at_exits(
+    requested: u32,
+    settings: impl FnOnce(Settings) -> Settings,
+    reports_ips: bool,
+) {
     let mut rig = Rig::new();
     rig.world.know_ips();
-    let request = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
+    let request = OpenRequest {
+        engine: requested.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
+    };
     let reply = rig.open_reply(&request);
     assert_eq!(reply.engine.get(), ENGINE_BATCHED);
     let event = reply.id.get();
     let mut ring = rig.map(event, 8);
     rig.command(0, COMMAND_ENABLE, event);
-    rig.move_on();
+    rig.halt();
+    let state = rig.save();
+    let mut next = rig.successor(settings(rig.settings()), rig.memory.clone(), None);
+    rig.vpmu.reset();
+    if reports_ips {
+        next.world.know_ips();
+    }
+    next.resume(&state);
+    let mut rig = next;
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0x77));
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [0x77, 0x77]);
     let reply = rig.command(0, COMMAND_READ, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ACTIVE, 250));
+}
+
+#[test]
+fn host_without_guest_ips_samples_at_exits() {
+    for requested in [ENGINE_ANY, ENGINE_BATCHED] {
+        is_sampled_at_exits(requested, |settings| settings, false);
+    }
+}
+
+#[test]
+fn host_whose_operator_chose_the_exit_engine_samples_at_exits() {
+    for requested in [ENGINE_ANY, ENGINE_BATCHED] {
+        let settings = |settings: Settings| settings.with_engines(Engines::Exit);
+        is_sampled_at_exits(requested, settings, true);
+    }
 }
 
 #[test]
@@ -218,7 +248,7 @@ fn persistent_events_of_guest_and_operator_are_restored() {
     assert_eq!(names, [("recorder", true), ("mine", false)]);
     assert_eq!(rig.close(operators), Err(libc::EPERM));
     assert_eq!(rig.close(guests), Err(libc::EBUSY));
-    // The new device knows which pages of the window are in use, and reuses them after their event has ended.
+    // The new device does not reuse pages of the window until the event that uses them has ended.
     let other = rig.open(&marks(0, 1)).expect("open");
     rig.detach(other, "").expect("detached");
     let second = rig.map_window(other, 2, 0).expect("mapped");

@@ -41,5 +41,9 @@ fn two_devices_are_restored_from_one_state() {
         assert_eq!(ips, expected);
         twin.close(event).expect("closed");
     }
-    assert_eq!(rig.value(0, event), 6, "independent of the other device");
+    assert_eq!(
+        rig.value(0, event),
+        6,
+        "other devices do not affect this count"
+    );
 }

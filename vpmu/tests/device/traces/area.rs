@@ -56,13 +56,13 @@ impl AreaReader {
         }
     }
 
-    /// Maps the same pages for `event`; returns a reader of the new area.
+    /// Maps the pages of this area again, for `event`; returns a reader of the new area.
     pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
         map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
         Self::new(rig, self.metadata, self.pages.clone())
     }
 
-    /// Bytes ever written, from the metadata page.
+    /// The head in the metadata page: the number of bytes written so far.
     pub(crate) fn head(&self) -> u64 {
         self.memory
             .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
@@ -84,7 +84,7 @@ impl AreaReader {
         self.tail = position;
     }
 
-    /// Whether the pages next to the area's are untouched.
+    /// Whether the device has not written to the pages before and after the area.
     pub(crate) fn is_alone(&self, rig: &Rig) -> bool {
         let (Some(first), Some(last)) = (self.pages.first(), self.pages.last()) else {
             return false;
@@ -140,7 +140,7 @@ impl AreaReader {
             };
             self.tail += len as u64;
         }
-        assert_eq!(self.tail, head, "a torn packet");
+        assert_eq!(self.tail, head, "the last packet is incomplete");
         self.set_tail(self.tail);
         packets
     }
@@ -169,7 +169,7 @@ impl AreaReader {
         packet
     }
 
-    /// Copies bytes at the tail. Packets are aligned and do not cross a page.
+    /// Copies bytes from the tail on into `bytes`. Packets are aligned and do not cross a page.
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;

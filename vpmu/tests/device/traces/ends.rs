@@ -1,4 +1,4 @@
-//! Which exits a trace records, how it ends, and its counts at the end.
+//! Traces: the exits that they record, how they end, and their counts at the end.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -21,7 +21,7 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
         .collect()
 }
 
-/// The guest's address at the exits of [`Rig::commands`].
+/// The instruction pointer of exits that [`Rig::commands`] makes.
 const KICK: u64 = u64::MAX;
 
 #[test]
@@ -36,7 +36,7 @@ fn task_trace_contains_its_exits_on_any_vcpu() {
         rig.command(vcpu, COMMAND_IN, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(2));
         rig.exit(1 - vcpu, ExitReason::Io, &mut At(3));
-        // The page already names the next task: the exit still belongs to the leaving task.
+        // The task page already names the next task, but this exit still belongs to the previous task.
         rig.runs(vcpu, 99, 99);
         rig.command(vcpu, COMMAND_OUT, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(4));
@@ -74,8 +74,7 @@ fn vcpus_and_children_share_an_area() {
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
-    // Both vCPUs are in an exit at the same time; packets are in the order in which the vCPUs
-    // enter again.
+    // Both vCPUs are outside the guest at the same time. The packets are in the order in which the vCPUs enter again.
     rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
     rig.vcpus.enter(1);
@@ -145,7 +144,7 @@ fn trace_identifies_itself_in_each_area() {
 #[test]
 fn bytes_written_and_lost_add_up_to_produced() {
     let mut rig = Rig::new();
-    // The test's commands are not I/O exits.
+    // A trace of I/O exits does not record the exits of the test's commands.
     let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     let trace = rig.open(&io).expect("open");
     let mut area = map(&mut rig, trace, 1);

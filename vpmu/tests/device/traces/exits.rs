@@ -9,7 +9,7 @@ use crate::world::{At, Nowhere};
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A trace of vCPU 0's exits by `config`, enabled from the start, with an area of 4 pages.
+/// Opens a trace of the exits of vCPU 0 that `config` selects, maps an area of 4 pages, and enables the trace.
 fn traced(rig: &mut Rig, config: u64) -> (u64, AreaReader) {
     let event = rig
         .open(&open_of(KIND_EXIT_TRACE, config, 0))
@@ -61,7 +61,7 @@ fn packet_describes_the_whole_exit() {
     assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
     assert_eq!(exit.time.get(), left + TSC_OFFSET);
     assert_eq!(exit.ip.get(), 0x1234);
-    // 500 ticks, and one more because each clock read advances the clock.
+    // The test waited 500 ticks, and the read of the clock took one more.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
     assert_eq!(
@@ -96,7 +96,7 @@ fn each_exit_is_traced_once_and_in_order() {
     read.extend(area.exits());
     assert!((0..104).eq(read.iter().map(|exit| exit.sequence.get())));
     assert!(read.is_sorted_by_key(|exit| exit.time.get()));
-    // The commands of the test are exits too, all of them from the kernel.
+    // The test's commands cause exits, too, all from kernel mode. So ignore exits from kernel mode.
     let own = read.iter().filter(|exit| exit.flags & PACKET_USER != 0);
     let own: Vec<_> = own
         .map(|exit| (exit.ip.get(), u64::from(exit.reason.get())))
@@ -181,7 +181,8 @@ fn exits_in_excluded_modes_are_not_traced() {
         rig.command(0, COMMAND_READ, event);
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
-        // An exit in an unknown mode may be one that the trace excludes.
+        // The mode at this exit is unknown, so the device cannot tell whether the trace excludes the exit. The trace is
+        // then in error.
         rig.exit(0, ExitReason::Io, &mut Nowhere);
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);

@@ -17,7 +17,7 @@ fn request(context: u32) -> OpenRequest {
     open_of(KIND_EXIT_TRACE, EXIT_ALL, context)
 }
 
-/// A trace of every exit of vCPU 0, enabled from the start, with an area of 4 pages.
+/// Opens a trace of every exit of vCPU 0, maps an area of 4 pages, and enables the trace.
 fn traced(rig: &mut Rig) -> (u64, AreaReader) {
     let reply = rig.open_reply(&request(0));
     assert_eq!(
@@ -30,7 +30,8 @@ fn traced(rig: &mut Rig) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// A host's record of an exit `ago` ticks before now, with the entry after `outside` ticks.
+/// The host's record of an exit `ago` ticks before now. The vCPU entered the guest again `outside` ticks after the
+/// exit; `None` if the host did not record the entry.
 fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
     let tsc = rig.world.now() - ago;
     HostExit {
@@ -51,7 +52,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
     area.exits().iter().map(|exit| exit.ip.get()).collect()
 }
 
-/// Writes switch number `n` of vCPU 0 to the history: to task `who` at guest TSC `since`.
+/// Writes entry number `n` to the history of vCPU 0: a switch to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
         let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
@@ -102,7 +103,7 @@ fn exit_packet_has_the_hosts_record() {
     assert_eq!(
         (user.pid.get(), user.tid.get()),
         (7, 100),
-        "the task at that moment"
+        "the packet has the ids of the task that ran at the exit"
     );
     assert_eq!((kernel.pid.get(), kernel.tid.get()), (7, 101));
     assert_eq!(kernel.flags, PACKET_HARDWARE | PACKET_IP);
@@ -122,7 +123,11 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
         rig.command(0, op, event);
         let exits = area.exits();
         assert!(exits.iter().all(|exit| exit.flags & PACKET_CUT != 0));
-        assert_eq!(exits[0].outside.get(), 0, "its duration is unknown");
+        assert_eq!(
+            exits[0].outside.get(),
+            0,
+            "the duration of an exit without an end is unknown"
+        );
         assert!((400..500).contains(&exits[1].outside.get()), "{exits:?}");
     }
 }
@@ -140,7 +145,7 @@ fn recorded_exits_are_collected_while_the_vcpu_runs() {
     assert_eq!(
         rig.vpmu.metrics().aux_written,
         LEN * 4,
-        "with a sync packet"
+        "three exit packets and a sync packet"
     );
     record(&rig, 0, exit(&rig, 3, 100, Some(1)));
     rig.read(0, event);
@@ -223,7 +228,7 @@ fn host_records_nothing_while_the_trace_is_paused() {
         record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
         rig.mark(0, RESUME, 2);
         record(&rig, 0, exit(&rig, region, 10, Some(1)));
-        // The exit of the mark, which the host has recorded and which has not ended yet.
+        // The exit that the PAUSE mark below causes: the host has recorded its start, but it has not ended yet.
         record(&rig, 0, exit(&rig, 100 + region, 5, None));
         rig.mark(0, PAUSE, 3);
         let exits = area.exits();

@@ -157,7 +157,11 @@ fn overflows_dropped_by_the_host_are_lost_by_the_packet() {
     };
     assert_eq!(sync.flags, SYNC_START | SYNC_PAGE | SYNC_LOSS);
     assert_eq!((sync.sequence.get(), sample.sequence.get()), (3, 3));
-    assert_eq!(rig.vpmu.metrics().samples_lost, 0, "not a record of a ring");
+    assert_eq!(
+        rig.vpmu.metrics().samples_lost,
+        0,
+        "lost packets are not lost records of a ring"
+    );
 }
 
 #[test]
@@ -190,6 +194,7 @@ fn sample_trace_has_the_rate_and_limit_of_samples() {
         .iter()
         .map(|sample| (sample.ip.get(), sample.period.get()))
         .collect();
-    // The limit allowed only one sample for the last three overflows.
+    // The limit is three overflows. The first sample represents two of them. So the second sample represents only one,
+    // although there were three more overflows.
     assert_eq!(told, [(0x10, 200), (0x20, 100)]);
 }

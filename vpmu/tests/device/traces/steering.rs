@@ -19,7 +19,7 @@ fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> Open
     }
 }
 
-/// A trace of exits with marks that pause and resume it, enabled.
+/// An enabled trace of exits, with marks that pause and resume it.
 fn steered(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: flags.into(),
@@ -195,7 +195,7 @@ fn pausing_and_resuming_need_a_leading_trace() {
         let request = steering(leader, KIND_MARK, 2, 1, flag);
         assert_eq!(rig.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
-    // A member that pauses or resumes must act before guest entry, which needs the exit engine.
+    // A member that pauses or resumes must act before the vCPU enters the guest. Only the exit engine can do that.
     let request = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)
@@ -213,13 +213,15 @@ fn pausing_and_resuming_need_a_leading_trace() {
 fn mark_is_the_last_overflow_of_its_exit() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, 0);
-    // The doorbell's exit overflows before its mark, although this member was opened after the marks.
+    // A write to the doorbell is an exit and a mark. The overflow of the exit takes effect before that of the mark,
+    // although the member that counts exits was opened later.
     let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
     rig.open(&member).expect("open");
     rig.mark(0, PAUSE, 1);
     rig.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(ips(&mut area), [1]);
-    // The overflow of a host counter up to the exit comes before the mark, too.
+    // The overflow of an exit also takes effect before the overflow of a host counter that is found at the same exit,
+    // although the member that counts exits was opened later.
     let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
     let counter = OpenRequest {
         engine: ENGINE_EXIT.into(),
@@ -246,7 +248,11 @@ fn resume_publishes_data_of_other_traces() {
     let other = rig.open(&request).expect("open");
     rig.redirect(other, trace).expect("redirected");
     rig.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(ips(&mut area), [0; 0], "not without a resume");
+    assert_eq!(
+        ips(&mut area),
+        [0; 0],
+        "the other trace has not published its data yet"
+    );
     rig.mark(0, RESUME, 2);
     assert_eq!(ips(&mut area), [1]);
 }

@@ -13,7 +13,7 @@ use crate::world::{At, CYCLES, FAULTS};
 
 /// Events of vCPU 1, and of tasks that run there.
 struct Own {
-    /// Samples marks.
+    /// An event of the vCPU that samples marks.
     marks: u64,
     tasks: [Vec<u64>; 2],
     ring: Reader,
@@ -32,7 +32,7 @@ impl Own {
             let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
             kinds.map(open).to_vec()
         });
-        // The tasks have run here before.
+        // Let the tasks run here once, so that their events have host counters.
         for task in &tasks {
             rig.commands(1, &each(COMMAND_IN, task));
             rig.commands(1, &each(COMMAND_OUT, task));
@@ -40,7 +40,7 @@ impl Own {
         Self { marks, tasks, ring }
     }
 
-    /// Switches, marks and flushes on vCPU 1; checks that all of it completes.
+    /// Switches tasks, places marks and flushes on vCPU 1; checks that nothing waits for another vCPU.
     fn check(&mut self, vcpu: &VcpuThread) {
         const ROUNDS: usize = 100;
         let (marks, tasks) = (self.marks, self.tasks.clone());
@@ -64,7 +64,7 @@ impl Own {
     }
 }
 
-/// A hypervisor that returns the registers when the test allows it.
+/// A hypervisor that returns registers only when the test permits it.
 struct Slow {
     asked: Sender<()>,
     let_go: Receiver<()>,
@@ -95,18 +95,22 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
     rig.world.work(crate::rig::thread(0), 100, 4);
-    // vCPU 0 stays in its exit from here on.
+    // vCPU 0 stays outside the guest until the end of the test.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
         let vpmu = Arc::clone(&rig.vpmu);
         let flushed = aside(move || vpmu.flush(event)).wait();
         flushed.expect("flushed");
     }
-    assert_eq!(ring.samples().len(), 1, "held overflows are written");
+    assert_eq!(
+        ring.samples().len(),
+        1,
+        "the flush writes the overflow that was pending in the host counter"
+    );
     let vpmu = Arc::clone(&rig.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
-    // Requests are still served, also about vCPU 0's events.
+    // Requests are still served, even those about events of vCPU 0.
     let other = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.close(other).expect("closed");
     assert_eq!(rig.vpmu.metrics().drains, 1);
@@ -135,8 +139,8 @@ fn vcpu_without_a_thread_delays_no_other() {
     own.check(&second);
 }
 
-/// While the hypervisor reads a vCPU's registers, the vCPU's shard is locked. A request about an event of that
-/// vCPU waits for the shard, and meanwhile holds the lock of the control plane.
+/// While the hypervisor reads a vCPU's registers, the vCPU's shard (the state of its events) is locked. A request
+/// about an event of that vCPU waits for this lock, and meanwhile holds the lock of the control plane.
 #[test]
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut rig = Rig::new();
@@ -156,7 +160,7 @@ fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     });
     is_asked
         .recv_timeout(super::LONG)
-        .expect("a sample needs them");
+        .expect("a sample needs the registers");
     let flush: Pending<_> = {
         let vpmu = Arc::clone(&rig.vpmu);
         aside(move || vpmu.flush(Some(of_first)))
@@ -169,7 +173,7 @@ fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
         own.check(&second);
     }
     assert!(!mark.is_over() && !flush.is_over());
-    go.send(()).expect("it waits");
+    go.send(()).expect("the hypervisor waits");
     mark.wait();
     flush.wait().expect("flushed");
     drain.wait();

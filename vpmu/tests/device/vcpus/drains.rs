@@ -1,4 +1,5 @@
-//! A vCPU's work visits only the host counters of that vCPU.
+//! During notifications, marks, exits and overflows of a vCPU, the device drains and reads only the host counters of
+//! that vCPU.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -56,8 +57,14 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
         let before = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)));
         act(rig);
         let after = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)));
-        assert!(after[0] != before[0], "{what} visits its own");
-        assert_eq!(after[1], before[1], "{what} visits no other vCPU's");
+        assert!(
+            after[0] != before[0],
+            "{what} visits no counter of its vCPU"
+        );
+        assert_eq!(
+            after[1], before[1],
+            "{what} visits counters of the other vCPU"
+        );
     };
     step(&mut rig, "a read", &|rig| {
         done(rig, 0, COMMAND_READ, events[0]);
@@ -94,7 +101,11 @@ fn switch_reads_each_shared_counter_once() {
         rig.commands(0, &each(COMMAND_IN, task));
         rig.commands(0, &each(COMMAND_OUT, task));
     }
-    assert_eq!(rig.world.open_counters(), 2, "of forty events");
+    assert_eq!(
+        rig.world.open_counters(),
+        2,
+        "forty events share two counters"
+    );
     rig.commands(0, &each(COMMAND_IN, &one));
     let (drains, reads) = rig.world.visits(thread(0));
     let switch = [each(COMMAND_OUT, &one), each(COMMAND_IN, &other)].concat();

@@ -1,5 +1,5 @@
-//! Leaders and triggers on one vCPU, members and targets on another: the effect is complete before the vCPU that
-//! caused it enters the guest.
+//! Leaders and triggers on one vCPU that affect members and targets on another: the effect is complete before the first
+//! vCPU enters the guest.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,8 @@ use crate::rig::{Rig, command, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 fn state(rig: &mut Rig, event: u64) -> i32 {
-    // Read by the other vCPU, so that a command of the event's own vCPU does not complete the effect.
+    // Read the state on vCPU 0. The affected event is usually on vCPU 1, where a command could complete the
+    // effect and so hide that it was missing.
     rig.read(0, event).state.get()
 }
 
@@ -44,7 +45,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 1000, 4);
         assert_eq!(rig.value(0, member), expected);
     }
-    // Also with a leader that is scheduled out.
+    // Enabling a leader that is scheduled out starts its member, too.
     done(&mut rig, 0, COMMAND_OUT, leader);
     done(&mut rig, 0, COMMAND_ENABLE, leader);
     rig.world.work(thread(1), 5, 4);
@@ -62,7 +63,10 @@ fn member_follows_its_leader_on_any_pair_of_vcpus() {
         for event in [leader, member] {
             let [first, second] = [0, 1].map(|vcpu| rig.command(vcpu, COMMAND_OUT, event));
             let outs = [first, second].map(|reply| reply.status.get());
-            assert!(outs.contains(&0), "it was scheduled in on one of them");
+            assert!(
+                outs.contains(&0),
+                "the event was scheduled in on one of the vCPUs"
+            );
         }
         done(&mut rig, of_member, COMMAND_IN, member);
         done(&mut rig, of_leader, COMMAND_IN, leader);
@@ -74,7 +78,7 @@ fn member_follows_its_leader_on_any_pair_of_vcpus() {
     assert_eq!(
         state(&mut rig, member),
         STATE_ACTIVE,
-        "it has no leader now"
+        "a member without a leader is active"
     );
 }
 
@@ -88,7 +92,7 @@ fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 10, 4);
         rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
         rig.vcpus.mark(0, 5, &mut At(1));
-        // The leader's vCPU is still in the exit.
+        // The leader's vCPU has not entered the guest again, but the member has stopped already.
     }
     rig.world.work(thread(1), 1000, 4);
     assert_eq!(rig.value(1, member), 30);
@@ -115,7 +119,7 @@ fn leader_in_error_stops_its_member_on_another_vcpu() {
     assert_eq!(rig.value(1, member), 2);
 }
 
-/// Two vCPUs enable and disable a leader concurrently; it is unknown which command is last.
+/// Two vCPUs enable and disable a leader concurrently. Whichever command is last, the member follows its leader.
 #[test]
 fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
     const ROUNDS: usize = 5_000;
@@ -237,11 +241,15 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
         rig.world.work(thread(1), 1, 4);
         rig.mark(0, 5, 1);
     }
-    assert_eq!(rig.value(0, target), 10, "every other interval of two");
+    assert_eq!(
+        rig.value(0, target),
+        10,
+        "the target counts in every other interval"
+    );
 }
 
-/// A mark of vCPU 0 stops a sampling event of vCPU 1. The stop finds an overflow of that event, which starts an
-/// event of vCPU 0.
+/// A mark of vCPU 0 stops a sampling event of vCPU 1. When the device stops that event, it finds an overflow of the
+/// event, which starts an event of vCPU 0.
 #[test]
 fn chain_of_triggers_crosses_vcpus_and_returns() {
     let mut rig = Rig::new();
@@ -275,7 +283,7 @@ fn chain_of_triggers_crosses_vcpus_and_returns() {
     assert_eq!(rig.value(0, second), 100);
 }
 
-/// Links in a circle of events on two vCPUs terminate.
+/// A cycle of links between events on two vCPUs does not keep the device busy forever.
 ///
 /// VPMU-D-6.11-4.
 #[test]
@@ -301,5 +309,8 @@ fn circular_links_over_two_vcpus_end() {
         }
     }
     let metrics = rig.vpmu.metrics();
-    assert!(metrics.samples_lost > 0, "they have no rings: {metrics:?}");
+    assert!(
+        metrics.samples_lost > 0,
+        "without rings, samples are lost: {metrics:?}"
+    );
 }

@@ -53,7 +53,11 @@ fn event_is_read_reset_and_turned_off_and_on_from_another_vcpu() {
         place(&rig, 1, 2);
         assert_eq!(rig.value(1, event), 5);
         let samples = ring.samples();
-        assert_eq!(samples.len(), 3, "a reset leaves the period as it is");
+        assert_eq!(
+            samples.len(),
+            3,
+            "`COMMAND_RESET` does not change the progress in the period"
+        );
         assert!(samples.iter().all(|sample| sample.cpu == 1));
     }
 }
@@ -66,7 +70,11 @@ fn period_and_limit_are_set_from_another_vcpu() {
         place(&rig, 1, 2);
         assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 2), 0);
         place(&rig, 1, 5);
-        assert_eq!(ring.samples().len(), 2, "counted from now");
+        assert_eq!(
+            ring.samples().len(),
+            2,
+            "the new period begins at the command"
+        );
         assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
         assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 1), 0);
         assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 0), libc::EINVAL);
@@ -86,13 +94,17 @@ fn event_scheduled_in_elsewhere_is_scheduled_there_only() {
         for event in [of_vcpu, of_task] {
             assert_eq!(status(&mut rig, 0, op, event), libc::EINVAL);
             let reply = rig.read(0, event);
-            assert_eq!(reply.state.get(), STATE_ACTIVE, "it stays as it was");
+            assert_eq!(
+                reply.state.get(),
+                STATE_ACTIVE,
+                "a refused command changes nothing"
+            );
         }
     }
     place(&rig, 1, 2);
     assert_eq!(rig.value(0, of_task), 2);
     done(&mut rig, 1, COMMAND_OUT, of_task);
-    // Scheduled out: any vCPU can schedule the event in.
+    // The event is scheduled out now, so no vCPU can schedule it out again, and any vCPU can schedule it in.
     assert_eq!(status(&mut rig, 0, COMMAND_OUT, of_task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_OUT, of_task), libc::EINVAL);
     done(&mut rig, 0, COMMAND_IN, of_task);
@@ -116,7 +128,11 @@ fn active_event_is_flushed_only_by_its_own_vcpu() {
         assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
         place(&rig, 1, 3);
         done(&mut rig, 0, COMMAND_DISABLE, event);
-        assert_eq!(rig.flush(0, event), 0, "it is disabled");
+        assert_eq!(
+            rig.flush(0, event),
+            0,
+            "any vCPU can flush a disabled event"
+        );
         assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
         assert_eq!(ring.samples().len(), 2);
     }
@@ -140,7 +156,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
             let reply = done(&mut rig, vcpu, COMMAND_DISABLE, event);
             assert_eq!(reply.state.get(), STATE_OFF);
         }
-        // `COMMAND_REFRESH` twice, with a limit of one each.
+        // Two `COMMAND_REFRESH` commands have each raised the limit by one, so there are two samples.
         done(&mut rig, 1 - last, COMMAND_ENABLE, event);
         done(&mut rig, 1 - last, COMMAND_IN, event);
         place(&rig, 1 - last, 9);
@@ -165,7 +181,11 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let reply = done(&mut rig, 0, COMMAND_DISABLE, event);
     assert_eq!((reply.value.get(), reply.lost.get()), (100, 0));
     let ips: Vec<_> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(ips, [7], "its vCPU is stopped");
+    assert_eq!(
+        ips,
+        [7],
+        "the vCPU is outside the guest, so its registers are known"
+    );
     done(&mut rig, 0, COMMAND_ENABLE, event);
     rig.vcpus.enter(1);
     rig.world.work(thread(1), 100, 4);

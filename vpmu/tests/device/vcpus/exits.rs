@@ -1,4 +1,4 @@
-//! Traces that other vCPUs and requests start, end and pause while a vCPU is in an exit.
+//! Another vCPU or a request starts, ends or pauses a trace while an exit of the traced vCPU is handled.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -10,7 +10,7 @@ use crate::rig::{Rig, TSC_OFFSET, open_of};
 use crate::traces::area::{AreaReader, map};
 use crate::world::At;
 
-/// A trace of vCPU 0's exits for I/O, enabled or not, and its area.
+/// A trace of the I/O exits of vCPU 0, with its area.
 fn trace(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: flags.into(),
@@ -21,7 +21,7 @@ fn trace(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// Address and cut flag of each exit packet.
+/// The instruction pointer in each exit packet, and whether the packet has `PACKET_CUT`.
 fn told(rig: &mut Rig, event: u64, area: &mut AreaReader) -> Vec<(u64, bool)> {
     done(rig, 1, COMMAND_READ, event);
     let exits = area.exits();
@@ -53,7 +53,10 @@ fn trace_ended_by_another_vcpu_during_an_exit_cuts_it() {
     assert_eq!((exits[0].ip.get(), exits[0].vcpu.get()), (1, 0));
     assert_eq!(exits[0].time.get(), left + TSC_OFFSET);
     let outside = exits[0].outside.get();
-    assert!((1000..1100).contains(&outside), "up to the end: {outside}");
+    assert!(
+        (1000..1100).contains(&outside),
+        "the time until the trace ended: {outside}"
+    );
 }
 
 #[test]
@@ -88,7 +91,7 @@ fn trace_ended_by_a_request_during_an_exit_cuts_it_once() {
 
 #[test]
 fn trace_started_during_an_exit_omits_it() {
-    // With and without another trace that records the exit.
+    // Test without and with another trace, which records the exit.
     for others in [0, 1] {
         let mut rig = Rig::new();
         let mut others: Vec<_> = (0..others).map(|_| trace(&mut rig, OPEN_ENABLED)).collect();
@@ -235,7 +238,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     assert_eq!(exits.collect::<Vec<_>>(), expected);
 }
 
-/// A hypervisor that stops a vCPU in the read of its registers, until the test lets it go on.
+/// A hypervisor that returns registers only when the test permits it.
 struct Asked {
     asked: Sender<()>,
     go_on: Receiver<()>,
@@ -243,7 +246,7 @@ struct Asked {
 
 impl Registers for Asked {
     fn registers(&mut self) -> Option<GuestRegs> {
-        self.asked.send(()).expect("it waits");
+        self.asked.send(()).expect("the test waits");
         self.go_on.recv().expect("the test continues");
         At(1).registers()
     }
@@ -262,9 +265,9 @@ fn trace_stopped_as_an_exit_begins_and_started_during_it_omits_it() {
     });
     is_asked
         .recv_timeout(super::LONG)
-        .expect("the trace needs them");
+        .expect("the trace needs the registers");
     done(&mut rig, 1, COMMAND_DISABLE, event);
-    go.send(()).expect("it waits");
+    go.send(()).expect("the vCPU waits");
     left.wait();
     done(&mut rig, 1, COMMAND_ENABLE, event);
     first.run(|lane| {

@@ -31,12 +31,12 @@ fn cycles(context: u32, period: u64) -> OpenRequest {
     }
 }
 
-/// Sends a command from a vCPU that stays in its exit.
+/// Sends a command from a vCPU that is outside the guest, and remains outside.
 fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
     let index = 2 + vcpu as usize;
     rig.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(vcpu, u16::try_from(index).expect("small"));
-    rig.queues[index].answer().expect("answered at once");
+    rig.queues[index].answer().expect("answered immediately");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn trace_without_state_at_its_end_is_in_error_once() {
     assert_eq!(rig.read(0, trace).state.get(), STATE_ERROR);
     assert!(
         !rig.vcpus.wants_registers(0),
-        "it no longer needs registers"
+        "the vCPU no longer needs registers"
     );
 }
 
@@ -72,7 +72,7 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
     rig.vpmu.reset();
     rig.vcpus.set(0, None);
     rig.world.be_thread(500);
-    // The guest's clock restarts.
+    // Another thread attaches the vCPU, with a TSC offset that makes the guest's TSC zero.
     let offset = 0_u64.wrapping_sub(rig.world.now());
     let session = rig.vpmu.attach(0, offset).expect("attached");
     rig.vcpus.set(0, Some(session));
@@ -82,7 +82,7 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
         (before.count, after.count),
         (before.time_enabled, after.time_enabled),
     ] {
-        // Each clock read advances the clock by a tick.
+        // Each read of the clock advances it by a tick.
         assert!((1000..1100).contains(&(after - before)), "{before} {after}");
     }
 }
@@ -169,7 +169,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
-/// Registers whose read serves a waiting request.
+/// When the device reads these registers, it also serves a waiting control request.
 struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {
@@ -212,7 +212,7 @@ fn woken_reader_finds_the_head() {
     for round in 0..300 {
         rig.post_notice(0, 64);
         let now = rig.world.now();
-        // The records cross one or two page boundaries.
+        // 70 samples cross one or two page boundaries of the ring, so they cause one or two wakeups.
         for tick in 0..70 {
             rig.world.record(thread(0), overflow(now + tick));
         }
@@ -269,7 +269,7 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
                 }
             });
             while area.head() == 0 {
-                // The reader sees no data before the first watermark: a few exits are enough.
+                // The device publishes data only at the watermark. In some rounds, unmap the area before the watermark.
                 if vpmu.exits(0).hlt % 50 == 49 {
                     break;
                 }

@@ -25,10 +25,10 @@ use crate::driver::DriverQueue;
 use crate::rig::{Errno, Rig, command, open_of, structs};
 use crate::world::At;
 
-/// Longer than any step here takes, however busy the machine is.
+/// A wait that is longer than any step of these tests, even on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A vCPU on its own thread: the session, and the driver's side of the queue.
+/// The parts of a vCPU that its thread uses: the vCPU's session, and the driver's side of its queue.
 struct Lane {
     vcpu: u32,
     session: VcpuSession,
@@ -38,7 +38,7 @@ struct Lane {
 impl Lane {
     /// Takes the vCPU's session and queue from the rig.
     fn new(rig: &mut Rig, vcpu: u32) -> Self {
-        // The rig keeps a placeholder that is not served.
+        // Leave a placeholder for the queue in the rig. The device does not serve the placeholder.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (idle, _) = DriverQueue::new(&memory, 0, 0);
         Self {
@@ -56,13 +56,14 @@ impl Lane {
         replies
     }
 
-    /// Notifies with the commands; the caller makes the exit and the entry.
+    /// Adds these commands to the queue and notifies the device. Does not make the vCPU leave and enter the guest: the
+    /// caller does.
     fn kick(&mut self, commands: &[Command]) -> Vec<Reply> {
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queue.request(commands.as_bytes(), room);
         let index = u16::try_from(self.vcpu).expect("few");
         self.session.kick(QUEUE_VCPU + index);
-        structs(&self.queue.answer().expect("answered at once"))
+        structs(&self.queue.answer().expect("answered immediately"))
     }
 
     fn mark(&mut self, value: u32) {
@@ -93,7 +94,7 @@ impl VcpuThread {
             // The test may have failed in the meantime.
             let _ = done.send(act(lane));
         };
-        self.0.send(Box::new(job)).expect("it lives");
+        self.0.send(Box::new(job)).expect("the thread runs");
         Pending(result)
     }
 
@@ -108,7 +109,7 @@ struct Pending<T>(Receiver<T>);
 
 impl<T> Pending<T> {
     fn wait(self) -> T {
-        self.0.recv_timeout(LONG).expect("it ends in time")
+        self.0.recv_timeout(LONG).expect("the work ends in time")
     }
 
     fn is_over(&self) -> bool {
@@ -116,7 +117,7 @@ impl<T> Pending<T> {
     }
 }
 
-/// Runs `act` on another thread, which is abandoned if it never ends.
+/// Runs `act` on another thread. The test does not join that thread, so a deadlock in `act` cannot hang the test.
 fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
     let (done, result) = channel();
     thread::spawn(move || {

@@ -22,8 +22,8 @@ fn values(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<u64> {
     replies.iter().map(|reply| reply.value.get()).collect()
 }
 
-/// Makes work that a task's events count on the vCPU where they are scheduled in, and work on the other vCPU that
-/// they must not count.
+/// Makes work happen on `vcpu`, where the task's events are scheduled in, so that they count it. Also makes work happen
+/// on the other vCPU, which these events must not count.
 fn work(rig: &Rig, vcpu: u32, times: u64) {
     rig.world.work(thread(vcpu), 10 * times, 4);
     rig.world.work(thread(1 - vcpu), 7000, 4);
@@ -65,7 +65,7 @@ fn shared_counters_stay_while_another_event_counts_by_them() {
         rig.commands(vcpu, &each(COMMAND_IN, &events[..2]));
         rig.commands(vcpu, &each(COMMAND_OUT, &events[..2]));
     }
-    // The last event is scheduled in only on the second vCPU, and shares the counter of the other events there.
+    // The third event is scheduled in only on vCPU 1, where it shares the host counter of the first two events.
     done(&mut rig, 1, COMMAND_IN, events[2]);
     assert_eq!(rig.world.open_counters(), 2);
     rig.close(events[0]).expect("closed");
@@ -102,7 +102,7 @@ fn group_moves_in_any_order_of_commands() {
         let group = [leader, members[0], members[1]];
         for round in 0..6_u64 {
             let vcpu = u32::from(round % 2 == 1);
-            // In one, three or two notifications.
+            // Split the commands for the three events into one, three or two notifications.
             let (into, out) = (into.map(|at| group[at]), out.map(|at| group[at]));
             let sizes = [3, 1, 2];
             let size = sizes[usize::try_from(round).expect("few") % 3];
@@ -116,7 +116,11 @@ fn group_moves_in_any_order_of_commands() {
             work(&rig, vcpu, 1);
         }
         let counts = values(&mut rig, 0, &group);
-        assert_eq!(counts, [240, 24, 240], "in {into:?}, out {out:?}");
+        assert_eq!(
+            counts,
+            [240, 24, 240],
+            "order of IN {into:?}, of OUT {out:?}"
+        );
         for event in group {
             rig.close(event).expect("closed");
         }
@@ -124,7 +128,7 @@ fn group_moves_in_any_order_of_commands() {
     }
 }
 
-/// The events of a group can be scheduled in on different vCPUs, like inherited events of a task's threads.
+/// The events of a group can be scheduled in on different vCPUs.
 #[test]
 fn group_on_two_vcpus_is_reunited() {
     let mut rig = Rig::new();
@@ -178,11 +182,12 @@ fn samples_of_a_family_add_up_across_vcpus() {
             rig.world.work(thread(vcpu), cycles, 4);
             let at = usize::try_from(vcpu).expect("few");
             let event = usize::from(on[0] != at);
-            // An incomplete period continues on the same vCPU only.
+            // Each event has a counter on each vCPU. These counters do not share their progress in the period.
             let grown = left[event][at] + cycles;
             expected[event][at] += grown / 100;
             left[event][at] = grown % 100;
-            // Some overflows are found at an exit, others when the task is scheduled out.
+            // In every third round, the device finds the overflows at an exit. In the other rounds, it finds them when
+            // the task is scheduled out.
             if round % 3 == 0 {
                 rig.exit(vcpu, ExitReason::Signal, &mut At(1));
             }
@@ -229,7 +234,7 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
     }
     let samples = ring.samples();
     assert_eq!(samples.len(), 90 / 7);
-    // The 7th mark is the first of the third round, and so on: three in each.
+    // There are three marks in each round, so sample s, which is of mark 7 * s, is made in round (7 * s - 1) / 3.
     let vcpus: Vec<_> = (1..=90 / 7)
         .map(|sample| (7 * sample - 1) / 3 % 2)
         .collect();
@@ -261,7 +266,7 @@ fn links_act_across_vcpus() {
         rig.mark(of[0], 7, 1);
         rig.world.work(thread(of[2]), 3, 4);
         expected += 3;
-        // A mark on another vCPU than the stopper's has no effect.
+        // A mark on a vCPU other than the stopper's has no effect.
         rig.mark(1 - of[1], 8, 1);
         rig.world.work(thread(of[2]), 20, 4);
         expected += 20;
@@ -288,7 +293,7 @@ fn events_stay_on_their_vcpus_over_thread_changes() {
         let vcpu = round % 2;
         rig.commands(vcpu, &each(COMMAND_IN, &events));
         rig.world.work(thread(vcpu), 10, 4);
-        // The counters of the ended thread are closed; those on the other vCPU stay open.
+        // A vCPU gets a new thread. The counters of its old thread are closed; those of the other vCPU remain open.
         let ends = round / 2 % 2;
         rig.attach(ends);
         rig.world.work(thread(vcpu), 5, 4);

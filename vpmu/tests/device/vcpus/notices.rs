@@ -35,15 +35,23 @@ fn notices_wait_until_the_driver_posts_and_notifies() {
     }
     let interrupts = rig.world.interrupts();
     rig.post_notice(0, 16);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[1])), "the older");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_WAKEUP, events[1])),
+        "the notice that waited longer comes first"
+    );
     assert_eq!(rig.world.interrupts(), interrupts + 1);
     assert_eq!(rig.notice(), None);
     rig.post_notice(0, 16);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
     rig.post_notice(0, 16);
     assert_eq!(rig.notice(), None);
-    assert_eq!(rig.world.interrupts(), interrupts + 2, "no notice was due");
-    // The buffer remains for the next notice.
+    assert_eq!(
+        rig.world.interrupts(),
+        interrupts + 2,
+        "a buffer without a notice raises no interrupt"
+    );
+    // The device uses this buffer for the next notice.
     rig.mark(0, 5, 1);
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
     assert_eq!(rig.vpmu.metrics().notices, 3);
@@ -63,7 +71,7 @@ fn notice_counts_the_waiting_wakeups() {
         assert_eq!(notice, Some((NOTICE_WAKEUP, event, count)));
     }
     assert_eq!(rig.counted_notice(), None);
-    // A notice that finds a buffer counts as one.
+    // If a buffer is available, the notice is not merged: it represents one wakeup.
     rig.mark(1, 5, 1);
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
     assert!(rig.world.interrupts() <= interrupts + 5);
@@ -119,7 +127,7 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
         let woken = [first, second].map(|family| Some((NOTICE_WAKEUP, family)));
         assert_eq!(notices[..2], woken);
         assert_eq!(notices[2], None);
-        // Two buffers are left: each wakeup gets one at once.
+        // Two buffers are left, so each wakeup gets a buffer immediately.
         (0..2).for_each(|vcpu| rig.mark(vcpu, 6, 1));
         let notices = [(); 3].map(|()| rig.notice());
         let twice = [Some((NOTICE_WAKEUP, second)); 2];
@@ -128,7 +136,7 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
     }
 }
 
-/// One thread makes a notice due while another thread posts the buffer for it. The thread that comes last
+/// One thread causes a notice while another thread posts the buffer for it. Whichever thread comes second
 /// delivers the notice.
 #[test]
 fn notice_posted_concurrently_with_its_buffer_is_delivered() {
@@ -158,7 +166,7 @@ fn notice_posted_concurrently_with_its_buffer_is_delivered() {
             go.store(false, Ordering::SeqCst);
             start.wait();
             go.store(true, Ordering::SeqCst);
-            // Sometimes before the mark, sometimes after it.
+            // Vary the time, so that the buffer is posted sometimes before the mark and sometimes after it.
             for _ in 0..(round.wrapping_mul(2654435761) >> 16) % 60 {
                 std::hint::spin_loop();
             }

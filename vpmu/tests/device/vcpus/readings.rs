@@ -10,7 +10,7 @@ use crate::rig::{Rig, command, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 const SAMPLE_READ: u64 = 1 << 4;
-/// GROUP, ID and LOST.
+/// `read_format` with GROUP, ID and LOST.
 const FORMAT: u64 = 0x1c;
 
 /// A leader that samples the counts of its group at each mark of value 5, and its ring.
@@ -58,18 +58,30 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
     assert_eq!(sample(&rig), [1, 0, 0]);
     rig.world.work(thread(1), 10, 4);
     rig.world.work(thread(0), 3, 4);
-    assert_eq!(sample(&rig), [2, 0, 3], "the near one is current");
+    assert_eq!(
+        sample(&rig),
+        [2, 0, 3],
+        "only the count of the member on this vCPU is current"
+    );
     assert_eq!(rig.value(1, far), 10);
     assert_eq!(sample(&rig), [3, 10, 3]);
     rig.world.work(thread(1), 10, 4);
-    assert_eq!(rig.value(0, far), 20, "by whichever vCPU it is read");
+    assert_eq!(rig.value(0, far), 20, "any vCPU reads the current count");
     assert_eq!(sample(&rig), [4, 20, 3]);
     rig.world.work(thread(1), 10, 4);
     done(&mut rig, 1, COMMAND_OUT, far);
-    assert_eq!(sample(&rig), [5, 30, 3], "its count at schedule-out");
+    assert_eq!(
+        sample(&rig),
+        [5, 30, 3],
+        "the count is that at `COMMAND_OUT`"
+    );
     done(&mut rig, 0, COMMAND_IN, far);
     rig.world.work(thread(0), 2, 4);
-    assert_eq!(sample(&rig), [6, 32, 5], "here again");
+    assert_eq!(
+        sample(&rig),
+        [6, 32, 5],
+        "both members are on this vCPU now"
+    );
 }
 
 #[test]
@@ -90,7 +102,7 @@ fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
 fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let mut rig = Rig::new();
     let (leader, mut ring) = leader(&mut rig);
-    // Without a ring each overflow is lost. The overflows are found when the event is scheduled out.
+    // The member has no ring, so each overflow is lost. Its overflows are found when it is scheduled out.
     let member = OpenRequest {
         period: 100.into(),
         engine: ENGINE_EXIT.into(),
@@ -100,7 +112,8 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     done(&mut rig, 0, COMMAND_IN, leader);
     done(&mut rig, 1, COMMAND_IN, member);
     rig.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
-    // The counter overflows after the exit, so the command finds the overflows.
+    // The counter overflows after the exit of the notification, so the device finds the overflows when it executes the
+    // command.
     rig.world.work(thread(1), 250, 4);
     rig.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(1, QUEUE_VCPU + 1);
@@ -119,7 +132,8 @@ fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
         ..led(leader, task_event(KIND_MARK, 6))
     };
     let member = rig.open(&member).expect("open");
-    // With a ring of its own, the member's metadata page would be updated at each mark.
+    // The member writes to the ring of another event. If it had a ring of its own, the metadata page of that ring would
+    // be updated at each mark.
     let other = rig.open(&task_event(KIND_TSC, 0)).expect("open");
     let mut records = rig.map(other, 1);
     rig.redirect(member, other).expect("redirected");

@@ -1,4 +1,4 @@
-//! Sessions: which thread has a vCPU, and the vCPU's state without a thread.
+//! Sessions: the thread to which a vCPU belongs, and the state of a vCPU that has no thread.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -121,13 +121,13 @@ fn session_continues_in_another_thread() {
         lane.session.enter();
         lane.mark(5);
     });
-    // The device still counts on the thread that attached.
+    // The session moved to another thread. Host counters still count the thread that attached the vCPU.
     rig.world.work(rig::thread(0), 10, 4);
     let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
     assert_eq!(values, [10, 1]);
     drop(moved);
-    // The vCPU is free once its thread has ended.
+    // When the thread has ended, its session is dropped and the vCPU can be attached again.
     for _ in 0..1000 {
         rig.world.be_thread(rig::thread(0));
         if let Ok(session) = rig.vpmu.attach(0, 0) {
@@ -137,10 +137,11 @@ fn session_continues_in_another_thread() {
         }
         thread::sleep(std::time::Duration::from_millis(10));
     }
-    panic!("the session was dropped with its thread");
+    panic!("the session still exists after the end of its thread");
 }
 
-/// A thread that panics between `enter` and `leave` drops its session there.
+/// If a thread panics between `enter` and `leave`, its session is dropped while the device regards the vCPU as in the
+/// guest.
 #[test]
 fn flush_ends_when_its_session_is_dropped() {
     let mut rig = Rig::new();
@@ -164,7 +165,8 @@ fn flush_ends_when_its_session_is_dropped() {
     assert_eq!(rig.world.kicks(), 0);
 }
 
-/// An event that fails on one vCPU closes its counter on the other vCPU, whose thread changes at the same time.
+/// An event fails on vCPU 1, so the device closes the event's counter on vCPU 0. At the same time, vCPU 0 is attached
+/// again.
 #[test]
 fn counters_of_a_new_thread_survive_a_failed_event() {
     const ROUNDS: u32 = 2_000;
@@ -192,7 +194,7 @@ fn counters_of_a_new_thread_survive_a_failed_event() {
             start.wait();
             shared.attach(0);
         });
-        let answer = rig.queues[3].answer().expect("answered at once");
+        let answer = rig.queues[3].answer().expect("answered immediately");
         let reply = Reply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.state.get(), STATE_ERROR);
         rig.world.work(rig::thread(0), 1, 4);

@@ -58,15 +58,15 @@ struct Storm {
     world: Arc<World>,
     memory: GuestMemoryMmap,
     interrupt: Arc<FakeMachine>,
-    /// Drivers' sides of all queues, remade by each reset.
+    /// The driver's sides of all queues. Each reset replaces them.
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
     /// Serializes attaches: [`World::be_thread`] sets the thread of the next attach.
     attaching: Mutex<()>,
-    /// Set when resets, requests and the host's calls must end.
+    /// Set when the threads that reset, send requests and make the VMM's calls must end.
     over: AtomicBool,
-    /// Set when the vCPUs, which flushes wait for, must end.
+    /// Set after `over`, when the threads of the vCPUs must end. They run longer, because flushes wait for them.
     ended: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Storm {
         self.queues[index].lock().expect("no panic")
     }
 
-    /// The id of an opened event, or of an event that never existed.
+    /// The id of an event that this driver opened; an arbitrary id if it has opened none.
     fn event(&self, dice: &mut Dice) -> u64 {
         let events = self.events.lock().expect("no panic");
         match events.len() {
@@ -116,7 +116,7 @@ impl Storm {
             }
             session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
             match dice.below(64) {
-                // The thread ends in an exit or in the guest.
+                // Drop the session, as at the end of the vCPU's thread, while the vCPU is in the guest or outside.
                 0 => {
                     if dice.below(2) == 0 {
                         session.enter();
@@ -129,7 +129,7 @@ impl Storm {
                     session.mark(value, &mut At(5));
                 }
                 _ => {
-                    // Mostly its own queue.
+                    // Notify mostly the vCPU's own queue.
                     let of = if dice.below(8) == 0 { 1 - vcpu } else { vcpu };
                     self.notify(&mut session, of, &mut dice);
                 }
@@ -185,7 +185,7 @@ impl Storm {
         let answer = queue.answer();
         drop(queue);
         if answer.is_none() {
-            // The next driver needs the queue.
+            // The device was reset meanwhile. Let the resetting thread lock the queue to set up the next driver.
             thread::sleep(Duration::from_micros(50));
         }
         let answer = answer?;
@@ -308,7 +308,7 @@ impl Storm {
     /// Resets the device, and sets up a new driver.
     fn reset(&self) {
         self.vpmu.reset();
-        // Persistent events stay.
+        // `events` has only the ids that this driver opened. Persistent events remain on the device.
         self.events.lock().expect("no panic").clear();
         let mut queues: Vec<_> = (0..self.queues.len()).map(|at| self.queue(at)).collect();
         let (drivers, made) = make_queues(&self.memory);
@@ -437,7 +437,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     let mut queue = storm.queue(2);
     queue.request(command(COMMAND_READ, event).as_bytes(), size_of::<Reply>());
     session.kick(QUEUE_VCPU);
-    let answer = queue.answer().expect("answered at once");
+    let answer = queue.answer().expect("answered immediately");
     let reply = Reply::read_from_bytes(&answer).expect("a reply");
     assert_eq!((reply.status.get(), reply.value.get()), (0, 9));
 }

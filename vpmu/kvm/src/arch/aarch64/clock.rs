@@ -5,7 +5,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::reg;
 
-/// Number of readings from which the offset of the guest's counter is measured.
+/// How many times the guest's counter is read to measure its offset.
 const READINGS: usize = 16;
 
 /// Returns the host's virtual counter.
@@ -19,7 +19,8 @@ pub fn host_ticks() -> u64 {
     ticks
 }
 
-/// Returns the guest's virtual counter minus the host's, measured by the fastest of several readings.
+/// Returns the guest's virtual counter minus the host's. Reads the counters several times, and uses the fastest
+/// reading, because it is the most precise.
 ///
 /// # Errors
 /// The error of `KVM_GET_ONE_REG`.

@@ -1,14 +1,14 @@
 //! The memory layout of a micro guest, and the machine code of its exception handlers.
 //!
-//! X0 holds the base of the device window for every program. A program reports by a store to the window,
-//! because a store reaches the VMM from any exception level.
+//! X0 holds the base of the device window for every program. A program reports to the VMM by a store to
+//! the window, because a store reaches the VMM from any exception level.
 
 /// The unit of machine code: one instruction.
 pub type Unit = u32;
 
 /// Bytes of guest RAM, from address zero on. The MMU is off, so that EL0 can access all of it.
 pub(crate) const RAM: usize = 0x1_0000;
-/// Address of the device window: above RAM and without memory, so that every store exits.
+/// Address of the device window, above RAM. No memory slot contains this address, so that every store exits.
 pub const WINDOW: u64 = 0x1000_0000;
 /// Address of the program.
 pub const PROGRAM: u64 = 0x1000;
@@ -18,11 +18,11 @@ pub(crate) const VECTORS: u64 = 0x8000;
 const FROM_KERNEL: u64 = 0x200;
 const FROM_USER: u64 = 0x400;
 
-/// Window offset at which the handler of a system call stores its result.
+/// Window offset at which the system call handler stores the result.
 pub const RESULT: u64 = 0x00;
 /// Window offset at which a program stores after its system call has returned.
 pub const RETURNED: u64 = 0x08;
-/// Window offset at which the handler of an exception stores its class.
+/// Window offset at which the exception handler stores the exception class.
 pub const EXCEPTION: u64 = 0x70;
 
 const STR_X1: u32 = 0xf900_0001; // str x1, [x0]
@@ -41,7 +41,7 @@ const CLASSIFY: &[u32] = &[MRS_X1_ESR, LSR_X1_CLASS, STR_X1_EXCEPTION, BACK];
 /// Loops for ever.
 pub const LOOP: &[u32] = &[BACK];
 
-/// Everything that is loaded besides the program: address and bytes.
+/// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.
 pub(crate) fn tables() -> [(u64, Vec<u8>); 2] {
     [
         (VECTORS + FROM_KERNEL, bytes(CLASSIFY)),

@@ -6,7 +6,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use super::{code, reg};
 use crate::micro::{Machine, MachineError, Ring};
 
-/// Bits of a guest-physical address that KVM gives a VM by default.
+/// Default size of a VM's guest-physical addresses in bits.
 const ADDRESS_BITS: u32 = 40;
 
 /// Creates a VM without vCPUs and without an interrupt controller.
@@ -62,7 +62,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Sets a register, by a number of [`reg`](super::reg).
+    /// Sets a register. `number` is KVM's number of the register, as in [`reg`](super::reg).
     ///
     /// # Errors
     /// KVM refuses the register or the value.

@@ -16,7 +16,7 @@ use vpmu::Exit;
 
 use crate::run_page::RunPage;
 
-/// Name of KVM's statistic of halts: exits by WFI. A WFE waits for another vCPU and is not a halt.
+/// Name of KVM's statistic of halts. It counts exits by WFI, but not by WFE, because WFE waits for another vCPU.
 pub const HALTS: &str = "wfi_exit_stat";
 
 /// Returns `None`: no exit is specific to this architecture.

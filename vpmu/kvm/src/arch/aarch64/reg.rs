@@ -54,14 +54,15 @@ pub const TTBR0_EL1: u64 = system(3, 0, 2, 0, 0);
 pub const TTBR1_EL1: u64 = system(3, 0, 2, 0, 1);
 pub const TCR_EL1: u64 = system(3, 0, 2, 0, 2);
 pub const VBAR_EL1: u64 = system(3, 0, 12, 0, 0);
-/// The virtual counter. KVM's interface swapped its number with the timer's compare value by mistake.
+/// The virtual counter. By mistake, KVM's interface has the numbers of this counter and of the timer's compare value
+/// swapped.
 pub const TIMER_COUNT: u64 = system(3, 3, 14, 3, 2);
 /// The physical counter.
 pub const PHYSICAL_COUNT: u64 = system(3, 3, 14, 0, 1);
 
-/// PSTATE at EL1 with its own stack pointer, all interrupts masked.
+/// PSTATE at EL1 with EL1's own stack pointer (EL1h) and all interrupts masked.
 pub const PSTATE_EL1: u64 = 0x3c5;
-/// PSTATE at EL0, all interrupts masked.
+/// PSTATE at EL0 with all interrupts masked.
 pub const PSTATE_EL0: u64 = 0x3c0;
 
 /// Reads the 64-bit register `number` through a vCPU's file descriptor.
@@ -77,7 +78,7 @@ pub fn get(vcpu: &impl AsRawFd, number: u64) -> Result<u64, kvm_ioctls::Error> {
         id: number,
         addr: &raw mut value as u64,
     };
-    // SAFETY: the kernel reads `register` and writes 64 bits to its `addr`, which is `value`.
+    // SAFETY: the kernel reads `register` and writes 64 bits to its `addr`, the address of `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
@@ -96,7 +97,7 @@ pub fn set(vcpu: &impl AsRawFd, number: u64, value: u64) -> Result<(), kvm_ioctl
         id: number,
         addr: &raw const value as u64,
     };
-    // SAFETY: the kernel reads `register` and 64 bits at its `addr`, which is `value`.
+    // SAFETY: the kernel reads `register` and 64 bits at its `addr`, the address of `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

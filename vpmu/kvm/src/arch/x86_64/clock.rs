@@ -23,7 +23,8 @@ mod request {
     );
 }
 
-/// The vCPU attribute of guest TSC minus host TSC; KVM reads or writes the value at `offset`.
+/// Describes the vCPU attribute `KVM_VCPU_TSC_OFFSET`: guest TSC minus host TSC. `KVM_SET_DEVICE_ATTR` reads the value
+/// at `offset`, and `KVM_GET_DEVICE_ATTR` writes it there.
 fn attribute(offset: *mut u64) -> kvm_device_attr {
     kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
@@ -40,7 +41,7 @@ fn attribute(offset: *mut u64) -> kvm_device_attr {
 pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
     let mut offset = 0u64;
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads `attribute` and writes 64 bits to its `addr`, which is `offset`.
+    // SAFETY: the kernel reads `attribute` and writes 64 bits to its `addr`, the address of `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
@@ -50,10 +51,10 @@ pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
 /// Sets guest TSC minus host TSC to `offset`, for a vCPU that has not run yet.
 ///
 /// # Errors
-/// The error of `KVM_SET_DEVICE_ATTR`, as for [`clock_offset`].
+/// The error of `KVM_SET_DEVICE_ATTR`. Before Linux 5.16, KVM does not have this attribute.
 pub fn set_clock_offset(vcpu: &VcpuFd, mut offset: u64) -> Result<(), kvm_ioctls::Error> {
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads `attribute` and 64 bits at its `addr`, which is `offset`.
+    // SAFETY: the kernel reads `attribute` and 64 bits at its `addr`, the address of `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

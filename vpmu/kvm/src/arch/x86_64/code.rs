@@ -1,15 +1,16 @@
 //! The memory layout of a micro guest, its page and descriptor tables, and the machine code of its
 //! handlers.
 //!
-//! `rdi` holds the base of the device window for every program. A program reports by a store to the
-//! window, because a store reaches the VMM from any ring, but a port write needs ring 0.
+//! `rdi` holds the base of the device window for every program. A program reports to the VMM by a
+//! store to the window: a store reaches the VMM from any ring, whereas a port write needs ring 0.
 
 /// The unit of machine code: one byte.
 pub type Unit = u8;
 
 /// Bytes of guest RAM, from address zero on. RAM is identity-mapped, and ring 3 can access all of it.
 pub(crate) const RAM: usize = 0x20_0000;
-/// Address of the device window: mapped right behind RAM but without memory, so that every store exits.
+/// Address of the device window, right after RAM. The page tables map it, but no memory slot contains it, so that
+/// every store exits.
 pub const WINDOW: u64 = 0x20_0000;
 
 pub(crate) const GDT: u64 = 0x1000;
@@ -32,10 +33,10 @@ pub(crate) const STACK_KERNEL: u64 = 0x1_0000;
 /// Top of the stack of ring 3.
 pub(crate) const STACK_USER: u64 = 0x1_8000;
 
-/// Code segment of ring 0; its data segment is the next one.
+/// Code segment of ring 0. The data segment of ring 0 is the next entry of the GDT.
 pub const KERNEL_CS: u16 = 0x08;
 pub(crate) const KERNEL_SS: u16 = 0x10;
-/// Data segment of ring 3. `sysret` requires it to be the entry before the code segment.
+/// Data segment of ring 3. `sysret` requires that this entry precedes the code segment.
 pub(crate) const USER_SS: u16 = 0x1b;
 /// Code segment of ring 3.
 pub const USER_CS: u16 = 0x23;
@@ -43,11 +44,11 @@ pub(crate) const TASK: u16 = 0x28;
 /// The value of the MSR STAR, from which `syscall` and `sysret` derive their segments.
 pub(crate) const STAR: u64 = (KERNEL_CS as u64) << 32 | ((KERNEL_SS as u64) | 3) << 48;
 
-/// Window offset at which the handler of a system call stores its result.
+/// Window offset at which the system call handler stores the result.
 pub const RESULT: u64 = 0x00;
 /// Window offset at which a program stores after its system call has returned.
 pub const RETURNED: u64 = 0x08;
-/// Window offset at which the handler of an exception stores its vector.
+/// Window offset at which the exception handler stores the vector.
 pub const EXCEPTION: u64 = 0x70;
 
 /// The handler at [`SYSCALL`]: `mov eax, cs; mov [rdi + RESULT], eax; sysretq`
@@ -56,7 +57,7 @@ pub(crate) const ANSWER: &[u8] = &[0x8c, 0xc8, 0x89, 0x07, 0x48, 0x0f, 0x07];
 /// Loops for ever: `again: inc rax; jmp again`
 pub const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
-/// Everything that is loaded besides the program: address and bytes.
+/// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.
 pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -118,7 +119,7 @@ fn descriptors() -> Vec<u64> {
 /// Bytes of one stub in [`handlers`].
 const STUB: u8 = 8;
 
-/// One interrupt gate per exception. The gate is open to ring 3 and enters the exception's stub.
+/// One interrupt gate per exception. The gate leads to the exception's stub. Ring 3 can also enter a gate by `int`.
 fn gates() -> Vec<u64> {
     (0..VECTORS)
         .flat_map(|vector| {
@@ -128,7 +129,7 @@ fn gates() -> Vec<u64> {
         .collect()
 }
 
-/// A stub per vector, `push vector; jmp common`, and behind the stubs the common code:
+/// A stub for each vector (`push vector; jmp common`), followed by the common code:
 /// `common: pop rax; mov [rdi + EXCEPTION], eax; hlt`
 fn handlers() -> Vec<u8> {
     let mut code = Vec::new();

@@ -1,7 +1,7 @@
 //! Exits that are specific to this architecture: port I/O.
 #![expect(
     unsafe_code,
-    reason = "the exit reason says which member of a union KVM filled"
+    reason = "the exit reason determines which member of a union KVM filled"
 )]
 
 use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_IO_OUT};

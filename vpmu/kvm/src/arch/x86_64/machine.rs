@@ -57,7 +57,7 @@ impl Machine {
         })
     }
 
-    /// Changes general registers before the next run.
+    /// Calls `change` to change general registers for the next run.
     ///
     /// # Errors
     /// KVM refuses the registers.
@@ -111,7 +111,7 @@ impl Machine {
     }
 }
 
-/// Sets flat 64-bit segments of `ring`, paging, and the tables of [`code`].
+/// Sets the registers for long mode: flat segments with the privilege of `ring`, paging, and the tables of [`code`].
 fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
     let (code_selector, data_selector, dpl) = match ring {
         Ring::Kernel => (code::KERNEL_CS, code::KERNEL_SS, 0),
@@ -177,7 +177,7 @@ fn set_syscall_msrs(vcpu: &VcpuFd) -> Result<(), MachineError> {
     let failed = |e| MachineError::Kvm("KVM_SET_MSRS", e);
     let refused = || failed(kvm_ioctls::Error::new(libc::EINVAL));
     let msrs = Msrs::from_entries(&entries).map_err(|_| refused())?;
-    // KVM stops at the first MSR that it refuses, and returns the number of those it has set.
+    // KVM stops at the first MSR that it refuses, and returns the number of MSRs that it has set.
     if vcpu.set_msrs(&msrs).map_err(failed)? < entries.len() {
         return Err(refused());
     }

@@ -39,7 +39,7 @@ pub fn syncs_registers(kvm: &Kvm) -> bool {
     u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
 }
 
-/// Makes KVM copy the registers to the run page at every exit if `wanted`, else stops that.
+/// Makes KVM copy the registers to the run page at every exit if `wanted`. Otherwise makes KVM stop copying them.
 pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
     for set in [SyncReg::Register, SyncReg::SystemRegister] {
         if wanted {
