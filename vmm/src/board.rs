@@ -1,4 +1,4 @@
-//! The fixed machine's wiring: its devices and their addresses.
+//! Adds the machine's devices to its buses, at fixed addresses.
 
 use std::io;
 use std::sync::Arc;

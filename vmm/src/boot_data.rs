@@ -32,19 +32,19 @@ pub enum DataError {
     #[error("cannot write the initramfs")]
     WriteInitramfs(#[source] GuestMemoryError),
     /// The command line exceeds Linux's limit.
-    #[error("the command line has {len} bytes, and Linux takes {most}")]
+    #[error("the command line has {len} bytes; Linux accepts {most}")]
     CmdlineTooLong {
         /// Its length.
         len: usize,
         /// Linux's limit, without the terminator.
         most: usize,
     },
-    /// The command line holds a zero byte.
-    #[error("the command line holds a zero byte")]
+    /// The command line contains a zero byte.
+    #[error("the command line contains a zero byte")]
     CmdlineZero,
 }
 
-/// Checks that Linux accepts `cmdline`: its buffer has `max` bytes including the terminator.
+/// Checks that Linux accepts `cmdline`: Linux's buffer has `max` bytes, one of them for the terminating zero.
 ///
 /// # Errors
 /// [`DataError::CmdlineTooLong`], [`DataError::CmdlineZero`].
@@ -61,8 +61,8 @@ pub(crate) fn check_cmdline(cmdline: &str, max: usize) -> Result<(), DataError> 
     Ok(())
 }
 
-/// Loads an initramfs at the end of `room`, so that the kernel below `room` can grow; returns the
-/// address and the size.
+/// Loads an initramfs at the end of `room`, so that free memory remains between the kernel and the initramfs. Returns
+/// the address and the size.
 ///
 /// # Errors
 /// [`DataError`].
@@ -128,7 +128,7 @@ mod tests {
         let longest = "x".repeat(99);
         assert!(check_cmdline(&longest, 100).is_ok());
         let error = check_cmdline(&format!("{longest}x"), 100).expect_err("too long");
-        assert!(error.to_string().contains("100 bytes, and Linux takes 99"));
+        assert!(error.to_string().contains("100 bytes; Linux accepts 99"));
         assert!(matches!(
             check_cmdline("a\0b", 100),
             Err(DataError::CmdlineZero)

@@ -1,4 +1,4 @@
-//! A token bucket: a burst and a refill per period, to limit work that a guest can cause.
+//! A token bucket, to limit the work that a guest can cause: it allows a burst, and then a number of tokens per period.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ impl Bucket {
         taken
     }
 
-    /// Takes `wanted` tokens, in advance if the bucket has fewer.
+    /// Takes `wanted` tokens. If the bucket has fewer, the missing tokens are deducted from later refills.
     pub(crate) fn spend(&mut self, wanted: u64, now: Instant) {
         let taken = self.take(wanted, now);
         self.debt = self.debt.saturating_add(wanted - taken);

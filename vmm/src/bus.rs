@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use vpmu::{Registers, VcpuSession};
 
-/// The vCPU that makes an access, on its own thread.
+/// The vCPU that makes an access. Devices handle the access on this vCPU's thread.
 #[expect(
     missing_debug_implementations,
     reason = "holds a borrowed trait object"
 )]
 pub struct Caller<'a> {
-    /// Its index.
+    /// The vCPU's index.
     pub vcpu: u32,
-    /// Its registers, read only if a device needs them.
+    /// The vCPU's registers; they are read only if a device needs them.
     pub registers: &'a mut dyn Registers,
-    /// Its session with the paravirtual PMU, unless that is disabled.
+    /// The vCPU's session with the paravirtual PMU; `None` if the PMU is disabled.
     pub pmu: Option<&'a mut VcpuSession>,
 }
 
@@ -34,14 +34,14 @@ struct Range {
     device: Arc<dyn Device>,
 }
 
-/// Devices by address. Unclaimed reads return all ones and unclaimed writes are dropped, as on a
-/// PC.
+/// Devices by address. Reads of an address that no device claims return all ones, and writes to it are dropped,
+/// as on a PC.
 #[derive(Debug, Default)]
 pub struct Bus {
     ranges: Vec<Range>,
 }
 
-/// Two devices at one address: an error of the layout, found when the machine is built.
+/// Two devices at one address: an error in the layout, found when the machine is built.
 #[derive(Debug, thiserror::Error)]
 #[error("two devices at {0:#x}")]
 pub struct Overlap(u64);
@@ -53,7 +53,7 @@ impl Bus {
         Self::default()
     }
 
-    /// Puts `device` at `start`, `size` addresses long.
+    /// Adds `device`, which claims `size` addresses from `start` on.
     ///
     /// # Errors
     /// [`Overlap`] if another device claims one of the addresses, or they exceed 64 bits.
@@ -100,10 +100,10 @@ impl Bus {
     }
 }
 
-/// Both buses while the machine is built.
+/// The buses of a machine that is being built.
 #[derive(Debug, Default)]
 pub struct Buses {
-    /// Devices by port, where the architecture has ports.
+    /// Devices by port; empty on an architecture without ports.
     pub ports: Bus,
     /// Devices by address.
     pub memory: Bus,

@@ -1,4 +1,4 @@
-//! The command line: its subcommands, whose arguments are in the modules that run them.
+//! The command line: its subcommands. The arguments of a subcommand are in the module that runs it.
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -36,16 +36,16 @@ pub struct Cli {
 pub enum Command {
     /// Run a guest until it ends
     Run(Box<RunArgs>),
-    /// Survey this machine's abilities and their consequences
+    /// Check what this host supports, and what that means for guests
     Check(CheckArgs),
-    /// List, start and end the persistent events of a running machine; save the machine
+    /// List, start and end the persistent events of a running machine, or save the machine
     Ctl(CtlArgs),
 }
 
-/// The arguments of this process.
+/// Parses the arguments of this process.
 ///
 /// # Errors
-/// The error in one line; `None` if help or the version was requested and printed.
+/// The error in one line; `None` if help or the version was requested, which this function then prints.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
@@ -60,7 +60,7 @@ pub fn parse() -> Result<Cli, Option<String>> {
     })
 }
 
-/// The message of a parser's report, without its usage and its line breaks.
+/// Returns the parser's error message in one line, without the usage text, and with a hint at `--help`.
 fn one_line(report: &str) -> String {
     let message: Vec<&str> = report
         .lines()

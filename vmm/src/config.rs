@@ -26,9 +26,9 @@ use crate::snapshot::{self, Facts, SnapshotError};
 pub use self::args::RunArgs;
 pub use crate::arch::layout::MAX_VCPUS;
 
-/// Least memory that holds a kernel.
+/// Minimum guest memory in MiB: a kernel needs that much.
 pub const MIN_MEMORY_MIB: u64 = 4;
-/// Upper limit of guest memory: the 2^52 bytes that a host can address at most.
+/// Maximum guest memory in MiB: a host can address at most 2^52 bytes.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
@@ -41,7 +41,7 @@ pub enum Engine {
     /// Batched where the host's samples contain guest addresses, else exit
     #[default]
     Auto,
-    /// The host samples while the vCPU runs on
+    /// The host takes samples while the vCPU continues to run
     Batched,
     /// Each overflow makes the vCPU leave the guest
     Exit,
@@ -115,7 +115,7 @@ pub struct Config {
     pub on_reset: OnReset,
     /// Path of the control socket.
     pub ctl: Option<PathBuf>,
-    /// Whether to track which pages are written, for diffs.
+    /// Whether to track which pages are written, for diff snapshots.
     pub track_dirty: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
@@ -214,7 +214,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// `flag` differs from the snapshot, which has `saved`.
+    /// The error for a `flag` that differs from the snapshot's value, `saved`.
     fn differs(flag: &'static str, saved: impl Display) -> Self {
         Self::Snapshot(SnapshotError::Differs {
             flag,
@@ -311,7 +311,7 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
-        // A snapshot without a PMU has no window to compare with, whatever --window was when it was made.
+        // A snapshot without a PMU has no window to compare with, whatever --window its machine was started with.
         let windowed = facts.filter(|it| it.vpmu);
         let window =
             same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);

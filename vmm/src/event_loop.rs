@@ -1,6 +1,7 @@
-//! The main thread while vCPUs run: console, control queue, signals, the end of the run.
+//! The main thread's loop while vCPUs run: it serves the console, the PMU's queues and requests for
+//! snapshots, and handles signals and the end of the run.
 //!
-//! A thin layer: it moves bytes and makes calls; the devices decide.
+//! This module only moves bytes and dispatches events to the devices; it contains no device logic.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,11 +19,11 @@ use crate::devices::console::Keys;
 use crate::devices::serial::{Console, Serial};
 use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
-use crate::snapshot::desk::Desk;
+use crate::snapshot::mailbox::Mailbox;
 
-/// Delay of console output, to collect more of it.
+/// Delay before console output is written, so that one write can take many bytes.
 const BATCH_TIME: Duration = Duration::from_millis(2);
-/// Most bytes of input read at once.
+/// Maximum number of bytes of input per read.
 const INPUT: usize = 64;
 
 const END: u32 = 0;
@@ -32,7 +33,7 @@ const ROOM: u32 = 3;
 const OUTPUT: u32 = 4;
 const CONTROL: u32 = 5;
 const NOTICES: u32 = 6;
-const DESK: u32 = 7;
+const MAILBOX: u32 = 7;
 
 /// Errors of the event loop.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +63,7 @@ struct Wakeups {
     signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
-    desk: Arc<Desk>,
+    mailbox: Arc<Mailbox>,
     keyboard: Keyboard,
     write_at: Option<Instant>,
     failed: Option<event_manager::Error>,
@@ -79,7 +80,7 @@ pub struct EventLoop {
     wakeups: SubscriberId,
     end: Arc<End>,
     serial: Arc<Serial>,
-    desk: Arc<Desk>,
+    mailbox: Arc<Mailbox>,
 }
 
 /// Why the loop stopped serving.
@@ -88,11 +89,12 @@ pub(crate) enum Stopped {
     /// The end is announced.
     Ended,
     /// A client has requested a snapshot, or has finished one.
-    Asked,
+    HasMail,
 }
 
 impl EventLoop {
-    /// A loop that ends when `end` is signalled, and stops when `desk` has a request or a finished snapshot.
+    /// Creates the loop. [`EventLoop::run`] returns when `end` is announced, or when `mailbox` has a request or a
+    /// finished snapshot.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -101,7 +103,7 @@ impl EventLoop {
         signals: EndingSignals,
         console: Console,
         queues: Option<Queues>,
-        desk: Arc<Desk>,
+        mailbox: Arc<Mailbox>,
     ) -> Result<Self, LoopError> {
         let serial = Arc::clone(&console.serial);
         let wakeups = Wakeups {
@@ -109,7 +111,7 @@ impl EventLoop {
             signals,
             console,
             queues,
-            desk: Arc::clone(&desk),
+            mailbox: Arc::clone(&mailbox),
             keyboard: Keyboard::new().map_err(LoopError::Input)?,
             write_at: None,
             failed: None,
@@ -120,19 +122,19 @@ impl EventLoop {
             manager,
             end: Arc::clone(end),
             serial,
-            desk,
+            mailbox,
         })
     }
 
-    /// Serves until the end is announced, or the desk has a request or a finished snapshot.
+    /// Serves until the end is announced, or the mailbox has a request or a finished snapshot.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.
     pub(crate) fn run(&mut self) -> Result<Stopped, LoopError> {
         let mut stopped = Stopped::Ended;
         while !self.end.reached() {
-            if self.desk.has_news() {
-                stopped = Stopped::Asked;
+            if self.mailbox.has_mail() {
+                stopped = Stopped::HasMail;
                 break;
             }
             self.serve(None)?;
@@ -190,7 +192,7 @@ impl Wakeups {
         add(self.signals.as_raw_fd(), SIGNALS)?;
         add(self.console.room.as_raw_fd(), ROOM)?;
         add(self.console.waiting.as_raw_fd(), OUTPUT)?;
-        add(self.desk.as_raw_fd(), DESK)?;
+        add(self.mailbox.as_raw_fd(), MAILBOX)?;
         if let Some(queues) = &self.queues {
             add(queues.control.as_raw_fd(), CONTROL)?;
             add(queues.notices.as_raw_fd(), NOTICES)?;
@@ -198,7 +200,8 @@ impl Wakeups {
         Ok(())
     }
 
-    /// Reads input while the guest has room, and watches for more only then.
+    /// Passes input to the guest while the serial port has room, and watches standard input only while there is room.
+    /// Ctrl-A x ends the run.
     fn feed(&mut self, readable: bool, ops: &mut EventOps<'_>) {
         if self.keyboard.feed(&self.console.serial, readable, ops) {
             self.end.announce(Ok(Ending::ByHand));
@@ -206,7 +209,7 @@ impl Wakeups {
     }
 }
 
-/// Clears an event descriptor; its cause is handled afterwards.
+/// Clears an eventfd. Call this before handling the event, so that a later signal is not lost.
 fn take(event: &EventFd) {
     if let Err(error) = event.read()
         && error.kind() != io::ErrorKind::WouldBlock
@@ -239,7 +242,9 @@ impl MutEventSubscriber for Wakeups {
                     if queues.vpmu.notify(abi::QUEUE_CONTROL) == Turn::Unfinished
                         && let Err(error) = queues.control.write(1)
                     {
-                        log::error!("the control queue waits for its next notification: {error}");
+                        log::error!(
+                            "control requests wait for the driver's next notification: {error}"
+                        );
                     }
                 }
             }
@@ -249,7 +254,7 @@ impl MutEventSubscriber for Wakeups {
                     let _ = queues.vpmu.notify(abi::QUEUE_EVENT);
                 }
             }
-            DESK => self.desk.heard(),
+            MAILBOX => self.mailbox.clear(),
             // `END`: `run` checks it.
             _ => {}
         }
@@ -263,7 +268,7 @@ impl MutEventSubscriber for Wakeups {
     }
 }
 
-/// Standard input on its way to the serial port.
+/// Passes standard input to the serial port.
 #[derive(Debug)]
 struct Keyboard {
     input: File,
@@ -271,7 +276,7 @@ struct Keyboard {
     /// Input for which the guest has no room yet.
     pending: Vec<u8>,
     watched: bool,
-    /// Whether epoll can watch the input. It cannot watch regular files and the null device, which are always
+    /// Whether epoll can watch the input. Regular files and the null device cannot be watched; they are always
     /// readable.
     watchable: bool,
     ended: bool,

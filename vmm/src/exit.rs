@@ -27,11 +27,11 @@ pub enum Ending {
 
 /// Exit status of a VMM that failed.
 pub const EXIT_FAILURE: u8 = 1;
-/// Exit status of wrong usage.
+/// Exit status for wrong usage.
 pub const EXIT_USAGE: u8 = 2;
 /// Exit status of a VMM whose seccomp filter refused a system call.
 pub const EXIT_REFUSED_CALL: u8 = 7;
-/// Exit status of a guest that KVM cannot continue, see [`VcpuError::Stopped`].
+/// Exit status if KVM can no longer run the guest, see [`VcpuError::Stopped`].
 pub const EXIT_STOPPED: u8 = 8;
 
 impl Ending {
@@ -100,7 +100,7 @@ pub enum VcpuError {
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
     /// KVM met an instruction or state that it cannot emulate. A guest's kernel can cause this at will.
-    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
+    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows what this host supports")]
     Stopped {
         /// The vCPU.
         vcpu: u32,
@@ -109,8 +109,8 @@ pub enum VcpuError {
         /// The reason in KVM's terms.
         what: String,
     },
-    /// The device rejects this vCPU.
-    #[error("vCPU {vcpu}: the PMU device refuses it")]
+    /// The PMU device rejects this vCPU.
+    #[error("vCPU {vcpu}: cannot attach to the PMU device")]
     Attach {
         /// The vCPU.
         vcpu: u32,
@@ -118,8 +118,8 @@ pub enum VcpuError {
         #[source]
         source: vpmu::Error,
     },
-    /// The embedder's registers failed.
-    #[error("vCPU {vcpu}: its emulated registers fail")]
+    /// The embedder's emulation of registers failed.
+    #[error("vCPU {vcpu}: the emulation of its registers failed")]
     Emulation {
         /// The vCPU.
         vcpu: u32,
@@ -135,11 +135,12 @@ pub enum VcpuError {
 #[derive(Debug, Default)]
 struct Said {
     how: Option<Result<Ending, VcpuError>>,
-    /// An end requested from outside, even if the request came too late to end this boot.
+    /// An end that the user or a signal requested. It is kept even if this boot had already ended for another
+    /// reason.
     outside: Option<Ending>,
 }
 
-/// The end of a run; the first announcement counts.
+/// The end of a run. If several ends are announced, the first one counts.
 #[derive(Debug)]
 pub struct End {
     ended: AtomicBool,
@@ -149,7 +150,7 @@ pub struct End {
 }
 
 impl End {
-    /// The end of a run that has not ended yet.
+    /// The initial state: the run has not ended yet.
     ///
     /// # Errors
     /// The host has no free event descriptor.
@@ -181,7 +182,7 @@ impl End {
         }
     }
 
-    /// Continues after a reset, unless an end was requested from outside.
+    /// Forgets the end of a boot, so that the guest can boot again, unless the user or a signal requested an end.
     ///
     /// # Errors
     /// The requested end.
@@ -192,7 +193,7 @@ impl End {
         }
         said.how = None;
         self.ended.store(false, Ordering::SeqCst);
-        // An empty descriptor is fine.
+        // Clear the descriptor. The read fails if it is already clear.
         let _ = self.event.read();
         Ok(())
     }
@@ -201,7 +202,7 @@ impl End {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the run has ended: vCPUs no longer enter the guest.
+    /// Whether an end was announced. vCPUs then no longer enter the guest.
     #[must_use]
     pub fn reached(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
@@ -213,13 +214,15 @@ impl End {
         &self.event
     }
 
-    /// Readable once an end was requested from outside: pending work is not awaited then.
+    /// Readable once the user or a signal requested an end. From then on, do not wait for pending work, such as
+    /// console output.
     #[must_use]
     pub fn hurry(&self) -> &EventFd {
         &self.hurry
     }
 
-    /// The reason for the end, without taking it; `None` before the end, after an error, and once taken.
+    /// The reason for the end; [`End::take`] can still take the result. `None` before the end, if the end is an
+    /// error, and after [`End::take`].
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
         let said = self.said();

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The open `/proc/self/smaps`, if the host has it. It is opened before `/proc` may become unreachable.
+/// The open `/proc/self/smaps`, if the host has it. It is opened at the start, because confinement can make `/proc`
+/// unreachable later.
 #[derive(Debug)]
 pub struct Footprint(Option<File>);
 

@@ -7,9 +7,9 @@ use crate::arch;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// The reason why this host's KVM may lose counts of hardware events; `None` if it does not. A KVM with this
-/// defect loses counts of an event when, while the guest runs, the host moves the event between counters or
-/// adapts its period.
+/// The reason why this host's KVM may lose counts of hardware events; `None` if no such defect is known. While the
+/// guest runs, the host may move an event to another counter, or adapt the event's period. A KVM with this defect
+/// then loses counts of the event.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;
@@ -18,11 +18,11 @@ pub fn lost_counts() -> Option<String> {
 
 /// Directory of the modules' parameters.
 const MODULES: &str = "/sys/module";
-/// The modules whose guests can have a mediated PMU.
+/// The KVM modules that can provide a mediated PMU.
 const MEDIATING: [&str; 2] = ["kvm_intel", "kvm_amd"];
 
-/// Whether this host's KVM gives its guests mediated PMUs, from its module's parameter, which
-/// exists since Linux 7.0. `None` without the parameter or without KVM.
+/// Whether this host's KVM gives its guests mediated PMUs. Reads the module parameter `enable_mediated_pmu`,
+/// which Linux 7.0 introduced; `None` without the parameter or without KVM.
 #[must_use]
 pub fn mediated_pmu() -> Option<bool> {
     mediated_in(Path::new(MODULES))

@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 
 use crate::ctl::{self, Reply, Request};
 
-/// Serves a client of the control socket at `stream` until it is gone. `stream` must not
-/// block: a call that would block returns `WouldBlock`, and is repeated.
+/// Serves the client of a control socket at `stream` until it disconnects. `stream` must be non-blocking: its
+/// calls return `WouldBlock` instead of blocking, and this function tries them again.
 pub fn converse(
     stream: impl Read + Write,
     serve: &mut (dyn FnMut(Request, Option<File>) -> Reply + Send + 'static),

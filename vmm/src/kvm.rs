@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm};
 /// Errors of opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// The device does not exist, or has no KVM behind it; with the remedy.
+    /// /dev/kvm does not exist, or no loaded module serves it. The field is the remedy.
     #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
     Missing(&'static str),
     /// The process lacks permission.
@@ -17,7 +17,7 @@ pub enum KvmError {
     /// The device cannot be opened for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] kvm_ioctls::Error),
-    /// The API version is not the version that has been stable since 2007.
+    /// The API version is not [`KVM_API_VERSION`], the only version since 2007.
     #[error("/dev/kvm has API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
@@ -63,13 +63,13 @@ impl KvmError {
 pub struct Host {
     /// The remedy for a host without KVM.
     pub remedy: &'static str,
-    /// KVM's kernel modules, in addition to the module of all architectures.
+    /// The kernel modules that provide KVM on this architecture's processors, besides the module `kvm`.
     pub modules: &'static [&'static str],
     /// Capabilities that a machine needs, in addition to the capabilities that all architectures need.
     pub needed: &'static [(Cap, &'static str)],
 }
 
-/// Capabilities that every architecture needs, besides its own [`Host::needed`].
+/// Capabilities that a machine needs on every architecture, in addition to [`Host::needed`].
 const NEEDED: [(Cap, &str); 5] = [
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "the in-kernel interrupt controllers"),

@@ -1,17 +1,17 @@
-//! A minimal VMM that carries the paravirtual PMU.
+//! A minimal VMM with the paravirtual PMU.
 //!
-//! [`cli`] and [`config`] parse the configuration; [`vm`] builds the machine in the order of the
-//! boot and runs it: [`kvm`], [`memory`], [`arch`] for the architecture, [`board`] to place
-//! [`devices`] on their [`bus`]. Each [`vcpu`] has a thread; the main thread runs the
-//! [`event_loop`]. [`exit`] is the end of a run, [`report`] its result.
+//! [`cli`] and [`config`] parse the configuration; [`vm`] builds the machine and runs it. For this it uses
+//! [`kvm`], [`memory`], the architecture's code in [`arch`], and [`board`], which places [`devices`] on their
+//! [`bus`]. Each [`vcpu`] has a thread; the main thread runs the [`event_loop`]. [`exit`] defines the ways in
+//! which a run ends, and [`report`] writes the run's result.
 //!
-//! [`arch::emulation`] is for embedders that emulate registers in KVM's place.
+//! With [`arch::emulation`], an embedder emulates registers itself instead of having KVM emulate them.
 //!
 //! [`operator`] manages the operator's persistent events: [`ctl`] serves requests about them while the
 //! machine runs, [`recording`] writes their records to a file.
 //! [`snapshot`] saves a machine to a directory and restores it.
 //! [`confine`] drops the process's privileges before the guest's first instruction.
-//! [`check`] surveys the abilities of this host: its KVM, its perf events, and the guests that it can run.
+//! [`check`] reports what this host can do: its KVM, its perf events, and the guests that it can run.
 //!
 //! The modules form layers, which the map in README.md lists. A module never uses a higher layer.
 

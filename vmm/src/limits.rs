@@ -8,95 +8,98 @@ use vpmu::parse_bytes;
 
 use crate::logger;
 
-/// Bytes of a page of rings and window.
+/// Size in bytes of a page of the rings and of the window.
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The limits as flags, and as the object "limits" of a configuration file, by the flags' long names.
+/// The limits, as flags and as the object "limits" of a configuration file. Its keys are the flags' long
+/// names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[command(next_help_heading = "Limits of the guest's resource use")]
 pub struct LimitArgs {
-    /// Most events open at once. The operator's events do not count, here and in the limits below
-    /// [default: 1024]
+    /// Maximum number of open events; the operator's events do not count towards this limit or the limits
+    /// below [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_events: Option<u32>,
 
-    /// Most persistent events [default: 64]
+    /// Maximum number of persistent events [default: 64]
     #[arg(long, value_name = "N")]
     pub max_persistent: Option<u32>,
 
-    /// Most host counters that sampling events hold open, a descriptor each [default: 1024, or fewer
-    /// where 'ulimit -Hn' leaves less]
+    /// Maximum number of host counters that sampling events hold open; each takes a descriptor [default:
+    /// 1024, or fewer if 'ulimit -Hn' leaves less]
     #[arg(long, value_name = "N")]
     pub max_host_counters: Option<u32>,
 
-    /// Most of these host counters that run on one vCPU at once; further events wait [default: 64]
+    /// Maximum number of these host counters that run on one vCPU at the same time; further events wait
+    /// [default: 64]
     #[arg(long, value_name = "N")]
     pub max_active_counters: Option<u32>,
 
-    /// Most samples a second of one event, and most interrupts a second of all host clocks on one vCPU
-    /// [default: 100000]
+    /// Maximum number of samples per second of one event, and of interrupts per second of all host clocks on
+    /// one vCPU [default: 100000]
     #[arg(long, value_name = "N")]
     pub max_sample_rate: Option<u32>,
 
-    /// Most samples a second of all events together [default: 400000]
+    /// Maximum number of samples per second of all events in total [default: 400000]
     #[arg(long, value_name = "N")]
     pub max_samples: Option<u32>,
 
-    /// Most bytes of sample records a second of all events together [default: 256M]
+    /// Maximum number of bytes per second in the sample records of all events in total [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_record_bytes: Option<u64>,
 
-    /// Largest share of each vCPU's time, in percent (1 to 100), for samples that make it leave the guest;
-    /// beyond this, they are throttled [default: 25]
+    /// Maximum share of each vCPU's time, in percent (1 to 100), for samples that make the vCPU leave the
+    /// guest; beyond this share, events are throttled [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub max_sampling_percent: Option<u32>,
 
-    /// Shortest period of events that hardware counts [default: 1000]
+    /// Minimum sampling period of hardware events [default: 1000]
     #[arg(long, value_name = "N")]
     pub min_hardware_period: Option<u64>,
 
-    /// Most pages of 4 KiB of one ring, a power of two [default: 4096]
+    /// Maximum size of one ring in pages of 4 KiB, a power of two [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_ring_pages: Option<u32>,
 
-    /// Most pages of 4 KiB of one AUX area, a power of two [default: 16384]
+    /// Maximum size of one AUX area in pages of 4 KiB, a power of two [default: 16384]
     #[arg(long, value_name = "N")]
     pub max_aux_pages: Option<u32>,
 
-    /// Most pages of 4 KiB of all rings and AUX areas together [default: 131072, or twice
-    /// --max-aux-pages]
+    /// Maximum total size of all rings and AUX areas in pages of 4 KiB [default: 131072, or twice
+    /// --max-aux-pages if that is more]
     #[arg(long, value_name = "N")]
     pub max_pages: Option<u32>,
 
-    /// Largest part of the window for rings of the guest's own events; the rest is for the events of
-    /// --persistent and 'vmm ctl start' [default: three quarters of --window]
+    /// Size of the part of the window that rings of the guest's own events can use; the rest is for the events
+    /// of --persistent and 'vmm ctl start' [default: three quarters of --window]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub guest_window: Option<u64>,
 
-    /// Most bytes in one recording from rings in the guest's own memory [default: 4M]
+    /// Maximum number of bytes that one recording takes from rings in the guest's own memory [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_guest_recording: Option<u64>,
 
-    /// Most bytes a minute of recordings at resets of the guest; further recordings are left out
-    /// [default: 64M]
+    /// Maximum number of bytes per minute in the recordings at resets of the guest; further recordings are
+    /// left out [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_recordings: Option<u64>,
 
-    /// Most resets a minute with --on-reset restart; further resets wait [default: 30]
+    /// Maximum number of resets per minute with --on-reset restart; further resets wait [default: 30]
     #[arg(long, value_name = "N")]
     pub max_resets: Option<u32>,
 
-    /// Most lines of the log a second, over ten seconds; lines left out are counted. 0: no limit
-    /// [default: 20, or none with RUST_LOG]
+    /// Maximum number of log lines per second, averaged over ten seconds; the VMM counts the lines that it
+    /// leaves out. 0: no limit [default: 20, or none with RUST_LOG]
     #[arg(long, value_name = "N")]
     pub max_log_lines: Option<u32>,
 
-    /// Most bytes of console output a second; bytes left out are counted. 0: no limit [default: 4M]
+    /// Maximum number of bytes of console output per second; the VMM counts the bytes that it leaves out. 0:
+    /// no limit [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_console: Option<u64>,
@@ -107,7 +110,7 @@ pub struct LimitArgs {
 pub struct Limits {
     /// The PMU's limits.
     pub device: vpmu::Limits,
-    /// Whether the number of host counters was given: it is then an error if the host allows fewer.
+    /// Whether the user gave the number of host counters. A host that allows fewer is then an error.
     pub host_counters_asked: bool,
     /// Bytes from rings in guest memory per recording.
     pub guest_recording: u64,
@@ -143,7 +146,7 @@ pub enum LimitError {
         /// The given value.
         given: u32,
     },
-    /// A guest's share that exceeds the window, or is not in whole pages.
+    /// A guest's share of the window that exceeds the window, or is not a whole number of pages.
     #[error(
         "--guest-window of {guest} bytes: give whole pages of 4K, no more than the {window} bytes of \
          the window"
@@ -196,7 +199,7 @@ impl LimitArgs {
     /// The limits of a machine with a window of `window` bytes.
     ///
     /// # Errors
-    /// [`LimitError`] for the first invalid one.
+    /// [`LimitError`] for the first invalid limit.
     pub fn limits(&self, window: u64) -> Result<Limits, LimitError> {
         let usual = vpmu::Limits::default();
         let guest_window = self.guest_window.unwrap_or(window / 4 * 3 / PAGE * PAGE);

@@ -11,11 +11,12 @@ use log::{Log, Metadata, Record};
 
 use crate::bucket::Bucket;
 
-/// Default limit of lines per second.
+/// Default limit on lines per second.
 pub const DEFAULT_LINES: u32 = 20;
 /// The burst, as a multiple of the lines per second.
 const BURST: u64 = 10;
-/// The default filter. virtio-queue logs each mistake of a driver; the device counts these mistakes instead.
+/// The default filter. It drops the messages of virtio-queue, which logs each mistake of a driver: the device counts
+/// these mistakes.
 const FILTER: &str = "warn,virtio_queue=off";
 
 /// The process's log.
@@ -56,12 +57,12 @@ pub fn start() {
         left_out: AtomicU64::new(0),
         reported: AtomicU64::new(0),
     });
-    // Setting the logger fails only if this was called before.
+    // `set_logger` fails only if a logger is already set.
     let _ = log::set_logger(limited);
 }
 
-/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set:
-/// its user wants every line that it selects.
+/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set: a user who sets
+/// this filter wants every line that the filter selects.
 pub fn limit(lines: u32) {
     let Some(log) = LOG.get().filter(|_| std::env::var_os("RUST_LOG").is_none()) else {
         return;

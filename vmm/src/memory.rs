@@ -1,5 +1,5 @@
-//! Memory that guests can access: RAM at the architecture's addresses, and the window; its
-//! registration with KVM.
+//! Memory that guests can access: RAM at the architecture's addresses, and the window. Both are allocated here, and
+//! registered with KVM.
 
 #![allow(unsafe_code)]
 
@@ -47,11 +47,11 @@ pub enum MemoryError {
     /// The regions of the memory are not valid, which is a bug.
     #[error("cannot place the memory of the snapshot")]
     Place(#[source] GuestRegionCollectionError),
-    /// The host refused the advice for guest memory.
+    /// `madvise` failed for guest memory.
     #[error("cannot keep the guest's memory out of core dumps")]
     Guard(#[source] io::Error),
     /// The host refused to free guest memory.
-    #[error("cannot empty the guest's memory")]
+    #[error("cannot free the guest's memory")]
     Empty(#[source] io::Error),
     /// KVM refused the region.
     #[error("KVM refuses guest memory at {address:#x}")]
@@ -139,9 +139,10 @@ fn map_ranges(
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Place)
 }
 
-/// Reserves the window of `bytes` bytes; the host allocates pages on first access. It is excluded from core
-/// dumps, too. It is also excluded from child processes, although the VMM has none: the kernel merges adjacent
-/// mappings with the same advice, and would merge the window with guest memory.
+/// Reserves the window of `bytes` bytes; the host allocates pages on first access. Like [`allocate`], excludes the
+/// window from core dumps. Also sets `MADV_DONTFORK`, so that the kernel does not merge the window's mapping with an
+/// adjacent mapping of guest memory: the kernel merges only mappings with the same flags. The VMM has no child
+/// processes, so the flag has no other effect.
 ///
 /// # Errors
 /// [`MemoryError::ReserveWindow`], [`MemoryError::Guard`].
@@ -164,14 +165,14 @@ pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
         // Pages freed by MADV_DONTNEED would be read from the file again: replace the mapping.
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let flags = COPY_ON_WRITE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: replaces exactly the region's own mapping, with the same protection; all of its readers
-        // expect concurrent changes.
+        // SAFETY: replaces exactly the region's own mapping, with the same protection. All code that reads guest
+        // memory expects that it changes at any time.
         let mapped = unsafe { libc::mmap(region.as_ptr().cast(), size, PROTECTION, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(MemoryError::Empty(io::Error::last_os_error()));
         }
     }
-    // A new mapping does not inherit the advice of the mapping that it replaces.
+    // A new mapping does not inherit the `madvise` flags of the mapping that it replaces.
     advise(memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
     // All mappings are private and anonymous now: the kernel guarantees that their freed pages read as zeros.
     advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)
@@ -180,8 +181,8 @@ pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
 fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     for region in memory.iter() {
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
-        // SAFETY: the region is mapped with that size and stays mapped; all of its readers expect
-        // concurrent changes by a guest.
+        // SAFETY: the region is mapped with that size and stays mapped. All code that reads guest memory expects
+        // that it changes at any time.
         if unsafe { libc::madvise(region.as_ptr().cast(), size, advice) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -211,16 +212,16 @@ pub fn register(
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped with that size, and the caller keeps the memory for as long
-        // as vCPUs run: `Vm::run` joins their threads first.
+        // SAFETY: the region is mapped with that size, and the caller keeps it mapped for as long as vCPUs run:
+        // `Vm::run` waits until they have stopped before it returns.
         unsafe { vm.set_user_memory_region(registration) }
             .map_err(|source| MemoryError::Register { address, source })?;
     }
     Ok(())
 }
 
-/// A registration on its own thread, since KVM waits for its SRCU readers at each slot, for milliseconds on
-/// some hosts. Dropping the value waits for the thread.
+/// A thread that registers memory with KVM. KVM waits for an SRCU grace period at each slot, which takes
+/// milliseconds on some hosts. Dropping the value waits for the thread.
 #[derive(Debug)]
 pub struct Registration(Option<JoinHandle<Result<(), MemoryError>>>);
 
@@ -256,7 +257,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Without `finish`, the caller already returns another error.
+        // If `finish` was not called, the caller already returns another error.
         let _ = self.join();
     }
 }
@@ -278,7 +279,7 @@ mod tests {
         }
     }
 
-    /// `VmFlags` of the mapping that holds the first byte of `memory`.
+    /// `VmFlags` of the mapping that contains the first byte of `memory`.
     fn flags(memory: &GuestMemoryMmap) -> String {
         let first = memory.iter().next().expect("a region").as_ptr() as u64;
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");

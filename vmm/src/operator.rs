@@ -60,7 +60,7 @@ pub enum OperatorError {
     #[error("the flush is incomplete")]
     Flush(#[source] FlushError),
     /// A request without a file to write to.
-    #[error("the request lacks a writable file: send it with 'vmm ctl'")]
+    #[error("the request came without a file to write to: use 'vmm ctl'")]
     NoFile,
     /// A request for a snapshot reached the PMU's operator, which is a bug.
     #[error("the PMU cannot save the machine: this is a bug")]
@@ -83,7 +83,7 @@ pub struct Operator {
     most_of_guests: u64,
     /// Recordings are serialized, since they may share a file.
     recorder: Mutex<Recorder>,
-    /// Budget of recordings that the guest can trigger.
+    /// Limits the bytes per minute of recordings at resets (--max-recordings).
     room: Mutex<Bucket>,
     /// Recordings skipped for lack of budget.
     left_out: AtomicU64,
@@ -92,7 +92,8 @@ pub struct Operator {
 /// Triggers of an automatic recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// The guest resets and boots again, which it can repeat at any rate.
+    /// The guest resets and boots again. It can do this at any rate, so --max-recordings limits these
+    /// recordings.
     Reset,
     /// The run ends.
     End,
@@ -112,8 +113,8 @@ impl Operator {
     /// Starts the events that `config` names.
     ///
     /// # Errors
-    /// [`OperatorError`], also for mistakes that would otherwise only be found when the recording is written
-    /// at the end.
+    /// [`OperatorError`]. If a recording cannot be written, this function returns the error, so that the operator
+    /// learns of it before the run.
     pub fn new(
         config: &Config,
         vpmu: &Arc<Vpmu>,
@@ -141,9 +142,9 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Writes the recording, if there are events to record and, at a reset, --max-recordings permits it;
-    /// call it while vCPUs are stopped and guest memory exists. Includes the guest's own events only if
-    /// --recording was given. Errors are logged and do not affect the result of the run.
+    /// Writes the recording if there are events to record; at a reset, only if --max-recordings permits another
+    /// recording. Call this while the vCPUs are stopped and guest memory exists. The recording includes the guest's
+    /// own events only if --recording was given. Errors are logged and do not affect the result of the run.
     pub fn record(&self, occasion: Occasion) -> Option<Recorded> {
         let wanted = |event: &PersistentStatus| event.operator || self.asked;
         if !self.vpmu.persistent().iter().any(wanted) {
@@ -165,13 +166,13 @@ impl Operator {
         Some(recorded)
     }
 
-    /// Recordings skipped because the guest reset too often.
+    /// Number of recordings at resets that were skipped because of --max-recordings.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Executes a request of the control socket with its `file`.
+    /// Executes a request from the control socket; `file` is the file that the client sent with it.
     pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
         match self.done(request, file) {
             Ok(answer) => Reply::Ok(answer),
@@ -205,7 +206,7 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
-            // These requests concern the whole machine and are served elsewhere.
+            // These requests concern the whole machine: `vm/snapshot.rs` handles them.
             Request::Snapshot { .. } | Request::Finish { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
@@ -221,7 +222,7 @@ impl Operator {
         wanted.map(Entry::from).collect()
     }
 
-    /// The id for a name, or for the digits of an id: names never begin with a digit.
+    /// Returns the id of `event`, which is a name or an id in digits: names never begin with a digit.
     fn find(&self, event: &str) -> Result<u64, OperatorError> {
         let id: Option<u64> = event.parse().ok();
         let events = self.vpmu.persistent().into_iter();
@@ -241,7 +242,7 @@ impl Operator {
                 Err(source) => {
                     for id in started {
                         if let Err(error) = self.vpmu.end(id) {
-                            log::warn!("event {id} does not end: {error}");
+                            log::warn!("cannot end event {id}: {error}");
                         }
                     }
                     let remedy = match &source {
@@ -269,14 +270,14 @@ impl Operator {
         Ok(started)
     }
 
-    /// Writes a recording of the `wanted` events: to the open file in `file`, whose path is beside it, or for
-    /// `None` to the file of `--recording`.
+    /// Writes a recording of the `wanted` events. `file` is the open file to write to and its path; `None`:
+    /// the file of `--recording`.
     fn dump(
         &self,
         file: Option<(&File, &Path)>,
         wanted: impl Fn(&PersistentStatus) -> bool,
     ) -> Result<Recorded, OperatorError> {
-        // A failed flush is not fatal: the recording includes the records of an event in error, too.
+        // Continue after a failed flush: the earlier records of an event in error can still be recorded.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!(
                 "the recording may lack samples: {}",
@@ -305,11 +306,11 @@ fn remedy(error: &PersistError) -> Option<&'static str> {
     match error {
         PersistError::NoEvent(_) => Some("'vmm check --pmu full' lists the events of this host"),
         PersistError::NameTaken(_) | PersistError::ReservedName(_) => {
-            Some("give it another name with name=")
+            Some("choose a different name with name=")
         }
-        PersistError::Pages { .. } => Some("give it another size"),
+        PersistError::Pages { .. } => Some("choose a different size"),
         PersistError::NoRoom(_) | PersistError::NoWindow => {
-            Some("give it a smaller size, or give the machine a larger window with --window")
+            Some("choose a smaller size, or give the machine a larger window with --window")
         }
         _ => None,
     }

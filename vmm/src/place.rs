@@ -14,11 +14,11 @@ use rustix::io::Errno;
 pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
-    // Added by rustix anyway.
+    // rustix adds this flag anyway.
     .union(OFlags::LARGEFILE)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Attempts at a temporary name: a killed process may have left files.
+/// Number of temporary names to try. Files that killed processes have left may occupy some names.
 const TRIES: u32 = 64;
 
 /// A file name in an open directory.
@@ -31,7 +31,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Opens the directory of the file `path`, which need not exist.
+    /// Opens the directory that contains `path`. The file `path` itself need not exist.
     pub(crate) fn open(path: &Path) -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self {
@@ -119,7 +119,7 @@ impl Place {
         Err(Errno::EXIST.into())
     }
 
-    /// Renames an existing file to the same name with `.old`.
+    /// If the file exists, appends `.old` to its name.
     ///
     /// # Errors
     /// The host's error.
@@ -182,7 +182,7 @@ impl Drop for Temporary<'_> {
         if let (Some(name), Ok(directory)) = (&self.name, self.place.fd())
             && let Err(error) = rustix::fs::unlinkat(directory, name, AtFlags::empty())
         {
-            log::warn!("a temporary file stays: {}: {error}", name.display());
+            log::warn!("cannot remove temporary file {}: {error}", name.display());
         }
     }
 }

@@ -14,7 +14,7 @@ use vpmu::{EventMatch, Policy};
 
 use crate::raw_events::RawEvents;
 
-/// Kinds by name, for lists of numbers.
+/// Names and numbers of the event kinds, for entries such as `raw:0x11/0xff`.
 const KINDS: [(&str, u32); 7] = [
     ("hardware", KIND_HARDWARE),
     ("hw-cache", KIND_HW_CACHE),
@@ -24,7 +24,7 @@ const KINDS: [(&str, u32); 7] = [
     ("mark", KIND_MARK),
     ("vmm-traces", KIND_VMM_TRACE),
 ];
-/// Least similarity of a suggested name.
+/// Minimum similarity of a suggested name.
 const ALIKE: f64 = 0.8;
 
 /// The events of a guest's PMU, before lists refine them.
@@ -35,15 +35,16 @@ pub enum Tier {
     Off,
     /// Clocks, marks, and exits that the VMM counts
     Clocks,
-    /// All of clocks, hardware and cache events, the host's software events and statistics, traces
+    /// Every event of the tier clocks; also hardware and cache events, the host's software events and
+    /// statistics, and traces
     #[default]
     Standard,
-    /// All of standard, and every raw event of the host's CPU
+    /// Every event of the tier standard; also every raw event of the host's CPU
     Full,
 }
 
 impl Tier {
-    /// Events that its guests may open.
+    /// The events that a guest with this tier may open.
     fn events(self) -> Vec<EventMatch> {
         match self {
             Self::Off => Vec::new(),
@@ -58,8 +59,8 @@ impl Tier {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Events that the guest may have")]
 pub struct PolicyArgs {
-    /// Tier of events with which the list of the guest's events begins: off (the machine has no PMU), clocks,
-    /// standard or full. See below [default: standard]
+    /// Tier of events that the guest may open, before the options below add or remove events: off (the
+    /// machine has no PMU), clocks, standard or full. See below [default: standard]
     #[arg(long, value_enum, value_name = "TIER", hide_possible_values = true)]
     pub pmu: Option<Tier>,
 
@@ -88,7 +89,7 @@ pub struct PolicyArgs {
     #[arg(long, conflicts_with = "no_hardware_events")]
     pub hardware_events: bool,
 
-    /// Open no event that hardware counts, not even to try: none for the guest, none for --persistent.
+    /// Open no event that hardware counts: not for the guest, not for --persistent, and not to probe the host.
     /// While such an event is open, Linux starts no VM with a mediated PMU on this host
     #[arg(long)]
     pub no_hardware_events: bool,
@@ -117,7 +118,8 @@ pub enum HardwareUse {
 }
 
 impl HardwareUse {
-    /// Whether hardware is used; `mediated`: whether the host's KVM has mediated PMUs, if known.
+    /// Whether this machine uses hardware counters. `mediated`: whether the host's KVM has mediated PMUs;
+    /// `None` if this is unknown.
     #[must_use]
     pub fn on(self, mediated: Option<bool>) -> bool {
         match self {
@@ -128,7 +130,7 @@ impl HardwareUse {
     }
 }
 
-/// The result of tier and lists.
+/// The events that may be opened, according to the tier and the lists that refine it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The tier that the list began with; `None` if the guest has only listed events.
@@ -148,7 +150,7 @@ pub enum PolicyError {
     #[error("{0} has no effect without the PMU: remove --pmu off and --no-vpmu")]
     Off(&'static str),
     /// Contradictory flags on the PMU.
-    #[error("--no-vpmu and --pmu {0}: give one of them")]
+    #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]
     NoVpmu(&'static str),
     /// An entry without an effect.
     #[error(
@@ -160,9 +162,9 @@ pub enum PolicyError {
         /// The entry that denies it.
         denied: String,
     },
-    /// Hardware events both asked for and disabled.
+    /// Hardware events both requested and disabled.
     #[error(
-        "{0} asks for hardware events, and --no-hardware-events disables them: remove one of them"
+        "{0} requests hardware events, which --no-hardware-events disables: remove one of the two"
     )]
     HardwareDisabled(String),
 }
@@ -179,7 +181,7 @@ pub struct Events {
 pub enum EventsError {
     /// An unknown name.
     #[error(
-        "there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists those of this host"
+        "there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists this host's events"
     )]
     Unknown {
         /// The given name.
@@ -261,7 +263,7 @@ fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// Whether a name matches a pattern, whose stars stand for any characters.
+/// Whether `name` matches `pattern`, in which each `*` matches any characters.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else {
@@ -311,9 +313,9 @@ fn raw_config(name: &str) -> Option<u64> {
 }
 
 impl PolicyArgs {
-    /// The decision for the flags; `file` has the settings for flags that are not given. `persistent` are the
-    /// names of the operator's own events. `no_vpmu` rules the PMU out, for `--no-vpmu` or for a snapshot
-    /// without a PMU.
+    /// Decides which events the guest may open. `file` has the settings for flags that are not given.
+    /// `persistent` are the names of the operator's own events. With `no_vpmu`, the machine has no PMU:
+    /// `--no-vpmu` was given, or the snapshot has no PMU.
     ///
     /// # Errors
     /// [`PolicyError`], if the settings contradict each other.
@@ -444,7 +446,7 @@ fn raw_matches(raw: &vpmu::RawEvents) -> Vec<EventMatch> {
     }
 }
 
-/// The raw events that may be opened on the host: the guest's, and the operator's `own`.
+/// The raw events that may be opened on the host: those of `allowed`, for the guest, and `own`, for the operator.
 fn raw(allowed: &[EventMatch], own: BTreeSet<u64>) -> vpmu::RawEvents {
     let mut configs = own;
     for event in allowed.iter().filter(|event| event.kind == KIND_RAW) {

@@ -1,4 +1,4 @@
-//! Probes of this machine by small guests: how they run, their findings, and the lines of a survey's table.
+//! Probes this host by running small guests; defines the findings, and the lines of the table of `vmm check`.
 
 use std::time::Duration;
 
@@ -63,17 +63,17 @@ impl Check {
         }
     }
 
-    /// A line with the observed value and the consequence of success or failure.
+    /// A line with the observation of `finding`, and `good` or `bad` as its consequence.
     pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
         let consequence = if finding.ok { good } else { bad };
         Self::new(name, finding.detail.as_str(), consequence)
     }
 }
 
-/// Builds a machine on a watched thread and lets `judge` run it.
+/// Builds a machine on another thread and lets `judge` run it there.
 ///
 /// # Errors
-/// A text that names the step that KVM refused, or says that the probe never returned.
+/// A message: KVM refused a step, or the thread failed or did not end within `budget`.
 pub(crate) fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -83,7 +83,7 @@ pub(crate) fn on_machine<T: Send + 'static>(
     micro::on_machine(budget, ring, program, judge).map_err(|error| vpmu_errors::chain(&error))
 }
 
-/// Returns the finding of `judge`, or, if `judge` has none, a failed finding with the reason.
+/// Returns the finding of `judge`. If [`on_machine`] fails, returns a failed finding with its message.
 pub(crate) fn finding(
     budget: Duration,
     ring: Ring,

@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// Most raw events of a list: each has an entry in the catalogue, and is opened once by the probe.
+/// Maximum number of raw events in a list: each has an entry in the catalogue, and the probe opens each once.
 const MOST: usize = 256;
-/// Bits of a guest's config.
+/// Number of low bits of the config that a raw event can use.
 const BITS: u32 = 48;
 
 /// The raw events that a guest may have.
@@ -19,11 +19,11 @@ pub struct RawEvents(vpmu::RawEvents);
 pub enum RawEventsError {
     /// Neither a number nor a range.
     #[error(
-        "`{0}` is not a raw event: give all, or numbers such as 0x11 and ranges such as 0x40-0x4f"
+        "`{0}` is not a raw event: give 'all', numbers such as 0x11, or ranges such as 0x40-0x4f"
     )]
     Number(String),
     /// A list that exceeds the limit.
-    #[error("more than {MOST} raw events: give all")]
+    #[error("more than {MOST} raw events: give 'all'")]
     TooMany,
 }
 

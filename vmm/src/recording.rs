@@ -49,7 +49,7 @@ pub enum RecordingError {
     Symbols(#[from] SymbolsError),
 }
 
-/// Writes recordings to one file, which holds the newest recording.
+/// Writes recordings to one file, which contains the newest recording.
 #[derive(Debug)]
 pub struct Recorder {
     place: Place,
@@ -57,8 +57,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Writes recordings to `path`, whose directory is opened now; names of the guest's kernel
-    /// functions come from the file `symbols`, which is opened and checked now.
+    /// A writer of recordings to `path`. Opens the directory of `path`. Also opens and checks the file `symbols`,
+    /// which has the names of the guest's kernel functions.
     ///
     /// # Errors
     /// [`RecordingError::Symbols`].
@@ -69,8 +69,8 @@ impl Recorder {
         })
     }
 
-    /// Checks that a recording can be written, without leaving a file: the end of a guest is too
-    /// late to find a mistake.
+    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: an error found only
+    /// after the run would cost the recording.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -99,7 +99,7 @@ impl Recorder {
         self.place.descriptor()
     }
 
-    /// Writes a recording. An older recording is renamed to the same name with `.old`.
+    /// Writes a recording. An older recording is kept: `.old` is appended to its name.
     ///
     /// # Errors
     /// [`RecordingError`]; a partial file is removed.
@@ -132,11 +132,12 @@ impl Recorder {
             source,
         };
         let mut recording = Recording::new(histories);
-        // Not fatal: the samples matter more than the names, and the file was readable when the guest began.
+        // The file of symbols was readable when the guest began. If it no longer is, write the recording without
+        // names: the samples matter more.
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)
         {
-            log::warn!("the recording has no names: {}", vpmu_errors::chain(&error));
+            log::warn!("recording without symbols: {}", vpmu_errors::chain(&error));
         }
         let mut out = BufWriter::new(file);
         let summary = recording.write(&mut out).map_err(failed)?;

@@ -29,7 +29,8 @@ pub enum ReportError {
     },
 }
 
-/// The file of the report, opened before the run so that a run is not wasted.
+/// The file of the report. It is opened before the run, so that a path that cannot be written is reported before
+/// the guest runs.
 #[derive(Debug)]
 pub struct Destination {
     file: File,
@@ -37,7 +38,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Opens `path` and leaves its contents until there is a report.
+    /// Opens `path`. An existing file keeps its contents until the report is written.
     ///
     /// # Errors
     /// [`ReportError::Write`].
@@ -88,14 +89,14 @@ pub struct Exits {
     /// By reason.
     #[serde(flatten)]
     pub counts: ExitCounts,
-    /// All of them.
+    /// The sum of all reasons.
     pub total: u64,
 }
 
 /// Totals of one vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VcpuReport {
-    /// Absent without the PMU, which counts them.
+    /// Exits that reached the VMM; absent without the PMU, which counts them.
     pub exits: Option<Exits>,
     /// KVM's own statistics; absent if this KVM has none.
     pub kvm: Option<BTreeMap<String, u64>>,
@@ -114,7 +115,8 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Effects of the guest's limits on output, resets and recordings.
+/// Totals of what limits dropped or delayed: log lines, console output, resets and recordings. Also the totals of the
+/// lines and the output written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Lines of the log written.
@@ -134,7 +136,8 @@ pub struct HeldBack {
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// A stable name; `stopped` if KVM cannot continue the guest, `error` if the VMM failed.
+    /// A stable name for the end of the run, such as `poweroff`; `stopped` if KVM cannot continue the guest,
+    /// `error` if the VMM failed.
     pub ending: &'static str,
     /// The VMM's exit status.
     pub exit_code: u8,
@@ -144,9 +147,9 @@ pub struct Report {
     pub wall_ns: u64,
     /// Boots of the guest.
     pub boots: u64,
-    /// Nanoseconds from the first entry into the guest until the byte at the debug port.
+    /// Nanoseconds from the first entry into the guest until init reported through the debug port that it runs.
     pub boot_to_init_ns: Option<u64>,
-    /// Each vCPU.
+    /// Totals of each vCPU.
     pub vcpus: Vec<VcpuReport>,
     /// KVM's statistics, summed over the vCPUs.
     pub kvm_totals: BTreeMap<String, u64>,
@@ -329,11 +332,11 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         (limits.recordings_left_out, "recordings left out"),
         (
             device(|vpmu| vpmu.samples_over_budget),
-            "times that an event was throttled by the limit for all events together",
+            "times that an event was throttled by the limit on the samples of all events",
         ),
         (
             device(|vpmu| vpmu.sampling_throttles),
-            "times that a vCPU's samples were throttled for the time they took",
+            "times that a vCPU's samples were throttled because they took too much time",
         ),
         (
             device(|vpmu| vpmu.counter_waits),

@@ -41,8 +41,8 @@ pub fn install_kick() -> Result<(), SignalError> {
     kick::install(kick_signal()).map_err(SignalError::Handler)
 }
 
-/// The ending signals, as a descriptor. Create it before the threads that run with the guest, so that they
-/// inherit the mask.
+/// A descriptor that is readable when a signal to end the run has arrived. Create this value before the threads that
+/// run with the guest: they then inherit a signal mask that blocks these signals.
 #[derive(Debug)]
 pub struct EndingSignals(File);
 

@@ -27,20 +27,20 @@ const CRASHES: [c_int; 5] = [
 pub fn restore() {
     let before = BEFORE.swap(ptr::null_mut(), Ordering::SeqCst);
     if !before.is_null() {
-        // SAFETY: `Raw::new` leaked this value for this purpose, and the swap makes this call its
-        // only user. `tcsetattr` may be called in a signal handler.
+        // SAFETY: the pointer is to a value that `Raw::new` has leaked. The swap removed the pointer from `BEFORE`, so
+        // no other call uses the value. `tcsetattr` may be called in a signal handler.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
     }
 }
 
 extern "C" fn on_crash(signal: c_int) {
     restore();
-    // SAFETY: both calls may be made in a signal handler. The handler was one-shot, so the signal
-    // now takes its default action.
+    // SAFETY: `raise` may be called in a signal handler. The kernel removed this handler before the call
+    // (`SA_RESETHAND`), so the raised signal takes its default action.
     unsafe { libc::raise(signal) };
 }
 
-/// While it lives, the terminal on standard input is raw.
+/// Keeps the terminal on standard input raw until dropped.
 #[derive(Debug)]
 pub struct Raw(());
 
@@ -98,7 +98,7 @@ fn install() {
             let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
             action.sa_sigaction = on_crash as *const () as usize;
             action.sa_flags = libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK;
-            // SAFETY: the handler makes only calls that signal handlers may.
+            // SAFETY: the handler makes only calls that are allowed in signal handlers.
             if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
                 log::warn!("no handler for signal {signal}: a crash may leave the terminal raw");
             }
@@ -119,7 +119,7 @@ pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     ])
 }
 
-/// Waits until `input` is readable (true) or one of `unless` is (false).
+/// Waits until `input` is readable (true) or one of `unless` is readable (false).
 ///
 /// # Errors
 /// The kernel's error.

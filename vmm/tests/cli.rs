@@ -1,4 +1,4 @@
-//! The command line: `vmm` reports each mistake in one line, and each end of a guest by an exit status.
+//! The command line: `vmm` reports each mistake in one line, and its exit status depends on how the guest ended.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -9,8 +9,8 @@ use std::io::Write;
 use std::process::Stdio;
 
 use common::{
-    Bench, HALT, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_output,
-    read_report, run, running, terminate, vmm,
+    Bench, HALT, Running, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off,
+    read_output, read_report, run, running, terminate, vmm,
 };
 
 /// Runs `vmm` with `args`; checks that it fails with `code` and one line that contains all `words`.
@@ -268,7 +268,7 @@ fn port_writes_are_counted_exactly() {
         assert_eq!(output.expect("vmm starts").status.code(), Some(0));
         let report = read_report(&report);
         let exits = &report["vcpus"][0]["exits"];
-        // Plus one exit each for the debug port and the sleep port.
+        // `count` writes, and one write each to the debug port and the sleep port.
         assert_eq!(exits["io"], count + 2);
         assert_eq!(exits["mmio"], 0);
         assert!(report["boot_to_init_ns"].as_u64() <= report["wall_ns"].as_u64());
@@ -353,11 +353,7 @@ fn prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
         .flat_map(|byte| out(0x3f8, *byte))
         .collect();
     let kernel = bench.kernel(&[prompt, SPIN.to_vec()].concat());
-    let mut child = run(&kernel)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("vmm starts");
+    let mut child = Running::start(run(&kernel).stdin(Stdio::piped()).stdout(Stdio::piped()));
     assert_eq!(read_output(&mut child, 7), "login: ");
     let mut input = child.stdin.take().expect("piped");
     input.write_all(b"\x01x").expect("the keys");
@@ -370,11 +366,7 @@ fn reader_that_does_not_read_does_not_delay_the_end() {
     // The same byte forever: the pipe fills up soon.
     let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
     let kernel = bench.kernel(&flood);
-    let mut child = run(&kernel)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("vmm starts");
+    let mut child = Running::start(run(&kernel).stdout(Stdio::piped()).stderr(Stdio::piped()));
     read_output(&mut child, 5000);
     terminate(child);
 }
@@ -403,7 +395,7 @@ fn signal_ends_the_run_in_order() {
         command.arg("--report").arg(&report).arg("--summary");
         let child = running(&mut command);
         kill(signal, &child);
-        let ended = child.wait_with_output().expect("a child");
+        let ended = child.wait_with_output();
         assert_eq!(ended.status.code(), Some(6));
         assert!(messages(&ended).contains(&format!("signal {number}")));
         assert_eq!(read_report(&report)["ending"], "signal");

@@ -10,16 +10,17 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Output};
+use std::process::Output;
 
 use common::{
-    Bench, SPIN, ctl, kill, mark, messages, out, read_output, refused, run, running, terminate, vmm,
+    Bench, Running, SPIN, ctl, kill, mark, messages, out, read_output, refused, run, running,
+    terminate, vmm,
 };
 use serde_json::{Value, json};
 
 /// A machine whose guest has placed seven marks and spins; its control socket is in `bench`.
 struct Machine {
-    child: Child,
+    child: Running,
     socket: PathBuf,
 }
 
@@ -76,7 +77,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     assert_eq!(table.lines().count(), 2, "{table}");
     let started = machine.told(&["start", "mark=7,size=4K,name=sevens"]);
     assert_eq!(started["events"][0]["name"], "sevens");
-    assert_eq!(started["events"][0]["count"], 0, "from now on");
+    assert_eq!(started["events"][0]["count"], 0, "counts from its start");
     let [_, sevens] = names(&machine);
     assert_eq!(sevens["id"], started["events"][0]["id"]);
     assert_eq!(machine.told(&["end", "steps"]), json!("done"));
@@ -95,7 +96,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
 fn names<const N: usize>(machine: &Machine) -> [Value; N] {
     let list = machine.told(&["list"]);
     let events = list["events"].as_array().expect("a list").clone();
-    events.try_into().expect("so many events")
+    events.try_into().expect("exactly N events")
 }
 
 #[test]
@@ -118,14 +119,14 @@ fn recordings_are_written_on_demand() {
     assert_eq!(one.expect("written"), two.expect("written"));
     assert!(!bench.path("perf.data.old").exists());
     machine.end();
-    assert!(bench.path("perf.data.old").exists(), "the one on demand");
+    assert!(bench.path("perf.data.old").exists(), "the dump is kept");
 }
 
 #[test]
 fn flush_kicks_a_vcpu_that_never_exits() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
-    // The exit engine holds a clock's samples until the vCPU leaves the guest.
+    // With the exit engine, a clock's samples wait until the vCPU leaves the guest, so a flush must kick it.
     machine.told(&["start", "cpu-clock,period=100000000,name=clock"]);
     for args in [
         &["flush"] as &[&str],
@@ -150,7 +151,7 @@ fn refusal_of_the_machine_is_one_line() {
     refused(&["start", "marks,size=16M,name=big"], &["--window"]);
     refused(&["dump", "/nonexistent/x"], &["/nonexistent"]);
     let [steps] = names(&machine);
-    assert_eq!(steps["name"], "steps", "and nothing is left of any of it");
+    assert_eq!(steps["name"], "steps", "refused commands leave no event");
     machine.end();
 }
 
@@ -189,7 +190,7 @@ fn wrong_usage_and_no_machine_have_their_exit_statuses() {
     kill("-KILL", &machine.child);
     let Machine { mut child, socket } = machine;
     child.wait().expect("a child");
-    assert!(socket.exists(), "nobody took it away");
+    assert!(socket.exists(), "a killed machine leaves its socket");
     refused(&ctl(&socket, &["list"]), 1, &["vm.sock", "has ended"]);
 }
 
@@ -206,10 +207,10 @@ fn socket_belongs_to_its_owner_and_one_machine() {
         .expect("vmm starts");
     refused(&second, 1, &["vm.sock", "another machine", "--ctl"]);
     let [steps] = names(&machine);
-    assert_eq!(steps["name"], "steps", "the first one has it still");
+    assert_eq!(steps["name"], "steps", "the first machine keeps its socket");
     let socket = machine.socket.clone();
     machine.end();
-    assert!(!socket.exists(), "gone with its machine");
+    assert!(!socket.exists(), "the socket is removed with its machine");
 }
 
 #[test]
@@ -249,7 +250,8 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
         let count = boots["count"].as_u64().expect("a count");
         assert!(count >= before, "{count} after {before}");
         before = count;
-        // Between two boots, the vCPU has no thread whose events could be counted.
+        // These requests must succeed between two boots, too: the vCPU then has no thread whose events could be
+        // counted.
         machine.told(&["start", "cpu-clock,size=4K,name=other"]);
         assert_eq!(machine.told(&["flush"]), json!("done"));
         machine.told(&["dump", now]);
@@ -276,7 +278,7 @@ fn several_clients_and_garbage_leave_each_other_alone() {
             .expect("taken");
         line.clear();
         strange.read_line(&mut line).expect("an answer");
-        assert!(line.starts_with("{\"error\":\"no request"), "{line}");
+        assert!(line.starts_with("{\"error\":\"invalid request"), "{line}");
     }
     let [steps] = names(&machine);
     assert_eq!(steps["name"], "steps");

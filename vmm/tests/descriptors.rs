@@ -12,14 +12,14 @@ use std::process::Command;
 use common::driver::opening;
 use common::{Bench, SPIN, TRIPLE_FAULT, ctl, messages, running, terminate, vmm};
 
-/// More events than the VMM has descriptors left for them.
+/// Number of events that the guest opens: more than the VMM has free descriptors.
 const EVENTS: u16 = 100;
 const DESCRIPTORS_ALLOWED: u32 = 120;
 
-/// The sampling period in nanoseconds: each sampling event has its own host counter.
+/// The sampling period in nanoseconds. An event that samples takes a host counter of its own.
 const PERIOD: u64 = 1_000_000_000;
 
-/// A kernel that opens counters until the device refuses, and continues with `then`.
+/// A kernel that opens more sampling events than the device accepts, and continues with `then`.
 fn greedy(then: &[u8]) -> Vec<u8> {
     opening(EVENTS, 0, PERIOD, then)
 }

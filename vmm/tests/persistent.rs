@@ -1,4 +1,5 @@
-//! Persistent events of the operator: from the first instruction to each way to end.
+//! The operator's persistent events sample from the guest's first instruction on, and are recorded however
+//! the run ends.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -13,7 +14,8 @@ use common::{
     running, terminate, values,
 };
 
-/// `vmm run` of `code` with an event for all marks; recording and report are in `bench`.
+/// `vmm run` of `code` with a persistent event that samples all marks; writes recording and report to
+/// `bench`.
 fn recorded(bench: &Bench, code: &[u8]) -> Command {
     let mut command = run(&bench.kernel(code));
     command
@@ -82,7 +84,7 @@ fn failed_recording_keeps_the_exit_status() {
     let child = running(&mut command);
     fs::remove_dir(&directory).expect("empty");
     kill("-TERM", &child);
-    let output = child.wait_with_output().expect("a child");
+    let output = child.wait_with_output();
     assert_eq!(output.status.code(), Some(6));
     let text = messages(&output);
     assert!(
@@ -94,7 +96,7 @@ fn failed_recording_keeps_the_exit_status() {
 #[test]
 fn resets_are_gone_on_from_with_the_same_event() {
     let bench = Bench::new();
-    // In the window's last page: inc dword [rbx]; cmp dword [rbx], 3; jae past the reset.
+    // Count the boots in the window's last page: inc dword [rbx]; cmp dword [rbx], 3; jae past the reset.
     let mut code = marks(5);
     code.extend([0xbb, 0x00, 0xf0, 0x2f, 0xd0, 0xff, 0x03, 0x83, 0x3b, 0x03]);
     let reset = [out(0xcf9, 0x06), HALT.to_vec()].concat();
@@ -120,7 +122,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
 #[test]
 fn transport_reports_the_window() {
     let bench = Bench::new();
-    // Selects region 1, then prints for each register 1 if it has the value, else 0.
+    // Selects shared memory region 1. Then prints 1 for each register that has the expected value, else 0.
     let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];
     code.extend([0xc7, 0x83, 0xac, 0, 0, 0, 1, 0, 0, 0]);
     let mut tell = |register: u8, value: u32| {

@@ -1,4 +1,4 @@
-//! A guest that resets boots again if its operator wants that, and the operator's events continue.
+//! With `--on-reset restart`, a guest that resets boots again, and the operator's events continue.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -8,14 +8,15 @@ mod common;
 use std::process::Stdio;
 
 use common::{
-    Bench, HALT, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run, terminate,
+    Bench, HALT, Running, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run,
+    terminate,
 };
 
 /// Writes register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
 
 /// A guest that counts its boots in the window and prints three digits for each: the number of the
-/// boot, whether memory was not empty, and whether time went back. It ends all boots but the third
+/// boot, whether memory was not empty, and whether time went back. It ends the first two boots
 /// with `end`.
 fn booting_thrice(end: &[u8]) -> Vec<u8> {
     let mut code = Vec::new();
@@ -62,7 +63,8 @@ fn every_reset_boots_again_with_the_window_and_time_going_on() {
             (&report["boots"], &report["ending"]),
             (&3.into(), &"poweroff".into())
         );
-        // Exits for three digits per boot, and for the writes that power off or reset; a triple fault has none.
+        // Three I/O exits per boot for the digits, and one for each write that resets or powers off. A triple
+        // fault is not an I/O exit.
         let ends = if end == TRIPLE_FAULT { 1 } else { 3 };
         assert_eq!(report["vcpus"][0]["exits"]["io"], 9 + ends);
     }
@@ -81,11 +83,11 @@ fn without_the_word_the_first_reset_ends_the_run() {
 fn machine_without_the_pmu_reboots() {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), out(0xcf9, 0x06)].concat());
-    let mut child = run(&kernel)
-        .args(["--on-reset", "restart", "--no-vpmu", "--vcpus", "2"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("vmm starts");
+    let mut child = Running::start(
+        run(&kernel)
+            .args(["--on-reset", "restart", "--no-vpmu", "--vcpus", "2"])
+            .stdout(Stdio::piped()),
+    );
     assert_eq!(read_output(&mut child, 20), "!".repeat(20));
     // A signal ends a guest that resets forever, at any time.
     terminate(child);

@@ -1,4 +1,4 @@
-//! Saves a machine while it runs. The machine continues here, and in each restore.
+//! Saves a machine while it runs. The machine then continues, and so does each machine restored from the snapshot.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -12,18 +12,19 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use common::{
-    Bench, ctl, kill, messages, out, read_output, read_report, refused, run, terminate, values, vmm,
+    Bench, Running, ctl, kill, messages, out, read_output, read_report, refused, run, terminate,
+    values, vmm,
 };
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// A guest that prints `!`, then a letter twice for each byte of input, from memory and from a register: `a`,
-/// then `b` and so on.
+/// A guest that prints `!`. For each byte of input it then prints the next letter twice, once from memory and
+/// once from a register; the first letter is `a`.
 fn spelling() -> Vec<u8> {
     // mov bl, 'a'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'a', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -59,7 +60,8 @@ fn marking() -> Vec<u8> {
 
 /// The page that the guests write to.
 const WRITTEN: u64 = (3 << 20) / 4096;
-/// The first page of the operator's rings in the file: the last quarter of the window, after 16 MiB of memory.
+/// The first page of the operator's rings in the memory file. The file has 16 MiB of RAM, and then the window of
+/// 16 MiB, whose last quarter has these rings.
 const RING: u64 = (28 << 20) / 4096;
 
 /// The pages in the diff in `directory`.
@@ -70,7 +72,7 @@ fn pages(directory: &Path) -> Value {
     state["changed"].clone()
 }
 
-/// The memory of the snapshot in `directory`, without the page with its name.
+/// The memory of the snapshot in `directory`, without the last page, which has the snapshot's name.
 fn memory(directory: &Path) -> Vec<u8> {
     let mut memory = fs::read(directory.join("memory")).expect("readable");
     memory.truncate(memory.len() - 4096);
@@ -79,7 +81,7 @@ fn memory(directory: &Path) -> Vec<u8> {
 
 /// A machine whose guest prints a letter twice for each byte of input.
 struct Machine {
-    child: Child,
+    child: Running,
     socket: PathBuf,
 }
 
@@ -87,15 +89,14 @@ impl Machine {
     fn start(mut command: Command, socket: PathBuf) -> Self {
         // The default path of a recording is relative: run in the test's own directory.
         let directory = socket.parent().expect("a directory").to_owned();
-        let child = command
+        let command = command
             .current_dir(directory)
             .arg("--ctl")
             .arg(&socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("vmm starts");
+            .stderr(Stdio::piped());
+        let child = Running::start(command);
         Self { child, socket }
     }
 
@@ -133,7 +134,7 @@ impl Machine {
         ctl(&self.socket, &[&["snapshot", directory], args].concat())
     }
 
-    /// Takes a snapshot whose state cannot be written. The limit of the file size applies to `vmm ctl`, which
+    /// Takes a snapshot whose state cannot be written. The limit on file sizes applies to `vmm ctl`, which
     /// writes the state, and not to the machine, which writes the memory.
     fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
@@ -166,7 +167,8 @@ impl Machine {
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
 
-    /// The connection of a client that requested a snapshot and the machine's end, and has got the reply.
+    /// Requests a snapshot with `then_exit`, and reads the reply. Returns the client's connection; the
+    /// snapshot is not finished.
     fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
         let stream = UnixStream::connect(&self.socket).expect("the machine listens");
         let memory = File::create(bench.path("memory")).expect("made");
@@ -218,7 +220,7 @@ fn snapshot_continues_where_it_was_taken_at_each_restore() {
         assert_eq!([machine.next(), machine.next()], ["aa", "bb"]);
         let directory = bench.path("here");
         machine.saved(&directory);
-        assert_eq!(machine.next(), "cc", "the machine itself goes on");
+        assert_eq!(machine.next(), "cc", "the saved machine itself continues");
         let sockets = ["one.sock", "two.sock"];
         let [mut one, mut two] =
             sockets.map(|name| Machine::restore(&directory, bench.path(name), &[]));
@@ -298,7 +300,7 @@ fn machine_continues_if_the_client_of_its_snapshot_is_gone() {
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let (code, _, log) = machine.rest();
     assert_eq!(code, 6, "{log}");
-    assert!(log.contains("goes on"), "{log}");
+    assert!(log.contains("the machine continues"), "{log}");
 }
 
 #[test]
@@ -308,14 +310,14 @@ fn machine_continues_if_its_state_cannot_be_written() {
     assert_eq!(machine.next(), "aa");
     let directory = bench.path("here");
     let output = machine.snapshot_without_room(&directory, &["--then-exit"]);
-    refused(&output, 1, &["the machine goes on"]);
+    refused(&output, 1, &["the machine continues"]);
     assert!(!directory.exists());
     assert_eq!(machine.next(), "bb");
     kill("-TERM", &machine.child);
     let (code, _, log) = machine.rest();
     assert_eq!(code, 6, "{log}");
     assert!(
-        log.contains("the machine goes on") && log.contains("too large"),
+        log.contains("the machine continues") && log.contains("too large"),
         "{log}"
     );
 }
@@ -362,7 +364,7 @@ fn directory_that_is_not_empty_keeps_its_files_and_the_machine_runs_on() {
 #[test]
 fn failed_write_leaves_nothing_and_the_machine_runs_on() {
     let bench = Bench::new();
-    // SIGXFSZ for a file that is too large must not end the machine.
+    // Ignore SIGXFSZ: a write beyond the file size limit must fail, and not kill the machine.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 4; exec \"$@\"";
     command.args(["-c", script, "sh"]);
@@ -426,11 +428,11 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     assert_eq!(pages(&base), Value::Null);
     assert_eq!(machine.next(), "bb");
     machine.saved_diff(&one, &base);
-    // The guest's page; the metadata and the records of the ring.
+    // The guest wrote its page; the device wrote the metadata and the records of the ring.
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
-    // Only the ring's metadata page was written, for the event's times.
+    // Only the ring's metadata page was written: the save updated the event's times there.
     assert_eq!(pages(&two), json!([[RING, 1]]));
     machine.end();
     let recording = bench.path("perf.data");
@@ -463,7 +465,7 @@ fn diff_on_its_base_is_the_memory_of_a_whole_snapshot() {
         machine.saved_diff(&two, &one);
         machine.saved(&whole);
         machine.end();
-        // Both snapshots continue from another directory than they were saved in.
+        // Move the snapshots, so that they are restored from another directory.
         let moved = bench.path("moved");
         fs::create_dir(&moved).expect("made");
         let place = |path: &Path| moved.join(path.file_name().expect("a name"));
@@ -618,7 +620,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     let swapped = |directory: &Path| {
         fs::copy(other.join("memory"), directory.join("memory")).expect("copied");
     };
-    no(&swapped, &["memory", "another snapshot"]);
+    no(&swapped, &["memory", "different snapshots"]);
     let shorter = |directory: &Path| {
         let memory = OpenOptions::new()
             .write(true)
@@ -676,7 +678,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     no(&fifo("memory"), &["memory"]);
 }
 
-/// Changes the state of the snapshot in `directory` by `forge`, and updates its digest.
+/// Applies `forge` to the state of the snapshot in `directory`, and updates the digest.
 fn reseal(directory: &Path, forge: impl FnOnce(&mut Value)) {
     let path = directory.join("state");
     let text = fs::read_to_string(&path).expect("text");

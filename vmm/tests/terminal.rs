@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::process::{Child, Stdio};
 use std::ptr;
 
-use common::{Bench, SPIN, out, run};
+use common::{Bench, Running, SPIN, out, run};
 
 /// Both ends of a pseudo-terminal: the user's, and the program's.
 fn pseudo_terminal() -> (File, File) {
@@ -52,11 +52,11 @@ fn ends(status: i32, end: impl FnOnce(&mut File, &Child)) {
     let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());
     let (mut person, program) = pseudo_terminal();
     let before = modes(&program);
-    let mut child = run(&kernel)
-        .stdin(Stdio::from(program.try_clone().expect("a clone")))
-        .stdout(Stdio::from(program.try_clone().expect("a clone")))
-        .spawn()
-        .expect("vmm starts");
+    let mut child = Running::start(
+        run(&kernel)
+            .stdin(Stdio::from(program.try_clone().expect("a clone")))
+            .stdout(Stdio::from(program.try_clone().expect("a clone"))),
+    );
     let mut byte = [0];
     person.read_exact(&mut byte).expect("the guest runs");
     assert_eq!(&byte, b"!");

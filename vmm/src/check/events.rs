@@ -1,5 +1,5 @@
-//! The events that guests of a tier, or of an operator's lists, have on this host: creates devices
-//! and reads their catalogues.
+//! Finds the events that a guest can open on this host, with each tier or with the list of the command
+//! line: creates PMU devices and reads their catalogues.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Machine for Idle {
     }
 }
 
-/// The lists to survey: the command line's own, or each tier.
+/// The lists to survey: the list of the command line, if it gives one, else the list of each tier.
 ///
 /// # Errors
 /// [`PolicyError`].
@@ -56,7 +56,7 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
-/// The events that a guest has with each of the lists in `asked`. `statistics`: whether KVM counts exits;
+/// The events that a guest can open with each of the lists in `asked`. `statistics`: whether KVM counts exits;
 /// `mediated`: whether KVM has mediated PMUs, if known.
 pub(super) fn offered(
     asked: &[Decision],
@@ -111,7 +111,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
         match (&offered.error, &offered.events[..]) {
             (Some(error), _) => Check::new(name, "not known", error.as_str()),
             (None, []) if offered.policy == "off" => {
-                Check::new(name, "no device", "a guest has no PMU, and no exit for one")
+                Check::new(name, "no device", "a guest has no PMU and no PMU exits")
             }
             (None, events) => Check::new(
                 name,
@@ -130,18 +130,18 @@ pub(super) fn mediated(mediated: Option<bool>) -> Check {
         None => Check::new(
             name,
             "unknown to KVM",
-            "no VM with a mediated PMU runs here: hardware events do not keep one from starting",
+            "hardware events do not keep other VMs from starting: this KVM has no mediated PMUs",
         ),
         Some(false) => Check::new(
             name,
             "disabled",
-            "hardware events keep no VM from starting, as long as the module's parameter stays off",
+            "hardware events do not keep other VMs from starting while KVM's parameter enable_mediated_pmu is off",
         ),
         Some(true) => Check::new(
             name,
             "enabled",
-            "'vmm run' opens no hardware event unless one is asked for, so that VMs with a mediated PMU can \
-             start: --hardware-events opens them",
+            "to let VMs with a mediated PMU start, 'vmm run' opens hardware events only on request, for example \
+             with --hardware-events",
         ),
     }
 }
@@ -210,7 +210,7 @@ mod tests {
         // The number depends on this host.
         assert_eq!(of_hardware(Some(false)), of_hardware(None));
         for (found, words) in [
-            (None, "do not keep one"),
+            (None, "no mediated PMUs"),
             (Some(false), "parameter"),
             (Some(true), "--hardware-events"),
         ] {

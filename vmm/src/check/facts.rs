@@ -1,7 +1,6 @@
 //! Results of a survey: plain data, printed by `vmm check --json`.
 //!
-//! The field names are the keys of the JSON and stable for its readers. This module neither probes
-//! nor judges: `verdict` describes the consequences.
+//! The field names are the keys of the JSON, and are stable. `verdict` derives the consequences.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +18,13 @@ pub struct Survey {
     pub stock_kernel: bool,
     /// The hypervisor's own capability list.
     pub kvm: Kvm,
-    /// Results of small guests; `None` if none could run.
+    /// Results of the probes that run small guests; `None` if no guest could run.
     pub guest: Option<Guest>,
     /// Perf events of the host on a vCPU thread.
     pub perf: Perf,
     /// Whether KVM gives its guests mediated PMUs; `None` if this kernel does not support them.
     pub mediated_pmu: Option<bool>,
-    /// Events of guests of each tier, or of the given list.
+    /// The events that a guest may open with each tier, or with the list of the command line.
     pub pmu: Vec<Offered>,
     /// The same facts line by line, each with its consequence.
     pub checks: Vec<Check>,
@@ -36,7 +35,7 @@ pub struct Survey {
 pub struct Kvm {
     /// `/dev/kvm` exists.
     pub present: bool,
-    /// It can be opened, has the stable API version and every required capability.
+    /// `/dev/kvm` can be opened, and has the stable API version and every required capability.
     pub usable: bool,
     /// The error and its remedy.
     pub error: Option<String>,
@@ -44,7 +43,7 @@ pub struct Kvm {
     pub module: Option<String>,
     /// `KVM_GET_API_VERSION`; 12 on every kernel since 2.6.22.
     pub api_version: Option<i32>,
-    /// Most vCPUs in one VM.
+    /// Maximum number of vCPUs in one VM.
     pub max_vcpus: Option<u32>,
     /// Capabilities by name, present or not.
     pub capabilities: BTreeMap<&'static str, bool>,
@@ -105,7 +104,7 @@ impl From<vpmu::host::HostTrace> for HostTrace {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AutoEngine {
-    /// The host samples, without an exit per sample.
+    /// The host takes the samples, without an exit per sample.
     Batched,
     /// The vCPU leaves the guest for each sample.
     #[default]

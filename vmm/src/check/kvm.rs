@@ -35,7 +35,7 @@ pub(super) fn probe() -> Kvm {
     kvm.api_version = Some(version);
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
         kvm.error = Some(format!(
-            "{PATH} speaks API version {version}, not {KVM_API_VERSION}"
+            "{PATH} has API version {version}, not {KVM_API_VERSION}"
         ));
         return kvm;
     }

@@ -1,8 +1,8 @@
-//! `vmm check`: the abilities of this machine, and their consequences.
+//! `vmm check`: the features of the host, and their consequences for guests.
 //!
 //! Most results come from experiments: guests of a few instructions, events that are opened and
-//! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
-//! bounded, so that a broken hypervisor appears in the table and does not hang the program.
+//! counted. Other programs read the JSON to decide where a stock kernel can run. The time of each probe
+//! is limited, so that a broken hypervisor shows up in the table instead of hanging the program.
 
 mod events;
 mod facts;
@@ -42,7 +42,7 @@ Examples:
   vmm check --pmu clocks --allow-event 'l1-dcache-*'
       See which events a guest with that list has here
 
-Everything is tried, not looked up: small guests are run, events are opened and counted. The
+Most results come from experiments: small guests are run, and events are opened and counted. The
 survey takes about a second, changes nothing and leaves nothing behind.
 
 Exit status:
@@ -70,7 +70,7 @@ pub enum CheckError {
 /// Surveys the machine and prints the results on standard output.
 ///
 /// # Errors
-/// [`CheckError`]. [`CheckError::NoGuest`], after printing, if not even the smallest guest runs.
+/// [`CheckError`]. If not even the smallest guest runs, prints the results and returns [`CheckError::NoGuest`].
 pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
     let survey = survey(&events::asked(&args.policy)?);
     let text = if args.json {
@@ -101,7 +101,7 @@ fn survey(asked: &[Decision]) -> Survey {
     let statistics = kvm.capabilities.get("binary_stats") == Some(&true);
     let pmu = events::offered(asked, statistics, mediated);
     let mut checks = verdict::checks(&kvm, guest.as_ref(), &perf);
-    // The verdict stays last.
+    // Insert these lines before the verdict, which stays last.
     let end = checks.len().saturating_sub(1);
     let more = [events::mediated(mediated)].into_iter();
     checks.splice(end..end, more.chain(events::checks(&pmu)));

@@ -1,7 +1,8 @@
-//! The host's perf events as a profiler of a vCPU thread sees them.
+//! Probes the host's perf events, as a profiler would open them on a vCPU's thread.
 //!
-//! Opening shows which events exist; counting and sampling show what they measure. Everything runs
-//! on short-lived threads of this process and leaves no event open.
+//! Opening an event shows whether it exists. Counting shows whether host work can be excluded, and sampling shows
+//! whether samples have guest addresses. The probes run on short-lived threads of this process and leave no event
+//! open.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +32,8 @@ use crate::host_kernel;
 use crate::probe::Finding;
 use crate::signal::kick_signal;
 
-/// Time that a thread spins to find out whether its own host work is counted.
+/// Time that a thread spins to find out whether an event counts host work. Also the shortest time for which the probe
+/// of exit traces runs its guest.
 const SPUN: Duration = Duration::from_millis(5);
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
@@ -80,12 +82,12 @@ const GENERIC: &[(&str, u32, u32)] = &[
     ("task-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK),
 ];
 
-/// The names of [`GENERIC`] that a hardware PMU backs.
+/// The names in [`GENERIC`] that a hardware PMU counts.
 pub(super) fn hardware_names() -> impl Iterator<Item = &'static str> {
     names(PERF_TYPE_HARDWARE)
 }
 
-/// The names of [`GENERIC`] that the kernel itself backs.
+/// The names in [`GENERIC`] that the kernel itself counts.
 pub(super) fn software_names() -> impl Iterator<Item = &'static str> {
     names(PERF_TYPE_SOFTWARE)
 }
@@ -203,7 +205,8 @@ fn tsc() -> Event {
     }
 }
 
-/// Spins in this thread, which is all host work, and checks that `exclude_host` counts nothing.
+/// Whether `exclude_host` keeps host work out of a count. Spins in this thread, outside any guest: an event with
+/// `exclude_host` should count nothing.
 fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     let mut attr = attr(kind, config.into());
     attr.set_exclude_host(1);
@@ -223,8 +226,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether the host records the exits of a looping guest, at least the exit that stops the guest;
-/// without `guests`, whether the tracepoints open.
+/// Whether the host can trace exits. Runs a guest that loops. Its trace must have at least one exit: the one that
+/// stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {
@@ -238,8 +241,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // The time of the spin includes the opening of the event. On an emulated machine, the opening can take
-    // all of this time: then try a longer time.
+    // The guest runs for `time`, which starts before the event is opened. On an emulated host, the time can pass
+    // before the event is open, and no exit is recorded. In this case, repeat with a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

@@ -6,10 +6,10 @@ use crate::probe::Check;
 const WIDTH: usize = 110;
 /// Blanks between columns.
 const GAP: usize = 2;
-/// Least width of a readable column.
+/// Minimum width of a readable column.
 const NARROW: usize = 24;
 
-/// The table with a heading, each line terminated.
+/// Renders `checks` as a table with a heading. Each line ends with a newline.
 pub(super) fn render(checks: &[Check]) -> String {
     let longest = |text: fn(&Check) -> &str| checks.iter().map(|c| text(c).chars().count()).max();
     let name = longest(|check| check.name).unwrap_or(0).max("CHECK".len());

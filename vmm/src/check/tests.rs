@@ -1,4 +1,4 @@
-//! One survey of this machine, compared with facts obtained in other ways.
+//! Surveys the host once. Compares the results with /proc, /sys, /dev and the results of bare system calls.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -21,13 +21,13 @@ fn surveyed() -> &'static Survey {
 /// The errno of a raw system call for a generic hardware or software event; zero if it opened.
 #[expect(unsafe_code, reason = "perf_event_open without the code under test")]
 fn perf_event_open(kind: u32, config: u64) -> i32 {
-    // The first published size of the structure: type, size, config, and 48 zero bytes, with the
-    // flag word at byte 40 set to disabled.
+    // The structure in its first published size, 64 bytes: type, size and config, followed by zeros, except that the
+    // flag word at byte 40 has the flag `disabled`.
     let mut attr = [0_u64; 8];
     attr[0] = u64::from(kind) | 64 << 32;
     attr[1] = config;
     attr[5] = 1;
-    // SAFETY: `attr` holds the 64 bytes that its size field announces.
+    // SAFETY: `attr` has the 64 bytes that its size field states.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, 0) };
     if fd < 0 {
         return io::Error::last_os_error().raw_os_error().unwrap();

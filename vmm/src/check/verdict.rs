@@ -7,8 +7,8 @@ use super::perf;
 use crate::arch::check::Guest;
 use crate::probe::Check;
 
-/// Whether a stock kernel can be expected to boot: each mechanism that it uses up to its first user
-/// program works in a small guest.
+/// Whether a stock kernel should boot: true if small guests have found that every mechanism works that a boot needs up
+/// to the first user program.
 pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
     kvm.usable && guest.is_some_and(|guest| guest.obstacles().is_empty())
 }
@@ -58,7 +58,7 @@ fn capabilities(kvm: &Kvm) -> Vec<Check> {
         Check::new(
             "kvm.required",
             "all present",
-            "interrupts, doorbells and exits as the VMM needs them",
+            "interrupts, doorbells and exits work as the VMM needs them",
         )
     } else {
         let missing = format!("missing: {}", kvm.missing.join(", "));
@@ -127,7 +127,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
                 }) => error.as_str(),
                 _ => "not tried",
             },
-            "the tsc event is the device's own: it works either way",
+            "guests have the tsc event even if the host has none: the device reads the counter itself",
         ),
         excludes("perf.exclude-host", perf.software_excludes_host),
         match perf.hardware_excludes_host {
@@ -165,11 +165,12 @@ fn paranoid(perf: &Perf) -> Check {
         .get("cpu-clock")
         .is_some_and(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
     let consequence = if refused {
-        "host events are refused: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON"
+        "host events are refused: set kernel.perf_event_paranoid=1, or give this process CAP_PERFMON"
     } else if limited {
-        "only user mode can be counted: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON"
+        "only user mode can be counted: to count more, set kernel.perf_event_paranoid=1, or give this process \
+         CAP_PERFMON"
     } else {
-        "host events may be opened with this process's privileges"
+        "this process may open host events"
     };
     Check::new(name, level.to_string(), consequence)
 }
@@ -192,7 +193,7 @@ fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
 
 fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
     let Some(samples) = samples else {
-        let what = "samples of the host cannot be relied on for guest addresses";
+        let what = "host samples cannot be relied on to have guest addresses";
         return Check::new(name, "not observed", what);
     };
     let value = format!(
@@ -201,12 +202,12 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
     );
     let consequence = match samples.carry_guest_ips() {
         Some(true) if mode == "kernel" && samples.labelled_user > 0 => format!(
-            "host samples name guest kernel addresses, but the host calls {} of them user mode",
+            "host samples have guest kernel addresses, but the host marks {} of them as user mode",
             samples.labelled_user
         ),
-        Some(true) => format!("host samples name guest {mode} addresses"),
+        Some(true) => format!("host samples have guest {mode} addresses"),
         Some(false) => {
-            format!("host samples do not see guest {mode} mode: the exit engine is needed")
+            format!("host samples do not have guest {mode} addresses: the exit engine is needed")
         }
         None => "too few samples to tell".into(),
     };
@@ -219,12 +220,12 @@ fn engine(auto: AutoEngine) -> Check {
         AutoEngine::Batched => Check::new(
             name,
             "batched",
-            "`vmm run` samples host events without an exit for each",
+            "`vmm run` samples host events without an exit per sample",
         ),
         AutoEngine::Exit => Check::new(
             name,
             "exit",
-            "`vmm run` samples host events with an exit for each; --engine batched overrides this",
+            "`vmm run` samples host events with an exit per sample; --engine batched overrides this",
         ),
     }
 }

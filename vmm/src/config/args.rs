@@ -48,7 +48,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
-    /// Also give the guest's processors a hardware PMU, if KVM supports one
+    /// Also give the guest's processors a hardware PMU; needs aarch64, and a KVM that supports it
     #[arg(long)]
     pub guest_pmu: bool,
 
@@ -75,17 +75,17 @@ pub struct RunArgs {
 
     /// Write the records of persistent events to this file, for 'perf script', whenever the guest
     /// ends or resets; an older file is kept as FILE.old. The guest's own events are recorded only
-    /// if this is given [default: perf.data]
+    /// if this option is given [default: perf.data]
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
 
-    /// Names of the guest kernel's functions for the recording: a System.map, a copy of the guest's
-    /// /proc/kallsyms, or a vmlinux that is not stripped
+    /// File with the names of the guest kernel's functions, for the recording: a System.map, a copy of the
+    /// guest's /proc/kallsyms, or a vmlinux that is not stripped
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
 
-    /// Action after a guest reset or triple fault: exit, or restart; persistent events continue
-    /// [default: exit]
+    /// Action after a guest reset or triple fault: exit (end the run), or restart (boot again, with
+    /// the persistent events still running) [default: exit]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub on_reset: Option<OnReset>,
 
@@ -97,17 +97,17 @@ pub struct RunArgs {
     #[arg(long)]
     pub track_dirty: bool,
 
-    /// Engine for the guest's samples of host events: batched (the host samples, without an exit
-    /// per sample), exit (one exit per sample), or auto (batched if the host's samples have guest
-    /// addresses, else exit) [default: auto]
+    /// Engine for the guest's samples of host events: batched (the host takes the samples,
+    /// without an exit per sample), exit (one exit per sample), or auto (batched if the host's samples
+    /// have guest addresses, else exit) [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 
-    /// Run the guest as this user and group, by their numbers; needs a start as root. See below
+    /// Run the guest as this user and group, given as numbers; start as root to use this. See below
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
-    /// Make this directory the VMM's root directory before the guest runs; needs a start as root. See
+    /// Make this directory the VMM's root directory before the guest runs; start as root to use this. See
     /// below
     #[arg(long, value_name = "DIR")]
     pub chroot: Option<PathBuf>,
@@ -142,7 +142,7 @@ Examples:
   vmm run --kernel bzImage --pmu clocks --allow-event instructions,cycles
   vmm run --config vm.json --report report.json
 
-Keys of a configuration file are the long names of the flags; \"memory\" is in MiB:
+A configuration file has these keys. \"memory\" is in MiB; \"limits\" has the names of the flags for limits:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"pmu\": \"standard\",
    \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
@@ -167,36 +167,36 @@ the snapshot. The machine reads memory from DIR on first access and never writes
 can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names
 the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count,
 or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too;
---persistent starts more events, under other names. A snapshot that is damaged, or does not fit this host, is
-refused before the guest runs, with status 1 and the reason.
+--persistent starts more events: give them names that no event of the snapshot has. A snapshot that is
+damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason.
 
 Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR
 --diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page
 costs a fault that KVM serves. --restore DIR of a diff reads BASE, too.
 
 Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop.
-EVENT is a name of 'vmm check --pmu full'. marks counts every mark, mark=7 the marks with value 7,
-exits-io:k the port accesses in kernel mode. The options:
+EVENT is a name of 'vmm check --pmu full'. marks counts every mark, mark=7 only marks with the value 7, and
+exits-io:k only port accesses in kernel mode. The options:
   period=N    take a sample every N events
   freq=N      take about N samples a second
   cpu=N|all   count on this vCPU [default: all, one event for each]
   size=BYTES  size of the ring in the window, 4K times a power of two; it keeps the newest records.
               0: only count [default: 64K]
-  name=NAME   name of the event; with several vCPUs, -0, -1 and so on are added [default: as EVENT]
-Without period and freq, each mark and each exit is a sample, clocks and hardware events take 1000 samples
+  name=NAME   name of the event; with several vCPUs, -0, -1 and so on are added [default: EVENT]
+Without period and freq, every mark and every exit is sampled, clocks and hardware events take 1000 samples
 a second, and events that cannot sample only count. The recording describes only the guest: it has
 neither the host's name nor any of its paths.
 
 Events of the guest: --pmu selects a list of events that the guest may open.
   --pmu off       the machine has no PMU device, and no exits caused by one
-  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and the exits that reach the VMM by
-                  reason; no hardware event is opened, unless --persistent names one
-  --pmu standard  all of clocks, the CPU's generic and cache events, page-faults, context-switches,
-                  cpu-migrations, exits, halts, and traces
-  --pmu full      all of standard, and every raw event of the host's CPU
+  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and for each reason the exits that
+                  reach the VMM; no hardware event is opened, unless --persistent names one
+  --pmu standard  every event of clocks; also the CPU's generic and cache events, page-faults,
+                  context-switches, cpu-migrations, exits, halts, and traces
+  --pmu full      every event of standard; also every raw event of the host's CPU
 --allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
 --deny-event removes an event from the list, even if another option allows it, and also the traces that show
-the event or that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
+the event or are paced by it. Both options take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
 kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the
 events whose config equals CONFIG in the bits of MASK). A denied event is absent: the catalogue does not list
 it, and opening it fails like opening an event that the host does not have. The list applies only to the
@@ -208,28 +208,28 @@ like) are never passed on. A raw event can count shared resources, such as a las
 activity of the host and of neighbours: allow only events that you know from the manual of this CPU model. The
 catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open any number.
 
-Control: --ctl creates a socket that only you can use. On it 'vmm ctl' lists, starts, flushes, records and
-ends persistent events while the guest runs, and saves the machine. The socket is removed when the run ends;
+Control: --ctl creates a socket that only you can use. Through it, 'vmm ctl' lists, starts, flushes, records
+and ends persistent events while the guest runs, and saves the machine. The socket is removed when the run ends;
 a stale socket is replaced.
 
 Confinement: before the guest's first instruction the VMM opens the files that it needs, closes inherited
-descriptors, drops every capability but CAP_PERFMON, and installs a seccomp filter on each thread. All paths
+descriptors, drops every capability except CAP_PERFMON, and installs a seccomp filter on each thread. All paths
 are opened before the root directory changes, so --report, --recording and --ctl may name files outside it.
-The directory of recordings stays open: choose one inside the new root to keep everything else out of reach.
+The directory of recordings stays open: choose one inside the new root, so that the VMM can reach nothing outside.
 The user of --user needs write access to the directory of recordings, and becomes the owner of the control
-socket. A system call that a filter refuses ends the VMM at once, without a report; the message names the
+socket. A system call that a filter refuses ends the VMM immediately, without a report; the message names the
 call. 'vmm check' and 'vmm ctl' are not confined.
 
-Debug port: the guest's init writes a byte to port 0x504, or on aarch64 to address 0xa002000; the report
-then has the time from the first instruction to that write.
+Debug port: if the guest's init writes a byte to port 0x504, or on aarch64 to address 0xa002000, the report
+has the time from the first instruction to that write.
 
 Exit status:
   0  the guest powered off         4  the guest triple-faulted
   1  the VMM failed                5  the guest kernel panicked
   2  wrong usage                   6  ended by Ctrl-A x, a signal or 'snapshot --then-exit'
   3  the guest asked for a reset   7  a seccomp filter refused a system call
-                                   8  KVM cannot continue the guest, as after an
-                                      instruction that it cannot emulate";
+                                   8  KVM cannot continue the guest, for example
+                                      after an instruction that it cannot emulate";
 
 fn kernel_help() -> String {
     format!("Kernel to boot: {}", kernel::KINDS)

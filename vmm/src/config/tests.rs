@@ -1,4 +1,4 @@
-//! Flags, files and defaults, and the values that they reject.
+//! Tests of flags, configuration files and defaults, and of values that are refused.
 
 use super::*;
 use crate::policy::PolicyArgs;

@@ -1,4 +1,4 @@
-//! Keeps the C library's allocator to the system calls that the filters allow.
+//! Keeps the C library's allocator from making system calls that the filters refuse.
 
 /// Makes all threads allocate from one arena. Call it before the first thread starts.
 ///
@@ -8,9 +8,11 @@
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 pub(super) fn use_one_arena() {
-    // SAFETY: sets a number, while there is one thread.
+    // SAFETY: the call only sets a number of the allocator, and no other thread runs yet.
     if unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 1 {
-        log::warn!("the allocator keeps its arenas: it may make a call that filters refuse");
+        log::warn!(
+            "the allocator uses several arenas: it may make a system call that a filter refuses"
+        );
     }
 }
 

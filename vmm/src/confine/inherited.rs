@@ -18,7 +18,8 @@ impl Inherited {
     /// Lists the inherited descriptors. Call this before this process opens anything.
     pub fn find() -> Self {
         let Ok(entries) = fs::read_dir("/proc/self/fd") else {
-            // Without /proc, no path can name a descriptor, and this process has not opened anything.
+            // Without /proc, a configured path cannot name a descriptor, so close all descriptors now. This process
+            // has not opened anything yet.
             close_all();
             return Self(Vec::new());
         };
@@ -26,7 +27,7 @@ impl Inherited {
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let numbers: Vec<RawFd> = numbers.filter(|&number| number >= STANDARD).collect();
-        // The directory's own descriptor is closed by now.
+        // The list includes the descriptor of the directory itself, which is closed by now: leave it out.
         Self(
             numbers
                 .into_iter()
@@ -46,13 +47,13 @@ impl Inherited {
 }
 
 fn is_open(number: RawFd) -> bool {
-    // SAFETY: queries a number, which may be closed.
+    // SAFETY: the call only reads the descriptor's flags; it returns an error if the descriptor is closed.
     unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 
 fn close_all() {
     let first = STANDARD.unsigned_abs();
     // SAFETY: this process has just started and opened nothing above standard error. A kernel
-    // without the call leaves them open.
+    // without this system call leaves the descriptors open.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }

@@ -1,10 +1,11 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The steps follow the boot. Everything with a path is opened first. Then [`Confinement::drop_privileges`]
-//! closes inherited descriptors, changes the root directory and the user, and drops capabilities. Threads
-//! that are started after this step inherit its effects; threads that were started before it end before the
-//! guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]), the main
-//! thread last ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
+//! The process is confined in steps. First, the VMM opens everything that has a path. Then
+//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the user, and
+//! drops capabilities. Threads that are started after this step inherit its effects. Threads that were started
+//! earlier must end before the guest runs. Each thread installs its own seccomp filter when it starts
+//! ([`Confinement::spawn`]), the main thread last ([`Confinement::filter_main`]). A system call that a filter
+//! refuses ends the process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
 
@@ -55,9 +56,9 @@ pub enum ConfineError {
         source: io::Error,
     },
     /// A resource limit could not be set.
-    #[error("cannot set the limit of {0}")]
+    #[error("cannot set the limit on {0}")]
     Limit(&'static str, #[source] io::Error),
-    /// More host counters than the limit of descriptors allows.
+    /// More host counters than the limit on open descriptors allows.
     #[error(
         "--max-host-counters {asked}: a limit of {limit} descriptors leaves room for {left}; give fewer, or \
          start with a higher 'ulimit -Hn'"
@@ -98,11 +99,11 @@ pub enum ConfineError {
 /// The purpose of a thread, which determines its system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
-    /// The event loop, and everything after it.
+    /// Runs the event loop, and everything after it.
     Main,
     /// Runs a vCPU.
     Vcpu,
-    /// Drains the PMU device.
+    /// Moves pending host samples to the guest's rings ([`vpmu::Vpmu::drain`]).
     Drain,
     /// Serves the control socket.
     Ctl,
@@ -135,7 +136,7 @@ pub struct Options {
     pub seccomp: bool,
 }
 
-/// The parts of the host that a running machine needs.
+/// Properties of a machine that determine the privileges and system calls that it needs.
 #[derive(Debug)]
 pub struct Needs<'a> {
     /// Number of its vCPUs.
@@ -183,18 +184,19 @@ impl Confinement {
         privileges::check(options)
     }
 
-    /// Limits a device's host counters to the process's limit of descriptors.
+    /// Lowers a device's number of host counters if the process's limit on open descriptors allows fewer. `asked`:
+    /// whether the user gave the number.
     ///
     /// # Errors
-    /// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters,
-    /// and the limit of descriptors allows fewer.
+    /// [`ConfineError::Descriptors`] if the user gave the number, and the limit on open descriptors allows fewer.
     pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops all privileges that `needs` does not name, as `options` require, and prepares the filters. Call
-    /// this after everything with a path is open. Threads that exist keep their privileges: they must end
-    /// before the guest's first instruction.
+    /// Drops all privileges except those that a machine with these `needs` requires, and prepares the filters.
+    /// Changes the user and the root directory if `options` name them. Call this when everything with a path
+    /// is open. Threads that already run keep their privileges: they must end before the guest's first
+    /// instruction.
     ///
     /// # Errors
     /// [`ConfineError`]; some privileges may have been dropped.
@@ -239,7 +241,7 @@ impl Confinement {
         &self.confined
     }
 
-    /// Starts a thread of this kind. Its filter is installed when this returns.
+    /// Starts a thread of `kind`. The thread's filter is installed when this function returns.
     ///
     /// # Errors
     /// [`ConfineError::Thread`], [`ConfineError::Install`].
@@ -266,7 +268,8 @@ impl Confinement {
         Ok(thread)
     }
 
-    /// Returns the first step of a thread of this kind that is started elsewhere: it installs the filter.
+    /// Returns a function that installs the filter of a thread of `kind`. A thread that is not started by
+    /// [`Self::spawn`] must call it first.
     pub fn begin(
         &self,
         kind: ThreadKind,

@@ -72,8 +72,8 @@ pub(super) fn own_user() -> User {
     }
 }
 
-/// Checks that this process may do what `options` require: an error at the start is more useful
-/// than a later error.
+/// Checks that this process may do what `options` require, so that an operator gets the error immediately
+/// and not after the preparations for the boot.
 pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
@@ -91,27 +91,27 @@ pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     }
 }
 
-/// Capabilities that a machine with a PMU keeps, if it has them.
+/// Capabilities that [`drop_all`] does not drop if the machine has a PMU.
 const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
 
-/// Descriptors of the machine without its PMU: the number for each vCPU (the vCPU itself and its statistics),
-/// and the number for everything else.
+/// Descriptors that a machine needs, apart from its PMU: two for each vCPU (the vCPU itself and its statistics), and
+/// [`OTHER_DESCRIPTORS`] for everything else.
 const DESCRIPTORS_OF_VCPU: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Descriptors that host counters of sampling events leave free within the limit: for the machine, and for
-/// the counting events of each vCPU.
+/// Descriptors that the host counters of sampling events must leave free: [`OWN_DESCRIPTORS`] for the machine, and
+/// [`COUNTING_DESCRIPTORS`] for the counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
-/// Most descriptors reserved for the operator's events; if the limit is low, an eighth of it is reserved.
+/// Maximum number of descriptors reserved for the operator's events. If the limit on open descriptors is low, an
+/// eighth of it is reserved.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
-/// Lowers the device's limit of open host counters to fit the limit of descriptors, and reserves
-/// descriptors for the operator's events.
+/// Lowers the device's limit on open host counters to fit the limit on open descriptors, and reserves
+/// descriptors for the operator's events. `asked`: whether the user gave the number of host counters.
 ///
 /// # Errors
-/// [`ConfineError::Descriptors`] if `asked`, which means that the user gave the number of host counters, and
-/// the limit of descriptors allows fewer.
+/// [`ConfineError::Descriptors`] if the user gave the number, and the limit on open descriptors allows fewer.
 pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
         return Ok(());
@@ -135,7 +135,7 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit of locked memory
+/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit on locked memory
 /// to the machine's needs: rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
@@ -146,7 +146,7 @@ pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), Confin
     lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
     let locked = settings.map_or(0, vpmu::confine::locked_memory);
     let set = match set(Resource::Memlock, locked) {
-        // Only a privileged process may raise it.
+        // Only a privileged process may raise the limit.
         Err(Errno::PERM) => lower(Resource::Memlock, locked),
         other => other.map_err(io::Error::from),
     };
@@ -170,8 +170,9 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
     rustix::process::setrlimit(resource, limit)
 }
 
-/// Gives up the root directory, the user and the capabilities of the calling thread, and every way to regain
-/// them. Threads that it starts later inherit this. Returns the names of the remaining capabilities.
+/// Changes the root directory and the user of the calling thread, if `options` name them, and drops its
+/// capabilities, except those in [`KEPT`] if the machine has a PMU. Neither this thread nor the threads that it
+/// starts later can undo this. Returns the names of the remaining capabilities.
 pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;
@@ -200,9 +201,10 @@ fn failed(error: Errno) -> ConfineError {
     ConfineError::Privileges(error.into())
 }
 
-/// `chroot(2)` is as good as a new mount namespace here: escaping it requires `CAP_SYS_CHROOT`,
-/// which is dropped, or an open directory outside. `chroot(2)` also works where the root cannot be
-/// pivoted, as in an initramfs.
+/// Changes the root instead of entering a new mount namespace, because an initramfs has no root that can be
+/// pivoted. To escape, the process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside. The
+/// directories of recordings and of the control socket may be outside: there, the filters only allow files to be
+/// created, renamed and removed.
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
     rustix::process::chroot(directory).map_err(refused)?;
@@ -242,8 +244,8 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
     }
 }
 
-/// Keeps programs that this process starts from gaining capabilities. Without `CAP_SETPCAP` this is not
-/// possible, and `no_new_privs` has the same effect.
+/// Empties the capability bounding set, so that programs started by this process cannot gain capabilities. This
+/// requires `CAP_SETPCAP`; without it, `no_new_privs` has the same effect.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);

@@ -1,4 +1,4 @@
-//! The system calls of each thread, with the reasons. Any other call ends the process.
+//! The system calls that each thread may make, with the reasons. Any other call ends the process.
 
 use std::os::fd::RawFd;
 
@@ -10,10 +10,10 @@ use crate::arch::calls;
 use crate::place;
 use crate::signal;
 
-/// Inputs of the rules besides a thread's kind.
+/// Properties of the process and the machine that the filter rules use.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// This process.
+    /// The id of this process.
     pub(super) process: u32,
     /// Whether the machine has a PMU.
     pub(super) pmu: bool,
@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) restarts: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
-    /// The directory of the control socket; without a socket, the machine cannot be saved.
+    /// The directory of the control socket. `None`: there is no socket, so no client can request a snapshot.
     pub(super) socket: Option<RawFd>,
 }
 
@@ -50,7 +50,7 @@ const KVM_RUN: u32 = 0xae80;
 /// Ioctls that build a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture
 /// needs.
 const BOOT: [(u32, &str); 8] = [
-    (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
+    (0xae01, "KVM_CREATE_VM: a guest boots again in a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),
     (0xae04, "KVM_GET_VCPU_MMAP_SIZE: the size of run pages"),
     (0x4020_ae46, "KVM_SET_USER_MEMORY_REGION: the VM's memory"),
@@ -60,7 +60,7 @@ const BOOT: [(u32, &str); 8] = [
     (0x4040_ae79, "KVM_IOEVENTFD: notifications of queues"),
 ];
 
-/// Requests whose constants in `libc` have a type that depends on the target.
+/// Ioctls whose constants in `libc` have a type that depends on the target.
 const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const FIONBIO: u32 = 0x5421;
@@ -121,7 +121,7 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
     rules.push(rule(
         calls::POLL,
         [],
-        "a full console, until its reader reads",
+        "waits for the reader of a full console",
     ));
     rules
 }
@@ -136,7 +136,7 @@ fn drain(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// Calls of the machine's devices on any thread but the closer.
+/// System calls of the machine's devices. Any thread may make them, except a [`ThreadKind::Closer`].
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = |signal: c_int| {
         let arguments = [
@@ -152,7 +152,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             "event descriptors; the console; messages",
         ),
         kick(signal::kick_signal()),
-        // The VMM kicks with SIGIO instead if the queue of real-time signals is full.
+        // If the queue of real-time signals is full, the VMM sends SIGIO instead of the kick signal.
         kick(libc::SIGIO),
         rule(
             call!(SYS_pread64, pread64),
@@ -171,7 +171,7 @@ fn main(plan: &Plan) -> Vec<Rule> {
     let mut rules = machine(plan);
     rules.extend(waiting());
     rules.extend([
-        rule(calls::POLL, [], "a full console, until its reader reads"),
+        rule(calls::POLL, [], "waits for the reader of a full console"),
         rule(
             call!(SYS_read, read),
             [],
@@ -238,7 +238,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// The wait of an event loop and its sources.
+/// System calls of an event loop: it chooses the descriptors to watch, and waits for them.
 fn waiting() -> [Rule; 3] {
     let why = "the event loop";
     [
@@ -268,8 +268,8 @@ fn open_files() -> [Rule; 2] {
     ]
 }
 
-/// Calls that write recordings: a new file in the directory of recordings replaces the older recording.
-/// Existing files cannot be opened.
+/// System calls that write a recording. In the directory of recordings, they can create a new file, and rename
+/// and remove files. They cannot open an existing file.
 fn recording(plan: &Plan) -> Vec<Rule> {
     let Some(directory) = plan.recordings else {
         return Vec::new();
@@ -288,7 +288,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_renameat, renameat),
             [is(0, directory), is(2, directory)],
-            "the older recording is kept, the new one takes its place",
+            "the older recording gets the suffix .old; the new one gets its name",
         ),
         rule(
             call!(SYS_unlinkat, unlinkat),
@@ -312,7 +312,7 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     }
 }
 
-/// Calls of a crash, on any thread.
+/// System calls of the crash handler, which can run on any thread.
 fn crash() -> [Rule; 4] {
     let why = "a crash restores the terminal";
     [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))

@@ -1,6 +1,6 @@
-//! The filters in the kernel's form, and the handling of a refused call: the thread gets SIGSYS,
-//! whose handler reports the call and ends the process. If the handler cannot run, the kernel ends the
-//! process.
+//! Compiles the rules to filters for the kernel, and handles refused calls: the thread that makes one gets
+//! SIGSYS, whose handler reports the call and ends the process. If the handler cannot run, the kernel ends
+//! the process.
 
 #![expect(
     unsafe_code,
@@ -34,7 +34,7 @@ thread_local! {
 }
 
 impl Filters {
-    /// Makes the filters of every kind, and installs the handlers that report refused calls and panics.
+    /// Makes a filter for every kind of thread, and installs the handlers that report refused calls and panics.
     pub(super) fn prepare(plan: &Plan) -> Result<Self, ConfineError> {
         report_refused_calls()?;
         report_panics();
@@ -55,7 +55,8 @@ impl Filters {
     pub(super) fn install(&self, kind: ThreadKind) -> Result<(), ConfineError> {
         KIND.set(Some(kind));
         let none = BpfProgram::new();
-        // Every kind has a program; seccompiler would refuse an empty one.
+        // Every kind of thread has a program, so `none` is never used. `apply_filter` would refuse it, because it is
+        // empty.
         let program = self.0.get(&kind).unwrap_or(&none);
         seccompiler::apply_filter(program).map_err(ConfineError::Install)
     }
@@ -69,7 +70,7 @@ fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
             .entry(rule.number)
             .or_insert_with(|| Some(Vec::new()));
         if rule.arguments.is_empty() {
-            // Any arguments: this rule replaces all others for the call.
+            // This rule allows any arguments, so it replaces all other rules for the call.
             *chain = None;
         } else if let Some(chain) = chain {
             let conditions = rule.arguments.iter().map(condition);
@@ -109,17 +110,18 @@ fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("unnamed");
-        eprintln!("vmm: thread {name}: {panic}; a backtrace needs --no-seccomp");
+        eprintln!("vmm: thread {name}: {panic}; for a backtrace, run with --no-seccomp");
     }));
 }
 
-/// Index of `si_syscall` in a `siginfo_t` of SIGSYS, which `libc` does not name.
+/// Index of the field `si_syscall` in the `siginfo_t` of a SIGSYS, counted in `c_int`s. `libc` does not define
+/// this field.
 const SI_SYSCALL: usize = 6;
 
 /// Reports the refused call and ends the process.
 extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let number = info.cast::<c_int>().wrapping_add(SI_SYSCALL);
-    // SAFETY: the kernel passes a handler a whole siginfo_t, and this word is inside it.
+    // SAFETY: the kernel passes the handler a pointer to a whole `siginfo_t`, and this word is inside it.
     let number = unsafe { number.read() };
     // SAFETY: the context comes from the kernel, and this handler has not returned.
     let second = unsafe { calls::second_argument(context) };
@@ -143,11 +145,11 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
     let bytes = line.bytes();
     // SAFETY: the kernel reads the bytes within the call.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-    // SAFETY: ends the process at once; may be called in a signal handler.
+    // SAFETY: ends the process immediately; may be called in a signal handler.
     unsafe { libc::_exit(EXIT_REFUSED_CALL.into()) }
 }
 
-/// A line of text without allocation: the handler may have interrupted the allocator.
+/// A line of text in a fixed buffer: the handler must not allocate, as it may have interrupted the allocator.
 struct Line {
     bytes: [u8; 256],
     length: usize,

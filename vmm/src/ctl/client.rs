@@ -44,7 +44,7 @@ pub struct CtlArgs {
 /// Commands for a running machine.
 #[derive(Debug, Clone, Subcommand)]
 pub enum CtlCommand {
-    /// Show every persistent event, the guest's own too
+    /// Show every persistent event, including those that the guest opened
     List,
     /// Write the recording now
     Dump {
@@ -61,7 +61,7 @@ pub enum CtlCommand {
         /// EVENT[,period=N|freq=N][,cpu=N|all][,size=BYTES][,name=NAME]
         spec: String,
     },
-    /// End an event, the guest's own too; its records are lost
+    /// End an event, even one that the guest opened. The event's records are lost
     End {
         /// Name or id of the event
         event: String,
@@ -72,7 +72,8 @@ pub enum CtlCommand {
         /// Directory to write, empty or new
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Save only the pages written since the last snapshot, BASE; --restore DIR then needs BASE, too
+        /// Save only the pages written since BASE: the machine's last snapshot, or the snapshot from which the
+        /// machine was restored. 'vmm run --restore DIR' then needs BASE, too
         #[arg(long, value_name = "BASE")]
         diff: Option<PathBuf>,
         /// End the run when the snapshot is complete
@@ -118,10 +119,10 @@ pub enum CtlError {
     #[error("no control socket at {0}: start the machine with 'vmm run --ctl {0}'")]
     Missing(PathBuf),
     /// No process listens on the socket.
-    #[error("no machine listens on {0}: the one that created it has ended")]
+    #[error("no machine listens on {0}: the machine that created the socket has ended")]
     Dead(PathBuf),
     /// The path is not a socket.
-    #[error("{0} is not a control socket: give the one of 'vmm run --ctl' with --socket")]
+    #[error("{0} is not a control socket: give the path of 'vmm run --ctl' with --socket")]
     NoSocket(PathBuf),
     /// The caller lacks permission.
     #[error(
@@ -140,7 +141,7 @@ pub enum CtlError {
     /// The machine ended, or rejected the connection.
     #[error("the machine behind {0} has closed its control socket without an answer")]
     Closed(PathBuf),
-    /// The reply does not come from a VMM, or comes from a VMM of another version.
+    /// The reply does not come from a VMM, or comes from a VMM of a different version.
     #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
     Stranger {
         /// The path.
@@ -158,7 +159,7 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
-    /// The path is taken by a directory or a device.
+    /// A directory or a device is at the path.
     #[error("{0} is not a regular file: dump to another path")]
     Taken(PathBuf),
     /// The recording cannot be written at its path.
@@ -171,7 +172,7 @@ pub enum CtlError {
         source: io::Error,
     },
     /// The base of a diff cannot be used.
-    #[error("cannot make a diff from {base}")]
+    #[error("cannot make a diff based on {base}")]
     Base {
         /// The directory of the base.
         base: PathBuf,
@@ -201,8 +202,8 @@ pub enum CtlError {
         #[source]
         source: Box<CtlError>,
     },
-    /// The answer does not fit the request.
-    #[error("unexpected answer on {0}: use the vmm of the machine's version")]
+    /// The reply does not fit the request.
+    #[error("unexpected reply on {0}: use the 'vmm' of the same version as the machine")]
     Other(PathBuf),
     /// The machine refused the request, with this reason.
     #[error("{0}")]
@@ -311,7 +312,7 @@ fn snapshot(
     };
     let place = Directory::make(directory).map_err(|source| {
         let remedy = match source.kind() {
-            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty or does not exist",
+            io::ErrorKind::DirectoryNotEmpty => ": give an empty or new directory",
             io::ErrorKind::WouldBlock => ": another snapshot is being written there",
             _ => "",
         };
@@ -328,8 +329,9 @@ fn snapshot(
         error: finished.as_ref().err().map(ToString::to_string),
     };
     let confirmed = machine.ask(&finish, None);
-    finished.map_err(failed("; the machine goes on"))?;
-    // Without --then-exit, the machine may have ended by itself: the snapshot is complete anyway.
+    finished.map_err(failed("; the machine continues"))?;
+    // Without --then-exit, a missing confirmation is not an error: the snapshot is complete, and the machine may
+    // have ended by itself.
     if let (true, Err(source)) = (then_exit, confirmed) {
         return Err(CtlError::Unconfirmed {
             directory: directory.to_owned(),
@@ -360,7 +362,7 @@ fn snapshot(
 /// Time between two updates of the progress line.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Sends `request`; meanwhile, shows how `file` grows if standard error is a terminal.
+/// Sends `request`, and waits for the answer. If standard error is a terminal, shows there how `file` grows meanwhile.
 fn ask_with_progress(
     machine: &mut Connection<'_>,
     request: &Request,
@@ -435,7 +437,8 @@ impl<'a> Connection<'a> {
         line.push(b'\n');
         let mut answer = Vec::new();
         let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
-        // Read even if sending failed: a machine that closes the connection may have sent the reason.
+        // Read the reply even if sending failed: a machine that closes the connection may have sent the
+        // reason.
         let read = (&mut self.stream)
             .take(MAX_ANSWER)
             .read_until(b'\n', &mut answer);

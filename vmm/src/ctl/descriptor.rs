@@ -1,4 +1,4 @@
-//! Bytes on the control socket, with an optional open file.
+//! Sends and receives bytes on the control socket, with an optional open file.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};
@@ -12,7 +12,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Sends all of `bytes`, and `file` with the first of them.
+/// Sends all of `bytes`. The descriptor `file` accompanies the first of them.
 ///
 /// # Errors
 /// The socket's error.

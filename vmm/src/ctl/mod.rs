@@ -1,4 +1,4 @@
-//! `vmm ctl`: a running machine and its persistent events, from outside.
+//! `vmm ctl`: controls a running machine and its persistent events from another process.
 //!
 //! A Unix socket carries one JSON request per line, and one reply per line. Access to the
 //! socket grants control of the machine and its PMU, so only the machine's owner and root can use it.

@@ -11,7 +11,8 @@ use vpmu::source::Rate;
 
 use crate::snapshot::{Base, Taken};
 
-/// Most bytes of a request, its newline included: a path and a few words.
+/// Maximum size of a request in bytes, including its newline. A request has no more than a path and a few
+/// words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
 
 /// A request.
@@ -22,8 +23,8 @@ pub enum Request {
     List {},
     /// Write the recording.
     Dump {
-        /// Path of the file whose descriptor accompanies the request (`SCM_RIGHTS`), since the
-        /// machine may be unable to open paths; `None`: the path of `--recording`.
+        /// Path of the file to write. A descriptor of this file accompanies the request (`SCM_RIGHTS`), since the
+        /// machine may be unable to open paths. `None`: write the file of `--recording`.
         file: Option<PathBuf>,
     },
     /// Write pending samples to the rings.
@@ -45,9 +46,10 @@ pub enum Request {
     Snapshot {
         /// The snapshot's name.
         id: String,
-        /// Whether the machine stays stopped until the snapshot is finished, and ends if it is complete.
+        /// If true, the machine stays stopped until the client has finished the snapshot. The run then ends
+        /// if the files are complete; otherwise the machine continues.
         then_exit: bool,
-        /// For a diff: the snapshot since which pages count as written.
+        /// The base of a diff snapshot; the diff has only the pages written since the base. `None` for a full snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<Base>,
     },
@@ -129,13 +131,13 @@ pub struct Entry {
     pub state: String,
     /// The count.
     pub count: u64,
-    /// Guest nanoseconds for which the event was enabled.
+    /// Guest time in nanoseconds for which the event was enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds for which the event ran.
+    /// Guest time in nanoseconds for which the event ran.
     pub time_running: u64,
     /// Overflows without a record.
     pub lost: u64,
-    /// Events between samples; `None` if the event only counts, or samples at a frequency.
+    /// The sampling period in events; `None` if the event only counts, or samples at a frequency.
     pub period: Option<u64>,
     /// Samples per second.
     pub freq: Option<u64>,

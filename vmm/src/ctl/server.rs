@@ -1,5 +1,5 @@
-//! The machine's end of the control socket, on its own thread, so that long requests do not delay
-//! the guest. Handles lines and clients; the caller executes requests.
+//! The VMM's end of the control socket. It has its own thread, so that long requests do not delay the guest.
+//! This module handles connections and parses requests. The function passed to `Server::start` executes them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,9 +19,9 @@ use super::descriptor::Peer;
 use super::protocol::{Answer, MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
-use crate::snapshot::desk::GONE;
+use crate::snapshot::mailbox::GONE;
 
-/// Most simultaneous clients. When one more connects, the oldest client is disconnected.
+/// Maximum number of simultaneous clients. When one more connects, the oldest client is disconnected.
 const MAX_CLIENTS: usize = 16;
 
 /// Errors of serving the control socket.
@@ -55,7 +55,8 @@ struct Stop {
 }
 
 impl Server {
-    /// Serves `socket` on a thread of `confinement`; calls `serve` for one request at a time.
+    /// Starts a thread that serves `socket`, with the privileges of `confinement`. The thread calls `serve`
+    /// for one request at a time.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -105,7 +106,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         if let Err(error) = self.stop.event.write(1) {
-            // Without the signal, the thread would never end: do not join it.
+            // The thread was not notified, so it does not end: do not join it.
             log::error!("the control socket cannot be closed: {error}");
             return;
         }
@@ -140,7 +141,7 @@ impl Clients {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
             Err(error) => {
                 log::warn!("cannot accept a client of the control socket: {error}");
-                // Most likely the descriptors are used up, some of them by clients.
+                // Most likely the process has no free descriptor. Disconnect the oldest client to get one.
                 self.drop_first(ops);
                 return;
             }
@@ -151,7 +152,9 @@ impl Clients {
         }) {
             Ok(true) => {}
             Ok(false) => return log::warn!("refused another user's client on the control socket"),
-            Err(error) => return log::warn!("a client of the control socket fails: {error}"),
+            Err(error) => {
+                return log::warn!("cannot set up a client of the control socket: {error}");
+            }
         }
         if self.clients.len() >= MAX_CLIENTS {
             self.drop_first(ops);
@@ -223,7 +226,7 @@ impl MutEventSubscriber for Clients {
     }
 }
 
-/// A client. Its next request is not served before the previous reply is sent.
+/// The connection of a client. A request is served only after the previous reply has been sent.
 struct Client<S = UnixStream> {
     stream: S,
     /// Received bytes that have not been served.
@@ -232,7 +235,7 @@ struct Client<S = UnixStream> {
     file: Option<File>,
     /// The unsent part of a reply.
     output: Vec<u8>,
-    /// The client sends nothing more, or is to be closed.
+    /// The client sends nothing more, or is to be disconnected.
     last: bool,
     /// The snapshot that the client has to finish.
     snapshot: Option<String>,
@@ -272,13 +275,13 @@ impl<S: Peer> Client<S> {
         if let Some(id) = self.snapshot.take() {
             let error = Some(GONE.to_owned());
             if let Reply::Error(error) = serve(Request::Finish { id, error }, None) {
-                log::debug!("a client leaves: {error}");
+                log::debug!("cannot give up the snapshot of a client that is gone: {error}");
             }
         }
     }
 
-    /// The event that lets the client proceed: room for a reply if a reply or a complete request is pending,
-    /// else more input.
+    /// The event after which to call [`Self::turn`] again: `OUT` if part of a reply is not sent yet or a complete
+    /// request is in the buffer, otherwise `IN`.
     fn wants(&self) -> EventSet {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
@@ -286,8 +289,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Proceeds without blocking; executes at most one request, in fairness to other clients. Returns whether
-    /// the client stays connected.
+    /// Reads input, serves a request and writes output, as far as this is possible without blocking. Executes at most
+    /// one request, so that other clients are served, too. Returns whether the client stays connected.
     fn turn(&mut self, serve: &mut Serve) -> bool {
         match self.try_turn(serve) {
             Ok(()) => true,
@@ -305,13 +308,13 @@ impl<S: Peer> Client<S> {
             let file = self.file.take();
             let reply = match serde_json::from_slice(&line) {
                 Ok(request) => self.serve(request, file, serve),
-                Err(error) => Reply::Error(format!("no request: {error}")),
+                Err(error) => Reply::Error(format!("invalid request: {error}")),
             };
             self.answer(&reply);
         } else if self.input.len() >= MAX_REQUEST {
             self.last = true;
             self.input = Vec::new();
-            let told = format!("no request: a line of more than {MAX_REQUEST} bytes");
+            let told = format!("invalid request: a line of more than {MAX_REQUEST} bytes");
             self.answer(&Reply::Error(told));
         }
         self.write_out()?;
@@ -355,7 +358,7 @@ impl Client {
     fn unwatch(&self, id: u32, ops: &mut EventOps<'_>) {
         let fd = self.stream.as_raw_fd();
         if let Err(error) = ops.remove(Events::with_data_raw(fd, id, self.wants())) {
-            log::debug!("a client was not watched: {error}");
+            log::debug!("cannot stop watching a client: {error}");
         }
     }
 }
@@ -382,8 +385,8 @@ impl<S: Read + Write> Peer for Plain<S> {
     }
 }
 
-/// Serves a client until it is gone. `stream` must not block: a call that would block returns `WouldBlock`,
-/// and is repeated.
+/// Serves the client at `stream` until it disconnects. `stream` must be non-blocking: its calls return
+/// `WouldBlock` instead of blocking, and this function tries them again.
 #[cfg(feature = "internals")]
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));

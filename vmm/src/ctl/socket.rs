@@ -21,13 +21,13 @@ use crate::place::Place;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another process listens there.
-    #[error("another machine has the control socket {0}: give this one its own with --ctl")]
+    #[error("another machine uses the control socket {0}: choose another path with --ctl")]
     InUse(PathBuf),
     /// The path is not a socket.
-    #[error("{0} exists and is not a socket: give another path with --ctl")]
+    #[error("{0} exists and is not a socket: choose another path with --ctl")]
     NoSocket(PathBuf),
     /// The path is empty or too long for a socket's address.
-    #[error("invalid path {path} for a socket: give 1 to {most} bytes")]
+    #[error("invalid path {path} for a socket: choose a path of 1 to {most} bytes")]
     Length {
         /// The path.
         path: PathBuf,
@@ -45,9 +45,9 @@ pub enum SocketError {
     },
 }
 
-/// Most bytes of a socket's path, without the terminating zero.
+/// Maximum length of a socket's path in bytes, without the terminating zero.
 const MAX_PATH: usize = size_of::<sockaddr_un>() - offset_of!(sockaddr_un, sun_path) - 1;
-/// Most clients that wait to be accepted.
+/// Maximum number of clients that wait to be accepted.
 const BACKLOG: c_int = 16;
 
 /// A listening socket that only its owner can open. Dropping the value removes the socket's file.
@@ -55,12 +55,12 @@ const BACKLOG: c_int = 16;
 pub struct Socket {
     pub(super) listener: UnixListener,
     place: Place,
-    /// Device and inode of the created socket: another file may have replaced it at its path.
+    /// Device and inode of the socket's file, to detect that another file has replaced it at the path.
     made: (u64, u64),
 }
 
 impl Socket {
-    /// Listens at `path`. The socket's file belongs to `owner`, or to the process's user for `None`.
+    /// Listens at `path`. The socket's file belongs to `owner`, or without one, to the user of this process.
     ///
     /// # Errors
     /// [`SocketError`].
@@ -109,13 +109,14 @@ impl Drop for Socket {
         }
         match self.place.remove() {
             Ok(()) => {}
-            // The user has no right to write to the directory: the next machine replaces the socket.
+            // The process has no permission to remove files from the directory, so the socket's file stays. The
+            // next machine with this path replaces the file.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                log::info!("the control socket stays: {error}");
+                log::info!("cannot remove the control socket: {error}");
             }
             Err(error) => {
                 let path = self.place.path().display();
-                log::warn!("the control socket {path} stays: {error}");
+                log::warn!("cannot remove the control socket {path}: {error}");
             }
         }
     }
@@ -146,7 +147,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     }
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let socket = File::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    // Binding creates the file with the descriptor's mode, so it is never accessible to others.
+    // `bind` creates the file with the descriptor's mode, so other users can never access the file.
     socket
         .set_permissions(Permissions::from_mode(0o600))
         .map_err(failed)?;
@@ -156,7 +157,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = c_char::from_ne_bytes([*from]);
     }
-    // SAFETY: the kernel reads the structure, of this size, within the call.
+    // SAFETY: the pointer and the size are those of `address`, which the kernel reads only during the call.
     let result = unsafe {
         libc::bind(
             socket.as_raw_fd(),
@@ -201,7 +202,8 @@ pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
         gid: 0,
     };
     let mut size = size_of::<ucred>() as socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, the structure's own, within the call.
+    // SAFETY: `size` is the size of `peer`. The kernel writes at most that many bytes to `peer`, and writes `size`,
+    // only during the call.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -246,7 +248,7 @@ mod tests {
             Err(SocketError::InUse(_))
         ));
         drop(living);
-        assert!(path.exists(), "dead, and still there");
+        assert!(path.exists(), "the file of the dead socket remains");
         let socket = Socket::listen(&path, None).expect("replaces it");
         fs::remove_file(&path).expect("there");
         fs::write(&path, "mine").expect("written");

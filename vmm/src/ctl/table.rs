@@ -8,7 +8,8 @@ const HEADINGS: [&str; 9] = [
 /// Columns of numbers, which are aligned to the right.
 const NUMBERS: [bool; 9] = [true, false, false, true, false, false, false, true, true];
 
-/// The table with a heading, each line terminated; a sentence if there are no events.
+/// Renders `events` as a table with a heading, one event per line. If there are no events, returns one sentence
+/// instead. Each line ends with a newline.
 pub(super) fn render(events: &[Entry]) -> String {
     if events.is_empty() {
         return "no persistent events\n".to_owned();

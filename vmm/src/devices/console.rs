@@ -1,5 +1,5 @@
-//! The user's side of the serial port: batched bytes to standard output, and the keys that end a
-//! run.
+//! The user's side of the serial port: writes the guest's output to standard output in batches, and detects
+//! the keys that end a run.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -14,21 +14,22 @@ use crate::exit::End;
 use crate::signal::EndingSignals;
 use crate::terminal;
 
-/// Size of a batch: this many bytes are written at once, without waiting for more. A pipe that is reported
-/// writable accepts them without blocking.
+/// Size of a batch: as soon as this many bytes are held back, they are written. A pipe that polls as writable
+/// accepts them without blocking.
 const BATCH: usize = 4096;
 
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct StallPolicy {
-    /// The end of the run; only an end requested from outside ends the wait.
+    /// The end of the run. An end that the user or a signal requests ends the wait ([`End::hurry`]); an end that the
+    /// guest causes does not.
     pub end: Arc<End>,
     /// Pending signals that end the run.
     pub signals: EndingSignals,
 }
 
-/// Standard output, with one write for many bytes. An eventfd notifies the event loop, which writes an
-/// incomplete batch with [`Output::write_out`] a moment later.
+/// Standard output, written in batches. The first byte of a batch signals an eventfd. A moment later, the event loop
+/// writes the batch with [`Output::write_out`], even if it is incomplete.
 #[derive(Debug)]
 pub struct Output {
     out: File,
@@ -89,14 +90,14 @@ impl Output {
         let taken = usize::try_from(taken).unwrap_or(len);
         if taken < len && self.bytes.left_out == 0 {
             log::warn!(
-                "console output is left out: the guest writes more than --max-console a second"
+                "console output is left out: the guest writes more per second than --max-console allows"
             );
         }
         taken
     }
 
-    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the run is ended from
-    /// outside before the reader reads, drops the held bytes and all later output, with one warning.
+    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the user or a signal ends the run
+    /// before the reader reads, drops the held bytes and all later output, with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
@@ -139,7 +140,7 @@ impl Write for Output {
         Ok(all)
     }
 
-    /// The serial port calls this after every byte; [`Output::write_out`] does the work.
+    /// Does nothing, because the serial port calls this after every byte. [`Output::write_out`] writes the batch.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -170,7 +171,7 @@ pub struct Typed {
 }
 
 impl Keys {
-    /// Ctrl-A x ends the run, Ctrl-A Ctrl-A sends one Ctrl-A, Ctrl-A with any other key sends both.
+    /// Ctrl-A x ends the run. Ctrl-A Ctrl-A sends one Ctrl-A to the guest. Ctrl-A with any other key sends both keys.
     pub fn typed(&mut self, bytes: &[u8]) -> Typed {
         let mut guest = Vec::with_capacity(bytes.len());
         for byte in bytes {

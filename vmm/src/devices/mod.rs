@@ -1,5 +1,5 @@
-//! The devices on the guest's buses. A device has registers and listeners; it accesses neither
-//! KVM's descriptors nor the event loop.
+//! The devices on the guest's buses. A device handles accesses to its registers, and signals eventfds to notify
+//! KVM and other threads. It uses neither KVM's descriptors nor the event loop.
 
 pub mod console;
 pub mod panic;

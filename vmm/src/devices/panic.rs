@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::bus::{Caller, Device};
 use crate::exit::{End, Ending};
 
-/// The pvpanic device: announces its events, and receives panics.
+/// The pvpanic device: reports which events it supports, and receives panics.
 #[derive(Debug)]
 pub struct Panic(pub Arc<End>);
 

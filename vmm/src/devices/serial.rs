@@ -172,7 +172,7 @@ impl Serial {
             Ok(count) => count,
             Err(vm_superio::serial::Error::FullFifo) => 0,
             Err(error) => {
-                // The input is stored; only the interrupt failed, and the guest also polls.
+                // The input is in the FIFO: only the interrupt failed. A guest that polls still finds the input.
                 log::error!("the console interrupt failed: {error}");
                 bytes.len()
             }

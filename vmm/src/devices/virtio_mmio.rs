@@ -1,6 +1,6 @@
 //! The virtio-mmio transport, version 2: registers, queue setup, the device status.
 //!
-//! It does not depend on the device, which implements [`Backend`].
+//! The transport does not depend on the device, which implements [`Backend`].
 
 mod interrupt;
 mod saved;
@@ -54,7 +54,7 @@ mod register {
     pub(super) const CONFIG: u64 = 0x100;
 }
 
-/// The notification register: a 32-bit write of the queue's number.
+/// Offset of the register QueueNotify. The driver notifies a queue by a 32-bit write of the queue's number.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
@@ -183,7 +183,7 @@ impl VirtioMmio {
             return self.interrupt.status();
         }
         let state = self.state();
-        // For a region that does not exist the specification requires all ones.
+        // If the region does not exist, the specification requires an address and a size of all ones.
         let region = state.region.unwrap_or(Region {
             address: u64::MAX,
             size: u64::MAX,

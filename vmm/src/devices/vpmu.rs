@@ -1,5 +1,5 @@
-//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and the
-//! thread that drains it.
+//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and the thread that drains
+//! the device.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ const QUEUE_SIZE: u16 = 256;
 #[derive(Debug)]
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its drop")] MutexGuard<'a, ()>);
 
-/// The thread that drains the device, until dropped.
+/// Calls [`Vpmu::drain`], which moves pending host samples to the guest's rings, on a separate thread until dropped.
 #[derive(Debug)]
 pub struct DrainThread {
     timer: Arc<DrainTimer>,
@@ -32,7 +32,7 @@ pub struct DrainThread {
 }
 
 impl DrainThread {
-    /// Starts the confined thread; it sleeps while the device needs no draining.
+    /// Starts the thread, confined by `confinement`. The thread sleeps while the device needs no draining.
     ///
     /// # Errors
     /// See [`Confinement::spawn`].
@@ -84,7 +84,7 @@ impl Drop for DrainThread {
 
 impl vpmu::Interrupt for Interrupt {
     fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        // There is one interrupt for all queues: the driver checks each queue.
+        // All queues share one interrupt, so the driver checks each queue for used buffers.
         self.used_buffer()
     }
 }
@@ -94,7 +94,7 @@ impl vpmu::Interrupt for Interrupt {
 pub struct VirtioPmu {
     /// The PMU device.
     pub vpmu: Arc<Vpmu>,
-    /// Its transport's interrupt.
+    /// The interrupt of the transport.
     pub interrupt: Arc<Interrupt>,
     /// Size of the window in bytes; zero without a window.
     pub window: u64,
@@ -149,18 +149,18 @@ impl Backend for VirtioPmu {
                 session.kick(queue);
                 Turn::Done
             }
-            // The control and event queues belong to no vCPU.
+            // The control queue or the event queue.
             _ => self.vpmu.notify(queue),
         };
         if turn == Turn::Unfinished
             && let Err(error) = self.control.write(1)
         {
-            log::error!("the control queue waits for its next notification: {error}");
+            log::error!("control requests wait for the driver's next notification: {error}");
         }
     }
 }
 
-/// A queue as set up by a driver, for the device.
+/// Converts a queue that a driver has set up to the device's type.
 pub(crate) fn queue_state(queue: &Queue) -> QueueState {
     QueueState {
         ready: queue.ready(),
@@ -173,7 +173,7 @@ pub(crate) fn queue_state(queue: &Queue) -> QueueState {
     }
 }
 
-/// The doorbell page: a 32-bit write at its start is a mark by the vCPU that writes.
+/// The doorbell page. To place a mark, a vCPU writes 32 bits at the start of the page.
 #[derive(Debug)]
 pub struct Doorbell;
 

@@ -103,8 +103,8 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the files of an interrupted snapshot; none for an empty directory. Other files are an error. The state
-/// is renamed last: without a file `state`, the directory is not a snapshot.
+/// Returns the files of an interrupted snapshot; none for an empty directory. Any other file is an error. A file
+/// `memory` belongs to an interrupted snapshot if the state is unfinished, because the state is renamed last.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
@@ -117,7 +117,7 @@ fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     Err(io::ErrorKind::DirectoryNotEmpty.into())
 }
 
-/// The directory that has the entry of `path`.
+/// The directory that contains `path`.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -14,13 +14,13 @@ use vm_memory::{
 
 use super::memory::{PAGE, Run};
 
-/// The reason why a diff to a base is not possible.
+/// The reason why a diff against a base is not possible.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DiffError {
     /// The machine does not track writes.
     #[error("the machine does not track which pages are written: start it with --track-dirty")]
     Untracked,
-    /// Writes are tracked since another snapshot.
+    /// Writes are tracked since a different snapshot.
     #[error(
         "this base is not the machine's last snapshot: give the directory of the last one, or leave \
          --diff out"
@@ -56,7 +56,7 @@ struct Region {
 struct Since {
     /// The id of the last complete snapshot.
     base: Option<String>,
-    /// Pages of each region written since the snapshot in `taken`, or without one, since the base.
+    /// For each region: the pages written since the snapshot `taken`, or since `base` if `taken` is `None`.
     pages: Vec<Pages>,
     /// A snapshot that its client has not finished, with the pages written between the base and that
     /// snapshot.
@@ -111,8 +111,8 @@ impl Tracker {
         }
     }
 
-    /// The pages of the memory file that were written since the base. Call this while the vCPUs of `vm` and
-    /// the device are stopped.
+    /// The pages that were written since the base, as runs of pages in the memory file. Call this while the vCPUs
+    /// of `vm` and the device are stopped.
     ///
     /// # Errors
     /// [`DiffError::Log`].
@@ -142,8 +142,9 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Ends the last snapshot. If the snapshot is `whole`, it becomes the new base. If not, the old base
-    /// stays, and the pages that were written before the snapshot count as written since the old base again.
+    /// Records whether the client has completed the last snapshot. If the snapshot is `whole`, it becomes the new
+    /// base. If not, the old base stays, and the pages that were written before the snapshot count as written
+    /// since the old base again.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {
@@ -158,7 +159,8 @@ impl Tracker {
         }
     }
 
-    /// Drops the base: the guest boots again in new memory. The next full snapshot clears the pages.
+    /// Drops the base, because the guest boots again in new memory. No diff is possible until the next full
+    /// snapshot, which clears the recorded pages.
     pub(crate) fn forget(&self) {
         let mut since = self.since();
         since.base = None;
@@ -251,7 +253,7 @@ impl GuestMemoryRegion for Watched {
         let slice = region.get_slice(offset, count)?;
         let at = usize::try_from(offset.0).unwrap_or(usize::MAX);
         let bitmap = self.marked.slice_at(at);
-        #[expect(unsafe_code, reason = "a slice with another bitmap")]
+        #[expect(unsafe_code, reason = "a slice with a different bitmap")]
         // SAFETY: the pointer and the length are those of `slice`; `self.memory` keeps these bytes mapped for as
         // long as `self` is borrowed.
         let slice = unsafe {

@@ -13,7 +13,7 @@ use vm_memory::{
 /// Length of the last page in bytes.
 pub(crate) const TRAILER: u64 = PAGE as u64;
 pub(crate) const PAGE: usize = 4096;
-/// Most bytes that are written before the next check whether to stop.
+/// Maximum number of bytes to copy at once. Before each copy, [`write()`] checks whether to stop.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 const MAGIC: &str = "vpmu machine memory ";
@@ -22,7 +22,8 @@ const MAGIC: &str = "vpmu machine memory ";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run(pub(crate) u64, pub(crate) u64);
 
-/// Whether no run is empty, and `runs` ascend without overlapping, within the first `pages` pages.
+/// Whether `runs` are valid: none is empty, they ascend without overlapping, and all are within the first `pages`
+/// pages.
 pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     let mut end = 0;
     runs.iter().all(|&Run(first, count)| {
@@ -67,8 +68,8 @@ pub(crate) enum WriteError {
     Ends,
 }
 
-/// Writes `memories`, or only their pages in `runs`, to the empty `file`, until `goes_on` returns false.
-/// Returns the number of bytes written, without zero pages and the last page.
+/// Writes `memories`, or only their pages in `runs`, to the empty `file`. Stops with [`WriteError::Ends`] when
+/// `goes_on` returns false. Returns the number of bytes written, without zero pages and the last page.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -108,7 +109,7 @@ pub(crate) fn write(
     Ok(written)
 }
 
-/// The first `left` bytes of `buffer`, or all of it.
+/// The first `left` bytes of `buffer`, or the whole buffer if it is shorter.
 fn step(buffer: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
     buffer.get_mut(..len).unwrap_or_default()

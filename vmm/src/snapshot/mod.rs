@@ -5,11 +5,12 @@
 //! last page with the snapshot's name. `state` has one line of facts and one line with everything else,
 //! both JSON. `state` is written last: a directory without it is not a snapshot.
 //!
-//! A diff has only the pages written since another snapshot, its base, which may be a diff, too.
+//! A diff is a snapshot with only the pages that were written since an earlier snapshot, its base. The base may
+//! be a diff, too.
 
-pub(crate) mod desk;
 pub(crate) mod directory;
 pub(crate) mod dirty;
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 
 use std::ffi::OsStr;
@@ -34,9 +35,9 @@ pub(crate) const MEMORY: &str = "memory";
 
 const FORMAT: &str = "vpmu machine snapshot";
 const VERSION: u32 = 2;
-/// Most bytes of a state file's first line: more than the facts and a path need.
+/// Maximum length in bytes of a state file's first line: more than the facts and a path need.
 const MAX_HEADER: u64 = 16 << 10;
-/// Most diffs on top of a full snapshot.
+/// Maximum number of diffs on top of a full snapshot.
 const MAX_DIFFS: u32 = 64;
 /// Limit of the bytes read from an untrusted state file: more than the largest machine's state.
 const MAX_STATE: u64 = 64 << 20;
@@ -54,18 +55,18 @@ pub enum SnapshotError {
         source: io::Error,
     },
     /// The file is not a state file.
-    #[error("{0} is not the state of a machine: give the directory of 'vmm ctl snapshot'")]
+    #[error("{0} is not the state of a machine: give the directory that 'vmm ctl snapshot' wrote")]
     Foreign(PathBuf),
     /// Another version of this program wrote the file.
-    #[error("{path} has version {found} of the format, this VMM reads version {VERSION}")]
+    #[error("{path} has format version {found}, but this VMM reads version {VERSION}")]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
     },
-    /// The machine has another architecture.
-    #[error("{path} is a machine of {saved}, this host has {own}", own = std::env::consts::ARCH)]
+    /// The machine has a different architecture.
+    #[error("{path} is a {saved} machine, but this host is {own}", own = std::env::consts::ARCH)]
     Arch {
         /// The file.
         path: PathBuf,
@@ -94,8 +95,8 @@ pub enum SnapshotError {
         /// The length according to the state file.
         expected: u64,
     },
-    /// The memory belongs to another snapshot.
-    #[error("{0} belongs to another snapshot than the state beside it")]
+    /// The memory belongs to a different snapshot.
+    #[error("{0} and the state beside it belong to different snapshots")]
     OtherMemory(PathBuf),
     /// A base cannot be read.
     #[error("the snapshot needs its base {path}")]
@@ -106,8 +107,8 @@ pub enum SnapshotError {
         #[source]
         source: Box<SnapshotError>,
     },
-    /// Another snapshot is in the place of a base.
-    #[error("{0} is not the snapshot that the diff was made from, or has changed since")]
+    /// The directory of a base contains a different snapshot, or the base has changed.
+    #[error("{0} is not the snapshot that the diff is based on, or has changed since")]
     OtherBase(PathBuf),
     /// The snapshot is already the last diff that is allowed on top of a full snapshot.
     #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
@@ -124,7 +125,7 @@ pub enum SnapshotError {
         saved: String,
     },
     /// The snapshot was replaced while it was read.
-    #[error("the snapshot has changed while it was read")]
+    #[error("the snapshot changed while it was read")]
     Changed,
     /// KVM refuses the state.
     #[error("cannot restore the machine on this host")]
@@ -143,7 +144,7 @@ pub enum SnapshotError {
 pub(crate) struct Facts {
     pub(crate) vcpus: u8,
     pub(crate) memory_mib: u64,
-    /// Bytes.
+    /// Size of the window in bytes.
     pub(crate) window: u64,
     pub(crate) vpmu: bool,
     pub(crate) guest_pmu: bool,
@@ -171,16 +172,16 @@ struct Format {
 #[serde(deny_unknown_fields)]
 pub struct Base {
     pub(crate) id: String,
-    /// Its directory: an absolute path, or a name in the parent of the diff's directory.
+    /// The directory of this snapshot: an absolute path, or a name in the parent of the diff's directory.
     directory: PathBuf,
     /// SHA-256 of its state file.
     digest: String,
-    /// Number of diffs on top of the full snapshot, including a diff with this base.
+    /// Number of diffs on top of the full snapshot, up to and including the diff that has this base.
     diffs: u32,
 }
 
 impl Base {
-    /// The snapshot in `directory` as the base of a diff in `diff`, which need not exist yet.
+    /// Reads the snapshot in `directory`, to be the base of a diff. The diff's directory, `diff`, need not exist yet.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -389,8 +390,8 @@ pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
 
 type Below = Option<(Base, Vec<Run>)>;
 
-/// Opens the memory of the base in `directory`. If this base is a diff, also returns its own base and its
-/// pages.
+/// Opens the memory of the base in `directory`. If this base is a diff, also returns the base and
+/// the pages of that diff.
 fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
     let file = StateFile::read(directory)?;
     if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {
@@ -401,7 +402,7 @@ fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Belo
     Ok((memory, file.header.base.zip(state.changed)))
 }
 
-/// Opens an untrusted file without waiting for a writer if it is a FIFO.
+/// Opens an untrusted file. If the file is a FIFO, does not wait for a writer.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK).open(path)

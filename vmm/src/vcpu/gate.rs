@@ -24,8 +24,8 @@ pub struct Gate {
 /// The vCPUs at a gate.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Number of closings. The gate may close again before a released vCPU wakes up. The number then tells the
-    /// vCPU to leave and come back with a new state.
+    /// Number of times that the gate was closed. If the gate closes again before a released vCPU wakes up, the
+    /// number has changed: the vCPU returns from [`Gate::pass`], and saves its new state at its next call.
     closings: u64,
     /// By vCPU: the state of a waiting vCPU.
     states: Vec<Option<Saved>>,
@@ -36,7 +36,8 @@ struct Waiting {
 pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
-    /// Makes all `vcpus` vCPUs leave the guest and wait until the returned value is dropped; returns their states.
+    /// Makes all vCPUs, `vcpus` in number, leave the guest and wait until the returned value is dropped. Also returns
+    /// their states.
     /// `None` if the run ends and some vCPUs no longer come to the gate.
     pub(crate) fn close(
         &self,
@@ -51,7 +52,7 @@ impl Gate {
         drop(waiting);
         let closed = Closed(self);
         for vcpu in 0..u32::from(vcpus) {
-            // A vCPU that has no thread yet checks the gate before it enters the guest.
+            // The kick fails if the vCPU has no thread yet. That vCPU checks the gate before it enters the guest.
             if let Err(error) = threads.kick(vcpu) {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }
@@ -107,8 +108,8 @@ impl Gate {
     }
 }
 
-/// Dropped when a vCPU's thread ends. The drop announces a panic of the thread: otherwise the run, and
-/// [`Gate::close`], would wait for the vCPU forever.
+/// Dropped when a thread stops running its vCPU, at the end of the run or by a panic. The drop announces a panic,
+/// and wakes [`Gate::close`]: otherwise the run, or [`Gate::close`], would wait for the vCPU forever.
 #[derive(Debug)]
 pub(super) struct Leaving<'a> {
     vcpu: u32,
@@ -117,7 +118,7 @@ pub(super) struct Leaving<'a> {
 }
 
 impl<'a> Leaving<'a> {
-    /// For the thread of `vcpu`, to drop when it ends.
+    /// Create this on the thread that runs `vcpu`, before the first entry.
     pub(super) fn new(vcpu: u32, end: &'a End, gate: &'a Gate) -> Self {
         Self { vcpu, end, gate }
     }
@@ -163,7 +164,7 @@ mod tests {
             gate.left();
             assert!(closing.join().expect("no panic"));
         });
-        assert!(!gate.is_closed(), "nobody would open it");
+        assert!(!gate.is_closed(), "nobody would open the gate again");
     }
 
     #[test]
@@ -176,7 +177,7 @@ mod tests {
             while !gate.is_closed() {
                 thread::yield_now();
             }
-            // The closing thread is asleep, or will see the end.
+            // The closing thread already waits, or checks for the end before it waits.
             let vcpu = AssertUnwindSafe(|| {
                 let _leaving = Leaving::new(0, &end, &gate);
                 panic!("the vCPU's thread");
@@ -184,7 +185,7 @@ mod tests {
             catch_unwind(vcpu).expect_err("a panic");
             let gone = closed.recv_timeout(Duration::from_secs(10));
             gate.left();
-            assert_eq!(gone, Ok(true), "it waits on");
+            assert_eq!(gone, Ok(true), "it still waits");
         });
     }
 
@@ -232,7 +233,7 @@ mod tests {
                 .collect();
             end.announce(Ok(Ending::Poweroff));
             gate.left();
-            assert_eq!(found, [1; TIMES], "the vCPU waits on");
+            assert_eq!(found, [1; TIMES], "the vCPU still waits");
         });
     }
 }

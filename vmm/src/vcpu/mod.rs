@@ -81,8 +81,8 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest on this vCPU until the run ends, for whatever reason. If this vCPU ends the run, or
-    /// fails, announces that.
+    /// Runs the guest on this vCPU until the run ends, for whatever reason. Announces the end if this vCPU
+    /// ends the run or fails.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _leaving = Leaving::new(self.index, &shared.end, &shared.gate);
@@ -107,14 +107,14 @@ impl Vcpu {
         shared.progress.started();
         while !shared.end.reached() {
             if shared.gate.is_closed() {
-                // KVM then completes the last access, and its run call returns at once.
+                // Make KVM's next run call complete the last access, and return without entering the guest.
                 thread.return_at_once();
             }
             if let Some(emulation) = &mut emulation {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
             if thread.resume() == Turn::Unfinished {
-                // Between two turns of this work, check whether the run has ended.
+                // Commands of a notification are still pending. Check whether the run has ended, then execute more.
                 continue;
             }
             let signalled = match thread.run(&mut self.fd) {
@@ -166,7 +166,7 @@ impl Vcpu {
         }
     }
 
-    /// The vCPU's session with the PMU device, unless that is disabled.
+    /// The vCPU's session with the PMU device; `None` if the device is disabled.
     fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
         let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.clock_offset));
         attached.transpose().map_err(|source| VcpuError::Attach {
@@ -210,7 +210,7 @@ fn serve(
         VcpuExit::SystemEvent(other, _) => format!("system event {other}"),
         VcpuExit::InternalError => internal_error(at.internal_error),
         VcpuExit::FailEntry(reason, _) => {
-            format!("the processor refuses the guest ({reason:#x})")
+            format!("the processor cannot enter the guest (reason {reason:#x})")
         }
         other => match exits::serve(other, at.exit.access, &mut caller, emulation, &shared.ports) {
             None => return Ok(Next::Enter),
@@ -225,9 +225,9 @@ fn serve(
 fn internal_error(number: Option<u32>) -> String {
     let why = match number {
         Some(1) => "an instruction that it cannot emulate",
-        Some(2) => "an exception during an exception",
+        Some(2) => "simultaneous exceptions",
         Some(3) => "an exit during event delivery",
-        Some(4) => "an exit reason unknown to it",
+        Some(4) => "an unknown exit reason",
         _ => "an unknown error",
     };
     format!(

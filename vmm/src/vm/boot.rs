@@ -183,7 +183,7 @@ impl Threads {
     pub(super) fn stop(&mut self, threads: &vpmu_kvm::Threads) {
         let seats = self.seats.iter().take(self.taken);
         for (vcpu, _) in (0..).zip(seats.clone()) {
-            // A vCPU that has no thread yet checks for the end before it enters the guest.
+            // The kick fails if the vCPU has no thread yet. That vCPU checks for the end before it enters the guest.
             if let Err(error) = threads.kick(vcpu) {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }

@@ -50,52 +50,52 @@ pub enum VmError {
     /// KVM cannot be opened, or refuses a request.
     #[error(transparent)]
     Kvm(#[from] kvm::KvmError),
-    /// Guest memory.
+    /// Guest memory cannot be reserved, mapped or registered.
     #[error(transparent)]
     Memory(#[from] memory::MemoryError),
-    /// The boot data.
+    /// The boot data cannot be written.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
-    /// The vCPUs.
+    /// The vCPUs cannot be created.
     #[error(transparent)]
     Cpus(#[from] cpus::CpuError),
     /// The embedder's registers reject the guest.
     #[error("the embedder refuses the guest")]
     Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The devices.
+    /// A device cannot be added.
     #[error(transparent)]
     Devices(#[from] board::PlugError),
-    /// The paravirtual PMU's host side.
+    /// The host's perf events cannot serve the paravirtual PMU.
     #[error("the host's perf events cannot serve the PMU; --no-vpmu leaves it out")]
     PerfSource(#[from] vpmu::host::Error),
-    /// The paravirtual PMU.
+    /// The PMU device cannot be made.
     #[error("cannot make the PMU device; --no-vpmu leaves it out")]
     Vpmu(#[from] vpmu::Error),
-    /// The operator's persistent events.
+    /// A persistent event of the operator cannot be started, or its recording cannot be written.
     #[error(transparent)]
     Operator(#[from] operator::OperatorError),
-    /// The control socket.
+    /// The control socket cannot be made.
     #[error(transparent)]
     Socket(#[from] ctl::SocketError),
-    /// The server of the control socket.
+    /// The control socket cannot be served.
     #[error(transparent)]
     Server(#[from] ctl::ServerError),
     /// The host has no free descriptors or threads.
     #[error("the host has no more {0}")]
     Host(&'static str, #[source] io::Error),
-    /// The confinement.
+    /// The process cannot be confined.
     #[error(transparent)]
     Confine(#[from] confine::ConfineError),
-    /// Signals.
+    /// Signals cannot be set up.
     #[error(transparent)]
     Signals(#[from] signal::SignalError),
-    /// The terminal.
+    /// The terminal cannot be made raw.
     #[error("cannot make the terminal raw")]
     Terminal(#[source] io::Error),
-    /// The event loop.
+    /// The event loop failed.
     #[error(transparent)]
     EventLoop(#[from] event_loop::LoopError),
-    /// A vCPU.
+    /// A vCPU failed.
     #[error(transparent)]
     Vcpu(#[from] exit::VcpuError),
     /// A thread ended without announcing a reason, which is a bug.

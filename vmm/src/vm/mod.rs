@@ -1,7 +1,7 @@
-//! The machine: built in the order of the boot, run to its end, and queried for results.
+//! The machine: builds it, runs it to its end, and returns the results.
 //!
-//! Devices, memory and the window last for the whole run; a KVM VM lives from one boot to the next
-//! reset.
+//! Devices, memory and the window last for the whole run; each boot of the guest has a new
+//! KVM VM.
 
 mod boot;
 mod error;
@@ -53,8 +53,8 @@ use crate::machine::Machine;
 use crate::memory::{self, Registration};
 use crate::operator::Occasion;
 use crate::signal::{self, EndingSignals};
-use crate::snapshot::desk::Desk;
 use crate::snapshot::dirty::Tracker;
+use crate::snapshot::mailbox::Mailbox;
 use crate::snapshot::{Facts, SnapshotError};
 use crate::terminal;
 use crate::vcpu::{Gate, Shared};
@@ -86,7 +86,7 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// Effects of the guest's limits on output, resets and recordings.
+/// Totals of the resets, recordings and console output that limits delayed or dropped, and of the output written.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
     /// Resets that were delayed.
@@ -138,8 +138,8 @@ fn event() -> Result<EventFd, VmError> {
 
 impl Vm {
     /// Builds the machine that `config` describes. Afterwards this process has only the privileges that the
-    /// machine needs: it opens files before it drops the other privileges, and then starts the threads that
-    /// run with the guest. Threads that this process started before have ended when this returns.
+    /// machine needs: this function opens files, then drops the other privileges, and then starts the threads that
+    /// run with the guest. Any threads that it starts before dropping privileges have ended when it returns.
     ///
     /// # Errors
     /// [`VmError`] of any step.
@@ -168,7 +168,7 @@ impl Vm {
     ) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config.confinement)?;
-        // This runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
+        // `GuestIps::begin` runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let known = Path::new(KNOWN_HOST);
         let guest_ips = asks.then(|| GuestIps::begin(Some(known))).transpose();
@@ -207,7 +207,7 @@ impl Vm {
                 boot
             }
             None => {
-                // KVM waits for its SRCU readers at each memory slot: load the images meanwhile.
+                // KVM waits for an SRCU grace period at each memory slot: load the images meanwhile.
                 let both = concurrently(make, || images.load(&memory));
                 let (boot, entry) = both.map_err(|e| VmError::Host("threads", e))?;
                 let (boot, entry) = (boot?, entry?);
@@ -216,10 +216,10 @@ impl Vm {
                 boot
             }
         };
-        // Threads inherit the mask: block the signals before any thread that runs with the guest.
+        // Threads inherit the signal mask: block the signals before starting any thread that runs with the guest.
         let signals = EndingSignals::new()?;
-        // The window's slots follow the RAM's. Register it on another thread, in parallel to the next steps:
-        // nothing needs it before the guest runs.
+        // The window's slots follow the RAM's. Register the window on another thread, in parallel to the next
+        // steps: nothing needs its slots before the guest runs.
         let window_slot = window.as_ref().map(|window| {
             let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
             Registration::begin(Arc::clone(&boot.vm), window.clone(), first, track)
@@ -277,7 +277,7 @@ impl Vm {
             None => None,
         };
         let operator = pmu.as_ref().map(|pmu| Arc::clone(&pmu.operator));
-        let control = Control::start(Desk::new(event()?), socket, operator, &confinement)?;
+        let control = Control::start(Mailbox::new(event()?), socket, operator, &confinement)?;
         let shared = Arc::new(Shared {
             ports: buses.ports,
             memory: buses.memory,
@@ -311,7 +311,7 @@ impl Vm {
             footprint,
         };
         vm.wire(&boot.vm)?;
-        // The thread has no seccomp filter, so it must end before the guest runs.
+        // The thread that registers the window has no seccomp filter, so it must end before the guest runs.
         window_slot.map_or(Ok(()), Registration::finish)?;
         vm.boot = Some(boot);
         if let Some(restored) = restored {
@@ -321,7 +321,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Runs the guest until it ends the run, or a signal or the user does.
+    /// Runs the guest until the guest, the user, a signal or an error ends the run.
     #[must_use]
     pub fn run(mut self) -> Ran {
         let start = Instant::now();
@@ -354,9 +354,9 @@ impl Vm {
         let _raw = terminal::Raw::new().map_err(VmError::Terminal)?;
         let queues = self.pmu.as_ref().map(|pmu| pmu.queues.clone());
         let signals = self.signals.try_clone()?;
-        let desk = Arc::clone(&self.control.desk);
+        let mailbox = Arc::clone(&self.control.mailbox);
         let console = self.console.clone();
-        let mut events = EventLoop::new(&self.shared.end, signals, console, queues, desk)?;
+        let mut events = EventLoop::new(&self.shared.end, signals, console, queues, mailbox)?;
         let mut resets = Bucket::per_minute(self.config.limits.resets.into());
         // All other threads have their filters.
         self.confinement.filter_main()?;
@@ -402,21 +402,22 @@ impl Vm {
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
         let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {
-            while events.run()? == Stopped::Asked {
-                self.answer_desk(&boot);
+            while events.run()? == Stopped::HasMail {
+                self.answer_mailbox(&boot);
             }
             Ok(())
         });
         if served.is_err() {
             // Announce an end, so that vCPUs no longer enter the guest. `ByHand` is a placeholder: this
-            // function returns the error instead.
+            // function returns the error of `served`.
             end.announce(Ok(Ending::ByHand));
         }
         self.vcpus.stop(&self.shared.threads);
         // Read the statistics while their VM exists.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
-            // Record while the driver's memory is known.
+            // Write the recording before the reset: afterwards, the device no longer knows the memory of the guest's
+            // driver.
             let how = end.peek();
             let occasion = match how.is_some_and(|how| self.reboots(how)) {
                 true => Occasion::Reset,
@@ -431,8 +432,8 @@ impl Vm {
         Ok(end.take().ok_or(VmError::NoReason)??)
     }
 
-    /// Makes a new VM, with memory and devices as at power-on. The operator's view continues: the
-    /// window, counts, the console, and the guest's time.
+    /// Makes a new VM, with memory and devices as at power-on. The window, the counts of
+    /// the operator's events, the console, and the guest's time continue.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
         let emulation = self.shared.emulation.as_ref();
@@ -459,7 +460,7 @@ impl Vm {
         // Drop an interrupt of the previous boot, if there is one.
         let _ = line.read();
         vm.register_irqfd(line, layout::SERIAL_GSI)
-            .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
+            .map_err(kvm::KvmError::refused("connect the console's interrupt"))?;
         match &self.pmu {
             Some(pmu) => pmu.wire(vm),
             None => Ok(()),

@@ -61,7 +61,7 @@ pub(super) struct Parts<'a> {
     pub(super) saved: Option<&'a SavedPmu>,
 }
 
-/// Files of the PMU and its operator, opened before they become unreachable.
+/// Files of the PMU and its operator, opened before confinement makes them unreachable.
 #[derive(Debug)]
 pub(super) struct Opened {
     files: HostFiles,
@@ -84,15 +84,14 @@ impl Opened {
     }
 }
 
-/// Disables hardware events if that lets VMs with a mediated PMU start, unless the configuration requests
-/// hardware events.
+/// Disables hardware events if that lets VMs with a mediated PMU start, unless the configuration requests them.
 pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     if config.hardware.events && !config.policy.hardware.on(mediated) {
         config.hardware.events = false;
         config.hardware.left_to_mediated = true;
         log::warn!(
-            "the guest gets no hardware events: this host's KVM has mediated PMUs, and Linux starts no VM with \
-             one while such an event is open; --hardware-events opens them all the same"
+            "the guest gets no hardware events: this host's KVM has mediated PMUs, and Linux starts no VM with a \
+             mediated PMU while a hardware event is open; --hardware-events opens hardware events anyway"
         );
     }
 }
@@ -111,7 +110,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
 }
 
 impl Pmu {
-    /// Adds the device of `settings` and `config` to `buses`.
+    /// Creates the device from `settings` and `config`, and adds it to `buses`.
     ///
     /// # Errors
     /// [`VmError`].
@@ -193,7 +192,7 @@ impl Pmu {
     /// [`VmError::Kvm`].
     pub(super) fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
         vm.register_irqfd(self.interrupt.line(), layout::VIRTIO_GSI)
-            .map_err(kvm::KvmError::refused("wire an interrupt"))?;
+            .map_err(kvm::KvmError::refused("connect the PMU's interrupt"))?;
         notification(vm, abi::QUEUE_CONTROL, &self.queues.control)?;
         notification(vm, abi::QUEUE_EVENT, &self.queues.notices)
     }
@@ -287,6 +286,6 @@ fn take_place(
 fn notification(vm: &VmFd, queue: u16, event: &EventFd) -> Result<(), VmError> {
     let address = IoEventAddress::Mmio(layout::VIRTIO + QUEUE_NOTIFY);
     vm.register_ioevent(event, &address, u32::from(queue))
-        .map_err(kvm::KvmError::refused("wire a queue notification"))?;
+        .map_err(kvm::KvmError::refused("connect a queue's notifications"))?;
     Ok(())
 }

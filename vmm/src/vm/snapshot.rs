@@ -1,4 +1,4 @@
-//! Saves the machine while it runs: everything is stopped, saved, and continued.
+//! Saves the machine while it runs: stops everything, saves the state, and lets the machine continue.
 
 use std::fs::File;
 use std::io;
@@ -15,14 +15,14 @@ use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket};
 use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
-use crate::snapshot::desk::{Desk, Wanted, Whole};
 use crate::snapshot::dirty::DiffError;
+use crate::snapshot::mailbox::{Completion, Mailbox, SnapshotRequest};
 use crate::snapshot::memory::WriteError;
 use crate::snapshot::{self, Facts, State, Taken};
 use crate::terminal;
 use crate::vcpu::Closed;
 
-/// Errors of saving the machine, which continues.
+/// Errors of saving the machine. The machine continues, unless its run ends.
 #[derive(Debug, thiserror::Error)]
 enum TakeError {
     /// The end of the run is announced.
@@ -49,48 +49,49 @@ enum TakeError {
 }
 
 impl Vm {
-    /// Handles a finished snapshot, and answers a request to save the machine in its `boot`.
-    pub(super) fn answer_desk(&self, boot: &Boot) {
-        let desk = &self.control.desk;
-        if let Some(whole) = desk.take_finished() {
-            self.settle(&whole);
-            if let Err(why) = whole {
+    /// Handles a snapshot that its client has finished, and a request for a new one, if there are any. `boot` is the
+    /// current boot.
+    pub(super) fn answer_mailbox(&self, boot: &Boot) {
+        let mailbox = &self.control.mailbox;
+        if let Some(completion) = mailbox.take_finished() {
+            self.settle(&completion);
+            if let Err(why) = completion {
                 log::warn!("a snapshot of the machine is incomplete: {why}");
             }
         }
-        let Some(asked) = desk.take() else {
+        let Some(pending) = mailbox.take() else {
             return;
         };
-        match self.take(boot, &asked.wanted, &asked.file) {
-            Ok((taken, still)) if asked.wanted.then_exit => {
-                desk.answer(asked, Ok(taken));
+        match self.take(boot, &pending.request, &pending.file) {
+            Ok((taken, still)) if pending.request.then_exit => {
+                mailbox.answer(pending, Ok(taken));
                 self.end_with_snapshot(still);
             }
             Ok((taken, still)) => {
                 drop(still);
-                desk.answer(asked, Ok(taken));
+                mailbox.answer(pending, Ok(taken));
             }
-            Err(error) => desk.answer(asked, Err(vpmu_errors::chain(&error))),
+            Err(error) => mailbox.answer(pending, Err(vpmu_errors::chain(&error))),
         }
     }
 
     /// Keeps the machine stopped until the client has the complete snapshot, and then ends the run. The
     /// machine continues if the snapshot fails.
     fn end_with_snapshot(&self, still: Still<'_>) {
-        let (desk, end) = (&self.control.desk, &self.shared.end);
+        let (mailbox, end) = (&self.control.mailbox, &self.shared.end);
         loop {
-            let finished = desk.take_finished();
-            if let Some(whole) = &finished {
-                self.settle(whole);
+            let finished = mailbox.take_finished();
+            if let Some(completion) = &finished {
+                self.settle(completion);
             }
             match finished {
                 Some(Ok(())) => {
-                    // Announce this before a vCPU can pass the gate.
+                    // Announce the end before the gate opens, so that no vCPU enters the guest again.
                     end.announce(Ok(Ending::ByHand));
                     break;
                 }
                 Some(Err(why)) => {
-                    log::warn!("the machine goes on: its snapshot is incomplete: {why}");
+                    log::warn!("the machine continues: its snapshot is incomplete: {why}");
                     break;
                 }
                 None => {}
@@ -100,13 +101,13 @@ impl Vm {
                 break;
             }
             let others = [self.signals.as_raw_fd(), end.event().as_raw_fd()];
-            match terminal::wait_readable(desk.as_raw_fd(), others) {
-                Ok(true) => desk.heard(),
+            match terminal::wait_readable(mailbox.as_raw_fd(), others) {
+                Ok(true) => mailbox.clear(),
                 Ok(false) if end.reached() => break,
                 Ok(false) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    log::warn!("the machine goes on: it cannot wait for its snapshot: {error}");
+                    log::warn!("the machine continues: it cannot wait for its snapshot: {error}");
                     break;
                 }
             }
@@ -114,27 +115,28 @@ impl Vm {
         drop(still);
     }
 
-    /// Ends the last snapshot: if it is complete, it becomes the base of the next diff.
-    fn settle(&self, whole: &Whole) {
+    /// Reports the result of the last snapshot to the tracker. A complete snapshot becomes the base of the next
+    /// diff.
+    fn settle(&self, completion: &Completion) {
         if let Some(tracker) = &self.tracker {
-            tracker.finish(whole.is_ok());
+            tracker.finish(completion.is_ok());
         }
     }
 
     /// Saves the machine, and writes its memory to `file`. The vCPUs and the drain thread are stopped until the
-    /// returned value is dropped. The other thread that accesses guest memory, the control socket's, waits for
-    /// the result of this call.
+    /// returned value is dropped. The control socket's thread can access guest memory, too, but it waits for the
+    /// result of this call.
     fn take(
         &self,
         boot: &Boot,
-        wanted: &Wanted,
+        request: &SnapshotRequest,
         file: &File,
     ) -> Result<(Taken, Still<'_>), TakeError> {
         let shared = &self.shared;
         if shared.emulation.is_some() {
             return Err(TakeError::Emulated);
         }
-        match (&wanted.base, &self.tracker) {
+        match (&request.base, &self.tracker) {
             (Some(base), Some(tracker)) => tracker.check(&base.id)?,
             (Some(_), None) => return Err(DiffError::Untracked.into()),
             (None, _) => {}
@@ -153,14 +155,14 @@ impl Vm {
             .map(|tracker| tracker.changed(&boot.vm))
             .transpose()?;
         let state = State {
-            changed: changed.filter(|_| wanted.base.is_some()),
+            changed: changed.filter(|_| request.base.is_some()),
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
             vm: boot.save()?,
             console: self.console.serial.save(),
             pmu,
         };
         let facts = Facts::from(&self.config);
-        let text = snapshot::text(&wanted.id, facts, wanted.base.clone(), &state)?;
+        let text = snapshot::text(&request.id, facts, request.base.clone(), &state)?;
         let memories = reached(&self.memory, self.window.as_ref());
         let goes_on = || {
             if let Some(signal) = self.signals.read() {
@@ -169,9 +171,9 @@ impl Vm {
             !shared.end.reached()
         };
         let changed = state.changed.as_deref();
-        let written = snapshot::memory::write(&memories, file, &wanted.id, changed, goes_on)?;
+        let written = snapshot::memory::write(&memories, file, &request.id, changed, goes_on)?;
         if let Some(tracker) = tracker {
-            tracker.taken(&wanted.id);
+            tracker.taken(&request.id);
         }
         let memory = memories
             .iter()
@@ -198,40 +200,41 @@ struct Still<'a> {
     _closed: Closed<'a>,
 }
 
-/// A machine's control socket and desk. Dropping the value stops both.
+/// A machine's control socket, and the mailbox for its snapshot requests. Dropping the value stops both.
 #[derive(Debug)]
 pub(super) struct Control {
-    pub(super) desk: Arc<Desk>,
+    pub(super) mailbox: Arc<Mailbox>,
     server: Option<Server>,
 }
 
 impl Control {
-    /// Serves `socket`, if there is one: `desk` gets requests for snapshots, `operator` all other requests.
+    /// Serves `socket`, if there is one: `mailbox` gets requests for snapshots, `operator` all other requests.
     ///
     /// # Errors
     /// [`ServerError`].
     pub(super) fn start(
-        desk: Desk,
+        mailbox: Mailbox,
         socket: Option<Socket>,
         operator: Option<Arc<Operator>>,
         confinement: &Confinement,
     ) -> Result<Self, ServerError> {
-        let desk = Arc::new(desk);
+        let mailbox = Arc::new(mailbox);
         let server = socket.map(|socket| {
-            let desk = Arc::clone(&desk);
-            let serve = move |request, file| serve(&desk, operator.as_deref(), request, file);
+            let mailbox = Arc::clone(&mailbox);
+            let serve = move |request, file| serve(&mailbox, operator.as_deref(), request, file);
             Server::start(socket, Box::new(serve), confinement)
         });
         Ok(Self {
             server: server.transpose()?,
-            desk,
+            mailbox,
         })
     }
 
     /// Stops serving clients.
     pub(super) fn end(&mut self) {
-        // Otherwise the server's thread could wait at the desk forever, and could not be joined.
-        self.desk.close();
+        // Close the mailbox first: otherwise the server's thread could wait for an answer forever, and could not be
+        // joined.
+        self.mailbox.close();
         self.server = None;
     }
 }
@@ -242,7 +245,12 @@ impl Drop for Control {
     }
 }
 
-fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
+fn serve(
+    mailbox: &Mailbox,
+    operator: Option<&Operator>,
+    request: Request,
+    file: Option<File>,
+) -> Reply {
     match (request, operator) {
         (
             Request::Snapshot {
@@ -256,21 +264,23 @@ fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Optio
             let Some(file) = file.filter(is_file) else {
                 return Reply::Error(OperatorError::NoFile.to_string());
             };
-            let wanted = Wanted {
+            let request = SnapshotRequest {
                 id,
                 then_exit,
                 base,
             };
-            match desk.ask(wanted, file) {
+            match mailbox.request(request, file) {
                 Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
                 Err(error) => Reply::Error(error),
             }
         }
-        (Request::Finish { id, error }, _) => match desk.finish(&id, error.map_or(Ok(()), Err)) {
-            Ok(()) => Reply::Ok(Answer::Done),
-            Err(error) => Reply::Error(error),
-        },
+        (Request::Finish { id, error }, _) => {
+            match mailbox.finish(&id, error.map_or(Ok(()), Err)) {
+                Ok(()) => Reply::Ok(Answer::Done),
+                Err(error) => Reply::Error(error),
+            }
+        }
         (request, Some(operator)) => operator.serve(request, file),
-        (_, None) => Reply::Error("this machine has no PMU, and no events".to_owned()),
+        (_, None) => Reply::Error("this machine has no PMU, so it has no events".to_owned()),
     }
 }

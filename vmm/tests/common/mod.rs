@@ -4,6 +4,7 @@ pub(crate) mod driver;
 
 use std::fs;
 use std::io::Read;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -20,7 +21,7 @@ pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
 pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
 /// A jump to itself.
 pub(crate) const SPIN: [u8; 2] = [0xeb, 0xfe];
-/// An invalid instruction: without an interrupt table, a triple fault.
+/// An invalid instruction. It causes a triple fault, as the small guests have no interrupt table.
 pub(crate) const TRIPLE_FAULT: [u8; 2] = [0x0f, 0x0b];
 
 /// Writes sleep type 5 (S5) with the enable bit to the ACPI sleep port.
@@ -142,6 +143,47 @@ pub(crate) fn mark(value: u32) -> Vec<u8> {
     code
 }
 
+/// A machine that has been started. It is killed when this value is dropped: otherwise the guest of a test that fails
+/// would spin forever.
+#[derive(Debug)]
+pub(crate) struct Running(Option<Child>);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(Some(command.spawn().expect("vmm starts")))
+    }
+
+    /// Waits until the machine ends; returns its exit status and all output that was not read.
+    pub(crate) fn wait_with_output(mut self) -> Output {
+        let child = self.0.take().expect("a child");
+        child.wait_with_output().expect("a child")
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        self.0.as_ref().expect("a child")
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        self.0.as_mut().expect("a child")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            // Both fail if the machine has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 /// Sends `signal` (`-TERM`) to `child`.
 pub(crate) fn kill(signal: &str, child: &Child) {
     let id = child.id().to_string();
@@ -151,7 +193,7 @@ pub(crate) fn kill(signal: &str, child: &Child) {
 
 /// Ends a machine by SIGTERM.
 #[track_caller]
-pub(crate) fn terminate(mut child: Child) {
+pub(crate) fn terminate(mut child: Running) {
     kill("-TERM", &child);
     assert_eq!(child.wait().expect("a child").code(), Some(6));
 }
@@ -172,12 +214,8 @@ pub(crate) fn read_output(child: &mut Child, bytes: usize) -> String {
 }
 
 /// Starts a machine, and waits until its guest has printed something.
-pub(crate) fn running(command: &mut Command) -> Child {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("vmm starts");
+pub(crate) fn running(command: &mut Command) -> Running {
+    let mut child = Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     read_output(&mut child, 1);
     child
 }

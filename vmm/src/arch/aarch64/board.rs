@@ -1,4 +1,5 @@
-//! The addresses of the devices. For power-off and reset, guests call PSCI, which KVM implements.
+//! Adds the devices to the machine's buses, at their addresses. There is no device for power-off and reset: guests
+//! call PSCI, which KVM implements.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::exit::End;
 /// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
-/// Adds the serial port, `size` registers long.
+/// Adds the serial port, which has `size` registers.
 ///
 /// # Errors
 /// [`Overlap`].

@@ -1,4 +1,4 @@
-//! System calls and KVM requests that only this architecture has, for seccomp filters.
+//! System calls and KVM ioctls that only this architecture has, for seccomp filters.
 
 use libc::{c_long, c_void};
 use vmm_sys_util::ioctl::ioctl_expr;
@@ -6,11 +6,12 @@ use vmm_sys_util::ioctl::ioctl_expr;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// `_IOC` of KVM's type: the direction is from the caller's view.
+/// Encodes a KVM request, as the kernel's macro `_IOC` does. `direction`: whether user space reads or writes the
+/// argument.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "an encoded request has 32 bits, the size of its argument 14"
+        reason = "an ioctl request number has 32 bits, of which 14 hold the size of the argument"
     )]
     {
         ioctl_expr(direction, kvm_bindings::KVMIO, number, size as u32) as u32
@@ -19,15 +20,15 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Requests with which a vCPU's thread reads its vCPU, and injects an abort.
+/// Requests with which a vCPU's thread reads the vCPU's registers and injects an abort.
 pub const VCPU: [(u32, &str); 2] = [
     (
         GET_ONE_REG,
-        "KVM_GET_ONE_REG: where the guest is at an exit",
+        "KVM_GET_ONE_REG: a vCPU's registers at an exit",
     ),
     (
         kvm(WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
-        "KVM_SET_VCPU_EVENTS: an abort, for an access that KVM does not decode",
+        "KVM_SET_VCPU_EVENTS: injects an abort for an access that KVM does not decode",
     ),
 ];
 
@@ -35,11 +36,11 @@ pub const VCPU: [(u32, &str); 2] = [
 pub const BOOT: [(u32, &str); 8] = [
     (
         kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
-        "KVM_ENABLE_CAP: KVM returns accesses that it does not decode",
+        "KVM_ENABLE_CAP: makes KVM pass undecoded accesses to the VMM",
     ),
     (
         kvm(READ, 0xaf, size_of::<kvm_bindings::kvm_vcpu_init>()),
-        "KVM_ARM_PREFERRED_TARGET: what processors KVM offers",
+        "KVM_ARM_PREFERRED_TARGET: the kind of vCPU that KVM offers",
     ),
     (
         kvm(WRITE, 0xae, size_of::<kvm_bindings::kvm_vcpu_init>()),
@@ -63,7 +64,7 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
     (
         kvm(WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
-        "KVM_SET_ONE_REG: where the guest begins; its counter continues",
+        "KVM_SET_ONE_REG: the boot vCPU's initial registers; the guest's counter",
     ),
     (
         kvm(
@@ -71,7 +72,7 @@ pub const BOOT: [(u32, &str); 8] = [
             0xb5,
             size_of::<kvm_bindings::kvm_arm_counter_offset>(),
         ),
-        "KVM_ARM_SET_COUNTER_OFFSET: the guest's counter continues",
+        "KVM_ARM_SET_COUNTER_OFFSET: continues the guest's counter",
     ),
 ];
 
@@ -91,11 +92,11 @@ pub const SAVE_VCPU: [(u32, &str); 3] = [
     ),
 ];
 
-/// Requests with which the main thread saves the VM without its vCPUs.
+/// Requests with which the main thread saves the VM's state, except that of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 2] = [
     (
         kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
-        "KVM_GET_DIRTY_LOG: a snapshot of the pages that were written",
+        "KVM_GET_DIRTY_LOG: the pages that were written, for a snapshot",
     ),
     (
         kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
@@ -108,7 +109,7 @@ pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
 /// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
 
-/// The second argument of the system call that a signal interrupted.
+/// The second argument of the system call that a filter refused. `context`: the context of the SIGSYS.
 ///
 /// # Safety
 /// `context` must come from the kernel, in a signal handler that has not returned.

@@ -21,7 +21,7 @@ mod request {
     );
 }
 
-/// The counter that a guest's time is read from; all of its vCPUs share it.
+/// The counter from which a guest reads the time. All of the guest's vCPUs share it.
 #[derive(Debug, Clone)]
 pub struct GuestClock {
     /// The guest's counter minus the host's.
@@ -29,7 +29,7 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// The counter of `vcpus`, which must not have run yet. It begins at zero.
+    /// Starts the counter of `vcpus` at zero. The vCPUs must not have run yet.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -37,7 +37,7 @@ impl GuestClock {
         Self::at(0).go_on(kvm, vm, vcpus)
     }
 
-    /// A counter whose value is `count` now. [`Self::go_on`] gives it to a VM.
+    /// A counter whose value is `count` now. It takes effect in a VM only with [`Self::go_on`].
     pub(crate) fn at(count: u64) -> Self {
         Self {
             offset: count.wrapping_sub(host_ticks()),
@@ -50,17 +50,18 @@ impl GuestClock {
     }
 
     /// Continues this counter on `vcpus`, which belong to a new VM and have not run yet. Returns the
-    /// counter.
+    /// counter with the offset that it has in the VM.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         if kvm.check_extension_raw(KVM_CAP_COUNTER_OFFSET.into()) > 0 {
-            set_offset(vm, self.offset).map_err(KvmError::refused("place the guest's counter"))?;
+            set_offset(vm, self.offset)
+                .map_err(KvmError::refused("set the offset of the guest's counter"))?;
             return Ok(self.clone());
         }
-        // Before Linux 6.4, KVM takes a value of the counter but no offset: set the value, then
-        // measure the offset.
+        // Before Linux 6.4, KVM lets the VMM set the counter's value, but not its offset: set the
+        // value, then measure the offset.
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };
@@ -76,7 +77,7 @@ impl GuestClock {
         u32::try_from(hertz() / 1000).unwrap_or(u32::MAX)
     }
 
-    /// The guest's counter minus the host's on a vCPU.
+    /// The guest's counter minus the host's counter; the same on every vCPU.
     #[must_use]
     pub fn offset(&self, _vcpu: usize) -> u64 {
         self.offset
@@ -93,7 +94,7 @@ pub(super) fn hertz() -> u64 {
     hertz
 }
 
-/// Sets the guest's counter minus the host's to `offset`.
+/// Makes the guest's counter equal to the host's counter plus `offset`.
 fn set_offset(vm: &VmFd, offset: u64) -> Result<(), kvm_ioctls::Error> {
     let request = kvm_arm_counter_offset {
         // KVM subtracts this from the host's counter.

@@ -1,4 +1,4 @@
-//! The vCPUs of a VM, before their first instruction.
+//! Creates and initializes the vCPUs of a VM, and their interrupt controller.
 
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
@@ -19,7 +19,7 @@ pub enum CpuError {
     /// KVM returns an error.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// KVM gives a vCPU another affinity than the device tree.
+    /// KVM gives a vCPU a different affinity than the device tree does.
     #[error("KVM gives vCPU {index} the affinity {is:#x} instead of {expected:#x}")]
     Affinity {
         /// The vCPU's index.
@@ -68,7 +68,7 @@ pub fn create(
         return Err(CpuError::NoPmu);
     }
     let mut processor =
-        preferred(vm).map_err(KvmError::refused("show what processors it offers"))?;
+        preferred(vm).map_err(KvmError::refused("report which processor it offers"))?;
     if machine.pmu {
         processor.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
     }
@@ -90,13 +90,14 @@ fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd,
         .map_err(KvmError::refused("create a vCPU"))?;
     let mut processor = *processor;
     if index > 0 {
-        // Powered off until the guest's kernel starts it.
+        // The vCPU stays powered off until the guest's kernel starts it.
         processor.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
     }
     fd.vcpu_init(&processor)
-        .map_err(KvmError::refused("set a vCPU up"))?;
+        .map_err(KvmError::refused("set up a vCPU"))?;
     let expected = mpidr(index);
-    let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("show a vCPU's affinity"))?;
+    let is =
+        reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("report a vCPU's affinity"))?;
     let is = is & AFFINITY;
     match is == expected {
         true => Ok(fd),
@@ -123,7 +124,7 @@ fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
             flags: 0,
         };
         vcpu.set_device_attr(&attribute)
-            .map_err(KvmError::refused("set a vCPU's PMU up"))?;
+            .map_err(KvmError::refused("set up a vCPU's PMU"))?;
     }
     Ok(())
 }
@@ -143,7 +144,8 @@ pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
     Ok(())
 }
 
-/// The affinity that KVM gives vCPU `index`: groups of 16, the size of a GICv3 target list.
+/// The affinity that KVM gives vCPU `index`. Aff0 is the vCPU's place in a group of 16, the size of a GICv3 target
+/// list; Aff1 is the group's number.
 pub(super) fn mpidr(index: u8) -> u64 {
     let index = u64::from(index);
     index & 0xf | (index >> 4) << 8

@@ -7,7 +7,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Returns every exit: this architecture has no exits for ports or emulated registers.
+/// Serves no exit and returns `exit`: this architecture has no exits for ports or emulated registers.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,
@@ -18,7 +18,7 @@ pub(crate) fn serve<'a>(
     Some(exit)
 }
 
-/// Makes KVM return [`is_undecoded`] exits. If KVM cannot, the run call fails at such an access.
+/// Makes KVM pass [undecoded](is_undecoded) accesses to the VMM. If KVM cannot, the run call fails at such an access.
 pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     let capability = kvm_enable_cap {
         cap: KVM_CAP_ARM_NISV_TO_USER,
@@ -26,13 +26,13 @@ pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     };
     if let Err(error) = vm.enable_cap(&capability) {
         log::warn!(
-            "KVM cannot return accesses that it does not decode ({error}): a guest that makes one ends its machine"
+            "KVM cannot pass undecoded accesses to the VMM ({error}): such an access ends the machine"
         );
     }
 }
 
-/// Whether the guest accessed an address without memory by an instruction that the processor does not describe
-/// to KVM (no valid syndrome): with a register pair, a vector, or writeback of the address register.
+/// Whether the exit is an access outside guest memory without a valid syndrome: the processor does not describe the
+/// access to KVM if the instruction uses a register pair, a vector register, or writeback of the address register.
 pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
 }

@@ -42,15 +42,15 @@ pub(super) struct SavedGic {
 const PRIVATE: u32 = 32;
 /// Bits of a register of the distributor or a redistributor.
 const BITS: u32 = 32;
-/// Offset of a redistributor's second frame, which has the private interrupts.
+/// Offset of a redistributor's second frame, which has the registers of the private interrupts.
 const PRIVATE_PAGE: u32 = 0x1_0000;
 
 /// The parts of the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The part that all vCPUs share, with the shared interrupts.
+    /// The registers of the shared interrupts, which all vCPUs share.
     Distributor,
-    /// The part of one vCPU, with its private interrupts.
+    /// The registers of one vCPU's private interrupts.
     Redistributor,
     /// The system registers of a vCPU.
     Interface,
@@ -80,8 +80,8 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Registers of the distributor. The revision (IIDR) is first, since KVM adapts its behaviour to it. An interrupt
-/// gets its route, priority and trigger before it is enabled, active or pending.
+/// Registers of the distributor. The revision (IIDR) is first, since KVM adapts its behaviour to it. The route,
+/// priority and trigger of the interrupts come before their enabled, active and pending states.
 fn distributor() -> Vec<u32> {
     const IIDR: u32 = 0x8;
     const CTLR: u32 = 0x0;
@@ -104,9 +104,8 @@ fn distributor() -> Vec<u32> {
     registers
 }
 
-/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER of message
-/// interrupts are included, although the machine has no such interrupts, because a guest can write to these
-/// registers.
+/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER are for message-based
+/// interrupts, which this machine does not have. They are included because a guest can write to them.
 fn redistributor() -> Vec<u32> {
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
@@ -142,8 +141,8 @@ const fn system(op1: u32, crn: u32, crm: u32, op2: u32) -> u32 {
 }
 
 const ICC_CTLR: u32 = system(0, 12, 12, 4);
-/// System registers that every vCPU has: SRE, CTLR, which determines the number of active-priority registers,
-/// IGRPEN0, IGRPEN1, PMR, BPR0 and BPR1.
+/// System registers that every vCPU has: SRE, CTLR, IGRPEN0, IGRPEN1, PMR, BPR0 and BPR1. CTLR determines how many
+/// active-priority registers the vCPU has.
 const INTERFACE: [u32; 7] = [
     system(0, 12, 12, 5),
     ICC_CTLR,
@@ -156,8 +155,8 @@ const INTERFACE: [u32; 7] = [
 /// Index of CTLR in [`INTERFACE`].
 const CTLR: usize = 1;
 
-/// The system registers of a vCPU whose CTLR is `ctlr`: [`INTERFACE`], and the active priorities, with one bit
-/// for each level of preemption.
+/// The system registers of a vCPU whose CTLR is `ctlr`: [`INTERFACE`], and the active-priority registers, which have
+/// one bit for each preemption level.
 fn interface(ctlr: u64) -> impl Iterator<Item = u32> {
     let priority_bits = (ctlr >> 8 & 0x7) + 1;
     let count = match priority_bits {
@@ -187,8 +186,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, which must have all of its `vcpus` vCPUs. KVM keeps the controller until the
-/// VM is destroyed.
+/// Adds the controller to `vm`, whose `vcpus` vCPUs must all exist. KVM keeps the controller until the VM is
+/// destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -229,7 +228,7 @@ pub(super) fn create(vm: &VmFd, vcpus: u8) -> Result<Gic, KvmError> {
             flags: 0,
         };
         gic.set_device_attr(&attribute)
-            .map_err(KvmError::refused("set its interrupt controller up"))?;
+            .map_err(KvmError::refused("set up the interrupt controller"))?;
     }
     Ok(Gic { fd: gic, vcpus })
 }
@@ -282,7 +281,8 @@ impl Gic {
         let registers = redistributor();
         for (vcpu, values) in (0..self.vcpus).zip(&saved.redistributors) {
             let pairs = pairs(&registers, values, "set of redistributor registers")?;
-            // Software interrupts of a new vCPU are enabled, and a zero in ISENABLER does not disable them.
+            // A new vCPU's software-generated interrupts are enabled, and a zero in ISENABLER does not
+            // disable them: disable all interrupts first.
             let disable = PRIVATE_PAGE + ICENABLER;
             self.set(Part::Redistributor, vcpu, disable, u32::MAX.into())?;
             for (register, value) in pairs {
@@ -316,7 +316,7 @@ impl Gic {
         Ok(u32::try_from(value).unwrap_or_default())
     }
 
-    /// Reads a register of `vcpu`; the distributor ignores the vCPU.
+    /// Reads a register of `part`. If the part is the distributor, `vcpu` has no effect.
     fn get(&self, part: Part, vcpu: u8, register: u32) -> Result<u64, StateError> {
         let mut value = 0u64;
         let mut attribute = attribute(part, vcpu, register, &raw mut value as u64);

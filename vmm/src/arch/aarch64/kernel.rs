@@ -1,4 +1,4 @@
-//! Loads kernel images after checks of their format, their header and the available memory.
+//! Loads kernel images. Before that, checks their format, their header, and whether they fit into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -20,7 +20,7 @@ pub enum KernelError {
     /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// A kernel in a format for boot loaders or debuggers; with the format's name and the remedy.
+    /// A kernel in a format for boot loaders or debuggers. The fields are the format's name and how to get an Image.
     #[error("{0}: give {KINDS}, {1}")]
     OtherForm(&'static str, &'static str),
     /// A big-endian kernel, which this VMM cannot boot.
@@ -55,11 +55,11 @@ pub enum KernelError {
 pub struct Loaded {
     /// The address of its first instruction.
     pub entry: u64,
-    /// End of the memory that it uses before it reads the device tree.
+    /// End of the memory that the kernel uses before it reads the device tree.
     pub end: u64,
 }
 
-/// The header of an Image (Linux, Documentation/arch/arm64/booting.rst).
+/// Size in bytes of the header of an Image, which Linux's Documentation/arch/arm64/booting.rst describes.
 const HEADER: usize = 64;
 const MAGIC_AT: usize = 0x38;
 const MAGIC: &[u8] = b"ARM\x64";
@@ -105,7 +105,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
         let needs = HEADER as u64;
         return Err(KernelError::Truncated { has, needs });
     }
-    // The header has the size in memory. The file may be shorter, as it omits zeroed data at the end.
+    // The header states the size in memory. The file may be shorter, as it omits zeroed data at the end.
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));

@@ -1,7 +1,7 @@
 //! Guest-physical addresses and interrupt lines.
 //!
-//! The guest learns of them from its device tree. Devices are lowest, followed by the window, and by
-//! memory, which has no upper limit.
+//! The device tree describes the addresses and lines to the guest. The devices have the lowest addresses. The window
+//! follows, and then memory, which has no upper limit.
 
 /// The distributor of the interrupt controller.
 pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;
@@ -11,7 +11,7 @@ pub const GIC_DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 pub const GIC_REDISTRIBUTORS: u64 = GIC_DISTRIBUTOR + GIC_DISTRIBUTOR_SIZE;
 /// Size of a redistributor in bytes.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-/// Maximum number of vCPUs, as on x86-64. The redistributors of up to 255 fit below the devices.
+/// Maximum number of vCPUs, as on x86-64. Up to 255 redistributors fit below the devices.
 pub const MAX_VCPUS: u32 = 254;
 
 /// The serial console.
@@ -45,8 +45,8 @@ pub const FDT: u64 = RAM;
 pub const FDT_MAX: u64 = 2 << 20;
 /// Kernels are loaded from here up; arm64 Linux requires a multiple of 2 MiB.
 pub const KERNEL: u64 = FDT + FDT_MAX;
-/// arm64 Linux requires its initramfs in the same range of this many bytes as its kernel. The range begins at a
-/// multiple of 1 GiB.
+/// Size in bytes of the range that must contain both the kernel and the initramfs, as arm64 Linux requires. The range
+/// begins at a multiple of 1 GiB.
 pub const INITRAMFS_REACH: u64 = 32 << 30;
 /// Maximum length of the command line, with its terminating zero; Linux on arm64 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;

@@ -1,4 +1,4 @@
-//! The aarch64 machine: its addresses, the state in which its kernel starts, its device tree.
+//! The aarch64 machine: its addresses, the state in which its kernel starts, and its device tree.
 
 pub mod board;
 pub mod boot;
@@ -15,7 +15,7 @@ pub mod layout;
 pub mod platform;
 pub mod state;
 
-/// The first Linux whose KVM keeps counting when the host moves an event between counters while the guest
+/// The first Linux version whose KVM keeps counting when the host moves an event between counters while the guest
 /// runs. After such a move, older versions do not count the guest's EL0 until the vCPU is loaded again.
 /// `None`: every version keeps counting.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = Some((6, 6));

@@ -7,7 +7,7 @@ use crate::kvm::{Host, KvmError};
 
 /// The requirements of a machine on aarch64, where KVM is built in.
 pub const HOST: Host = Host {
-    remedy: "the host's kernel must have been started at EL2, with KVM built in",
+    remedy: "boot a host kernel that has KVM built in, and boot it at EL2",
     modules: &[],
     needed: &[
         (Cap::OneReg, "single registers"),

@@ -1,4 +1,4 @@
-//! The state of a machine in KVM: vCPUs, their interrupt controller, their counter. It is saved while no vCPU
+//! The state of a machine in KVM: vCPUs, their interrupt controller and their counter. It is saved while no vCPU
 //! runs, and restored into a new VM whose vCPUs have not run yet.
 
 use kvm_bindings::{RegList, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_init};
@@ -55,16 +55,15 @@ pub enum StateError {
     /// There are more registers than KVM's interface can hold.
     #[error("too many registers")]
     TooMany(#[source] vmm_sys_util::fam::Error),
-    /// This host's KVM offers another kind of processor.
+    /// This host's KVM offers a different kind of processor.
     #[error(
-        "the guest's vCPUs are another kind of processor than this host's: restore the snapshot on a host \
-         with the same processor"
+        "the snapshot comes from a different kind of processor: restore it on a host with the same processor"
     )]
     Processor,
-    /// The host's counter has another frequency.
+    /// The host's counter has a different frequency.
     #[error(
-        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore the snapshot on a host of \
-         the same frequency"
+        "the guest's counter runs at {saved} Hz, this host's at {host} Hz: restore the snapshot on a host with \
+         the same counter frequency"
     )]
     Counter {
         /// The guest's frequency.
@@ -210,7 +209,7 @@ impl VcpuState {
             if [reg::TIMER_COUNT, reg::PHYSICAL_COUNT].contains(&id) {
                 continue;
             }
-            // Many registers are read-only, and have the right value already.
+            // Skip a register that already has its value: many registers are read-only.
             if get(fd, id).map_err(refused("restore", id))? == (low, high) {
                 continue;
             }

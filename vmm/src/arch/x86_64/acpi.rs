@@ -1,7 +1,7 @@
-//! The tables of a PC's firmware: ACPI for a hardware-reduced PC.
+//! The ACPI tables of a hardware-reduced PC.
 //!
-//! Hardware-reduced, because then a stock kernel needs no PIT, PIC, PM timer or fixed-event interrupt: sleep
-//! and reset are two ports, and everything else is a device in the DSDT.
+//! On a hardware-reduced PC, a stock kernel needs no PIT, PIC, PM timer or fixed-event interrupt: sleep and reset
+//! are two ports, and everything else is a device in the DSDT.
 
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -35,7 +35,8 @@ pub fn write(memory: &GuestMemoryMmap, machine: &Machine) -> Result<(), GuestMem
     memory.write_slice(&bytes, GuestAddress(layout::ACPI))
 }
 
-/// The tables from [`layout::ACPI`] on, and the offset of each.
+/// Returns the bytes of all tables, to be written to [`layout::ACPI`], and the tables' offsets. The RSDP is at offset
+/// zero, and its offset is not listed.
 fn build(machine: &Machine) -> (Vec<u8>, Vec<usize>) {
     let mut bytes = vec![0; Rsdp::len()];
     let mut offsets = Vec::new();
@@ -136,7 +137,8 @@ fn dsdt(machine: &Machine) -> Sdt {
     table
 }
 
-/// The AML of one device, as bytes, since the builders borrow their parts.
+/// The AML of one device as bytes. A function cannot return the builders of `acpi_tables`, because they borrow their
+/// parts.
 struct Device(Vec<u8>);
 
 impl Aml for Device {
@@ -160,7 +162,7 @@ fn device(name: &str, id: &dyn Aml, resources: Vec<&dyn Aml>) -> Device {
     Device(bytes)
 }
 
-/// The console's interrupt is declared shareable, though nothing shares it: Linux then masks the
+/// The serial console. Its interrupt is declared shareable, though nothing shares it: Linux then masks the
 /// interrupt while it tests whether the port raises its transmit interrupt again. If the interrupt were
 /// not masked, a handler on another CPU could clear it during the test, and the driver would then poll
 /// the port every 250 ms, with five exits each time.

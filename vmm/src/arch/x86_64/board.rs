@@ -10,7 +10,7 @@ use crate::exit::End;
 /// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 
-/// Adds the serial port, `size` registers long.
+/// Adds the serial port, which has `size` registers.
 ///
 /// # Errors
 /// [`Overlap`].
@@ -18,8 +18,8 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<dyn Device>, size: u64) -> Re
     buses.ports.insert(layout::SERIAL_PORT.into(), size, serial)
 }
 
-/// Adds the ports by which a guest ends its run, the panic device and the debug port. The ports announce the
-/// end to `end`.
+/// Adds the panic device, the debug port, and the ports for power-off and reset. When a guest powers off or resets
+/// through one of these ports, the port's device reports this to `end`.
 ///
 /// # Errors
 /// [`Overlap`].

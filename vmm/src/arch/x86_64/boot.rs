@@ -21,16 +21,16 @@ pub enum BootError {
     /// The initramfs or the command line is not suitable.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Guest memory does not accept a write.
+    /// A write to guest memory failed.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
-    /// Guest memory does not accept the ACPI tables.
+    /// The ACPI tables could not be written to guest memory.
     #[error("cannot write the ACPI tables")]
     Acpi(#[source] GuestMemoryError),
-    /// Guest memory does not accept the descriptor and page tables for the first vCPU.
+    /// The boot vCPU's descriptor table and page tables could not be written to guest memory.
     #[error(transparent)]
     Tables(#[from] regs::RegisterError),
-    /// Guest memory does not accept the boot parameters.
+    /// The boot parameters could not be written to guest memory.
     #[error("cannot write the boot parameters")]
     Params(#[source] linux_loader::configurator::Error),
 }
@@ -108,7 +108,7 @@ pub fn write(
     Ok(regs::write_tables(memory)?)
 }
 
-/// Truncates an address or a size below the gap to the 32 bits of the boot protocol.
+/// Converts an address or a size below the gap to a 32-bit field of the boot protocol.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "addresses and sizes below the gap at 3 GiB"
@@ -127,8 +127,8 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     Ok(cmdline.len() as u64)
 }
 
-/// The room for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the
-/// kernel's header.
+/// The room for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the kernel's
+/// header, whichever is lower.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,

@@ -1,4 +1,4 @@
-//! System calls and KVM requests that only this architecture has, for seccomp filters.
+//! System calls and KVM ioctls that only this architecture has, for seccomp filters.
 
 use libc::{c_long, c_void};
 use vmm_sys_util::ioctl::ioctl_expr;
@@ -7,38 +7,39 @@ const NONE: u32 = 0;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// `_IOC` of KVM's type: the direction is from the caller's view.
+/// Encodes the number of a KVM ioctl, as the kernel's macro `_IOC` does. `direction`: whether user space reads or
+/// writes the argument.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "an encoded request has 32 bits, the size of its argument 14"
+        reason = "an encoded request has 32 bits, of which 14 are the size of its argument"
     )]
     {
         ioctl_expr(direction, kvm_bindings::KVMIO, number, size as u32) as u32
     }
 }
 
-/// Requests with which a vCPU's thread reads its vCPU.
+/// Ioctls with which a vCPU's thread reads the vCPU's registers.
 pub const VCPU: [(u32, &str); 2] = [
     (
         kvm(READ, 0x81, size_of::<kvm_bindings::kvm_regs>()),
-        "KVM_GET_REGS: where the guest is at an exit",
+        "KVM_GET_REGS: a vCPU's registers at an exit",
     ),
     (
         kvm(READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
-        "KVM_GET_SREGS: in which mode the guest is at an exit",
+        "KVM_GET_SREGS: a vCPU's mode at an exit",
     ),
 ];
 
-/// Requests that set up a VM, for a guest that boots again after a reset.
-pub const BOOT: [(u32, &str); 14] = [
+/// Ioctls that set up a VM, for a guest that boots again after a reset.
+pub const BOOT: [(u32, &str); 15] = [
     (
         kvm(NONE, 0x60, 0),
         "KVM_CREATE_IRQCHIP: the VM's interrupt controllers",
     ),
     (
         kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
-        "KVM_ENABLE_CAP: the VM has no hardware PMU",
+        "KVM_ENABLE_CAP: disables the VM's hardware PMU",
     ),
     (
         kvm(WRITE, 0x48, size_of::<u64>()),
@@ -47,7 +48,7 @@ pub const BOOT: [(u32, &str); 14] = [
     (kvm(NONE, 0x47, 0), "KVM_SET_TSS_ADDR: the VM's TSS"),
     (
         kvm(READ | WRITE, 0x05, size_of::<u64>()),
-        "KVM_GET_SUPPORTED_CPUID: what processors KVM offers",
+        "KVM_GET_SUPPORTED_CPUID: the CPUID leaves that KVM supports",
     ),
     (
         kvm(WRITE, 0x90, size_of::<u64>()),
@@ -72,19 +73,23 @@ pub const BOOT: [(u32, &str); 14] = [
     ),
     (
         kvm(WRITE, 0x82, size_of::<kvm_bindings::kvm_regs>()),
-        "KVM_SET_REGS: where the guest begins",
+        "KVM_SET_REGS: the boot vCPU's initial registers",
     ),
     (
         kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's",
+        "KVM_GET_DEVICE_ATTR: the offset of the guest's TSC",
     ),
     (
         kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_SET_DEVICE_ATTR: the guest's TSC continues",
+        "KVM_SET_DEVICE_ATTR: continues the guest's TSC",
+    ),
+    (
+        kvm(WRITE, 0xc6, size_of::<kvm_bindings::kvm_msr_filter>()),
+        "KVM_X86_SET_MSR_FILTER: the registers that an embedder emulates",
     ),
 ];
 
-/// Requests with which a vCPU's thread saves its vCPU, besides [`VCPU`].
+/// Ioctls with which a vCPU's thread saves the vCPU's state, in addition to those in [`VCPU`].
 pub const SAVE_VCPU: [(u32, &str); 11] = [
     (
         kvm(READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()),
@@ -117,7 +122,7 @@ pub const SAVE_VCPU: [(u32, &str); 11] = [
     (kvm(NONE, 0xa3, 0), "KVM_GET_TSC_KHZ: a snapshot"),
     (
         kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's, for a snapshot",
+        "KVM_GET_DEVICE_ATTR: the offset of the guest's TSC, for a snapshot",
     ),
     (
         kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
@@ -125,15 +130,15 @@ pub const SAVE_VCPU: [(u32, &str); 11] = [
     ),
     (
         kvm(NONE, 0xad, 0),
-        "KVM_KVMCLOCK_CTRL: tells the guest that it was paused",
+        "KVM_KVMCLOCK_CTRL: notifies the guest of a pause",
     ),
 ];
 
-/// Requests with which the main thread saves the VM without its vCPUs.
+/// Ioctls with which the main thread saves the VM's state, except that of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 3] = [
     (
         kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
-        "KVM_GET_DIRTY_LOG: a snapshot of the pages that were written",
+        "KVM_GET_DIRTY_LOG: the pages that were written, for a snapshot",
     ),
     (
         kvm(READ, 0x7c, size_of::<kvm_bindings::kvm_clock_data>()),
@@ -150,7 +155,7 @@ pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
 /// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");
 
-/// The second argument of the system call that a signal interrupted.
+/// The second argument of the system call that a filter refused. `context`: the context of the SIGSYS.
 ///
 /// # Safety
 /// `context` must come from the kernel, in a signal handler that has not returned.
@@ -181,7 +186,13 @@ mod tests {
         assert_eq!(boot[7..10], [0x41a0_ae8d, 0x4008_ae89, 0x8138_ae83]);
         assert_eq!(
             boot[10..],
-            [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1]
+            [
+                0x4138_ae84,
+                0x4090_ae82,
+                0x4018_aee2,
+                0x4018_aee1,
+                0x4188_aec6
+            ]
         );
         let save = SAVE_VCPU.map(|(number, _)| number);
         assert_eq!(

@@ -5,7 +5,7 @@ pub(super) use vpmu_kvm::arch::{clock_offset as offset, set_clock_offset as set_
 
 use crate::kvm::KvmError;
 
-/// The counter that a guest's time is read from.
+/// The counters from which a guest reads the time: its vCPUs' TSCs.
 #[derive(Debug, Clone)]
 pub struct GuestClock {
     khz: u32,
@@ -14,7 +14,7 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// The counter of `vcpus`, which must not have run yet.
+    /// Reads the frequency and the offsets of the TSCs of `vcpus`, which must not have run yet.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -37,7 +37,8 @@ impl GuestClock {
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
-            // If KVM reports no offset, the times in records do not use one.
+            // If KVM did not report an offset, times in records are converted with an offset of zero, so this
+            // vCPU's TSC must stay as it is.
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
@@ -47,7 +48,7 @@ impl GuestClock {
         Self::new(kvm, vm, vcpus)
     }
 
-    /// Sets the frequency `khz`, which the guest measured on another host.
+    /// Sets the frequency to `khz`, which the guest learned when it booted, possibly on another host.
     pub(crate) fn set_khz(&mut self, khz: u32) {
         self.khz = khz;
     }

@@ -1,4 +1,4 @@
-//! The guest's CPUID: KVM's offer, the machine's topology, and no hardware PMU.
+//! The guest's CPUID: the leaves that KVM supports, with the machine's topology and without a hardware PMU.
 //!
 //! The paravirtual PMU replaces the architectural PMU, and CPUID must not show the architectural PMU:
 //! a guest must never find two PMUs.
@@ -32,7 +32,7 @@ const APIC_BUS_KHZ: u32 = 1_000_000;
 pub struct Cpu {
     /// The vCPU's index, which is also its APIC id.
     pub index: u8,
-    /// The number of vCPUs: cores of one package, one thread each.
+    /// The number of vCPUs. Each is a core with one thread; all are in one package.
     pub count: u8,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -87,7 +87,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
     let count = u32::from(cpu.count);
     match entry.function {
         LEAF_FEATURES => {
-            // The number of ids has 8 bits: 255 means 255 or more.
+            // The field for the number of APIC ids has 8 bits; 255 means 255 or more.
             let ids = (1 << cpu.core_bits()).min(0xff);
             entry.ebx = entry.ebx & 0xffff | ids << 16 | index << 24;
             entry.ecx = entry.ecx & !FEATURES_ECX_PDCM | FEATURES_ECX_HYPERVISOR;
@@ -132,7 +132,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
     }
 }
 
-/// One thread per core, `count` cores: the levels "thread", "core", and the end.
+/// The topology levels: "thread" with one thread per core, "core" with `count` cores, and the end of the list.
 fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
     let level = |index: u32, shift: u32, below: u32, kind: u32| kvm_cpuid_entry2 {
         function: LEAF_TOPOLOGY,

@@ -1,4 +1,4 @@
-//! The vCPUs of a VM, before their first instruction.
+//! Creates the vCPUs of a VM, and sets their initial state.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
@@ -15,10 +15,10 @@ pub enum CpuError {
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// KVM refuses a vCPU's initial state.
-    #[error("cannot set a vCPU up")]
+    #[error("cannot set up a vCPU")]
     Registers(#[from] regs::RegisterError),
     /// There are more CPUID leaves than KVM's interface can hold.
-    #[error("cannot set a vCPU's CPUID up")]
+    #[error("cannot set up a vCPU's CPUID")]
     Cpuid(#[source] vmm_sys_util::fam::Error),
 }
 
@@ -31,12 +31,12 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controllers of a VM. It holds nothing: KVM takes requests about them on the VM's descriptor.
+/// The interrupt controllers of a VM. This type is empty, because their ioctls are on the VM's descriptor.
 #[derive(Debug)]
 pub struct Controller(());
 
-/// Creates the vCPUs of `machine` in `vm`, whose memory must be set up. Accesses to the registers in
-/// `emulation` return to the VMM.
+/// Creates the vCPUs of `machine` in `vm`, whose memory must be set up. KVM will pass accesses to the registers in
+/// `emulation` to the VMM.
 ///
 /// # Errors
 /// [`CpuError`].
@@ -51,7 +51,7 @@ pub fn create(
     }
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(KvmError::refused("show what processors it offers"))?;
+        .map_err(KvmError::refused("report its supported CPUID leaves"))?;
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let vcpus = (0..machine.vcpus)
         .map(|index| {
@@ -71,7 +71,7 @@ pub fn create(
                 leaves = CpuId::from_entries(&entries).map_err(CpuError::Cpuid)?;
             }
             fd.set_cpuid2(&leaves)
-                .map_err(KvmError::refused("take our CPUID leaves"))?;
+                .map_err(KvmError::refused("set a vCPU's CPUID leaves"))?;
             regs::prepare(&fd)?;
             Ok(fd)
         })

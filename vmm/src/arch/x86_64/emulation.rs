@@ -1,10 +1,10 @@
-//! Registers that an embedder emulates instead of KVM: model-specific ones.
+//! Model-specific registers that an embedder emulates instead of KVM.
 
 use std::sync::Arc;
 
 use super::msrs::{MsrDevice, VcpuMsrs};
 
-/// A machine's registers that the embedder emulates.
+/// The embedder's device that emulates registers of a machine.
 pub type Emulation = Arc<dyn MsrDevice>;
 
 /// The emulated registers of a vCPU.

@@ -15,7 +15,7 @@ pub(crate) fn serve<'a>(
     emulation: Option<&mut VcpuEmulation>,
     ports: &Bus,
 ) -> Option<VcpuExit<'a>> {
-    // A string instruction makes many accesses in one exit; devices see them one by one.
+    // A string instruction makes many accesses in one exit; each is passed to the device separately.
     let size = access.map_or(1, |access| usize::from(access.size).max(1));
     match exit {
         VcpuExit::IoOut(port, data) => {
@@ -43,7 +43,7 @@ pub(crate) fn serve<'a>(
     None
 }
 
-/// Whether KVM cannot decode the accessing instruction: on x86-64 it always can.
+/// Whether the guest made an access that KVM did not decode: never on x86-64.
 pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
     false
 }
@@ -51,7 +51,7 @@ pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
 /// Does nothing: on x86-64, KVM decodes every access.
 ///
 /// # Errors
-/// It returns none.
+/// None.
 pub(crate) fn refuse_undecoded(_vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Loads kernel images after checks of their format, their size and the available memory.
+//! Loads kernel images. Before that, checks their format, their size, and whether they fit into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -22,7 +22,7 @@ pub enum KernelError {
     /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// An ELF file, but for another machine, or 32 bits wide.
+    /// An ELF file for another architecture, or a 32-bit one.
     #[error("an ELF file, but not for x86-64")]
     OtherMachine,
     /// An ELF file without a loadable segment, or with an entry outside its segments.
@@ -62,7 +62,7 @@ pub enum KernelError {
 pub struct Loaded {
     /// The address of its first instruction, in 64-bit mode.
     pub entry: u64,
-    /// End of the memory that it uses before it reads the memory map.
+    /// End of the memory that the kernel uses before it reads the memory map.
     pub end: u64,
     /// The header of a bzImage; `None` for ELF.
     pub header: Option<setup_header>,

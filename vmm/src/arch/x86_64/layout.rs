@@ -25,7 +25,7 @@ pub const FIRMWARE_END: u64 = 0x10_0000;
 /// Kernels are loaded from here up.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
-/// Guest memory ends here and continues at [`GAP_END`].
+/// Start of the gap: guest memory below 4 GiB ends here, and the rest starts at [`GAP_END`].
 pub const GAP: u64 = 3 << 30;
 /// End of the gap: 4 GiB.
 pub const GAP_END: u64 = 4 << 30;
@@ -39,8 +39,8 @@ pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Size of the doorbell page in bytes.
 pub const DOORBELL_SIZE: u64 = 0x1000;
 /// The window: memory that the VMM owns and the guest can access. The guest's memory map does not
-/// include it. The window shares no 2 MiB page with a device, and has room to extend up to the
-/// addresses of KVM and the APICs.
+/// include it. The window shares no 2 MiB page with a device. The addresses between the window and
+/// [`IO_APIC`] are unused.
 pub const WINDOW: u64 = 0xd020_0000;
 /// Maximum size of the window in bytes.
 pub const WINDOW_MAX: u64 = 512 << 20;
@@ -50,9 +50,9 @@ pub const MAX_VCPUS: u32 = 254;
 pub const IO_APIC: u32 = 0xfec0_0000;
 /// Each vCPU's local APIC.
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
-/// A page that KVM needs on some processors, for real mode without paging.
+/// A page for KVM's identity map, which some Intel processors need to run a guest without paging.
 pub const KVM_IDENTITY_MAP: u64 = 0xfeff_c000;
-/// Three pages that KVM needs for the same purpose.
+/// Three pages for KVM's task state segment, which the same processors need to run a guest in real mode.
 pub const KVM_TSS: usize = 0xfeff_d000;
 
 /// The serial console.
@@ -65,7 +65,7 @@ pub const I8042_PORT: u16 = 0x60;
 pub const RESET_PORT: u16 = 0xcf9;
 /// The value that resets the machine when it is written to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 0x06;
-/// The port of boot progress: a byte written here reports that init runs.
+/// The debug port: a byte written here reports that init runs.
 pub const DEBUG_PORT: u16 = 0x504;
 /// The panic device.
 pub const PVPANIC_PORT: u16 = 0x505;
@@ -76,8 +76,8 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 /// The virtio device's interrupt line: the first that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
 
-/// The address ranges of `bytes` of memory, start and size: one below the gap, and a second one from
-/// [`GAP_END`] on if the memory does not fit below the gap.
+/// The address ranges of a guest with `bytes` of memory, each as its start and its size. The first range is below
+/// the gap. Memory that does not fit there is in a second range, from [`GAP_END`] on.
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= GAP {

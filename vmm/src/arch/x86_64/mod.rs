@@ -1,4 +1,4 @@
-//! The PC: its addresses, the state in which its kernel starts, the tables of its firmware.
+//! The PC: its addresses, the state in which its kernel starts, and the tables of its firmware.
 
 pub mod acpi;
 pub mod board;
@@ -18,6 +18,6 @@ pub mod power;
 pub mod regs;
 pub mod state;
 
-/// The first Linux whose KVM keeps counting when the host moves an event between counters while the
-/// guest runs. `None`: every version keeps counting.
+/// The first Linux version whose KVM keeps counting when the host moves an event between counters while the guest
+/// runs. `None`: every version keeps counting.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;

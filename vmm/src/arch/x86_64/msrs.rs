@@ -1,6 +1,6 @@
 //! Model-specific registers that the embedder emulates instead of KVM, for features that KVM lacks.
 //!
-//! Each access of the guest returns to the VMM, on the vCPU's thread.
+//! KVM passes each access by the guest to the VMM, on the vCPU's thread.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use crate::kvm::KvmError;
 
 /// The emulated registers of a machine.
 pub trait MsrDevice: Debug + Send + Sync {
-    /// The registers' numbers: at most 16 ranges, each of at most 12,288 registers.
+    /// The registers' numbers. KVM accepts at most 16 ranges, each of at most 12,288 registers.
     fn ranges(&self) -> Vec<Range<u32>>;
 
     /// Changes a vCPU's CPUID leaves.
@@ -47,15 +47,15 @@ pub trait VcpuMsrs: Debug {
     /// Handles a write by the guest; `false` injects a general protection fault.
     fn write(&mut self, register: u32, value: u64) -> bool;
 
-    /// Called before each entry into the guest, to inject interrupts. A
-    /// [`kick_signal`](crate::signal::kick_signal) that arrives after this call makes the entry end at once.
+    /// Called before each entry into the guest, to inject interrupts. If a
+    /// [`kick_signal`](crate::signal::kick_signal) arrives after this call, `KVM_RUN` returns immediately.
     ///
     /// # Errors
     /// Errors of the host, which end the run.
     fn enter(&mut self, vcpu: &VcpuFd) -> io::Result<()>;
 }
 
-/// Makes accesses to registers of `device` return from KVM's run call.
+/// Makes `KVM_RUN` return when the guest accesses a register of `device`.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -66,7 +66,7 @@ pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
     };
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&capability)
-        .map_err(KvmError::refused("hand model-specific registers over"))?;
+        .map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
     // A clear bit passes accesses to the register on to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()

@@ -26,9 +26,9 @@ pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64, guests have only the par
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm().map_err(KvmError::refused("create a VM"))?;
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(KvmError::refused("place its identity map"))?;
+        .map_err(KvmError::refused("place the VM's identity map"))?;
     vm.set_tss_address(layout::KVM_TSS)
-        .map_err(KvmError::refused("place its TSS"))?;
+        .map_err(KvmError::refused("place the VM's TSS"))?;
     vm.create_irq_chip()
         .map_err(KvmError::refused("create interrupt controllers"))?;
     let capability = kvm.check_extension_raw(u64::from(KVM_CAP_PMU_CAPABILITY));
@@ -39,7 +39,7 @@ pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
         };
         disable.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
         vm.enable_cap(&disable)
-            .map_err(KvmError::refused("switch its hardware PMU off"))?;
+            .map_err(KvmError::refused("disable the VM's hardware PMU"))?;
     }
     Ok(vm)
 }

@@ -52,14 +52,14 @@ impl Device for Reset {
 #[derive(Debug)]
 pub struct I8042(pub Arc<End>);
 
-/// Registers of the keyboard controller: data at 0x60, command and status at 0x64.
+/// Number of ports of the keyboard controller: from data at 0x60 to command and status at 0x64.
 pub const I8042_SIZE: u64 = 5;
 const I8042_COMMAND: u64 = 4;
 const I8042_RESET: u8 = 0xfe;
 
 impl Device for I8042 {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        // Status zero: nothing to read, room to write. The controller has no other registers.
+        // Status zero means that there is nothing to read and that the guest may write. Other ports have no register.
         data.fill(if offset == I8042_COMMAND { 0 } else { 0xff });
     }
 

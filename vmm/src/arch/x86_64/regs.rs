@@ -79,7 +79,7 @@ fn descriptor(segment: &kvm_segment) -> u64 {
         | (segment.base >> 24 & 0xff) << 56
 }
 
-/// Writes the descriptor table and the page tables that [`enter`] points to.
+/// Writes the descriptor table and the page tables of the boot vCPU. [`enter`] loads their addresses into the vCPU.
 ///
 /// # Errors
 /// [`RegisterError::Tables`].
@@ -163,7 +163,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
 /// [`RegisterError::State`].
 pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), RegisterError> {
     let mut sregs = vcpu.get_sregs().map_err(|source| RegisterError::State {
-        what: "to show the system registers",
+        what: "to report the system registers",
         source,
     })?;
     let [_, _, code, data, task] = segments();

@@ -1,4 +1,4 @@
-//! The state of a PC in KVM: vCPUs, interrupt controllers, clocks. It is saved while no vCPU runs,
+//! The state of a PC in KVM: vCPUs, interrupt controllers and clocks. It is saved while no vCPU runs,
 //! and restored into a new VM whose vCPUs have not run yet.
 
 use kvm_bindings::{
@@ -42,19 +42,19 @@ pub enum StateError {
     /// There are more entries than KVM's interface can hold.
     #[error("too many {0}")]
     TooMany(&'static str, #[source] vmm_sys_util::fam::Error),
-    /// The guest uses a feature that this host does not have.
+    /// The guest's CPUID shows a feature that this host does not have.
     #[error(
-        "the guest's processors have features that this host's lack (CPUID leaf {leaf:#x}): restore the \
+        "the guest's processors have features that this host lacks (CPUID leaf {leaf:#x}): restore the \
          snapshot on a host with the same processor"
     )]
     Cpuid {
         /// The leaf with these features.
         leaf: u32,
     },
-    /// The host's TSC has another frequency.
+    /// The host's TSC has a different frequency.
     #[error(
         "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore the snapshot on a host \
-         of the same frequency"
+         with the same TSC frequency"
     )]
     Tsc {
         /// The guest's frequency.
@@ -67,15 +67,16 @@ pub enum StateError {
     Malformed(&'static str),
 }
 
-/// Linux measures its TSC anew at each boot, to a few parts in a million.
+/// Tolerated difference of TSC frequencies: Linux measures the frequency at each boot, and the results differ by a
+/// few parts per million.
 const TSC_TOLERANCE_PPM: u64 = 250;
 const MSR_TSC: u32 = 0x10;
-/// Maximum number of model-specific registers in one request.
+/// Maximum number of model-specific registers that one `KVM_GET_MSRS` reads.
 const MSRS_AT_ONCE: usize = 64;
 const EFER_SVME: u64 = 1 << 12;
 const CR4_VMXE: u64 = 1 << 13;
 
-/// Properties of this KVM that a save needs.
+/// The numbers of the model-specific registers that this KVM can save.
 #[derive(Debug)]
 pub(crate) struct Saver {
     msrs: Vec<u32>,
@@ -138,7 +139,7 @@ fn host_tsc() -> u64 {
 }
 
 impl Saver {
-    /// Reads the list of registers from `kvm`.
+    /// Reads the list of model-specific registers that `kvm` can save.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
@@ -151,7 +152,8 @@ impl Saver {
         })
     }
 
-    /// Saves the state of a vCPU, which must have returned from its run call and completed its last access.
+    /// Saves the state of a vCPU, whose last `KVM_RUN` must have returned, and whose last access must be
+    /// complete.
     ///
     /// # Errors
     /// [`StateError`].
@@ -191,7 +193,7 @@ impl Saver {
         while !left.is_empty() {
             let asked = left.get(..MSRS_AT_ONCE.min(left.len())).unwrap_or(left);
             let values = read_msrs(fd, asked)?;
-            // KVM stops at a register that the guest does not have.
+            // KVM stops at a register that the guest does not have: skip that register.
             let step = match values.len() {
                 count if count < asked.len() => count + 1,
                 count => count,
@@ -203,7 +205,7 @@ impl Saver {
     }
 }
 
-/// The values of the readable registers at the start of `indices`.
+/// Reads the registers `indices`, up to the first one that KVM cannot read. Returns their numbers and values.
 fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError> {
     let entries: Vec<kvm_msr_entry> = indices
         .iter()
@@ -245,8 +247,8 @@ impl VcpuState {
             fd.get_tsc_khz().map_err(restore("the TSC frequency"))?,
         )?;
         let keeps_offset = match self.tsc_offset {
-            // The guest's counter continues from its saved value, at the same distance to the
-            // counters of other vCPUs.
+            // The vCPU's TSC continues from its saved value. The differences between the vCPUs' TSCs stay the
+            // same.
             Some(offset) => clock::set_offset(fd, offset.wrapping_sub(since)).is_ok(),
             None => false,
         };
@@ -264,7 +266,7 @@ impl VcpuState {
             .map_err(restore("the debug registers"))?;
         fd.set_lapic(&self.lapic)
             .map_err(restore("the local APIC"))?;
-        // Set these registers after the local APIC, whose mode determines the use of the TSC deadline.
+        // Set the MSRs after the local APIC: KVM ignores a TSC deadline unless the APIC's timer is in deadline mode.
         self.set_msrs(fd, keeps_offset)?;
         fd.set_vcpu_events(&self.events)
             .map_err(restore("pending events"))
@@ -275,7 +277,7 @@ impl VcpuState {
             if index == MSR_TSC && keeps_offset {
                 continue;
             }
-            // Many registers are read-only, and have the right value already.
+            // Skip a register that already has its value: many registers are read-only.
             if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
                 continue;
             }
@@ -301,8 +303,8 @@ impl VcpuState {
     reason = "KVM would read past the structure in a VM with larger extended state"
 )]
 fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), StateError> {
-    // SAFETY: this process never requests permission for dynamic state, so KVM's extended state has
-    // the 4096 bytes of the structure.
+    // SAFETY: this process never requests permission for dynamic state, so KVM reads only the 4096 bytes that
+    // the structure has.
     unsafe { fd.set_xsave(xsave) }.map_err(restore("the extended state"))
 }
 
@@ -313,10 +315,10 @@ const FEATURES: [(u32, u32, [bool; 4]); 4] = [
     (0xd, 1, [true, false, false, false]),
     (0x8000_0001, 0, [false, false, true, true]),
 ];
-/// OSXSAVE and OSPKE follow the guest's CR4.
+/// The feature bits OSXSAVE and OSPKE. They are not compared, because they mirror bits of the guest's CR4.
 const FOLLOWS_CR4: [(u32, usize, u32); 2] = [(0x1, 2, 1 << 27), (0x7, 2, 1 << 4)];
 
-/// Checks that the host has every feature that the guest may have found.
+/// Checks that the host has every feature that CPUID showed to the guest.
 fn compare_features(
     saved: &[kvm_cpuid_entry2],
     own: &[kvm_cpuid_entry2],
@@ -406,7 +408,8 @@ impl VmState {
                 .map_err(restore("the interrupt controllers"))?;
         }
         // Set KVM's clock before the vCPUs' registers, which include the address of the guest's clock.
-        // Without the flags, KVM uses the saved time unchanged: the guest's time continues from there.
+        // Clear the flags, so that KVM does not add the time that has passed since the save: the guest's time
+        // continues from the saved time.
         let clock = kvm_clock_data {
             flags: 0,
             ..self.clock
@@ -420,7 +423,7 @@ impl VmState {
         Ok(())
     }
 
-    /// Returns the counter of `vcpus`. The caller must have restored their states first. The guest keeps the
+    /// Returns the TSCs of `vcpus`. The caller must have restored `states` into them first. The guest keeps the
     /// frequency that it learned at boot, which may differ a little from this host's.
     ///
     /// # Errors
@@ -472,7 +475,7 @@ mod tests {
         // OSXSAVE, which the guest has set in its CR4, is ignored.
         assert!(compare_features(&[leaf(1, 0b101 | 1 << 27)], &own).is_ok());
         for (leaf, saved) in [(1, leaf(1, 0b010)), (0x8000_0001, leaf(0x8000_0001, 1))] {
-            let refused = compare_features(&[saved], &own).expect_err("a feature too many");
+            let refused = compare_features(&[saved], &own).expect_err("the host lacks it");
             assert!(matches!(refused, StateError::Cpuid { leaf: named } if named == leaf));
         }
     }

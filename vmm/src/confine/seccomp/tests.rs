@@ -1,4 +1,4 @@
-//! Filters on threads of child processes, and how these processes end.
+//! Installs filters in child processes, and checks how these processes end.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -7,10 +7,11 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 
 use super::*;
+use crate::arch::calls;
 
 const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 
-/// Every option; recordings go to standard input.
+/// A plan with a PMU, restarts and recordings. The descriptor of the directory of recordings is standard input.
 fn plan() -> Plan {
     Plan {
         process: std::process::id(),
@@ -25,9 +26,9 @@ fn plan() -> Plan {
 fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
     let (reader, writer) = std::io::pipe().unwrap();
     let filters = Filters::compile(&plan()).unwrap();
-    // SAFETY: the copy of this process has only this thread and takes no lock that another thread
-    // may have held: `act` makes system calls and allocates, and the C library keeps the allocator
-    // consistent.
+    // SAFETY: the child process has only this thread. It takes no lock that another thread of the parent may have
+    // held at the fork: `act` only makes system calls and allocates, and the C library keeps its allocator
+    // consistent across a fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: touches no memory.
@@ -35,7 +36,7 @@ fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
         let installed = report_refused_calls().and_then(|()| filters.install(kind));
         let status = c_int::from(installed.is_err());
         act();
-        // SAFETY: ends the process at once.
+        // SAFETY: ends the process immediately.
         unsafe { libc::_exit(status) };
     }
     drop(writer);
@@ -65,7 +66,10 @@ fn refused_call_ends_the_process_and_is_named() {
     ] {
         let (status, messages) = process(kind, socket);
         assert_eq!(status, REFUSED, "{messages}");
-        let expected = format!("vmm: {name} thread: system call 41 (socket), second argument 0x1");
+        let expected = format!(
+            "vmm: {name} thread: system call {} (socket), second argument 0x1",
+            libc::SYS_socket
+        );
         assert!(messages.starts_with(&expected), "{messages}");
         assert!(messages.contains("--no-seccomp"), "{messages}");
         assert_eq!(messages.lines().count(), 1, "{messages}");
@@ -75,7 +79,8 @@ fn refused_call_ends_the_process_and_is_named() {
 #[test]
 fn unlisted_ioctl_is_refused_and_its_request_is_named() {
     let request = || {
-        // SAFETY: the request would read one byte at a null pointer, and fail.
+        // SAFETY: the filter refuses the call. Without the filter, the kernel would try to read one byte at the null
+        // pointer, and return an error.
         unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCSTI, 0) };
     };
     let (status, messages) = process(ThreadKind::Vcpu, request);
@@ -84,6 +89,18 @@ fn unlisted_ioctl_is_refused_and_its_request_is_named() {
         messages.contains("(ioctl), second argument 0x5412"),
         "{messages}"
     );
+}
+
+#[test]
+fn requests_of_a_restart_are_allowed_to_the_main_thread() {
+    let requests = || {
+        for (request, _) in calls::BOOT {
+            // SAFETY: -1 is not a descriptor, so the kernel returns an error before it uses the argument.
+            unsafe { libc::ioctl(-1, request.into(), 0) };
+        }
+    };
+    let (status, messages) = process(ThreadKind::Main, requests);
+    assert_eq!((status, messages.as_str()), (0, ""));
 }
 
 #[test]

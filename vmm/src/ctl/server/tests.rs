@@ -1,4 +1,4 @@
-//! Clients of various behaviour on a real socket.
+//! Tests of the server with well-behaved and misbehaving clients, on a real socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use super::super::protocol::Answer;
 use super::*;
 
-/// A server that can end only the event `known`; its socket is in a directory of its own.
+/// A server on a socket in a temporary directory. It ends the event `known`, answers a list request with a long error,
+/// and refuses all other requests.
 struct Bench {
     server: Option<Server>,
     path: PathBuf,
@@ -21,7 +22,7 @@ impl Bench {
         let socket = Socket::listen(&path, None).expect("listens");
         let serve = |request, _file| match request {
             Request::End { event } if event == "known" => Reply::Ok(Answer::Done),
-            // More than a socket buffers for a reader that does not read.
+            // Longer than a socket's buffers, so part of the reply stays unsent until the client reads.
             Request::List {} => Reply::Error("x".repeat(1 << 20)),
             _ => Reply::Error("unknown".to_owned()),
         };
@@ -97,7 +98,7 @@ fn garbage_is_answered_and_the_client_stays() {
         r#"[1]"#,
     ] {
         let told = ask(&mut client, garbage);
-        assert!(told.starts_with("{\"error\":\"no request: "), "{told}");
+        assert!(told.starts_with("{\"error\":\"invalid request: "), "{told}");
     }
     client.get_mut().write_all(b"\xff\xfe\n").expect("taken");
     assert!(answer(&mut client).starts_with("{\"error\":"));

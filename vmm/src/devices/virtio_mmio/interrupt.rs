@@ -1,4 +1,4 @@
-//! The transport's interrupt: an edge on a line, and the status register with its reason.
+//! The transport's interrupt: an edge on a line, and the register InterruptStatus, which holds the reason.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ pub(super) const CONFIG_CHANGE: u32 = 2;
 /// A bit of [`Interrupt::status`] that the guest does not see: the driver has started the device.
 const STARTED: u32 = 1 << 31;
 
-/// The device's interrupt: an edge on a line, and the status register with its reason.
+/// The device's interrupt: an edge on a line, and the register InterruptStatus, which holds the reason.
 #[derive(Debug)]
 pub struct Interrupt {
     status: AtomicU32,
@@ -35,11 +35,12 @@ impl Interrupt {
         &self.line
     }
 
-    /// Reports used buffers. The status is set before the edge, so that the handler sees it.
+    /// Reports used buffers. Sets the status before it raises the edge, so that the guest's interrupt handler sees
+    /// the status.
     ///
-    /// Does nothing before the driver has started the device, and after a reset. Another thread of the VMM
-    /// can call this while the driver resets the device. Linux then frees the queues; if the status
-    /// reported used buffers, Linux's interrupt handler would walk the freed queues.
+    /// Does nothing until the driver starts the device, and again after a reset. A thread of the VMM can call this
+    /// while the driver resets the device. Linux frees the queues after the reset: if the status then reported used
+    /// buffers, Linux's interrupt handler would access the freed queues.
     ///
     /// # Errors
     /// The line's error.
@@ -53,7 +54,8 @@ impl Interrupt {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |status| {
                 (status & STARTED != 0).then_some(status | why)
             });
-        // After a concurrent reset, the handler reads a status of zero.
+        // If the driver resets the device at this point, the edge still arrives, but the guest's handler reads a
+        // status of zero.
         raised.map_or(Ok(()), |_| self.line.write(1))
     }
 
@@ -71,9 +73,10 @@ impl Interrupt {
         self.status.load(Ordering::SeqCst)
     }
 
-    /// Restores a saved status. If the driver had started the device, also reports a configuration
-    /// change, because the limits and the clock of this host may differ. This edge also stands in for
-    /// edges of the saved reasons, which may have been lost; drivers ignore an edge without a reason.
+    /// Restores a saved status. If the driver had started the device, also reports a configuration change,
+    /// because the limits and the clock of this host may differ. An edge raised before the save may be lost. The
+    /// edge of the configuration change replaces it: the driver then handles all reasons in the status. If the
+    /// earlier edge is not lost, one of the two edges finds a status of zero, and the driver ignores it.
     ///
     /// # Errors
     /// The line's error.

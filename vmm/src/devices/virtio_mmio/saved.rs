@@ -56,7 +56,7 @@ struct SavedQueue {
     used: u64,
 }
 
-/// The driver's part of a transport: memory, features, queues.
+/// The driver's setup of a transport, as [`VirtioMmio::restore`] returns it.
 #[derive(Debug, Default)]
 pub(crate) struct SavedDriver {
     pub(crate) memory: Memory,
@@ -146,7 +146,7 @@ impl VirtioMmio {
             driver_features_select: saved.driver_features_select,
             driver_features: saved.driver_features,
             queue_select: saved.queue_select,
-            // The limits and the clock of this host may differ.
+            // Configuration space may change: it has this host's limits and counter frequency.
             generation: saved.generation.wrapping_add(1),
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),

@@ -1,4 +1,4 @@
-//! A driver's steps through the transport, in order and out of order.
+//! Tests of the transport with a driver that initializes the device in the specified order, and in other orders.
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
@@ -10,7 +10,7 @@ use crate::bus::tests::as_vcpu;
 const FEATURE: u64 = 1 << 1;
 const OFFERED: u64 = 1 << VIRTIO_F_VERSION_1 | FEATURE;
 
-/// A device with three queues and one region, which records its calls.
+/// A backend with three queues and one shared memory region. It records the transport's calls.
 #[derive(Debug, Default)]
 struct Recorder {
     refuses: bool,
@@ -192,12 +192,12 @@ fn steps_out_of_order_do_nothing() {
     driver.set_up_queue(0);
     assert!(driver.add_status(DRIVER_OK));
     driver.write(register::QUEUE_READY, 0);
-    assert_eq!(driver.read(register::QUEUE_READY), 1, "the setup is over");
+    assert_eq!(driver.read(register::QUEUE_READY), 1, "the queue is fixed");
     let features = match driver.calls().first() {
         Some(Call::Activate { features, .. }) => *features,
         other => panic!("{other:?}"),
     };
-    assert_eq!(features, OFFERED, "negotiation is over");
+    assert_eq!(features, OFFERED, "negotiated features are fixed");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn assert_reset_clears_registers(reset: impl FnOnce(&Driver)) {
     assert_eq!(driver.read(register::STATUS), 0);
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     assert_eq!(driver.line.read().expect("the edge before the reset"), 1);
-    // A thread of the device may call late.
+    // A thread of the device may still raise the interrupt after the reset.
     driver.transport.interrupt.used_buffer().expect("ignored");
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     driver.line.read().expect_err("an edge after the reset");

@@ -1,5 +1,5 @@
-//! The machine code of the probes: instructions only. Each probe except [`HYPERCALL`] finds the base of the
-//! device window in X0.
+//! The machine code of the probes, as instruction words. At the start of each probe except [`HYPERCALL`], X0 holds
+//! the base of the device window.
 
 pub(super) use vpmu_kvm::micro::code::*;
 
@@ -17,9 +17,9 @@ pub(super) const STORE_VALUE: u64 = 0x1234;
 /// Stores at [`RESULT`].
 pub(super) const STORE: &[u32] = &[MOV_X1_VALUE, STR_W1, BACK];
 
-/// At EL0: calls EL1, and after the return stores [`STORE_VALUE`] at [`RETURNED`].
+/// Runs at EL0: makes a system call, and after its return stores [`STORE_VALUE`] at [`RETURNED`].
 pub(super) const CALL: &[u32] = &[SVC, MOV_X1_VALUE, STR_X1_RETURNED, BACK];
-/// CurrentEL at EL1, where the call arrives.
+/// The value of CurrentEL at EL1, where the system call arrives.
 pub(super) const EL1: u64 = 1 << 2;
 
 /// Raises a breakpoint exception.
@@ -27,8 +27,8 @@ pub(super) const BREAKPOINT: &[u32] = &[BRK, BACK];
 /// The exception class (ESR_EL1.EC) of `brk`.
 pub(super) const CLASS_BRK: u64 = 0x3c;
 
-/// Calls the hypervisor with the function in X0, and stores the result at the address in X4. The call changes X0
-/// to X3, so the address cannot be in these.
+/// Calls the hypervisor with the function in X0, and stores the result at the address in X4. The address is in X4
+/// because the call may overwrite the first four registers, X0 through X3.
 pub(super) const HYPERCALL: &[u32] = &[HVC, STR_X0_TO_X4, BACK];
 /// The function PSCI_VERSION, and the lowest version that the probe accepts: 0.2.
 pub(super) const PSCI_VERSION: u64 = 0x8400_0000;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::probe::{Check, Finding};
 
-/// Behaviour of real guests of a few instructions.
+/// Findings of the probes, each by a guest of a few instructions.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Guest {
     /// A store outside guest memory reached the VMM with its address and data.
@@ -66,7 +66,7 @@ impl Guest {
                 "guest.hypercall",
                 &self.hypercall,
                 "a kernel can start its processors, power off and reset",
-                "a kernel has one processor, and cannot power off",
+                "a kernel can neither start its other processors nor power off",
             ),
             Check::choose(
                 "guest.signal",
@@ -98,7 +98,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Findings on a machine that can run guests, but lacks everything else.
+        /// Findings on a machine that runs guests, but fails every other probe.
         pub(crate) fn small() -> Self {
             Self {
                 mmio: good(),

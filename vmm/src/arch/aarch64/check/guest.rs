@@ -8,7 +8,7 @@ use crate::probe::{Finding, finding};
 use vpmu_kvm::arch::reg;
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
-/// Timeout of a probe that ends by itself. Long, because an emulated host is slow.
+/// Timeout of a probe that ends by itself. It is long because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// Timeout of the probe that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! The machine code of the probes: bytes only. Each probe finds the base of the device window in `rdi`.
+//! The machine code of the probes, as bytes. At the start of each probe, `rdi` holds the base of the device window.
 
 pub(super) use vpmu_kvm::micro::code::*;
 

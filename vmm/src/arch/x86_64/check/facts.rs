@@ -1,19 +1,19 @@
-//! A survey's findings about guests: plain data, as `vmm check --json` prints it.
+//! Results of the probes that run small guests: plain data, which `vmm check --json` prints.
 
 use serde::Serialize;
 
 use crate::probe::Finding;
 
-/// Behaviour of real guests of a few instructions.
+/// Results of the probes, each of which runs a guest of a few instructions.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Guest {
-    /// A guest in long mode ran to a port write and a halt that the VMM saw.
+    /// A guest in long mode wrote to a port and then halted, and both exits reached the VMM.
     pub port_io: Finding,
     /// The instruction pointer at a port-write exit.
     pub port_io_rip: ExitRip,
     /// A store outside guest memory reached the VMM with its address and data.
     pub mmio: Finding,
-    /// `syscall` in ring 3 arrived in ring 0, `sysret` went back to ring 3.
+    /// `syscall` in ring 3 entered ring 0, and `sysret` returned to ring 3.
     pub syscall: Finding,
     /// `int3` in ring 0 raised a breakpoint exception.
     pub breakpoint: Finding,
@@ -21,21 +21,21 @@ pub struct Guest {
     pub cmpxchg16b: Finding,
     /// A hypercall with an unknown number returned an error to the guest.
     pub hypercall: Finding,
-    /// A signal to the thread of a vCPU that spins in the guest ended the run call.
+    /// A signal to the thread of a vCPU that spins in the guest made `KVM_RUN` return.
     pub signal: Finding,
-    /// Registers copied with the exit equal those read by a system call.
+    /// The registers that KVM copies to `struct kvm_run` at an exit equal those that `KVM_GET_REGS` returns.
     pub sync_regs: Finding,
     /// Relation of the guest's time-stamp counter to the host's.
     pub tsc: GuestTsc,
 }
 
-/// The guest's instruction pointer when a port write has ended the run call.
+/// The guest's instruction pointer after `KVM_RUN` returned for a port write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitRip {
-    /// At the `out`; the next run call completes it.
+    /// At the `out`, which the next `KVM_RUN` completes.
     At,
-    /// Behind the `out`.
+    /// At the instruction after the `out`.
     After,
     /// Not observed, or at another instruction.
     #[default]
@@ -46,11 +46,11 @@ pub enum ExitRip {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestTsc {
-    /// The host counter plus the offset that KVM reports.
+    /// The guest's counter is the host's plus the offset that KVM reports.
     Offset,
-    /// The host counter itself; KVM reports no offset, or an offset of zero.
+    /// The guest's counter equals the host's, and KVM reports no offset, or an offset of zero.
     Host,
-    /// The host counter itself, although KVM reports an offset that is not zero.
+    /// The guest's counter equals the host's, although KVM reports an offset that is not zero.
     HostDespiteOffset,
     /// No known relation, or not observed.
     #[default]

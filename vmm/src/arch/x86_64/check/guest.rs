@@ -1,7 +1,7 @@
-//! Probes of KVM by guests of a few instructions, each on a fresh machine.
+//! Probes that run guests of a few instructions, each in a new VM.
 //!
-//! Capabilities are only claims; a run shows whether KVM fulfils them. A nested or software variant
-//! can offer every capability and still be in the wrong ring after `syscall`.
+//! A capability does not prove that a feature works; a guest does. A nested or software KVM can report every
+//! capability, and yet put its guest into the wrong ring at `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::probe::{Finding, finding, on_machine};
 use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
-/// Timeout of a probe that ends by itself. Long, because an emulated host is slow.
+/// Timeout of a probe that ends by itself. It is long because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// Timeout of the hypercall probe: a broken KVM repeats the instruction forever.
 const BUDGET_HYPERCALL: Duration = Duration::from_millis(400);
@@ -51,7 +51,7 @@ pub(crate) fn probe() -> Guest {
             machine.set_regs(|regs| regs.rax = HYPERCALL_UNKNOWN)?;
             let expected = Exit::Store(code::RESULT, HYPERCALL_ENOSYS.cast_unsigned());
             Ok(match machine.run() {
-                exit if exit == expected => Finding::yes("an unknown one is answered"),
+                exit if exit == expected => Finding::yes("an unknown number is answered"),
                 exit => Finding::no(exit.describe()),
             })
         }),
@@ -68,7 +68,8 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Probes a port write, the instruction pointer at its exit, and the copied registers.
+/// Probes a port write, the instruction pointer at its exit, and the registers that KVM copies to
+/// `struct kvm_run`.
 fn port_io() -> (Finding, ExitRip, Finding) {
     let unseen = || Finding::no("no port write to look at");
     let judged = on_machine(BUDGET, Ring::Kernel, code::PORT_WRITE, move |machine| {
@@ -102,7 +103,7 @@ fn port_io() -> (Finding, ExitRip, Finding) {
     judged.unwrap_or_else(|error| (Finding::no(error), ExitRip::Unknown, unseen()))
 }
 
-/// Probes `syscall` and `sysret`, by the selectors that the guest reads and by KVM's own view.
+/// Probes `syscall` and `sysret`, by the code selectors that the guest reads and the privilege levels that KVM reports.
 fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,
@@ -173,7 +174,7 @@ fn tsc() -> GuestTsc {
         let Exit::Store(code::RESULT, guest) = exit else {
             return Ok(GuestTsc::Unknown);
         };
-        // Two's complement, since the guest's counter is usually behind the host's.
+        // Use wrapping arithmetic: the offset is usually negative, as the guest's counter is behind the host's.
         let fits = |offset: u64| guest.wrapping_sub(offset).wrapping_sub(before) <= after - before;
         Ok(match offset {
             Some(offset) if offset != 0 && fits(offset) => GuestTsc::Offset,

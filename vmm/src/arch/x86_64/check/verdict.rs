@@ -1,4 +1,4 @@
-//! Conclusions from the findings about guests, as text.
+//! Lines of the table for the results of small guests, each with its consequence.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::probe::{Check, Finding};
@@ -26,11 +26,11 @@ impl Guest {
         let rip = match self.port_io_rip {
             ExitRip::At => (
                 "at the instruction",
-                "samples at a port write name the write",
+                "samples at a port write have the address of the write",
             ),
             ExitRip::After => (
-                "behind the instruction",
-                "samples at a port write name the instruction after it",
+                "after the instruction",
+                "samples at a port write have the address of the next instruction",
             ),
             ExitRip::Unknown => (
                 "unknown",
@@ -40,11 +40,11 @@ impl Guest {
         let tsc = match self.tsc {
             GuestTsc::Offset => (
                 "host's plus KVM's offset",
-                "guest times are exact on the host, too",
+                "host times can be converted to guest times exactly",
             ),
             GuestTsc::Host => ("the host's", "guest and host share one clock"),
             GuestTsc::HostDespiteOffset => (
-                "the host's, although KVM names an offset",
+                "the host's, although KVM reports an offset",
                 "KVM's offset cannot be trusted: guest times have to be taken from the host's counter",
             ),
             GuestTsc::Unknown => (
