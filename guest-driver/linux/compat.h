@@ -30,10 +30,10 @@ static inline void vpmu_vm_flags_clear(struct vm_area_struct *vma, vm_flags_t fl
 #endif
 
 /**
- * vpmu_user_locked() - a user's counter of pages locked for perf's rings
+ * vpmu_user_locked() - find a user's count of pages locked for perf's rings
  * @user: the user
  *
- * Return: the counter, shared with perf core.
+ * Return: the counter; perf core charges its own rings to the same counter.
  */
 static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 {
@@ -45,13 +45,15 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 }
 
 /**
- * vpmu_paranoid_refuses_all() - whether perf_event_paranoid refuses every event
- * @level: the level; INT_MAX if it is unknown
+ * vpmu_paranoid_refuses_all() - whether every event needs CAP_PERFMON
+ * @level: the level of perf_event_paranoid; INT_MAX if it is unknown
  *
- * Replaces perf_paranoid_any() of Debian's kernels, which is inline and reads a
- * variable that is not exported. Upstream's kernels have no such level.
+ * At levels above 2, every event needs CAP_PERFMON on Debian's kernels.
+ * Upstream kernels treat these levels like 2. Debian's kernels check them with
+ * perf_paranoid_any(). A module cannot call that function: it is inline, and
+ * reads a variable that is not exported.
  *
- * Return: true if every event needs CAP_PERFMON, as at an unknown level.
+ * Return: true if every event needs CAP_PERFMON, or if @level is INT_MAX.
  */
 static inline bool vpmu_paranoid_refuses_all(int level)
 {
@@ -63,10 +65,13 @@ static inline bool vpmu_paranoid_refuses_all(int level)
 }
 
 /**
- * vpmu_perf_allow_kernel() - perf's own check of events that do not exclude the kernel
+ * vpmu_perf_allow_kernel() - check whether the caller may count kernel mode
  *
- * Return: 0, or the negative errno of perf or of an LSM. Also 0 if the kernel
- * does not export the check.
+ * Calls perf_allow_kernel(). If the kernel does not export that function, this
+ * one checks nothing.
+ *
+ * Return: 0 if the caller may count kernel mode, or if nothing was checked; or
+ * the negative errno of perf or of an LSM.
  */
 static inline int vpmu_perf_allow_kernel(void)
 {
@@ -124,7 +129,7 @@ static inline int vpmu_find_vqs(struct virtio_device *vdev, unsigned int count,
 /**
  * vpmu_sample_chain() - give a sample its call chain
  * @data: the sample
- * @chain: the chain, in use until the sample is written
+ * @chain: the chain, which must stay valid until the sample is written
  */
 static inline void vpmu_sample_chain(struct perf_sample_data *data,
 				     struct perf_callchain_entry *chain)
@@ -155,15 +160,18 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
 }
 
 /*
- * From 6.2 on a task has one perf context for all PMUs, and perf core disables a PMU while it
- * schedules all events of a context. Before 6.2 a task has one context for each class of PMUs.
- * Where PMUs share a context, as those of perf_sw_context do, perf core disables the PMU
- * separately for each event; see vpmu_context.c.
+ * From 6.2 on, a task has one perf context for all PMUs. perf core disables a
+ * PMU once, schedules all the context's events of that PMU, and enables it
+ * again.
+ *
+ * Before 6.2, a task has one context for each class of PMUs, for example
+ * perf_sw_context. If several PMUs share a context, perf core disables and
+ * enables the PMU separately for each event; see vpmu_context.c.
  */
 #define VPMU_PERF_ONE_CONTEXT		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
 #define VPMU_CONTEXT_IS_BRACKETED	VPMU_PERF_ONE_CONTEXT
 
-/* Before 6.10 the BPF program of an event is its overflow handler. */
+/* Before 6.10, a BPF program replaces the overflow handler of its event. */
 #define VPMU_PERF_BPF_IS_APART		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0))
 
 #endif /* _VPMU_COMPAT_H */

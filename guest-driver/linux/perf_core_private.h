@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * perf core's own fields: the only file that accesses them.
+ * The only file that accesses perf core's own fields.
  *
- * perf core gives a PMU the fields attr, hw, pmu, cpu, parent, group_leader, state, count,
- * pmu_private and destroy of an event. This driver needs more: it reaches events from outside
- * perf core's scheduling, keeps their times, and makes samples. The fields for that belong to
- * kernel/events/core.c, which may change their meaning in any version. Each helper here names the
- * rule of core.c that makes it safe in 6.1 and in 6.12; a port to another version starts here.
+ * perf core lets a PMU use the fields attr, hw, pmu, cpu, parent, group_leader,
+ * state, count, pmu_private and destroy of an event. This driver needs more
+ * fields: it accesses events outside of perf core's scheduling, updates their
+ * times, and makes samples. These fields are private to kernel/events/core.c,
+ * which may change their meaning in any version. The comment of each helper
+ * explains why the access is safe in 6.1 and in 6.12. To port the driver to
+ * another version, check this file first.
  */
 #ifndef _VPMU_PERF_CORE_PRIVATE_H
 #define _VPMU_PERF_CORE_PRIVATE_H
@@ -35,10 +37,11 @@
  * perf_core_context() - the context that an event is in
  * @event: the event
  *
- * Safe without a lock: perf_install_in_context() publishes a context that is complete, by
- * smp_store_release(), and an event holds a reference on its context until it is freed.
+ * Safe without a lock: perf_install_in_context() sets the field with
+ * smp_store_release(), and only when the context is complete. An event holds a
+ * reference on its context until the event is freed.
  *
- * Return: the context; NULL while the event is being made.
+ * Return: the context; NULL while the event is being created.
  */
 static inline struct perf_event_context *perf_core_context(const struct perf_event *event)
 {
@@ -46,7 +49,7 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
 }
 
 /**
- * perf_core_task_context() - the context of a task's software events
+ * perf_core_task_context() - the context with a task's software events
  * @task: the current task, or the task that this CPU is switching to;
  *        interrupts are off
  *
@@ -66,14 +69,15 @@ static inline struct perf_event_context *perf_core_task_context(struct task_stru
 }
 
 /**
- * perf_core_anchor_task() - create a task's software context with an event of
- *                           another PMU
+ * perf_core_anchor_task() - keep an event of this module from creating a task's
+ *                           software context
  * @task: the task
  *
- * Before 6.2 a task's perf context keeps a pointer to the PMU of the event that
- * created the context, and the context can outlive this module. So a software
- * event, which is released at once, creates the context first. Safe: the check
- * needs no lock, because a context that exists stays.
+ * Before 6.2, a task's perf context keeps a pointer to the PMU of the event
+ * that created the context, and the context can outlive this module. So, if the
+ * task has no such context yet, this function opens an event of the kernel's
+ * own software PMU, which creates the context, and releases the event
+ * immediately. Safe without a lock: a context exists until its task exits.
  *
  * Return: 0 or a negative errno.
  */
@@ -113,11 +117,13 @@ static inline void perf_core_lock(struct perf_event_context *ctx)
 }
 
 /**
- * perf_core_trylock() - perf_core_lock(), unless another CPU holds it
+ * perf_core_trylock() - perf_core_lock(), but fail if the context is locked
  * @ctx: the context; interrupts are off
  *
- * For a second context: perf core takes the locks of two contexts as well, to swap them. Trying
- * cannot deadlock with that.
+ * For a caller that has already locked another context. perf core also locks
+ * two contexts when it swaps them; a trylock cannot deadlock with that.
+ *
+ * Return: true if the context is now locked.
  */
 #define perf_core_trylock(ctx)	raw_spin_trylock(&(ctx)->lock)
 
@@ -152,7 +158,7 @@ static inline void perf_core_unlock_irq(struct perf_event_context *ctx)
 }
 
 /**
- * perf_core_assert_locked() - have lockdep check for perf_core_lock()
+ * perf_core_assert_locked() - let lockdep check that a context is locked
  * @ctx: the context
  */
 static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
@@ -161,20 +167,23 @@ static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
 }
 
 /**
- * perf_core_for_each_event() - all events of a context, active or not
+ * perf_core_for_each_event() - iterate over all events of a context, active or
+ *                              not
  * @event: set to each of them
- * @ctx: the context, locked: list_add_event() and list_del_event() need the lock
+ * @ctx: the context, locked: list_add_event() and list_del_event() change the
+ *       list only with the lock held
  */
 #define perf_core_for_each_event(event, ctx) \
 	list_for_each_entry(event, &(ctx)->event_list, event_entry)
 
 /**
- * perf_core_pin() - keep perf core from swapping a context with another task's
+ * perf_core_pin() - keep perf core from swapping a context with that of another
+ *                   task
  * @event: an event of the context, which is locked
  *
- * Safe: perf core counts its own pins in the same field, with the lock, and
- * only increments and decrements it. perf_event_context_sched_out() does not
- * swap a context that has a pin.
+ * Safe: perf core counts its own pins in the same field, with the lock held,
+ * and only increments and decrements it. perf_event_context_sched_out() does
+ * not swap a context that has a pin.
  */
 static inline void perf_core_pin(struct perf_event *event)
 {
@@ -194,8 +203,9 @@ static inline void perf_core_unpin(struct perf_event *event)
 
 /**
  * perf_core_is_scheduled() - whether the context of an event is on a CPU
- * @event: the event; its context is locked, as it is when perf core writes the
- *         field
+ * @event: the event, whose context is locked
+ *
+ * Safe: perf core changes is_active only with the context locked.
  *
  * Return: true if the context is on a CPU.
  */
@@ -205,15 +215,16 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
 }
 
 /**
- * perf_core_class_leaves() - whether an event is scheduled out together with
- *                            all pinned, or all flexible, events
- * @event: the event that is scheduled out; its context is locked
- * @other: @event, or another active event of its context
+ * perf_core_class_leaves() - whether perf core is scheduling out an event
+ *                            together with all others of its class
+ * @event: an event that is being scheduled out; its context is locked
+ * @other: the event to check: @event, or another active event of its context
  *
- * Safe: enum event_type_t of core.c has the same values in all versions.
- * ctx_sched_out() first clears the bits of the classes, pinned and flexible,
- * that it takes out, and then takes out their events. From 6.2 on it may take
- * out the events of only one PMU.
+ * There are two classes: pinned events and flexible events. is_active has a bit
+ * for each class. To schedule out one or both classes, ctx_sched_out() first
+ * clears their bits, and then schedules out their events; from 6.2 on, perhaps
+ * only the events of one PMU. Safe: the bits, enum event_type_t of core.c, have
+ * the same values in all versions.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -230,10 +241,11 @@ static inline bool perf_core_class_leaves(const struct perf_event *event,
 }
 
 /**
- * perf_core_clock() - the clock by which perf core adds up the times of an event
+ * perf_core_clock() - the clock that perf core measures an event's times with
  * @event: the event, whose context is locked
  *
- * As perf_event_time() reads it. Safe: update_context_time() advances it with the lock.
+ * Reads the clock like perf_event_time(). Safe: update_context_time() advances
+ * it with the lock held.
  *
  * Return: the time.
  */
@@ -249,11 +261,13 @@ static inline u64 perf_core_clock(const struct perf_event *event)
 /* Times of an event */
 
 /**
- * perf_core_add_up() - add the time since the last change of state to the time enabled
+ * perf_core_add_up() - add the time since an event's last change of state to
+ *                      its time enabled
  * @event: an active event, whose context is locked
  *
- * As perf_event_update_time() does, except for the time running, which the
- * caller adds. Safe: perf core adds up the time from the new tstamp on.
+ * Does what perf_event_update_time() does, except for the time running, which
+ * the caller adds. Safe: perf core later adds up only the time after the new
+ * tstamp.
  *
  * Return: the time that was added.
  */
@@ -282,8 +296,9 @@ static inline u64 perf_core_running(const struct perf_event *event)
  * @event: the event, whose context is locked
  * @running: the time
  *
- * Safe: core.c adds to it only with the lock, and never compares it with a clock.
- * Readers without the lock see the old or the new value.
+ * Safe: core.c adds to total_time_running only with the lock held, and never
+ * compares it with a clock. Readers without the lock see the old or the new
+ * value.
  */
 static inline void perf_core_set_running(struct perf_event *event, u64 running)
 {
@@ -291,7 +306,7 @@ static inline void perf_core_set_running(struct perf_event *event, u64 running)
 }
 
 /**
- * perf_core_missed() - the time that an event was enabled and did not run
+ * perf_core_missed() - the time for which an event was enabled but did not run
  * @event: the event, whose context is locked
  *
  * Return: the time, up to the last change of state.
@@ -301,13 +316,17 @@ static inline u64 perf_core_missed(const struct perf_event *event)
 	return event->total_time_enabled - event->total_time_running;
 }
 
-/* Families: an event and its children, which tasks inherit */
+/*
+ * Families: an event, and its children, which are the events inherited from it
+ */
 
 /**
- * perf_core_lock_family() - keep tasks from inheriting an event, and children from ending
+ * perf_core_lock_family() - keep tasks from inheriting an event, and the
+ *                           event's children from ending
  * @event: the event that was opened
  *
- * inherit_event() and perf_event_exit_event() change the list of children with this lock.
+ * inherit_event() and perf_event_exit_event() hold this lock when they change
+ * the list of children.
  */
 static inline void perf_core_lock_family(struct perf_event *event)
 	__acquires(&event->child_mutex)
@@ -316,10 +335,12 @@ static inline void perf_core_lock_family(struct perf_event *event)
 }
 
 /**
- * perf_core_lock_family_of() - perf_core_lock_family() for several events at once
+ * perf_core_lock_family_of() - perf_core_lock_family() for several events at
+ *                              once
  * @event: the event that was opened
- * @outer: a mutex that the caller holds, like every caller that takes several of
- *         these locks at once
+ * @outer: a mutex that every caller holds while it takes several of these
+ *         locks, so that callers cannot deadlock; lockdep checks that it is
+ *         held
  */
 #define perf_core_lock_family_of(event, outer) \
 	mutex_lock_nest_lock(&(event)->child_mutex, outer)
@@ -344,9 +365,10 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 
 /**
  * perf_core_has_children() - whether an event has children
- * @event: the event that was opened; without the lock of its family the answer is a hint
+ * @event: the event that was opened; without the lock of its family the answer
+ *         is a hint
  *
- * Return: true if it has a live child.
+ * Return: true if @event has a child that has not ended.
  */
 static inline bool perf_core_has_children(const struct perf_event *event)
 {
@@ -354,13 +376,13 @@ static inline bool perf_core_has_children(const struct perf_event *event)
 }
 
 /**
- * perf_core_dead_count() - count of the children that have ended
+ * perf_core_dead_count() - sum of the counts of the children that have ended
  * @event: the event that was opened, its family locked
  *
- * Safe: sync_child_event() adds to the field as a child ends; the field is
- * atomic in both versions.
+ * Safe: sync_child_event() adds a child's count to child_count when the child
+ * ends; child_count is atomic in 6.1 and in 6.12.
  *
- * Return: the count.
+ * Return: the sum.
  */
 static inline u64 perf_core_dead_count(const struct perf_event *event)
 {
@@ -368,10 +390,10 @@ static inline u64 perf_core_dead_count(const struct perf_event *event)
 }
 
 /**
- * perf_core_dead_missed() - perf_core_missed() of the children that have ended
+ * perf_core_dead_missed() - perf_core_missed() for the children that have ended
  * @event: the event that was opened, its family locked
  *
- * Return: the time.
+ * Return: the sum of their times.
  */
 static inline u64 perf_core_dead_missed(const struct perf_event *event)
 {
@@ -385,8 +407,8 @@ static inline u64 perf_core_dead_missed(const struct perf_event *event)
  * perf_core_cpu() - the CPU that an event is active on
  * @event: the event
  *
- * Safe with its context locked. Without that lock, the answer is a hint that the
- * caller checks on that CPU.
+ * Safe if the event's context is locked. Without that lock, the answer is only
+ * a hint: the caller must check it on that CPU.
  *
  * Return: the CPU, or -1.
  */
@@ -399,11 +421,12 @@ static inline int perf_core_cpu(const struct perf_event *event)
  * perf_core_task_ended() - whether the task of an event has exited
  * @event: an event of a task
  *
- * perf core takes the events of a task that exits off the CPU, marks their context, and
- * changes their state later. Safe: the mark is TASK_TOMBSTONE of core.c, (void *)-1L in
- * both versions, and is never removed.
+ * When a task exits, perf core first takes the task's events off the CPU and
+ * marks their context. It changes the state of the events later. Safe: the mark
+ * is TASK_TOMBSTONE of core.c, (void *)-1L in both versions, and is never
+ * removed.
  *
- * Return: true if it has.
+ * Return: true if the task has exited.
  */
 static inline bool perf_core_task_ended(const struct perf_event *event)
 {
@@ -417,9 +440,10 @@ static inline bool perf_core_task_ended(const struct perf_event *event)
  * perf_core_is_of_task() - whether an event follows a task
  * @event: the event
  *
- * Safe: perf_event_alloc() sets the bit before event_init(), and it is never cleared.
+ * Safe: perf_event_alloc() sets PERF_ATTACH_TASK before it calls event_init(),
+ * and perf core never clears this bit.
  *
- * Return: true if it does, false if it belongs to a CPU.
+ * Return: true if the event follows a task, false if it belongs to a CPU.
  */
 static inline bool perf_core_is_of_task(const struct perf_event *event)
 {
@@ -427,13 +451,13 @@ static inline bool perf_core_is_of_task(const struct perf_event *event)
 }
 
 /**
- * perf_core_is_alone() - whether an event is not in a group
+ * perf_core_is_alone() - whether an event is in no group
  * @event: the event
  *
- * Safe: the answer is a hint, because a program that holds a descriptor can
- * join another event at any later time.
+ * Safe as a hint only: a program that has the event's descriptor can open a
+ * sibling of the event at any later time.
  *
- * Return: true if it has neither siblings nor another leader.
+ * Return: true if the event has neither siblings nor another leader.
  */
 static inline bool perf_core_is_alone(const struct perf_event *event)
 {
@@ -441,15 +465,18 @@ static inline bool perf_core_is_alone(const struct perf_event *event)
 }
 
 /**
- * perf_core_handler_context() - the overflow handler context of an in-kernel event
- * @event: the event
- * @handler: the overflow handler that identifies events of one origin
+ * perf_core_handler_context() - the context of an in-kernel event's overflow
+ *                               handler
+ * @event: any event
+ * @handler: the overflow handler that the caller sets for its own events
  *
- * Safe: perf_event_alloc() sets both fields, and copies them to inherited events. A BPF program,
- * which before 6.10 replaces the handler, is attached through a descriptor, and an in-kernel
- * event has none.
+ * Safe: perf_event_alloc() sets the handler and its context, and copies both to
+ * inherited events. Before 6.10, a BPF program can replace the handler, but
+ * programs are attached through a descriptor of the event, and an in-kernel
+ * event has no descriptor.
  *
- * Return: the context given with @handler, or NULL for an event with another handler.
+ * Return: the handler's context, as passed to
+ * perf_event_create_kernel_counter(); NULL for an event with another handler.
  */
 static inline void *perf_core_handler_context(const struct perf_event *event,
 					      perf_overflow_handler_t handler)
@@ -460,7 +487,8 @@ static inline void *perf_core_handler_context(const struct perf_event *event,
 /* Samples */
 
 /**
- * perf_core_buffer() - the ring that perf core writes the records of an event to
+ * perf_core_buffer() - the ring that perf core writes the records of an event
+ *                      to
  * @event: the event
  *
  * Safe: the pointer is only compared, and ring_buffer_attach() writes it with a
@@ -474,12 +502,15 @@ static inline const void *perf_core_buffer(const struct perf_event *event)
 }
 
 /**
- * perf_core_trace_started() - keep perf core from reporting the start of a trace again
+ * perf_core_trace_started() - keep perf core from reporting the start of a
+ *                             trace again
  * @event: the event, whose context is locked
  *
- * perf core writes PERF_RECORD_ITRACE_START for each event that it adds, until
- * perf_event_itrace_started() has set this bit; modules cannot call that
- * function. Safe: PMUs call it with the context's lock held, as here.
+ * Each time that perf core adds a trace's event, it writes
+ * PERF_RECORD_ITRACE_START, unless perf_event_itrace_started() has set
+ * PERF_ATTACH_ITRACE for the event. Modules cannot call that function, so this
+ * one sets the bit. Safe: drivers of other PMUs also set the bit, through that
+ * function, with the context locked.
  */
 static inline void perf_core_trace_started(struct perf_event *event)
 {
@@ -491,8 +522,8 @@ static inline void perf_core_trace_started(struct perf_event *event)
  * @event: the event
  * @count: how many
  *
- * For PERF_FORMAT_LOST. Safe: perf_output_begin() adds to the same field, which
- * is atomic.
+ * A read with PERF_FORMAT_LOST returns the sum. Safe: perf_output_begin() adds
+ * to the same field, lost_samples, which is atomic.
  */
 static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 {
@@ -500,10 +531,11 @@ static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 }
 
 /**
- * perf_core_event_clock() - the clock of an event's records
+ * perf_core_event_clock() - the time on the clock of an event's records
  * @event: the event
  *
- * Safe: perf core sets the function before the event is installed, and never changes it.
+ * Safe: perf core sets the function event->clock before the event is installed,
+ * and never changes it.
  *
  * Return: the time.
  */
@@ -516,10 +548,11 @@ static inline u64 perf_core_event_clock(const struct perf_event *event)
  * perf_core_namespace() - the PID namespace of an event's records
  * @event: the event
  *
- * Safe: perf_event_alloc() takes the reference, and the event holds it until it is freed.
+ * Safe: perf_event_alloc() takes a reference on the namespace, and the event
+ * holds that reference until the event is freed.
  *
- * Return: the namespace; for an inherited event, its parent's, which perf core
- * uses, too.
+ * Return: the namespace; for an inherited event, that of its parent, as in perf
+ * core.
  */
 static inline struct pid_namespace *perf_core_namespace(const struct perf_event *event)
 {
@@ -527,15 +560,17 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
 }
 
 /**
- * perf_core_disable() - let perf core disable an event in its next irq_work
+ * perf_core_disable() - have an irq_work of perf core disable an event
  * @event: the event, active on this CPU; interrupts are off
  *
  * Does what perf_event_disable_inatomic() does, which modules cannot call. In
- * kernels without pending_disable_irq, the caller must queue pending_irq. perf
- * core does the same when an AUX area is truncated. But until 6.16, perf core
- * had two defects in that case. It stored the CPU's number in pending_disable,
- * so an event on CPU 0 was not disabled. And in kernels with
- * pending_disable_irq, it queued the wrong work.
+ * kernels without pending_disable_irq, the caller must queue pending_irq.
+ *
+ * Call this also after perf_aux_output_end() for a truncated AUX area. That
+ * function should have the event disabled itself, but until 6.16 it had two
+ * defects. It stored the CPU's number in pending_disable, so an event on CPU 0
+ * was not disabled. And in kernels with pending_disable_irq, it queued the
+ * wrong work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -550,7 +585,7 @@ static inline void perf_core_disable(struct perf_event *event)
  *                             its CPU before the irq_work ran
  * @event: the event, which becomes active on this CPU; interrupts are off
  *
- * Return: true if it is about to be disabled.
+ * Return: true if the event is about to be disabled.
  */
 static inline bool perf_core_disable_again(struct perf_event *event)
 {
@@ -567,13 +602,18 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * @data: its sample
  * @regs: the registers of the sample
  *
- * Before 6.10 such a program is the event's overflow handler. From 6.10 on, bpf_overflow_handler()
- * of core.c calls it. That function skips program and record while a program runs on this CPU,
- * and calls perf_prepare_sample() first; but bpf_prog_active and perf_prepare_sample() are not
- * exported. Safe without both. Programs and maps hold their locks with interrupts off, when no
- * replay can begin. Programs of raw tracepoints nest without a check of bpf_prog_active, too. The
- * replay has set the fields that the program's context and its helpers use: registers, address,
- * period and call chain.
+ * Before 6.10, the program is the event's overflow handler, and this function
+ * does nothing. From 6.10 on, bpf_overflow_handler() of core.c runs the
+ * program. That function also does two things that are left out here, because
+ * they need symbols that are not exported. It checks bpf_prog_active, and skips
+ * program and record while another program runs on this CPU. And it calls
+ * perf_prepare_sample().
+ *
+ * Safe without the check of bpf_prog_active: BPF programs and maps hold locks
+ * only with interrupts off, when a replay cannot begin, and programs of raw
+ * tracepoints nest without this check, too. Safe without perf_prepare_sample():
+ * the program's context and the program's helpers use only registers, address,
+ * period and call chain, and the replay has set these.
  *
  * Return: false if the program suppresses the record.
  */
@@ -606,9 +646,10 @@ static inline bool perf_core_bpf_passes(struct perf_event *event, struct perf_sa
  * @data: its sample
  * @regs: the registers of the sample
  *
- * Makes the last call of perf_event_overflow(), which modules cannot call.
- * Safe: like perf core, this reads the handler once, because before 6.10 a BPF
- * program may replace it at any time.
+ * Calls the event's overflow handler, which is the last step of
+ * perf_event_overflow(); modules cannot call that function. Safe: like perf
+ * core, this reads the handler once, because before 6.10 a BPF program may
+ * replace it at any time.
  *
  * Return: false if the event's BPF program suppresses the record.
  */
@@ -624,11 +665,13 @@ static inline bool perf_core_overflow(struct perf_event *event, struct perf_samp
 }
 
 /**
- * perf_core_signal() - signal an event's owner, and count down its limit, after an overflow
+ * perf_core_signal() - after an overflow, signal an event's owner, and count
+ *                      down the event's limit
  * @event: the event, active on this CPU; interrupts are off
  *
- * As __perf_event_overflow() does. Safe: only the CPU that the event is active
- * on uses the pending fields; perf_pending_irq() reads them there.
+ * Does what __perf_event_overflow() does for the signal and the limit. Safe:
+ * only the CPU that the event is active on accesses the pending fields;
+ * perf_pending_irq() reads them there.
  *
  * Return: true if the limit of PERF_EVENT_IOC_REFRESH is used up.
  */

@@ -2,9 +2,10 @@
 /*
  * The device, its parts with their locks, and the order of all locks.
  *
- * vpmu_event.h has events of both interfaces, vpmu_file.h events of /dev/vpmu,
- * vpmu_ring.h the memory that events of /dev/vpmu write to, vpmu_persistent.h
- * persistent events. The README has a map of the files.
+ * vpmu_event.h declares what the events of both interfaces, perf_event_open(2)
+ * and /dev/vpmu, have in common. vpmu_file.h declares events of /dev/vpmu,
+ * vpmu_ring.h the memory that they write to, and vpmu_persistent.h persistent
+ * events. The README has a map of the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -34,35 +35,42 @@ struct page;
 struct tracepoint;
 struct vpmu_replay;
 
-/* Gathered commands per kick; more commands take several kicks. */
+/* Maximum number of gathered commands that one kick sends. */
 #define VPMU_BATCH	256
-/* Limit on events of a group, so that one kick reads all of it. */
+/*
+ * Maximum number of events in a group. One kick can read all of them.
+ */
 #define VPMU_GROUP	64
-/* Limit on direct commands per kick. */
+/* Maximum number of commands that vpmu_vcpu_commands() sends with one kick. */
 #define VPMU_DIRECT	3
-/* Buffers for notices of the device. */
+/* Number of buffers for the device's notices. */
 #define VPMU_NOTICES	64
 
 /**
  * struct vpmu_vcpu - a vCPU queue
  * @dev: the device
- * @vq: the queue; the device answers before the kicking instruction retires
+ * @vq: the virtqueue; the device answers a kick before the kicking instruction
+ *      retires
  * @index: the number of the vCPU
- * @lock: protects @vq, @broken, @closed, @pending, @events, @commands and @replies; interrupts
- *        are off wherever it is held
- * @broken: the device did not answer at once, and owns the buffers until it is reset
- * @closed: the queue does not exist: not created yet, deleted, or the machine sleeps
- * @pmu_disabled: perf core has disabled the PMU: commands are gathered
- * @reading: perf core reads a group: commands are gathered
- * @group_read: while the PMU is disabled: the last leader that was scheduled
- *              out, whose group was read then; see vpmu_context.c
+ * @lock: protects @vq, @broken, @closed, @pending, @events, @commands and
+ *        @replies; interrupts are off wherever it is held
+ * @broken: the device did not answer immediately, and owns the buffers until it
+ *          is reset
+ * @closed: the queue does not exist: it is not created yet, it is deleted, or
+ *          the machine sleeps
+ * @pmu_disabled: perf core has disabled the PMU, so commands are gathered
+ * @reading: commands are gathered for a group, for example while perf core
+ *           reads the group
+ * @group_read: the last group leader that was scheduled out alone since perf
+ *              core disabled the PMU, or NULL; its siblings were read at that
+ *              time, see vpmu_context.c
  * @pending: number of gathered commands
  * @events: the events of the gathered commands
  * @commands: VPMU_BATCH slots for gathered commands, then VPMU_DIRECT slots for
- *            direct ones
- * @replies: the answers, in the same slots
- * @error_work: logs a broken queue and gives the device up, outside of the
- *              scheduler's locks
+ *            commands that vpmu_vcpu_commands() sends immediately
+ * @replies: the answers, each in the slot of its command
+ * @error_work: logs a broken queue and gives the device up, when the
+ *              scheduler's locks are not held
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU
@@ -70,12 +78,12 @@ struct vpmu_replay;
  *           be replayed
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
- * @replay_call: replays on this CPU
- * @replay_timer: replays periodically while there are events in @sampling or
- *                @views
+ * @replay_call: runs a replay on this CPU
+ * @replay_timer: runs a replay periodically while there are events in @sampling
+ *                or @views
  *
- * Only the queue's CPU, with interrupts off, uses the members that @lock does
- * not protect.
+ * The members that @lock does not protect are used only on the queue's CPU,
+ * with interrupts off.
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -126,7 +134,8 @@ struct vpmu_pmu {
  * struct vpmu_control_queue - the control queue
  * @vq: the queue, NULL while there are no queues
  * @lock: protects the queue; taken with interrupts off
- * @closed: the negative errno of requests; 0 while the queue exists
+ * @closed: the negative errno with which requests fail because the queue does
+ *          not exist; 0 while it exists
  * @sent: requests in the queue
  * @waiting: requests that found no room in the queue, the oldest first
  */
@@ -141,7 +150,7 @@ struct vpmu_control_queue {
 /**
  * struct vpmu_event_queue - the event queue
  * @vq: the queue
- * @lock: held by the CPU that takes notices; taken with interrupts off
+ * @lock: held by the CPU that handles notices; taken with interrupts off
  * @closed: the queue does not exist
  * @buffers: VPMU_NOTICES buffers, posted on @vq
  */
@@ -153,9 +162,10 @@ struct vpmu_event_queue {
 };
 
 /**
- * struct vpmu_doorbell - a register at which each 32-bit write places a mark
+ * struct vpmu_doorbell - a register; each 32-bit write to it places a mark
  * @address: the kernel's map of the register; NULL without the feature
- * @page: the page that programs map; zero if the doorbell has no page to itself
+ * @page: the physical address of the page that programs map; zero if the
+ *        doorbell does not fill whole pages, so that programs cannot map it
  */
 struct vpmu_doorbell {
 	void __iomem *address;
@@ -176,13 +186,15 @@ struct vpmu_window {
 
 /**
  * struct vpmu_persistent_set - persistent events
- * @pmu: the PMU that lists them in sysfs and has perf core's views of them
+ * @pmu: the PMU named "persistent": it lists the events in sysfs, and
+ *       perf_event_open(2) with its type opens views of them
  * @lock: protects the members below, and vpmu_file::persist; sleeps
- * @files: the files of persistent events, one reference each
- * @generation: number of comparisons with the device's list
- * @has_new: the device's list has an event that is not in @files
- * @closed: @files is empty, because the list was not read yet, or the device was
- *          given up or is being removed
+ * @files: the files of the persistent events; the list holds a reference on
+ *         each
+ * @generation: number of times that @files was compared with the device's list
+ * @has_new: the last comparison found an event that is not in @files
+ * @closed: @files is empty, because the device's list was not read yet, or
+ *          because the device was given up or is being removed
  * @work: compares @files with the device's list again
  */
 struct vpmu_persistent_set {
@@ -196,10 +208,11 @@ struct vpmu_persistent_set {
 };
 
 /**
- * struct vpmu_lookup - events by the device's id, for notices
- * @lock: keeps events that were found here alive; protects vpmu_file::family,
- *        vpmu_file::output.ring, vpmu_ring::writers, vpmu_event::trace and
- *        ::sampler for notices; taken with interrupts off
+ * struct vpmu_lookup - events by id, to find the event of a notice
+ * @lock: held from the look-up of a notice's event until the notice is handled;
+ *        keeps that event alive, and protects the fields that notices use:
+ *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
+ *        vpmu_event::trace and vpmu_event::sampler; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
  * @traces: struct vpmu_event of perf core's traces
  * @sampled: struct vpmu_event of perf core's sampling events with a ring of
@@ -215,19 +228,19 @@ struct vpmu_lookup {
 };
 
 /**
- * struct vpmu_life - whether the device is in use, and by whom
- * @lost: the negative errno of all requests: -EIO for a device that was given
- *        up, -ENODEV for a removed device; 0 for a device in use
+ * struct vpmu_life - the state of the device, its perf events and its users
+ * @lost: the negative errno with which all requests fail: -EIO for a device
+ *        that was given up, -ENODEV for a removed device; 0 for a device in use
  * @asleep: the machine sleeps: no event is started or read
  * @lock: protects @events, and keeps its events alive; sleeps
  * @events: the vpmu_events of perf events, in the order of creation: an event
  *          follows its parent and its leader
  * @give_up: ends the use of a device that does not answer
  * @reboot: resets the device before another kernel starts
- * @transports: virtio devices that the device was bound to before, kept for
- *              users from that time
+ * @transports: virtio devices that were unbound while the device had users; the
+ *              driver holds references on them until the device is freed
  * @users: number of users: open events, open files of /dev/vpmu, AUX areas of
- *         perf core, and calls to other CPUs
+ *         perf core, and pending calls to other CPUs
  * @idle: woken when @users falls to zero
  */
 struct vpmu_life {
@@ -243,7 +256,7 @@ struct vpmu_life {
 };
 
 /**
- * struct vpmu_permission - what programs may open
+ * struct vpmu_permission - state for deciding which events programs may open
  * @paranoid: the open file of the sysctl kernel.perf_event_paranoid, or NULL
  * @unprivileged: number of open events that vpmu_permission_charge() has
  *                charged
@@ -257,54 +270,60 @@ struct vpmu_permission {
  * struct vpmu_device - the device
  * @vdev: the virtio device
  * @features: the device's own feature bits that both sides have accepted
- * @info: the configuration space and the types of the PMUs, as programs see them
- * @info_lock: protects @info after the probe; a reader of one field needs no lock
+ * @info: the configuration space and the types of the PMUs, as programs see
+ *        them
+ * @info_lock: protects @info after the probe; a reader of one field needs no
+ *             lock
  * @reread: reads the configuration space again after a restore of the machine
  * @catalogue: the events that can be counted, @info.catalogue_len entries
- * @refused: bits of the VPMU_REFUSED_* that were logged
+ * @refused: bitmap of the VPMU_REFUSED_* reasons that were logged
  * @vcpus: @info.vcpus queues
  * @cpu_vcpu: the queue of each CPU, NULL while unknown
- * @hotplug: in the CPU hotplug state
+ * @hotplug: the device's entry in the list of the CPU hotplug state
  * @control: the control queue
  * @notices: the event queue
  * @doorbell: the doorbell
  * @window: the window
  * @counting: the PMU vpmu
- * @generic: @counting takes perf's generic hardware events, because no CPU PMU does
+ * @generic: @counting handles perf's generic hardware events, because the guest
+ *           has no CPU PMU
  * @tracing: the PMU vpmu_trace; not registered without the feature
  * @persistent: persistent events, and the PMU persistent
  * @misc: /dev/vpmu
- * @permission: what programs may open
+ * @permission: state for deciding which events programs may open
  * @lookup: events by id
- * @output_lock: protects rings, their maps and the events that write to them: vpmu_file::output,
- *               struct vpmu_ring and struct vpmu_area; sleeps
+ * @output_lock: protects rings, their maps and the events that write to them:
+ *               vpmu_file::output, struct vpmu_ring and struct vpmu_area;
+ *               sleeps
  * @link_lock: protects vpmu_file::links; sleeps
- * @life: the use of the device
+ * @life: the state of the device, its perf events and its users
  *
- * Lock order: each line is a chain, outermost first. A lock in braces is the kernel's.
+ * Lock order: each entry is a chain, outermost lock first. A lock in braces is
+ * the kernel's.
  *
- *   persistent.lock, vpmu_group::lock of a leader, of a sibling, {exec_update_lock},
- *     {ctx->mutex}, {child_mutex}
+ *   persistent.lock, vpmu_group::lock of a leader, vpmu_group::lock of a
+ *     sibling, {exec_update_lock}, {ctx->mutex}, {child_mutex}
  *   vpmu_group::lock or {mmap_lock}, output_lock, lookup.lock
  *   persistent.lock or {ctx->mutex}, life.lock, output_lock, lookup.lock
  *   {ctx->mutex}, link_lock, lookup.lock
  *   notices.lock, lookup.lock, {ctx->lock} of the old task, {ctx->lock} of the
- *     new task (only tried), vpmu_vcpu::lock
+ *     new task (trylock), vpmu_vcpu::lock
  *   life.lock, {ctx->lock}
- *   control.lock; info_lock: with no other lock inside
- *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
+ *   control.lock and info_lock: no other lock is taken inside them
+ *   {ctx->lock}, vpmu_records::lock (trylock)
+ *   output_lock, vpmu_records::lock
  *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
  *   {ctx->mutex}, switch_lock of vpmu_switch.c
  *
- * In the last two chains, {ctx->mutex} belongs to a task that exits: an event
- * that the task inherited can hold the last reference on its parent event, which
- * is then destroyed with that mutex held.
+ * In the last two chains, {ctx->mutex} belongs to a task that exits. An event
+ * that the task inherited can hold the last reference on the parent event; perf
+ * core then destroys the parent event with that mutex held.
  *
- * The two locks of vpmu_task.c are explained there.
+ * vpmu_task.c explains the order of its locks, users_lock and tell_lock.
  *
- * A request to the device may sleep with any of the sleeping locks held. So the
- * device is first closed, without a lock, which ends all requests; then locks
- * are taken to end its events.
+ * A task may hold any of the sleeping locks while it waits for the answer to a
+ * request. So, before the driver takes these locks to end the events, it calls
+ * vpmu_life_close() with none of these locks held: that call ends all requests.
  */
 struct vpmu_device {
 	struct virtio_device *vdev;
@@ -346,7 +365,10 @@ static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
 	return info;
 }
 
-/* Whether @config of the vpmu PMU is an event that writes to an AUX area. */
+/*
+ * Whether @config of the PMU vpmu is a trace: an event that writes to an AUX
+ * area.
+ */
 static inline bool vpmu_config_is_trace(u64 config)
 {
 	u64 kind = config >> VPMU_CONFIG_KIND_SHIFT;
@@ -354,7 +376,10 @@ static inline bool vpmu_config_is_trace(u64 config)
 	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
-/* Whether @config is a trace whose packets may contain registers, which can leak kernel secrets. */
+/*
+ * Whether @config is a trace whose packets may contain registers, which can
+ * leak kernel secrets.
+ */
 static inline bool vpmu_config_has_registers(u64 config)
 {
 	return vpmu_config_is_trace(config) &&
@@ -401,7 +426,8 @@ struct vpmu_control_request {
 };
 
 /**
- * struct vpmu_control_close - a request to close an event, in memory from kmalloc
+ * struct vpmu_control_close - a request to close an event, in memory from
+ *                             kmalloc
  * @request: the request
  * @header: its content
  * @reply: the reply, which is ignored

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * The interface between the virtio PMU and its driver: sizes, offsets and values.
+ * The interface between the virtio PMU and its driver: sizes, offsets and
+ * values.
  *
- * The C twin of vpmu/abi, which is the source of truth; a test compares the two
- * field by field. vpmu/SPEC.md gives the meaning. All integers are little-endian;
- * reserved fields are zero. Definitions that programs share (event kinds, the
- * catalogue) are in vpmu_uapi.h.
+ * The C counterpart of the Rust crate vpmu/abi, which is the source of truth; a
+ * test compares the two field by field. vpmu/SPEC.md gives the meaning. All
+ * integers are little-endian; reserved fields are zero. Definitions that
+ * programs share (event kinds, the catalogue) are in vpmu_uapi.h.
  */
 #ifndef _VPMU_ABI_H
 #define _VPMU_ABI_H
@@ -50,8 +51,9 @@
  * @time_mult: record time = @time_zero + ((tsc * @time_mult) >> @time_shift),
  *             the product taken in 128 bits
  * @time_shift: see @time_mult
- * @refused_hardware: the reason why the catalogue has no hardware event,
- *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT if it has some
+ * @refused_hardware: the reason why the catalogue has no hardware events,
+ *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT if the catalogue has
+ *                    hardware events
  * @refused_software: the same for the host's software events
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: maximum samples per second of one event
@@ -78,18 +80,21 @@ struct vpmu_config {
 	__le64 features;
 };
 
-/* Reasons for a refusal of the host */
+/* Reasons why the host refuses events */
 #define VPMU_REFUSED_NOT		0	/* the host did not refuse */
-#define VPMU_REFUSED_IN_USE		1	/* another user holds its counters exclusively */
+#define VPMU_REFUSED_IN_USE		1	/* another user has the counters exclusively */
 #define VPMU_REFUSED_PERMISSION		2	/* the VMM lacks a permission */
 #define VPMU_REFUSED_DESCRIPTORS	3	/* the VMM has no free descriptor */
 #define VPMU_REFUSED_ABSENT		4	/* the host has no such event, or no PMU */
 #define VPMU_REFUSED_POLICY		5	/* the operator has disabled such events */
 #define VPMU_REFUSED_OTHER		6
-#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM may run on several core PMUs */
-#define VPMU_REFUSED_MEDIATED		8	/* reserved for VMs with a mediated PMU */
+#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM may run on CPUs of several core PMUs */
+#define VPMU_REFUSED_MEDIATED		8	/* hardware is left to VMs with a mediated PMU */
 
-/* vpmu_control_header::op, with the request and the reply */
+/*
+ * Values of vpmu_control_header::op. The comment after a value names the
+ * request and the reply.
+ */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
 #define VPMU_CONTROL_CLOSE	2	/* header only, vpmu_control_reply */
 #define VPMU_CONTROL_MAP	3	/* vpmu_map_request + pages, vpmu_control_reply */
@@ -108,10 +113,10 @@ struct vpmu_config {
 #define VPMU_CONTROL_FEATURES	16	/* vpmu_features_request, vpmu_control_reply */
 
 /**
- * struct vpmu_control_header - first words of a control request
+ * struct vpmu_control_header - the start of every control request
  * @op: VPMU_CONTROL_*
  * @reserved: zero
- * @event: the event; zero where the operation has none
+ * @event: the event's id; zero if the operation is not for one event
  */
 struct vpmu_control_header {
 	__le32 op;
@@ -120,18 +125,22 @@ struct vpmu_control_header {
 };
 
 /**
- * struct vpmu_control_reply - the reply to a request that returns only a status
+ * struct vpmu_control_reply - the reply to every request except
+ *                             VPMU_CONTROL_OPEN, or the start of that reply
  * @status: 0 or a positive Linux errno
- * @value: number of entries that follow for the catalogue and the list of persistent events,
- *         the ring's first page in the window for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW,
- *         else zero
+ * @value: for the catalogue and the list of persistent events: the number of
+ *         entries that follow; for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW: the
+ *         number of the ring's first page in the window; else zero
  */
 struct vpmu_control_reply {
 	__le32 status;
 	__le32 value;
 };
 
-/* vpmu_open_request::context: the driver schedules the event on vCPU queues */
+/*
+ * vpmu_open_request::context of an event that follows a task: the driver
+ * schedules it with commands on the vCPU queues
+ */
 #define VPMU_CONTEXT_TASK	0xffffffffU
 
 /* vpmu_open_request::flags */
@@ -143,49 +152,56 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_FREQ			(1U << 4)	/* period is in samples a second */
 #define VPMU_OPEN_SAMPLE_ID_ALL		(1U << 5)
 #define VPMU_OPEN_BACKWARD		(1U << 6)	/* its ring is written backwards */
-#define VPMU_OPEN_PINNED		(1U << 7)	/* in error unless always counted */
+#define VPMU_OPEN_PINNED		(1U << 7)	/* in error if not always counted */
 #define VPMU_OPEN_INHERIT_STAT		(1U << 8)	/* PERF_RECORD_READ at close */
 #define VPMU_OPEN_EXCLUDE_CHAIN_KERNEL	(1U << 9)
 #define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)
-#define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that opens paused */
+#define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that starts paused */
 #define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* an overflow pauses the leader's trace */
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* an overflow resumes the leader's trace */
 #define VPMU_OPEN_PAUSED		(1U << 14)	/* paused until its starter overflows */
-#define VPMU_OPEN_PERSISTENT		(1U << 15)	/* opens persistent */
+#define VPMU_OPEN_PERSISTENT		(1U << 15)	/* persistent from the start */
 #define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* exclude the host's work */
 
 /*
- * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
- * STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR
+ * Bits of vpmu_open_request::sample_type that can be set: IP, TID, TIME, ADDR,
+ * READ, CALLCHAIN, ID, CPU, PERIOD, STREAM_ID, REGS_USER, STACK_USER,
+ * IDENTIFIER, REGS_INTR
  */
 #define VPMU_SAMPLE_ALLOWED	0x533ffU
-/* vpmu_open_request::read_format: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID, GROUP, LOST */
+/*
+ * Bits of vpmu_open_request::read_format that can be set: TOTAL_TIME_ENABLED,
+ * TOTAL_TIME_RUNNING, ID, GROUP, LOST
+ */
 #define VPMU_READ_ALLOWED	0x1fU
-/* Most addresses of a call chain */
+/* Maximum number of addresses in a call chain */
 #define VPMU_MAX_STACK		127
 
 /**
  * struct vpmu_open_request - VPMU_CONTROL_OPEN
- * @header: event is zero
+ * @header: its field event is zero
  * @kind: VPMU_KIND_*
  * @context: a vCPU index or VPMU_CONTEXT_TASK
  * @config: the event within the kind
- * @period: events between samples, or samples per second with VPMU_OPEN_FREQ; zero
- *          only counts
+ * @period: events between samples, or samples per second with VPMU_OPEN_FREQ;
+ *          zero: the event only counts
  * @sample_type: perf's PERF_SAMPLE_*, a subset of VPMU_SAMPLE_ALLOWED
  * @flags: VPMU_OPEN_*
- * @wakeup: records between wakeups, or bytes with VPMU_OPEN_WATERMARK; zero wakes at
- *          every full page
+ * @wakeup: records between wakeups, or bytes with VPMU_OPEN_WATERMARK; zero: a
+ *          wakeup at every full page
  * @engine: VPMU_ENGINE_*
- * @max_stack: maximum length of a call chain; zero: VPMU_MAX_STACK
- * @parent: zero, or the event that provides the ring and the id in the records
- * @leader: zero, or the leader of its group
- * @read_format: perf's PERF_FORMAT_*, a subset of VPMU_READ_ALLOWED, for PERF_SAMPLE_READ
- *               and PERF_RECORD_READ
- * @regs_user: registers of PERF_SAMPLE_REGS_USER
- * @regs_intr: registers of PERF_SAMPLE_REGS_INTR
- * @stack_user: bytes of PERF_SAMPLE_STACK_USER
- * @aux_watermark: for a trace: AUX bytes between wakeups; zero: half of the area
+ * @max_stack: maximum number of addresses in a call chain; zero: VPMU_MAX_STACK
+ * @parent: zero, or the id of the event that this one is inherited from; the
+ *          records go to the parent's ring, and their field ID is the parent's
+ *          id
+ * @leader: zero, or the id of the leader of the event's group
+ * @read_format: perf's PERF_FORMAT_*, a subset of VPMU_READ_ALLOWED, for
+ *               PERF_SAMPLE_READ and PERF_RECORD_READ
+ * @regs_user: mask of the registers in PERF_SAMPLE_REGS_USER
+ * @regs_intr: mask of the registers in PERF_SAMPLE_REGS_INTR
+ * @stack_user: size of the stack in PERF_SAMPLE_STACK_USER, in bytes
+ * @aux_watermark: for a trace: AUX bytes between wakeups; zero: half of the
+ *                 area
  */
 struct vpmu_open_request {
 	struct vpmu_control_header header;
@@ -210,9 +226,11 @@ struct vpmu_open_request {
 /**
  * struct vpmu_open_reply - the reply to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
- * @engine: the chosen engine; VPMU_ENGINE_ANY for an event without a period, except for a
- *          trace of every exit. With an error @status, the reason why the host
- *          refused, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the device refused
+ * @engine: if @status is zero: the engine that makes the samples, or
+ *          VPMU_ENGINE_ANY for an event without a period; a trace with
+ *          VPMU_EXIT_ALL has VPMU_ENGINE_BATCHED. Otherwise: the reason why the
+ *          host refused the event, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the
+ *          device refused it
  * @id: the event's id: never zero, and not reused while the VM lives
  */
 struct vpmu_open_reply {
@@ -222,19 +240,26 @@ struct vpmu_open_reply {
 };
 
 /*
- * vpmu_map_request::flags: the reader moves data_tail or aux_tail; without it the oldest
- * data is overwritten
+ * vpmu_map_request::flags: the reader moves data_tail or aux_tail, and data
+ * that it has not read is kept; without this flag, the oldest data is
+ * overwritten
  */
 #define VPMU_MAP_WRITABLE	(1U << 0)
-/* Of an AUX area: the driver grants room with VPMU_COMMAND_AUX_BEGIN; the event has no ring */
+/*
+ * For an AUX area of an event without a ring: the driver maintains the area's
+ * head and tail, and grants room with VPMU_COMMAND_AUX_BEGIN
+ */
 #define VPMU_MAP_DRIVER_OWNED		(1U << 1)
-/* Of a persistent event's ring: the device places it in the window; no addresses follow */
+/*
+ * For a persistent event's ring: the device places the ring in the window, and
+ * no addresses follow the request
+ */
 #define VPMU_MAP_WINDOW		(1U << 2)
 
 /**
- * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; @pages 64-bit
- *                           addresses follow
- * @header: event names the event
+ * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; followed by
+ *                           @pages 64-bit addresses
+ * @header: names the event
  * @pages: number of pages: for a ring 1 or 1 + 2^n, for an AUX area 2^n
  * @flags: VPMU_MAP_*
  */
@@ -246,8 +271,8 @@ struct vpmu_map_request {
 
 /**
  * struct vpmu_redirect_request - VPMU_CONTROL_REDIRECT
- * @header: event names the event whose records are redirected
- * @target: the event with the ring; zero ends the redirection
+ * @header: names the event whose records are redirected
+ * @target: the event to whose ring the records go; zero ends the redirection
  */
 struct vpmu_redirect_request {
 	struct vpmu_control_header header;
@@ -256,8 +281,8 @@ struct vpmu_redirect_request {
 
 /**
  * struct vpmu_pause_request - VPMU_CONTROL_PAUSE
- * @header: event names an event that writes to the ring
- * @paused: 1: later overflows are lost; 0: they are written again
+ * @header: names an event that writes to the ring
+ * @paused: 1 to pause the ring, 0 to resume it; overflows in between are lost
  * @reserved: zero
  */
 struct vpmu_pause_request {
@@ -272,7 +297,7 @@ struct vpmu_pause_request {
 
 /**
  * struct vpmu_link_request - VPMU_CONTROL_LINK
- * @header: event names the event whose overflows start or stop @target
+ * @header: names the event whose overflows start or stop @target
  * @target: the event to start or stop
  * @role: VPMU_LINK_*
  * @reserved: zero
@@ -286,7 +311,7 @@ struct vpmu_link_request {
 
 /**
  * struct vpmu_wakeup_request - VPMU_CONTROL_WAKEUP
- * @header: event names the event
+ * @header: names the event
  * @every: the wakeup interval in @unit, 1 to 2^32 - 1
  * @unit: VPMU_WAKEUP_*
  * @reserved: zero
@@ -300,9 +325,10 @@ struct vpmu_wakeup_request {
 
 /**
  * struct vpmu_detach_request - VPMU_CONTROL_DETACH
- * @header: event names the event
- * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
- *        zero keeps the current name, or assigns "event" followed by the id
+ * @header: names the event
+ * @name: lower-case letters, digits, "-" and "_", starting with a letter,
+ *        padded with zeros; if all bytes are zero, the event keeps its name,
+ *        or, without one, gets the name "event" followed by its id
  */
 struct vpmu_detach_request {
 	struct vpmu_control_header header;
@@ -311,7 +337,7 @@ struct vpmu_detach_request {
 
 /**
  * struct vpmu_persistent_request - VPMU_CONTROL_PERSISTENT
- * @header: event is zero
+ * @header: its field event is zero
  * @after: list only events with a higher id
  * @count: maximum number of events to list
  * @reserved: zero
@@ -325,12 +351,14 @@ struct vpmu_persistent_request {
 
 /**
  * struct vpmu_persistent_event - the current state of a persistent event
- * @id: its id
- * @open: the request that would open it; VPMU_OPEN_ENABLED, period and engine are the current
- *        ones
- * @pages: number of pages of its ring, the metadata page included; zero without a ring
- * @map: VPMU_MAP_* of its ring
- * @window_page: with VPMU_MAP_WINDOW the number of the ring's first page in the window
+ * @id: the event's id
+ * @open: a request that would open such an event; VPMU_OPEN_ENABLED, period,
+ *        wakeup and engine have their current values
+ * @pages: number of pages of the event's ring, including the metadata page;
+ *         zero without a ring
+ * @map: VPMU_MAP_* flags of the ring
+ * @window_page: with VPMU_MAP_WINDOW: the number of the ring's first page in
+ *               the window
  * @flags: VPMU_PERSISTENT_*
  * @name: as for vpmu_detach_request::name
  */
@@ -346,7 +374,7 @@ struct vpmu_persistent_event {
 
 /**
  * struct vpmu_catalogue_request - VPMU_CONTROL_CATALOGUE
- * @header: event is zero
+ * @header: its field event is zero
  * @first: first entry to read
  * @count: maximum number of entries to read
  */
@@ -358,8 +386,9 @@ struct vpmu_catalogue_request {
 
 /**
  * struct vpmu_features_request - VPMU_CONTROL_FEATURES
- * @header: event is zero
- * @features: bits of vpmu_config::features to accept in addition to the negotiated ones
+ * @header: its field event is zero
+ * @features: bits of vpmu_config::features to accept in addition to the
+ *            negotiated ones
  */
 struct vpmu_features_request {
 	struct vpmu_control_header header;
@@ -368,7 +397,7 @@ struct vpmu_features_request {
 
 /**
  * struct vpmu_task_page_request - VPMU_CONTROL_TASK_PAGE
- * @header: event is zero
+ * @header: its field event is zero
  * @vcpu: the vCPU of the page
  * @reserved: zero
  * @address: guest-physical address, page-aligned; zero removes the page
@@ -399,12 +428,13 @@ struct vpmu_task_switch {
  * struct vpmu_task_page - the running and previous tasks of a vCPU
  * @pid: process id; written with @tid as one aligned 64-bit word
  * @tid: thread id
- * @user_regs: guest-virtual address of the task's struct pt_regs; zero for a task without
- *             user registers
- * @switches: number of switches written to @history; stored after the entry, with release
- *            semantics
+ * @user_regs: guest-virtual address of the task's struct pt_regs; zero for a
+ *             task without user registers
+ * @switches: number of switches written to @history; stored after the entry,
+ *            with release semantics
  * @reserved: zero
- * @history: switch number n, from 0, is entry n modulo VPMU_TASK_HISTORY
+ * @history: a ring of switches: switch n, counted from 0, is in entry
+ *           n % VPMU_TASK_HISTORY
  */
 struct vpmu_task_page {
 	__le32 pid;
@@ -421,13 +451,13 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_DISABLE	3	/* enter "off" */
 #define VPMU_COMMAND_IN		4	/* a task event's task starts to run on this vCPU */
 #define VPMU_COMMAND_OUT	5	/* the task stops running on this vCPU */
-#define VPMU_COMMAND_READ	6	/* return the reply; write a pending loss to the ring */
+#define VPMU_COMMAND_READ	6	/* only reply; write a pending PERF_RECORD_LOST */
 #define VPMU_COMMAND_RESET	7	/* set the count to zero; keep the times */
 #define VPMU_COMMAND_PERIOD	8	/* set the period or frequency, from now on */
 #define VPMU_COMMAND_REFRESH	9	/* enable for @value overflows, then enter "off" */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
-#define VPMU_COMMAND_AUX_END	11	/* withdraw the room; replies the head and lost bytes */
-#define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: of persistent events here */
+#define VPMU_COMMAND_AUX_END	11	/* withdraw the room; reply with head and lost bytes */
+#define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: see vpmu_command::event */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
@@ -435,8 +465,9 @@ struct vpmu_task_page {
  * @reserved: zero
  * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of
  *         this vCPU's persistent events
- * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to allow for
- *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
+ * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to
+ *         allow for VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN,
+ *         else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
  */
 struct vpmu_command {
@@ -448,18 +479,21 @@ struct vpmu_command {
 };
 
 /* vpmu_reply::state */
-#define VPMU_STATE_ERROR	(-2)	/* backing lost; the count no longer changes */
+#define VPMU_STATE_ERROR	(-2)	/* not counted any more; the count is final */
 #define VPMU_STATE_OFF		(-1)	/* disabled */
-#define VPMU_STATE_INACTIVE	0	/* enabled, its context not running */
+#define VPMU_STATE_INACTIVE	0	/* enabled; context not running */
 #define VPMU_STATE_ACTIVE	1	/* counting */
 
 /**
  * struct vpmu_reply - the state of the event after a command
  * @status: 0 or a positive Linux errno
  * @state: VPMU_STATE_*, two's complement
- * @value: the count
- * @time_enabled: nanoseconds enabled with its context scheduled in
- * @time_running: nanoseconds for which the backing counted
+ * @value: the count; for VPMU_COMMAND_VCPU the vCPU's index, for
+ *         VPMU_COMMAND_AUX_END the head that the trace has reached
+ * @time_enabled: nanoseconds for which the event was enabled while its context
+ *                ran
+ * @time_running: nanoseconds of @time_enabled during which the event was
+ *                actually counted
  * @lost: overflows without a record; for a trace, lost bytes
  */
 struct vpmu_reply {
@@ -484,10 +518,11 @@ struct vpmu_reply {
 /**
  * struct vpmu_notice - a notice of the device on the event queue
  * @kind: VPMU_NOTICE_*
- * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them this
- *         notice stands for, 1 to VPMU_NOTICE_COUNT; for VPMU_NOTICE_ERROR: the
- *         reason why the host refused the event's counter, VPMU_REFUSED_*, or
- *         VPMU_REFUSED_NOT if the host revoked an open counter; else zero
+ * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many wakeups, or
+ *         how many used-up limits, this notice reports, 1 to VPMU_NOTICE_COUNT;
+ *         for VPMU_NOTICE_ERROR: the reason why the host refused the event's
+ *         counter, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the host revoked an
+ *         open counter; else zero
  * @event: the event
  */
 struct vpmu_notice {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Differences between architectures: the only file that checks the architecture.
+ * Architecture-specific code. No other file tests the architecture.
  */
 #ifndef _VPMU_ARCH_H
 #define _VPMU_ARCH_H
@@ -16,7 +16,11 @@
 
 #include <asm/segment.h>
 
-/* General registers that a sample can ask for: perf's numbers, but not DS, ES, FS and GS. */
+/*
+ * Mask of the registers that a sample can contain; bit n is the register with
+ * perf's number n. These are all registers except DS, ES, FS, GS and the vector
+ * registers.
+ */
 #define VPMU_ARCH_REGS \
 	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
 	 GENMASK_ULL(PERF_REG_X86_R15, PERF_REG_X86_R8))
@@ -28,7 +32,8 @@
  * vpmu_arch_regs() - convert a sample's registers to struct pt_regs
  * @regs: filled in
  * @values: the registers of VPMU_ARCH_REGS, lowest number first
- * @user: the sample is in user mode; unused here, because @values include CS
+ * @user: the sample was taken in user mode; unused here, because CS, one of
+ *        @values, contains the mode
  */
 static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool user)
 {
@@ -61,7 +66,7 @@ static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool 
  * vpmu_arch_no_regs() - make struct pt_regs for a sample without registers
  * @regs: filled in
  * @ip: the sample's address
- * @user: the sample is in user mode
+ * @user: the sample was taken in user mode
  */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 {
@@ -75,11 +80,14 @@ static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 
 #elif defined(CONFIG_ARM64)
 
-/* X0 to X29, LR, SP and PC. Higher numbers of perf are vector registers. */
+/* X0 to X29, LR, SP and PC. perf's higher numbers are for vector registers. */
 #define VPMU_ARCH_REGS		GENMASK_ULL(PERF_REG_ARM64_PC, PERF_REG_ARM64_X0)
 #define VPMU_ARCH_REGS_COUNT	33
 
-/* perf has no register number for PSTATE, so only the mode in it is known. */
+/*
+ * perf has no register number for PSTATE, so the PSTATE in @regs contains only
+ * the mode.
+ */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 {
 	*regs = (struct pt_regs) {

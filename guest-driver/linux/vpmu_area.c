@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of perf core's rings: the pages that the device may write to, and for how long.
+ * AUX areas of perf core's rings: mapping their pages on the device, and taking
+ * the pages back.
  *
- * perf core allocates and frees the area. In between, the device knows its pages
- * by the event that the area was mapped with. That event may be closed before the
- * area is freed. vpmu_trace.c decides when a trace writes to the area. The areas
- * of /dev/vpmu are in vpmu_aux.c.
+ * perf core allocates and frees the area. The device identifies the area by the
+ * event through which the area was mapped. That event may be closed before the
+ * area is freed. vpmu_trace.c decides when a trace writes to the area. The
+ * areas of /dev/vpmu are in vpmu_aux.c.
  */
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -19,10 +20,10 @@
 
 /**
  * vpmu_area_setup() - struct pmu::setup_aux: pass an area's pages to the device
- * @event: the event that the area is mapped with
+ * @event: the event through which the area is mapped
  * @pages: addresses of the pages, which perf core keeps until vpmu_area_free()
  * @count: number of pages
- * @overwrite: the reader does not move the tail
+ * @overwrite: new data overwrites old: the reader does not move the tail
  *
  * Sleeps, like any mmap(2).
  *
@@ -58,7 +59,11 @@ void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool ov
 		.count = count,
 		.overwrite = overwrite,
 	};
-	/* The pages can outlive their event if another event that shares the ring maps them. */
+	/*
+	 * Hold references on the module and the device until vpmu_area_free():
+	 * the area can outlive its event, because another event that shares the
+	 * ring may have mapped the area, too.
+	 */
 	__module_get(THIS_MODULE);
 	vpmu_device_get(dev);
 	mutex_lock(&dev->output_lock);
@@ -103,8 +108,8 @@ void vpmu_area_free(void *aux)
 }
 
 /**
- * vpmu_area_close() - close an event that perf core has taken off its CPU for the last time
- * @own: the event; its area on the device ends with it
+ * vpmu_area_close() - close a trace on the device, which also unmaps its area
+ * @own: the trace's event; perf core does not schedule it any more
  */
 void vpmu_area_close(struct vpmu_event *own)
 {

@@ -2,9 +2,10 @@
 /*
  * Attributes: translation between perf_event_attr and requests to the device.
  *
- * This serves both interfaces. An attr for /dev/vpmu comes from a program, and all of it is
- * checked here. An attr of perf_event_open(2) was checked by perf core; only fields that a
- * replay of samples cannot support are checked here.
+ * These functions serve both interfaces. An attr for /dev/vpmu comes directly
+ * from a program, so all of it is checked here. perf core has already checked
+ * an attr of perf_event_open(2), so only fields that a replay of samples cannot
+ * support are checked here.
  *
  * Errors are as in perf_event_open(2): EINVAL for an invalid attr, E2BIG for an
  * attr with fields that this kernel does not know. EOPNOTSUPP is for a valid
@@ -26,25 +27,35 @@
 	(PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | \
 	 PERF_SAMPLE_CPU | PERF_SAMPLE_IDENTIFIER)
 
-/* Fields that the device reports for perf core's samples; perf core makes the others. */
+/*
+ * Fields that the device reports for perf core's samples; perf core fills in
+ * the others.
+ */
 #define SAMPLE_REPORTED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
 			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
 
 /*
- * Refused fields: perf core would read them from the current task or CPU, which
- * may differ from the sample's, or the device has no data for them.
+ * Fields that the driver refuses. For some of them, the device has no data.
+ * perf core would read the others at the replay, when the current task or CPU
+ * may differ from those of the sample.
  */
 #define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
 			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
 			 PERF_SAMPLE_BRANCH_STACK)
 
-/* Fields that the device reports as registers at the sample. */
+/*
+ * If an event has any of these fields, the driver requests the registers at the
+ * time of the sample (REGS_INTR) from the device.
+ */
 #define SAMPLE_REGS \
 	(PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_INTR)
 
 #define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
 
-/* Copies an attr of any version, if its unknown fields are zero. */
+/*
+ * Copies an attr of any version, in which the fields that this kernel does not
+ * know must be zero.
+ */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
 	u32 size;
@@ -59,7 +70,10 @@ static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user
 		memset(attr, 0, sizeof(*attr));
 		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
 	}
-	/* The result of this write does not matter: the function returns E2BIG either way. */
+	/*
+	 * The result of this write does not matter: the function returns E2BIG
+	 * either way.
+	 */
 	if (err == -E2BIG)
 		put_user((u32)sizeof(*attr), &user->size);
 	return err;
@@ -108,9 +122,9 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr asks for an unsupported feature. Clears each field that is
- * supported, or that has an effect only together with a refused bit, and checks
- * whether all other fields are zero.
+ * Whether an attr sets an unsupported field. Copies the attr, then clears in
+ * the copy the supported fields, and the fields that have no effect without a
+ * bit that is refused. If any other field is set, the attr is not supported.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -130,7 +144,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
 	rest.exclude_hv = 0;
-	/* Work of nested guests counts as this guest's. */
+	/* exclude_guest has no effect: nested guests count as this guest. */
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;
 	rest.exclude_callchain_user = 0;
@@ -149,7 +163,10 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	return memchr_inv(&rest, 0, sizeof(rest));
 }
 
-/* Checks the AUX fields, in the order of perf's errors. */
+/*
+ * Checks the AUX fields in perf's order, so that an attr with several errors
+ * gets perf's errno.
+ */
 static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
 {
 	if (attr->aux_output)
@@ -180,7 +197,10 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
-	/* A sample would have the count of one task's event, not of the whole family. */
+	/*
+	 * A sample would contain the count of one task's event, not the sum
+	 * over the event and all events that inherit it.
+	 */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EINVAL;
 	if (attr->sample_type & PERF_SAMPLE_CALLCHAIN && attr->sample_max_stack > VPMU_MAX_STACK)
@@ -199,7 +219,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 }
 
 /**
- * vpmu_attr_check_replay() - refuse samples that a replay to perf core cannot make
+ * vpmu_attr_check_replay() - refuse an event whose samples a replay cannot make
  * @event: a sampling event that is being opened
  *
  * Return: 0 or -EOPNOTSUPP.
@@ -210,10 +230,13 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 
 	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
 		return -EOPNOTSUPP;
-	/* For events with a parent, the device has no samples with counts. */
+	/* The device cannot put counts into the samples of inherited events. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EOPNOTSUPP;
-	/* The signal must come before the program's next instruction. */
+	/*
+	 * The program must get the SIGTRAP before it executes its next
+	 * instruction. A replay is too late for that.
+	 */
 	if (attr->sigtrap)
 		return -EOPNOTSUPP;
 	/* The device does not read vector registers. */
@@ -224,11 +247,13 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 }
 
 /**
- * vpmu_attr_has_registers() - whether samples or packets of an event contain registers
+ * vpmu_attr_has_registers() - whether samples or packets of an event contain
+ *                             registers
  * @attr: from vpmu_attr_check()
  * @trace: the event writes to an AUX area
  *
- * PERF_SAMPLE_REGS_USER does not count: only registers of the kernel leak its secrets.
+ * PERF_SAMPLE_REGS_USER is not considered: only registers from kernel mode can
+ * leak the kernel's secrets.
  *
  * Return: true if they do.
  */
@@ -269,7 +294,8 @@ static const struct {
  * @attr: the attr
  * @config: filled in
  *
- * Return: 0; -ENOENT for a type without a kind; -EINVAL for a config that is too large.
+ * Return: 0; -ENOENT for a type without a matching VPMU_KIND_*; -EINVAL for a
+ * config that is too large.
  */
 int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr *attr,
 		     u64 *config)
@@ -297,7 +323,8 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
  * @request: the request
  * @config: filled in with the config of the vpmu PMU
  *
- * Return: perf's own type for the event; the vpmu PMU's for an event without one.
+ * Return: perf's own type if perf has one for the kind of event; else the type
+ * of the PMU vpmu.
  */
 u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
 		   u64 *config)
@@ -313,7 +340,7 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
 }
 
 /**
- * vpmu_attr_request() - request the output for an attr of /dev/vpmu
+ * vpmu_attr_request() - request the samples or packets for an attr of /dev/vpmu
  * @attr: from vpmu_attr_check()
  * @trace: the event writes packets, not samples
  * @request: the fields of samples and packets are filled in
@@ -325,8 +352,9 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 	u32 flags = 0;
 
 	/*
-	 * An event without samples has only records of other types, which end
-	 * with the sample_id_all fields.
+	 * An event without samples writes only records of other types. Such a
+	 * record contains only those fields of sample_type that sample_id_all
+	 * appends.
 	 */
 	if (!attr->sample_period || trace)
 		sample_type &= SAMPLE_ID;
@@ -371,7 +399,8 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 }
 
 /**
- * vpmu_attr_replayed() - sample fields that a replay needs for perf core's event
+ * vpmu_attr_replayed() - sample fields that a replay needs for perf core's
+ *                        event
  * @attr: the event's attr
  *
  * Return: PERF_SAMPLE_* fields for the request.
@@ -389,7 +418,8 @@ u64 vpmu_attr_replayed(const struct perf_event_attr *attr)
 /**
  * vpmu_attr_request_replay() - request the samples of perf core's event
  * @attr: the event's attr
- * @request: its sample fields are filled in, except for the period and the wakeup
+ * @request: its sample fields are filled in, except for the period and the
+ *           wakeup
  */
 void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 			      struct vpmu_open_request *request)
@@ -424,7 +454,7 @@ void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 }
 
-/* Whether the catalogue says that an event can exclude kernel or user mode. */
+/* Whether the catalogue allows an event to exclude kernel or user mode. */
 static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 {
 	const struct vpmu_catalogue_entry *entry;
@@ -441,7 +471,7 @@ static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 	return false;
 }
 
-/* Whether an event counts time, such as a clock. */
+/* Whether an event counts time: a clock, the TSC or the guest's time. */
 static bool attr_counts_time(u64 config)
 {
 	switch (config) {
@@ -456,15 +486,17 @@ static bool attr_counts_time(u64 config)
 }
 
 /**
- * vpmu_attr_request_exclude() - request to exclude a mode, or the host's work
+ * vpmu_attr_request_exclude() - request to exclude user or kernel mode, or
+ *                               the host's work
  * @own: the event, from either interface
  * @request: its flags are filled in
  *
- * A clock opened with perf_event_open(2) cannot exclude a mode, like the kernel's own clocks:
- * it counts both modes, and samples of the excluded mode are dropped.
+ * Like the kernel's own clocks, a clock opened with perf_event_open(2) cannot
+ * exclude a mode: it counts both modes, and only its samples of the excluded
+ * mode are dropped.
  *
- * Return: 0; or -EACCES if the event would count the kernel for a program without permission.
- * perf explains this errno to its user.
+ * Return: 0; or -EACCES if the event would count the kernel for a program
+ * without permission. perf(1) prints an explanation for this errno.
  */
 int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
@@ -472,7 +504,10 @@ int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_req
 	u64 config = own->event->hw.config;
 	u32 flags = 0;
 
-	/* A device that counts only the guest may be older than the flag. */
+	/*
+	 * A device that counts only the guest does not need this flag, and may
+	 * be too old to know it.
+	 */
 	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
 		flags |= VPMU_OPEN_EXCLUDE_HOST;
 	if ((attr->exclude_user || attr->exclude_kernel) && !own->file &&
@@ -492,7 +527,8 @@ out:
 }
 
 /**
- * vpmu_attr_needs_task() - whether an event needs the current task on the device
+ * vpmu_attr_needs_task() - whether the device must know the current task for an
+ *                          event
  * @request: the request for the event
  * @trace: the event writes packets
  *
@@ -508,11 +544,14 @@ bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace)
 }
 
 /**
- * vpmu_attr_opens_registers() - vpmu_attr_has_registers() for an open event
- * @request: the request that opened it
+ * vpmu_attr_opens_registers() - whether samples or packets of an open event
+ *                               contain registers
+ * @request: the request that opened the event
  * @config: the config of the vpmu PMU
  *
- * Return: true if its samples or packets contain registers.
+ * PERF_SAMPLE_REGS_USER is not considered, as in vpmu_attr_has_registers().
+ *
+ * Return: true if they do.
  */
 bool vpmu_attr_opens_registers(const struct vpmu_open_request *request, u64 config)
 {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of /dev/vpmu: pages beside a ring for traces that the host writes.
+ * AUX areas of /dev/vpmu: pages beside a ring, to which the host writes traces.
  *
- * A program writes the area's offset and size to the ring's first page, and maps
- * the area at that offset, as for a perf event. Each map of an area also counts
- * as a map of the ring, so an area ends before its ring.
- * Between the first map and the last unmap this driver is not involved. The areas of perf
+ * A program writes the area's offset and size to the ring's first page, and
+ * maps the area at that offset, as for a perf event. Each map of an area also
+ * counts as a map of the ring, so an area ends before its ring. Between the
+ * first map and the last unmap this driver is not involved. The areas of perf
  * core's rings belong to perf core; see vpmu_area.c.
  */
 #include <linux/fs.h>
@@ -18,7 +18,10 @@
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
-/* Order of the longest run of pages to allocate. The host copies by runs; 2 MiB are enough. */
+/*
+ * Order of the longest run of contiguous pages to allocate. The host copies run
+ * by run, and runs of 2 MiB are long enough for that.
+ */
 #define AUX_ORDER_MAX	9
 
 static void aux_free(struct vpmu_aux *aux)
@@ -31,7 +34,10 @@ static void aux_free(struct vpmu_aux *aux)
 	kvfree(aux);
 }
 
-/* Allocates zeroed pages in runs as long as they are cheap. */
+/*
+ * Allocates zeroed pages, in the longest runs that can be allocated without
+ * retries.
+ */
 static int aux_fill(struct vpmu_aux *aux)
 {
 	const gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_ZERO;
@@ -56,9 +62,11 @@ static int aux_fill(struct vpmu_aux *aux)
 }
 
 /**
- * vpmu_aux_destroy() - take the pages back from the device, or leak pages it may still write to
+ * vpmu_aux_destroy() - take the pages back from the device, and free them
  * @dev: the device; its output_lock is held
  * @ring: the ring beside the area
+ *
+ * If the device may still write to the pages, they are leaked.
  */
 void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
@@ -109,9 +117,9 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a map has the offset and size in the ring's first page and, if the area
- * is mapped already, those of the existing map. The program can write to the page
- * at any time, so read each field once.
+ * Whether a map has the offset and size that the ring's first page states and,
+ * if the area is mapped already, those of the existing map. The program can
+ * write to the page at any time, so read each field only once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)
 {
@@ -136,7 +144,10 @@ static struct vpmu_aux *aux_alloc(struct vpmu_file *file, struct vm_area_struct 
 	struct vpmu_aux *aux;
 	int err;
 
-	/* The order of these checks is the order of perf's errors. */
+	/*
+	 * Check in perf's order, so that a call with several errors gets perf's
+	 * errno.
+	 */
 	err = vpmu_charge(&charge, count);
 	if (err)
 		return ERR_PTR(err);
@@ -170,7 +181,7 @@ static int aux_insert(const struct vpmu_aux *aux, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, (struct page **)aux->pages, &left);
 }
 
-/* Makes the first map of an area. */
+/* Allocates an area for its first map. */
 static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 {
 	struct vpmu_ring *ring = file->output.ring;
@@ -184,7 +195,10 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 				   vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
 		aux_free(aux);
-		/* The trace that the ring was mapped with was closed. */
+		/*
+		 * -ENOENT: the trace through which the ring was mapped has been
+		 * closed.
+		 */
 		return err == -ENOENT ? -EOPNOTSUPP : err;
 	}
 	ring->aux = aux;
@@ -195,10 +209,12 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 }
 
 /**
- * vpmu_aux_mmap() - map the AUX area of an event's ring, like mmap(2) of a perf event
+ * vpmu_aux_mmap() - map the AUX area of an event's ring, like mmap(2) of a perf
+ *                   event
  * @file: an event that writes to a ring
- * @vma: a shared map at the offset and of the size in the ring's first page; if the first map
- *       is writable, the reader moves aux_tail, else the device overwrites old data
+ * @vma: a shared map, with the offset and size that the ring's first page
+ *       states; if the first map is writable, the reader moves aux_tail, else
+ *       the device overwrites old data
  *
  * Return: 0 or a negative errno.
  */

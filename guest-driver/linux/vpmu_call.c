@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Commands for events from outside perf core's scheduling.
+ * Sends commands for events when perf core is not scheduling them, for example
+ * for an ioctl.
  *
- * A call runs on the CPU where an event is active, and holds its context's lock there. For each
- * task, the events of a group are in one context, so a call to a group reaches all of them at
- * once, with one kick.
+ * A call runs on the CPU where an event is active, and holds the lock of the
+ * event's context there. For each task, the events of a group are in one
+ * context, so a call for a group sends the command for all of them with one
+ * kick.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -18,16 +20,19 @@
 #include "vpmu_ring.h"
 
 /**
- * struct event_call - commands for the CPU where an event is active
- * @event: the event
- * @leader: leader of the called group; NULL for @event alone
- * @only: the only event of the group to call; NULL for all
- * @call_seq: number of the call
- * @op: VPMU_COMMAND_*; zero starts or stops events according to their files
- * @value: the command's value, for @event alone
+ * struct event_call - a command to send on the CPU where its events are active
+ * @event: the event; with @leader, one of the events in the context to visit
+ * @leader: leader of the group whose events get the command; NULL if only
+ *          @event gets it
+ * @only: the one file of the group whose events get the command; NULL for all
+ * @call_seq: number of the call, stored in vpmu_event::call_seq of each event
+ *            that the call has visited
+ * @op: VPMU_COMMAND_*; zero starts or stops each event, see call_switch()
+ * @value: the command's value; not used with @leader
  * @cpu: the CPU to run on, -1 for any
- * @flushed: the first error of a flushed event
- * @ret: 0, a negative errno, or -EAGAIN if the event has moved
+ * @flushed: the first error among the events that were flushed
+ * @ret: 0, a negative errno, or -EAGAIN if the events are active, or about to
+ *       be active, on another CPU
  */
 struct event_call {
 	struct perf_event *event;
@@ -43,6 +48,10 @@ struct event_call {
 
 static atomic64_t call_count = ATOMIC64_INIT(0);
 
+/*
+ * Starts an active event if the machine is awake and the event's group lets it
+ * count, else stops it.
+ */
 static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	if (event->state != PERF_EVENT_STATE_ACTIVE)
@@ -65,8 +74,8 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		break;
 	case VPMU_COMMAND_READ:
 		/*
-		 * READ also has the device write a pending PERF_RECORD_LOST:
-		 * send it to inactive events with output, too.
+		 * READ also makes the device write a pending PERF_RECORD_LOST:
+		 * send READ for inactive events with samples or packets, too.
 		 */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
 		    own->file->spec.trace)
@@ -90,8 +99,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/*
-	 * The tally is of the whole family. It is read again for each event:
-	 * the last reading matches the sum of the counts best.
+	 * The file's tally already includes the inherited events: copy it, do
+	 * not add it up. Copy it again for each event, because the last copy
+	 * matches the sum of the counts best.
 	 */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
@@ -122,8 +132,8 @@ static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 }
 
 /*
- * Visits the call's events in the context, then call->event, which may have left
- * the context.
+ * Visits the call's events in the context, then call->event, which may have
+ * left the context.
  */
 static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 		      void (*visit)(struct event_call *call, struct vpmu_vcpu *vcpu,
@@ -149,7 +159,10 @@ static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	bool sum = call->op == VPMU_COMMAND_READ;
 
 	if (vcpu) {
-		/* Interrupts are off: the queue gets no other commands meanwhile. */
+		/*
+		 * Interrupts are off: the queue gets no other commands
+		 * meanwhile.
+		 */
 		vcpu->reading = true;
 		call_each(call, vcpu, call_append);
 		vcpu->reading = false;
@@ -185,7 +198,10 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	own->limit_hit = false;
 	if (own->task)
 		return 0;
-	/* The device has enabled it; it may stay enabled only if it would be started now. */
+	/*
+	 * The command has enabled the event on the device. Disable it again,
+	 * unless perf core and the group's files would now let it count.
+	 */
 	own->started = true;
 	if (event->state != PERF_EVENT_STATE_ACTIVE || !vpmu_group_allows(event))
 		vpmu_event_stop(vcpu, event);
@@ -193,9 +209,11 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * The CPU where events of the call are active; -1 if none is. If perf core has stopped one
- * event of a group, the others may still be active. An event being flushed may have been
- * started early, on the CPU where other events of its context are active.
+ * Returns the CPU where events of the call are active; -1 if none is. If perf
+ * core has stopped one event of a group, the others may still be active. An
+ * event to flush may already count although perf core has not added it yet (see
+ * vpmu_context.c). It then counts on the CPU where other events of its context
+ * are active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -216,8 +234,9 @@ static int call_cpu(const struct event_call *call)
 }
 
 /*
- * Whether events of the call's context are about to be added on another CPU: the device already
- * has the commands, and perf core is about to set the CPU. See vpmu_switch.c.
+ * Whether events of the call's context are about to be added on another CPU:
+ * the device already has the commands, and perf core is about to set the CPU.
+ * See vpmu_switch.c.
  */
 static bool call_must_wait(const struct event_call *call)
 {
@@ -235,7 +254,10 @@ static bool call_must_wait(const struct event_call *call)
 	return false;
 }
 
-/* Interrupts are off, so this CPU's queue holds no commands yet. */
+/*
+ * Interrupts were on until this call. Commands are gathered only while
+ * interrupts are off, so this CPU's queue has no gathered commands yet.
+ */
 static void event_call_here(void *info)
 {
 	struct event_call *call = info;
@@ -244,7 +266,7 @@ static void event_call_here(void *info)
 	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_vcpu *vcpu;
 
-	/* With the lock held, events of the context are not scheduled. */
+	/* With the lock held, perf core schedules no event of the context. */
 	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
@@ -269,7 +291,10 @@ static int event_call(struct event_call *call)
 		call->cpu = perf_core_cpu(event);
 	else
 		call->cpu = -1;
-	/* Each retry means that the CPU became known, or that the task moved. */
+	/*
+	 * -EAGAIN: the events are active, or about to be active, on another
+	 * CPU. Either that CPU was not known yet, or the task has moved.
+	 */
 	do {
 		cpu = get_cpu();
 		if (call->cpu >= 0)
@@ -281,7 +306,10 @@ static int event_call(struct event_call *call)
 	return err ? -ENODEV : call->ret;
 }
 
-/* Calls one family of the group, once for each context that was not reached yet. */
+/*
+ * Makes the call for @event and the events that inherit it, one context after
+ * the other. Skips events that the call has already visited.
+ */
 static int call_family(struct event_call *call, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -311,7 +339,7 @@ static void call_sum_dead(struct vpmu_file *file)
 	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
-/* Makes the call in the contexts of all events of the group, or of @only's events. */
+/* Sends @op to all events of the group, or to the events of @only. */
 static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {
 	struct event_call call = { .leader = leader, .only = only, .op = op };
@@ -321,7 +349,8 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 	call.call_seq = atomic64_inc_return(&call_count);
 	/*
 	 * With these mutexes held, inherited events are neither added nor
-	 * removed. No other code takes several of them at once.
+	 * removed. No other code takes several of these mutexes at once, so the
+	 * order in which they are taken does not matter.
 	 */
 	vpmu_group_for_each(file, leader) {
 		perf_core_lock_family_of(file->event, &leader->group.lock);
@@ -343,11 +372,11 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 /**
  * vpmu_call_event() - send a command for one event
  * @event: the event
- * @op: VPMU_COMMAND_PERIOD; VPMU_COMMAND_REFRESH; or VPMU_COMMAND_ENABLE, to continue an event
- *      that has used up its refreshes
+ * @op: VPMU_COMMAND_PERIOD; VPMU_COMMAND_REFRESH; or VPMU_COMMAND_ENABLE, to
+ *      continue an event whose limit of overflows is used up
  * @value: the command's value
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 {
@@ -357,7 +386,8 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 }
 
 /**
- * vpmu_call_switch() - start or stop one active event according to its file and the device
+ * vpmu_call_switch() - start or stop one active event when the machine goes to
+ *                      sleep or resumes
  * @event: the event
  *
  * Return: 0 or a negative errno.
@@ -393,12 +423,15 @@ static bool call_has_error(const struct vpmu_file *file)
 
 static void call_close(struct vpmu_file *file)
 {
-	/* Do this before the event is freed, so that notices do not find it by its ring. */
+	/*
+	 * Close the ring before the event is freed: notices find the event
+	 * through the ring.
+	 */
 	vpmu_ring_close(file);
 	perf_event_release_kernel(file->event);
 }
 
-/* An event that perf core schedules with its task or CPU. */
+/* Operations on events that perf core schedules with their task or CPU. */
 const struct vpmu_backend vpmu_perf_backend = {
 	.group		= call_group,
 	.refresh	= call_refresh,

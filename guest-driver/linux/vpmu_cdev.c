@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /dev/vpmu: information about the device, its catalogue, marks, and opening events.
+ * /dev/vpmu: information about the device, its catalogue, marks, and opening
+ * events.
  */
 #include <linux/capability.h>
 #include <linux/fs.h>
@@ -22,7 +23,7 @@ static struct vpmu_device *to_vpmu(struct file *filp)
 
 static int cdev_open(struct inode *inode, struct file *filp)
 {
-	/* The misc core calls this with the device registered. */
+	/* The misc core calls this only while /dev/vpmu is registered. */
 	vpmu_device_get(to_vpmu(filp));
 	return nonseekable_open(inode, filp);
 }
@@ -96,14 +97,16 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 }
 
 /*
- * The doorbell, for marks without a system call. The map holds a reference on the
- * file, and the file holds one on the device. After a reset of the device, a store
- * in the map has no effect.
+ * Maps the doorbell, so that a program can place marks without a system call.
+ * The map holds a reference on the file, and the file holds one on the device.
+ * After a reset of the device, a store to the map has no effect.
  *
- * The hypervisor emulates each access, and stops the machine at an instruction that it cannot
- * emulate. A program can make the kernel execute such an instruction there, for example the
- * FXSAVE or XSAVE of a signal frame. So the map needs a capability whose holder can stop the
- * machine anyway; VPMU_IOC_MARK needs none.
+ * The hypervisor emulates each access to the map, and stops the machine at an
+ * instruction that it cannot emulate. A program can make the kernel access the
+ * map with such an instruction. For example, if the program places a signal
+ * frame there, the kernel writes the frame with FXSAVE or XSAVE. So the map
+ * needs a capability whose holder can stop the machine anyway; VPMU_IOC_MARK
+ * needs none.
  */
 static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {
@@ -137,9 +140,11 @@ static const struct file_operations cdev_fops = {
  * vpmu_cdev_register() - create /dev/vpmu
  * @dev: the device
  *
- * Every program may open the node, as it may call perf_event_open(2): a mark is exact for any
- * program, and reveals only data of that program. vpmu_permission_open() decides which events a
- * program may open; other calls check for capabilities themselves.
+ * Every program may open the node, just as every program may call
+ * perf_event_open(2). Marks need no permission, because a mark reveals only
+ * data of the program that placed it. vpmu_permission_open() decides which
+ * events a program may open. The handlers of other calls check for
+ * capabilities.
  *
  * Return: 0 or a negative errno.
  */
@@ -156,7 +161,7 @@ int vpmu_cdev_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_cdev_unregister() - remove /dev/vpmu; open files stay
+ * vpmu_cdev_unregister() - remove /dev/vpmu; open files remain open
  * @dev: the device
  */
 void vpmu_cdev_unregister(struct vpmu_device *dev)

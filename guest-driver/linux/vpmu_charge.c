@@ -15,11 +15,14 @@
 #include "vpmu.h"
 #include "vpmu_ring.h"
 
-/* A module cannot read kernel.perf_event_mlock_kb; this is its default. */
+/*
+ * A module cannot read kernel.perf_event_mlock_kb; this is the sysctl's
+ * default.
+ */
 static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
 module_param(mlock_kb, uint, 0644);
 MODULE_PARM_DESC(mlock_kb,
-		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own rings (default: 516, the kernel's own default)");
+		 "Allowance of each user for rings and AUX areas, in KiB per online CPU, before RLIMIT_MEMLOCK applies; perf's own rings use the same allowance (default: 512 KiB and one page, as in the kernel)");
 
 /**
  * vpmu_charge() - charge pages to the caller
@@ -36,7 +39,10 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 	struct mm_struct *mm = current->mm;
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
-	/* The allowance may have been larger than now when the pages were locked. */
+	/*
+	 * If the allowance was larger before, more pages may be locked than it
+	 * allows now.
+	 */
 	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
 	locked += count;
 	extra = locked > allowed ? locked - allowed : 0;

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One kick per direction when a context is scheduled.
+ * One kick for all events of a context that are scheduled in together, and one
+ * for all that are scheduled out together.
  *
- * After pmu->del(), perf core marks an event as off its CPU, and a reader on another CPU then
- * uses the count without the context's lock. So the device must answer for an event before del
- * returns. The context stays locked while all its events are scheduled out. So the
- * first event also sends the commands for the other events, which later find
- * their answers.
+ * After pmu->del(), perf core marks an event as off its CPU, and a reader on
+ * another CPU then uses the count without the context's lock. So the device
+ * must have answered the command that stops the event before pmu->del()
+ * returns. The context stays locked while all its events are scheduled out. So
+ * the driver also sends the commands that stop the other events when the first
+ * one is stopped, and has their answers before perf core calls pmu->del() for
+ * them.
  *
- * Before 6.2, perf core disables the PMU for each event separately, so the first event of a
- * context does not know whether others follow. The first event scheduled in starts those that
- * are expected to follow.
+ * Before 6.2, perf core disables the PMU for each event separately, so when it
+ * adds the first event of a context, the driver does not know whether others
+ * follow. With this first event, the driver also starts those that it expects
+ * to follow.
  *
- * The expectation can be wrong, for example if perf core finds no room for an event. Such an
- * unexpected event counts on the device but must not count for perf. It is stopped with the
- * context's next event that is scheduled out, before the context can move to another CPU, and
- * the count from that time is dropped.
+ * perf core can fail to add an event that was started, for example because it
+ * finds no room for the event. Such an event is called unexpected: it counts on
+ * the device but must not count for perf. The driver stops it when the next
+ * event of the context is scheduled out, before the context can move to another
+ * CPU, and drops its count since the start.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -39,7 +44,8 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 }
 
 /**
- * vpmu_context_enter() - start the events that are expected to follow an event
+ * vpmu_context_enter() - start the events that perf core is expected to add
+ *                        after an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
  * @event: the event, which is started; its context's lock is held
  */
@@ -52,7 +58,10 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			vpmu_event_start(vcpu, other);
 }
 
-/* Whether @other, which is active, is scheduled out before the context is unlocked. */
+/*
+ * Whether @other, which is active, is scheduled out before the context is
+ * unlocked.
+ */
 static bool context_loses(const struct perf_event *event, const struct perf_event *other)
 {
 	return vpmu_switch_is_from(perf_core_context(event)) ||
@@ -60,11 +69,12 @@ static bool context_loses(const struct perf_event *event, const struct perf_even
 }
 
 /**
- * vpmu_context_leave() - stop the events that leave with an event
+ * vpmu_context_leave() - stop the events that are scheduled out with an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
  * @event: the event, which is stopped; its context's lock is held
  *
- * Stops unexpected events, too.
+ * Also stops unexpected events: those that were started but that perf core has
+ * not added.
  */
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -80,7 +90,10 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			own->coming = false;
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
-			/* When perf core takes @other out later, it is already stopped: no kick. */
+			/*
+			 * In this state, pmu->stop() sends no command for
+			 * @other, so perf core's later call needs no kick.
+			 */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
 		}
@@ -88,8 +101,9 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * If a leader is scheduled out alone, its siblings may follow or not: read them
- * with the same kick, in case they do.
+ * If perf core schedules out only a leader, the leader's siblings may follow.
+ * Read the siblings with the leader's kick, so that they need no kick of their
+ * own if they follow.
  */
 static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -107,11 +121,13 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * Whether the answer for @event may wait until the PMU is enabled. It may for an
- * event that was read when its leader was scheduled out. It may also for a CPU
- * event: perf core keeps the PMU disabled from taking CPU events out until it adds
- * them again, also at switches to tasks with pinned events and between cgroups.
- * To get the answer before that would cost another exit.
+ * Whether the command that stops @event can wait until perf core enables the
+ * PMU. Sending it earlier would cost another exit. It can wait:
+ *
+ * - if the event was read when its leader was scheduled out;
+ * - if perf core schedules out all CPU events of a class, pinned or flexible:
+ *   perf core then keeps the PMU disabled until it has added these events
+ *   again, even at a switch to a task with pinned events, or between cgroups.
  */
 static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {
@@ -125,7 +141,8 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 }
 
 /**
- * vpmu_context_part() - get the count of a stopped event that is scheduled out
+ * vpmu_context_part() - get the count of a stopped event that is scheduled out,
+ *                       unless this can wait until the PMU is enabled
  * @vcpu: this CPU's queue; its PMU is disabled
  * @event: the event; its context's lock is held
  */

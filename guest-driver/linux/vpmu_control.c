@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The control queue: requests whose senders sleep until the answer, and requests without a
- * waiting sender.
+ * The control queue: requests whose senders sleep until the answer, and
+ * requests without a waiting sender.
  */
 #include <linux/atomic.h>
 #include <linux/completion.h>
@@ -21,7 +21,7 @@
 static unsigned int answer_seconds = 30;
 module_param(answer_seconds, uint, 0644);
 MODULE_PARM_DESC(answer_seconds,
-		 "Seconds that the device has to answer a request, after which it is given up (default 30)");
+		 "Seconds within which the device must answer a request; if it does not, the driver gives up the device (default 30)");
 
 /* A request whose sender sleeps until it is answered. */
 struct control_wait {
@@ -36,8 +36,9 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * @request: the request
  * @dev: the device
  * @answered: completed for the sender
- * @state: enum open_state; if the sender leaves OPEN_WAITS first, the
- *         completion frees the request, else the sender does
+ * @state: enum open_state; decides where the request is freed: in the sender,
+ *         or, if the sender stops waiting before the answer, in open_answered()
+ *         or open_closed()
  * @asked: the buffer of the request
  * @reply: the buffer of the reply
  * @close: closes the event if the sender no longer waits
@@ -62,7 +63,10 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 	return virtqueue_add_sgs(dev->control.vq, sgs, 1, 1, request, GFP_ATOMIC);
 }
 
-/* Adds waiting requests to the queue as far as there is room; failed ones go to @refused. */
+/*
+ * Moves waiting requests to the queue while it has room. Requests that cannot
+ * be added for another reason go to @refused.
+ */
 static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 {
 	struct vpmu_control_request *request, *next;
@@ -79,7 +83,7 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 	virtqueue_kick(dev->control.vq);
 }
 
-/* Moves all requests to @refused: the device will not answer them. */
+/* Moves all unanswered requests to @refused, with the result @err. */
 static void control_fail(struct vpmu_device *dev, struct list_head *refused, int err)
 {
 	struct vpmu_control_request *request;
@@ -95,13 +99,13 @@ static void control_answer(struct list_head *requests)
 {
 	struct vpmu_control_request *request, *next;
 
-	/* An answered request belongs to its sender, which may have freed it. */
+	/* answered() may free the request. */
 	list_for_each_entry_safe(request, next, requests, entry)
 		request->answered(request);
 }
 
 /**
- * vpmu_control_callback() - interrupt of the control queue
+ * vpmu_control_callback() - handle an interrupt of the control queue
  * @vq: the control queue
  */
 void vpmu_control_callback(struct virtqueue *vq)
@@ -133,7 +137,8 @@ unlock:
 /**
  * vpmu_control_post() - send a request without waiting for its answer
  * @dev: the device
- * @request: the request; the device owns it and its buffers until it is answered
+ * @request: the request; the device owns the request and its buffers until the
+ *           answer
  *
  * The device executes requests in the order in which they are posted.
  */
@@ -166,9 +171,9 @@ void vpmu_control_open_queue(struct vpmu_device *dev)
 /**
  * vpmu_control_close_queue() - fail all requests, after the device was reset
  * @dev: the device
- * @err: the error of waiting and later requests: a negative errno
+ * @err: the negative errno with which unanswered and later requests fail
  *
- * The queue is not accessed any more on return.
+ * On return, the queue is not accessed any more.
  */
 void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
@@ -187,11 +192,11 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
- * Gives up a device that has not answered in time. The removal of a device calls
- * vpmu_control_close_queue() and then waits for the work. @control.lock orders
- * this function against that call: the work is scheduled before the call, or not
- * at all. A sender that runs so late that another device is bound finds its
- * request completed.
+ * Gives up a device that has not answered in time. The removal of a device
+ * calls vpmu_control_close_queue() and then waits for the work life.give_up.
+ * control.lock orders this function against that call, so the work is scheduled
+ * before the call or not at all. A sender may run so late that another device
+ * is already bound; it then finds its request completed, and does nothing.
  */
 static void control_give_up(struct vpmu_device *dev, struct completion *answered)
 {
@@ -251,8 +256,8 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 	init_completion(&wait.answered);
 	vpmu_control_post(dev, &wait.request);
 	/*
-	 * The buffers belong to the device until its answer or its reset, so a signal must not
-	 * end this wait.
+	 * The buffers belong to the device until it answers or is reset, so a
+	 * signal must not end this wait.
 	 */
 	control_await(dev, &wait.answered, false);
 	return wait.request.ret;
@@ -263,9 +268,10 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
  * @dev: the device
  * @request: the request, from kmalloc
  * @len: length of the request in bytes
- * @value: filled in with the reply's value, on success; NULL if it has none
+ * @value: filled in with the reply's value, on success; NULL if the caller does
+ *         not need the value
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value)
 {
@@ -290,10 +296,11 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  * @op: VPMU_CONTROL_*
  * @id: the event's id
  *
- * Closing and unmapping succeed without a device: its reset has closed and
- * unmapped everything.
+ * While the control queue is closed, requests to close an event or to unmap
+ * pages succeed: the device was reset, so it has closed all events that are not
+ * persistent, and unmapped all pages of the guest.
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 {
@@ -353,9 +360,11 @@ static void open_answered(struct vpmu_control_request *request)
  * @id: filled in with the event's id, on success
  * @engine: filled in with the engine of its samples, on success
  *
- * If the task is killed meanwhile, the event is closed as soon as the device has opened it.
+ * If the task is killed meanwhile, the event is closed as soon as the device
+ * has opened it.
  *
- * Return: 0; -EINTR if the task was killed; or a negative errno, the device's own included.
+ * Return: 0; -EINTR if the task was killed; or a negative errno, which may come
+ * from the device.
  */
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
 		      u32 *engine)
@@ -411,12 +420,14 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
 /**
  * vpmu_control_close_later() - close an event without waiting
  * @dev: the device
- * @close: the request, with @request.answered set; see vpmu_control_post()
+ * @close: the request, in which the caller has set request.answered; see
+ *         vpmu_control_post()
  * @id: the event's id
  *
- * If this waited, a task that closes its events would sleep for each of them, and at each
- * sleep its remaining events would be scheduled out and in. Later requests find the event
- * closed.
+ * If this function waited, a task that closes its events would sleep for each
+ * of them, and at each sleep the task's remaining events would be scheduled out
+ * and in. The device executes requests in order, so later requests find the
+ * event closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {
@@ -441,7 +452,10 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	int ret;
 
 	len = sizeof(*request) + count * sizeof(*addresses);
-	/* The device may allow so many pages that the buffer is too large: do not warn. */
+	/*
+	 * For a large area, the buffer can be too large to allocate: do not
+	 * warn.
+	 */
 	request = kzalloc(len, GFP_KERNEL | __GFP_NOWARN);
 	if (!request)
 		return -ENOMEM;
@@ -465,8 +479,8 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
  * @count: number of pages
  * @flags: VPMU_MAP_*
  *
- * Return: 0, and the device writes to the pages until vpmu_control_unmap(); or a negative
- * errno.
+ * Return: 0, after which the device writes to the pages until
+ * vpmu_control_unmap(); or a negative errno.
  */
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags)
 {
@@ -474,15 +488,17 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with VPMU_MAP_DRIVER_OWNED
+ * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with
+ *                          VPMU_MAP_DRIVER_OWNED
  * @dev: the device
- * @id: id of the event that the ring was mapped with; with VPMU_MAP_DRIVER_OWNED, of the trace
+ * @id: id of the event through which the ring was mapped; with
+ *      VPMU_MAP_DRIVER_OWNED, id of the trace
  * @pages: the area's pages
  * @count: number of pages
  * @flags: VPMU_MAP_*
  *
- * Return: 0, and the device writes to the pages until vpmu_control_unmap_aux(); or a negative
- * errno.
+ * Return: 0, after which the device writes to the pages until
+ * vpmu_control_unmap_aux(); or a negative errno.
  */
 int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u32 count,
 			 u32 flags)
@@ -495,8 +511,8 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
- * Return: 0, and the device does not write there any more; or a negative errno,
- * and the device may still write there.
+ * Return: 0 if the device does not write to the pages any more; or a negative
+ * errno if it may still write to them.
  */
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 {
@@ -508,8 +524,8 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
  * @dev: the device
  * @id: the event's id
  *
- * Return: 0, and the device does not write there any more; or a negative errno,
- * and the device may still write there.
+ * Return: 0 if the device does not write to the pages any more; or a negative
+ * errno if it may still write to them.
  */
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {
@@ -517,7 +533,8 @@ int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_control_redirect() - send an event's records to the ring of another event
+ * vpmu_control_redirect() - send an event's records to the ring of another
+ *                           event
  * @dev: the device
  * @id: the event's id
  * @target: id of the event with the ring; zero to end the redirection
@@ -565,7 +582,8 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 }
 
 /**
- * vpmu_control_wakeup() - set the wakeup interval of an event and the events that inherit it
+ * vpmu_control_wakeup() - set the wakeup interval of an event and of the events
+ *                         that are inherited from it
  * @dev: the device
  * @id: the event's id
  * @wakeup: the interval, which the device checks
@@ -615,7 +633,8 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
 }
 
 /**
- * vpmu_control_features() - accept features that the transport did not negotiate
+ * vpmu_control_features() - accept features that the transport did not
+ *                           negotiate
  * @dev: the device
  * @features: the feature bits
  *
@@ -636,7 +655,10 @@ int vpmu_control_features(struct vpmu_device *dev, u64 features)
 	return ret;
 }
 
-/* Reads catalogue entries from @first; returns their number or a negative errno. */
+/*
+ * Reads catalogue entries from @first; returns their number or a negative
+ * errno.
+ */
 static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 {
 	struct vpmu_catalogue_entry *entry, *from;

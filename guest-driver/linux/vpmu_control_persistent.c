@@ -13,10 +13,10 @@
  * vpmu_control_detach() - make an event persistent
  * @dev: the device
  * @id: the event's id
- * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero keeps
- *        the current name, or has the device choose one
+ * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; if all are zero, the
+ *        event keeps its name, or the device chooses one
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
 {
@@ -39,7 +39,7 @@ int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
  * @dev: the device
  * @id: the event's id
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_control_attach(struct vpmu_device *dev, u64 id)
 {
@@ -52,9 +52,10 @@ int vpmu_control_attach(struct vpmu_device *dev, u64 id)
  * @id: the event's id
  * @count: pages of the ring, the metadata page included
  * @flags: VPMU_MAP_WRITABLE or zero
- * @page: the number of the ring's first page in the window, on success
+ * @page: filled in with the number of the ring's first page in the window, on
+ *        success
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flags, u32 *page)
 {
@@ -73,7 +74,7 @@ int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flag
 	return ret;
 }
 
-/* Whether the device's list is in ascending order of ids, all above @after. */
+/* Whether the ids in @events ascend and are above @after. */
 static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 count, u64 after)
 {
 	u32 i;
@@ -94,7 +95,7 @@ static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 co
  * @count: maximum number of events to read
  *
  * Return: the number of events in @events; 0 at the end of the list; or a
- * negative errno, the device's own included.
+ * negative errno, which may come from the device.
  */
 int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
 			    struct vpmu_persistent_event *events, u32 count)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Creation and end of the device's event for a perf event, for both interfaces and for
- * counting, sampling and tracing events.
+ * Opens and closes the device's event for each perf event: for both interfaces,
+ * and for counting, sampling and tracing events.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -31,7 +31,8 @@ static int event_publish(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpublish() - keep notices from finding an event by its id on the device
+ * vpmu_event_unpublish() - keep notices from finding an event by its id on the
+ *                          device
  * @own: the event
  */
 void vpmu_event_unpublish(struct vpmu_event *own)
@@ -53,14 +54,20 @@ static void event_withdraw(struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 
 	vpmu_event_unpublish(own);
-	/* A notice that has found the event uses it with this lock held. */
+	/*
+	 * Wait for notices that have found the event: they use it with this
+	 * lock held.
+	 */
 	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
 		list_del(&own->family);
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* An event is charged while it is open on the device. */
+/*
+ * Charges an event that was opened without CAP_PERFMON, once. The event stays
+ * charged while it is open on the device.
+ */
 static int event_charge(struct vpmu_event *own)
 {
 	int err;
@@ -90,7 +97,10 @@ static void event_closed(struct vpmu_control_request *request)
 	kfree(own);
 }
 
-/* Releases the resources of @own; with @close, also closes the event on the device. */
+/*
+ * Releases the resources of @own; with @close, also closes the event on the
+ * device.
+ */
 static void event_free(struct vpmu_event *own, bool close)
 {
 	struct vpmu_device *dev = own->dev;
@@ -123,8 +133,8 @@ static void event_destroy(struct perf_event *event)
 	vpmu_life_remove(own);
 	event_withdraw(own);
 	/*
-	 * perf core may free the area's pages after this call: the device must
-	 * not write to them any more.
+	 * perf core may free the area's pages once this function has returned:
+	 * stop the device from writing to them.
 	 */
 	if (own->trace)
 		vpmu_area_close(own);
@@ -135,7 +145,10 @@ static void event_destroy(struct perf_event *event)
 	event_free(own, !own->trace && own->id);
 }
 
-/* Fills in the request of a file, output included. */
+/*
+ * Fills in the request for an event of /dev/vpmu: the fields of its samples and
+ * packets, its leader and its parent.
+ */
 static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 			       struct vpmu_open_request *request)
 {
@@ -147,17 +160,19 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	request->leader = cpu_to_le64(leader);
 	if (!event->parent)
 		return;
-	/* A task that did not inherit the trace cannot pause it. */
+	/* A task that did not inherit the leader has no trace to pause. */
 	if (!leader)
 		request->flags &= ~acts;
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
 	request->period = cpu_to_le64(READ_ONCE(file->spec.period));
-	/* One engine makes all samples of a family. */
+	/*
+	 * One engine makes the samples of an event and of all that inherit it.
+	 */
 	request->engine = cpu_to_le32(file->spec.engine);
 }
 
-/* Fills in the packet fields of perf core's attr. */
+/* Fills in the packet fields of a request for perf core's event. */
 static void event_request_trace(const struct perf_event *event, struct vpmu_open_request *request)
 {
 	struct vpmu_event *parent;
@@ -169,7 +184,7 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 	request->parent = cpu_to_le64(parent->id);
 }
 
-/* Fills in the sample fields of perf core's attr. */
+/* Fills in the sample fields of a request for perf core's event. */
 static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
 				   struct vpmu_open_request *request)
 {
@@ -251,7 +266,10 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (!err)
 		return 0;
 	vpmu_event_unpublish(own);
-	/* An event that stays open may write to the ring: leak the ring. */
+	/*
+	 * If the close fails, the device may still write to the ring: leak the
+	 * ring.
+	 */
 	if (vpmu_control_close(dev, own->id))
 		own->sampler = NULL;
 	own->id = 0;
@@ -261,7 +279,8 @@ uncharge:
 }
 
 /**
- * vpmu_event_reopen() - open an event again after a reset, with its count
+ * vpmu_event_reopen() - open an event again after a reset; its count in perf
+ *                       core does not change
  * @own: the event, stopped
  *
  * Return: 0 or a negative errno.
@@ -283,7 +302,10 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	return err;
 }
 
-/* An inherited event has the privileges of its parent, which another task may have opened. */
+/*
+ * An inherited event has the privileges of its parent, which another task may
+ * have opened.
+ */
 static bool event_is_unprivileged(const struct perf_event *event)
 {
 	const struct vpmu_event *parent;
@@ -340,7 +362,10 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	smp_mb__after_atomic();
 	if (READ_ONCE(dev->life.lost))
 		return READ_ONCE(dev->life.lost);
-	/* An inherited event uses its parent's references: the parent outlives it. */
+	/*
+	 * An inherited event uses its parent's references: the parent outlives
+	 * it.
+	 */
 	if (event->parent)
 		return event_parent_has_ended(event) ? -EIO : 0;
 	if (own->task) {
@@ -352,7 +377,10 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 			return err;
 		own->switches = true;
 	}
-	/* Packets and samples name tasks if the device has task pages. */
+	/*
+	 * If the device has no task pages, open the event anyway: its packets
+	 * and samples then do not name tasks.
+	 */
 	if (own->trace || own->sampler) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;
@@ -362,10 +390,11 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * Pins the contexts of a family after one of its events could not be opened for a
- * new task. perf core considers the context of that task equal to those of the
- * other tasks, and would swap them at a switch. Does nothing if a reset has ended
- * the parent.
+ * Pins the contexts of a family after the event of a new task could not be
+ * opened on the device. perf core considers the context of that task equal to
+ * those of the other tasks. Without the pins, perf core would swap these
+ * contexts at a switch, and so give the new task the open event of another
+ * task. Does nothing if a reset has ended the parent.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {
@@ -390,7 +419,7 @@ static void event_miss(struct vpmu_event *missing, int err)
 /**
  * vpmu_event_create() - create the device's part of a perf event
  * @dev: the device
- * @event: the event, opened or inherited; its PMU has made its own checks
+ * @event: the event, opened or inherited; its PMU has already checked the attr
  *
  * Return: 0 or a negative errno.
  */
@@ -404,7 +433,11 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		return -EOPNOTSUPP;
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
-	/* A trace of perf core never pauses: it gets room in turns. */
+	/*
+	 * A trace through perf core cannot be opened paused: the device writes
+	 * to its AUX area only during spans that the driver begins and ends,
+	 * see vpmu_trace.c.
+	 */
 	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
@@ -420,7 +453,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		goto free;
 	/*
 	 * An error would make the fork that inherits the event fail. Instead,
-	 * the event is created but never runs, and its times show that.
+	 * the event is created but never counts, and its running time stays
+	 * zero.
 	 */
 	if (err)
 		event_miss(own, err);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Direct events: events that are enabled on the device itself, without a perf event.
+ * Direct events: events that are enabled on the device itself, without a perf
+ * event.
  *
- * perf core ends an event with the program that opened it. So an event that is or was
- * persistent does not belong to perf core; its commands go to the CPU that it counts on. It is
- * always alone in its group.
+ * A perf event ends when its last descriptor is closed. So an event that is or
+ * was persistent does not belong to perf core; the driver sends its commands on
+ * the CPU that the event counts on. Such an event is always alone in its group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -16,7 +17,7 @@
 #include "vpmu_ring.h"
 
 /**
- * struct direct_call - a command on its way to the CPU of its event
+ * struct direct_call - a command to be sent on the CPU of its event
  * @file: the event's file
  * @op: VPMU_COMMAND_*
  * @value: the command's value
@@ -52,12 +53,13 @@ static int direct_call(struct direct_call *call)
 
 /**
  * vpmu_direct_take() - take an event from perf core, with its count and state
- * @file: its file, with its group locked; a CPU event alone in its group
+ * @file: the file of the event, which counts on a CPU and is alone in its
+ *        group; the group is locked
  *
- * The event continues on the device. Later changes by perf core to its own part do not reach
- * the device.
+ * The event continues on the device. From now on, perf core's calls for the
+ * returned perf event do not reach the device.
  *
- * Return: perf core's part, for perf_event_release_kernel().
+ * Return: the perf event, for perf_event_release_kernel().
  */
 struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 {
@@ -80,9 +82,11 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 }
 
 /*
- * Ends an event whose file only the device's notices can still find. An event that
- * is still persistent gets here once vpmu_persistent_close() has closed the list:
- * it stays on the device if it can outlive a reset, and ends here otherwise.
+ * Ends the event of a file that has no handles any more: only the device's
+ * notices can still find the file. If the event is still persistent,
+ * vpmu_persistent_close() has taken the file off the list of persistent events.
+ * A persistent event stays on the device if it can outlive a reset. All other
+ * events are closed here.
  */
 static void direct_close(struct vpmu_file *file)
 {
@@ -99,7 +103,10 @@ static void direct_close(struct vpmu_file *file)
 	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* Calls from this CPU, for an event whose CPU is offline: every queue can read it. */
+/*
+ * Sends a READ from this CPU, because the event's CPU is offline. The device
+ * also accepts a READ on the queue of a vCPU other than the event's.
+ */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();
@@ -122,7 +129,10 @@ static int direct_read(struct vpmu_file *file)
 		err = call.err;
 	}
 	if (err) {
-		/* If all CPUs lack a queue, the last count stays. */
+		/*
+		 * -ENODEV: this CPU has no usable queue, either. Keep the last
+		 * count.
+		 */
 		if (err != -ENODEV)
 			WRITE_ONCE(file->error, true);
 		return err;

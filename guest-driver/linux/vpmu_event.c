@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One event between perf core and the device: commands out, answers in.
+ * Commands to the device for an event, and what their answers change.
  *
  * The device keeps the count; the driver adds each increase to perf's count.
  */
@@ -15,10 +15,14 @@
 #include "vpmu_replay.h"
 #include "vpmu_view.h"
 
-/* Value of vpmu_event::unpaid_ns: all running time, past and future */
+/* Value of vpmu_event::unpaid_ns: subtract all running time, past and future */
 #define OWED_ALL	U64_MAX
 
-/* PERF_EVENT_IOC_PERIOD restarts an active event: send the new period here. */
+/*
+ * Lets this CPU replay the event's samples. Also sends a changed period: for
+ * PERF_EVENT_IOC_PERIOD, perf core changes attr.sample_period and restarts an
+ * active event.
+ */
 static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *event,
 				 struct vpmu_event *own)
 {
@@ -30,19 +34,24 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
 }
 
 /**
- * vpmu_event_start() - start counting an event, unless its file has disabled it
+ * vpmu_event_start() - start counting an event
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
- * Return: true if that needed a command.
+ * Does nothing if the event is already started or must not count: its limit of
+ * overflows (PERF_EVENT_IOC_REFRESH) is used up, the device does not have it,
+ * its file or its leader's file is disabled, or the machine sleeps.
+ *
+ * Return: true if a command was needed.
  */
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
 	/*
-	 * Stopped while the PMU was disabled: only the answer shows whether the
-	 * event may start again.
+	 * The event was stopped while the PMU was disabled, so its READ may
+	 * still be queued. Send the READ now: only its answer shows whether the
+	 * event's limit is used up. If it is, the event must not start again.
 	 */
 	if (own->stopping)
 		vpmu_vcpu_flush(vcpu);
@@ -61,7 +70,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
- * Return: true if that needed a command.
+ * Return: true if a command was needed.
  */
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -71,8 +80,9 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		return false;
 	own->started = false;
 	/*
-	 * The state in the answer to OUT shows whether the limit was hit; after
-	 * DISABLE it is always OFF, so read it before.
+	 * The state in the answer to OUT shows whether the limit of overflows
+	 * is used up. The state in the answer to DISABLE is always OFF, so read
+	 * the state before DISABLE.
 	 */
 	if (!own->task && own->file && own->file->control.limited) {
 		own->stopping = true;
@@ -88,17 +98,21 @@ static bool is_stop(u32 op)
 }
 
 /*
- * Subtracts time in which the host did not count from perf core's running time, so that
- * contention on the host shows as it does on hardware.
+ * Subtracts, from perf core's running time, the time in which the host did not
+ * count the event. perf then shows contention on the host as it shows
+ * contention for hardware counters.
  *
- * Running time that perf core has not added up yet may only be subtracted where perf core adds
- * it up right afterwards, as after pmu->del(). It is added up here first, so that a reader on
- * another CPU never finds a negative time. Time that cannot be subtracted yet is subtracted at
- * the next answer.
+ * The running time does not yet include the time since perf core last updated
+ * it. That time may be subtracted only if perf core is about to add it anyway,
+ * as after pmu->del(). This function then adds it first, so that a reader on
+ * another CPU never finds a negative running time. If the running time is too
+ * short to subtract everything, the rest waits for the next answer.
  *
- * perf core reads its clock before the device reads its own, when an event starts and when it is
- * read. So if the device never ran the event, all running time is subtracted. Otherwise, at least
- * the time for which the device ran it remains.
+ * The running time of perf core never matches the device's exactly: when an
+ * event starts and when it is read, perf core reads its clock before the device
+ * reads the device's clock. So if the device never ran the event, all running
+ * time is subtracted. Otherwise, at least the time for which the device ran the
+ * event remains.
  */
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
@@ -109,7 +123,10 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		fresh = perf_core_add_up(event);
 	room = perf_core_running(event) + fresh;
-	/* When perf core swaps contexts, it swaps the times of such events, but not ran_ns. */
+	/*
+	 * With inherit_stat, a swap of contexts also swaps perf core's times,
+	 * but not ran_ns, which then belongs to another task.
+	 */
 	kept = swapped ? 0 : min(room, own->ran_ns);
 	taken = never || own->unpaid_ns == OWED_ALL ? room : min(own->unpaid_ns, room - kept);
 	perf_core_set_running(event, room - taken);
@@ -124,11 +141,14 @@ static void event_owe(struct vpmu_event *own, u64 time)
 		own->unpaid_ns = OWED_ALL;
 }
 
-/* Adds to the event and to the file's tally what the device has counted since its last answer. */
+/*
+ * Adds to the event and to the file's tally what the device has counted since
+ * its last answer.
+ */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
-	/* A reset sets both counts to zero. */
+	/* RESET sets the device's count and perf's to zero. */
 	if (op == VPMU_COMMAND_RESET)
 		local64_set(&event->count, 0);
 	else
@@ -147,13 +167,14 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 }
 
 /**
- * vpmu_event_idle() - subtract the running time of an event that is not open on the device
+ * vpmu_event_idle() - subtract the running time of an event that is not open on
+ *                     the device
  * @event: the event; its context's lock is held
- * @stops: perf core is taking it out
+ * @stops: perf core is scheduling the event out
  *
- * After an event that cannot be added, perf core tries no other event of the context. So an
- * event that is not open on the device is added like any other, and its running time
- * subtracted.
+ * perf core stops adding the events of a context at the first one that cannot
+ * be added. So pmu->add() succeeds even for an event that is not open on the
+ * device, and its running time is subtracted.
  */
 void vpmu_event_idle(struct perf_event *event, bool stops)
 {
@@ -166,10 +187,12 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 }
 
 /*
- * The device has lost the event, and the moment is unknown, so the count may be too small. A
- * reader of a file gets end of file. perf core has no error state that can be set here: instead
- * the event appears never to have run, and perf shows it as not counted, or its inherited part
- * as missing.
+ * Marks an event as lost. The device has lost it at an unknown time, so the
+ * count may be too small. For an event of /dev/vpmu, read(2) then returns end
+ * of file. An event through perf core cannot be put into an error state here.
+ * Instead, all its running time is subtracted, as if it had never run. perf
+ * then shows the event as not counted. If the event was inherited, perf shows a
+ * running time below the enabled time, because one task's part is missing.
  */
 static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
@@ -184,9 +207,11 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 }
 
 /*
- * Whether an answer shows that the device disabled the event at the end of its refreshes, and
- * not the driver by a command. The driver switches task events by IN and OUT, so only the limit
- * turns them off.
+ * Whether an answer shows that the device disabled the event because its limit
+ * of overflows is used up, and not because the driver sent a command. For a
+ * task event, any state OFF shows that: the driver starts and stops it with IN
+ * and OUT, which do not change the state to OFF. For a CPU event, DISABLE
+ * changes the state to OFF, too, so only a READ before DISABLE shows it.
  */
 static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 {
@@ -196,10 +221,11 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 }
 
 /*
- * Whether the device names a task in the event's output: the task for which the event was
- * scheduled in, until it is scheduled out. When two tasks inherited the same events, perf core
- * swaps their contexts at a switch instead, without scheduling events in or out. It does not
- * swap a pinned context.
+ * Whether the event's records or packets name a task: the one for which the
+ * event was scheduled in. At a switch between two tasks that inherited the same
+ * events, perf core swaps their contexts instead of scheduling events out and
+ * in, so the output would name the wrong task. perf core does not swap a pinned
+ * context.
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
@@ -207,9 +233,10 @@ static bool event_names_task(const struct vpmu_event *own)
 }
 
 /*
- * Whether the event must not move to another task by a swap of contexts. The started or stopped
- * state of a linked event belongs to one task. If some events of a family are not open on the
- * device, a swap could give their tasks the open events of other tasks.
+ * Whether the event must not move to another task by a swap of contexts. The
+ * started or stopped state of a linked event belongs to one task. If some
+ * events of a family are not open on the device, a swap could give their tasks
+ * the open events of other tasks.
  */
 static bool event_is_anchored(const struct vpmu_event *own)
 {
@@ -221,7 +248,8 @@ static bool event_is_anchored(const struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_pin() - pin the context of an event that is scheduled in
+ * vpmu_event_pin() - pin the context of an event that is scheduled in, if the
+ *                    event must not move to another task
  * @event: the event; the context's lock, which protects the number of pins, is
  *         held
  */
@@ -236,7 +264,8 @@ void vpmu_event_pin(struct perf_event *event)
 }
 
 /**
- * vpmu_event_anchor() - pin the context of an anchored event if it is scheduled in
+ * vpmu_event_anchor() - pin the context of an anchored event if it is scheduled
+ *                       in
  * @own: the event, kept alive by the caller; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
@@ -244,8 +273,8 @@ void vpmu_event_anchor(struct vpmu_event *own)
 	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	/*
-	 * An event without a context, or an inactive one, is pinned when it is
-	 * scheduled in.
+	 * If the event has no context yet or is inactive, its context is pinned
+	 * when the event is scheduled in.
 	 */
 	if (!ctx)
 		return;
@@ -276,7 +305,8 @@ static void event_forget(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_lose() - handle the loss of an event by the device, or by a reset
+ * vpmu_event_lose() - give up an event that the device has lost or a reset has
+ *                     ended
  * @own: the event; the caller keeps it alive
  */
 void vpmu_event_lose(struct vpmu_event *own)
@@ -325,7 +355,11 @@ void vpmu_event_read(struct perf_event *event)
 		vpmu_sampling_read(own);
 }
 
-/* A failed flush changes nothing, and after a refused period the old one stays. */
+/*
+ * Whether an event goes on if the device refuses a command for it. A failed
+ * flush changes nothing, and if the device refuses a new period, the event
+ * keeps the old one.
+ */
 static bool event_survives(u32 op)
 {
 	return op == VPMU_COMMAND_FLUSH || op == VPMU_COMMAND_PERIOD;
@@ -350,7 +384,10 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
-	/* The event may have been started again while the PMU was disabled. */
+	/*
+	 * If the event was started again while the PMU was disabled, its
+	 * samples must still be replayed.
+	 */
 	if (own->sampler && is_stop(op) && !own->started)
 		vpmu_sampling_stop(own);
 	if (err) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events of both interfaces, as perf core schedules them.
+ * The driver's part of perf events of both interfaces, and the functions that
+ * perf core's scheduling calls.
  */
 #ifndef _VPMU_EVENT_H
 #define _VPMU_EVENT_H
@@ -22,44 +23,49 @@ struct vpmu_vcpu;
 struct vpmu_view;
 
 /**
- * struct vpmu_event - the driver's part of a perf event (perf_event::pmu_private)
+ * struct vpmu_event - the driver's part of a perf event
+ *                     (perf_event::pmu_private)
  * @dev: the device
  * @event: perf core's part
  * @id: the device's id; zero if the device does not have the event: it could
  *      not be opened for a new task, was lost, or became persistent
- * @task: the event is of a task: started and stopped by IN and OUT, not by
- *        ENABLE and DISABLE
+ * @task: the event belongs to a task: it is started and stopped by IN and OUT,
+ *        not by ENABLE and DISABLE
  * @started: its command to start counting was queued or sent
  * @coming: it was started early, for a task that is being switched in; see
  *          vpmu_switch.c
  * @unexpected: it was started, but perf core did not add it: its count is
  *              dropped; see vpmu_context.c
- * @limit_hit: it must not start: its refreshes are used up, or it is persistent
- * @stopping: it is being stopped, after a READ that shows whether its refreshes
- *            are used up
- * @count: the device's last count
- * @enabled_ns: the device's last time enabled
- * @running_ns: the device's last time running
- * @lost: the device's last number of overflows without a record
- * @ran_ns: time running on the device, of an event through perf core; a reopened
- *          event keeps it
- * @unpaid_ns: time not counted, still to be subtracted from perf core's running
- *             time; U64_MAX, for all of it, once the device has lost the event
+ * @limit_hit: it must not start: its limit of overflows
+ *             (PERF_EVENT_IOC_REFRESH) is used up, or it is persistent
+ * @stopping: its command to stop was queued, after a READ that will show
+ *            whether its limit of overflows is used up
+ * @count: the count in the device's last answer
+ * @enabled_ns: the time enabled in the device's last answer
+ * @running_ns: the time running in the device's last answer
+ * @lost: the number of overflows without a record, in the device's last answer
+ * @ran_ns: for an event through perf core: total time running on the device;
+ *          unlike @running_ns, it continues when the event is reopened
+ * @unpaid_ns: time that is still to be subtracted from perf core's running
+ *             time, because the device did not count the event in that time;
+ *             U64_MAX: subtract all running time, because the device does not
+ *             have the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core
- * @family: in vpmu_file::family
- * @call_seq: number of the last call that reached it, see vpmu_call_group()
+ * @family: entry in vpmu_file::family
+ * @call_seq: number of the last call that visited it, see vpmu_call.c
  * @linked: VPMU_IOC_PERF has made it a starter, a stopper or a target
  * @incomplete: an event that inherits it could not be opened on the device
- * @pinned: it has pinned its context, so that perf core does not swap it
+ * @pinned: it has pinned its context, so that perf core does not swap the
+ *          context
  * @flushed: the result of its last VPMU_COMMAND_FLUSH
  * @trace: for a trace through perf core: the area that it writes to
  * @sampler: for a sampling event through perf core: the ring to replay, which
  *           belongs to the parent if there is one
- * @sampling: in vpmu_vcpu::sampling or ::stopped
+ * @sampling: entry in vpmu_vcpu::sampling or ::stopped
  * @period: the period that the device uses
  * @freq: @period is a frequency
- * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event was not
- *         started since
+ * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event has not
+ *         been started since
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: the view that @event became when it was made persistent, or NULL
  * @tracks: it holds a reference of vpmu_task_get()
@@ -67,7 +73,7 @@ struct vpmu_view;
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an
  *                event
  * @charged: vpmu_permission_charge() has charged it
- * @entry: in vpmu_life::events
+ * @entry: entry in vpmu_life::events
  * @close: the request that closes it on the device
  *
  * The lock of the event's context protects the members that change when the

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * File operations of descriptors from VPMU_IOC_OPEN: perf's interface with perf's numbers.
+ * File operations of descriptors from VPMU_IOC_OPEN: the same as for perf
+ * events, with the same ioctl numbers.
  */
 #include <linux/anon_inodes.h>
 #include <linux/bpf.h>
@@ -23,12 +24,15 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_file_overflow() - mark perf events that belong to a vpmu_file
- * @event: unused; perf core does not know that the event samples, and never calls this
+ * vpmu_file_overflow() - overflow handler that only marks the perf events of a
+ *                        vpmu_file
+ * @event: unused
  * @data: unused
  * @regs: unused
  *
- * perf core copies the handler and its context, the file, to inherited events.
+ * perf core never calls this handler, because it does not know that the event
+ * samples. But it copies the handler and its context, the file, to inherited
+ * events, so that vpmu_file_of() recognizes those, too.
  */
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs)
@@ -106,7 +110,7 @@ static void file_free(struct kref *ref)
 }
 
 /**
- * vpmu_file_put() - put a reference on a file
+ * vpmu_file_put() - drop a reference on a file
  * @file: the file
  */
 void vpmu_file_put(struct vpmu_file *file)
@@ -115,7 +119,8 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_shares_context() - whether perf allows two open events to share a ring
+ * vpmu_file_shares_context() - whether perf allows two open events to share a
+ *                              ring
  * @file: one event's file
  * @other: the other event's file
  *
@@ -146,7 +151,7 @@ struct file *vpmu_file_fget(int fd)
 
 /**
  * vpmu_file_open() - create the open file of a descriptor
- * @file: its file; on success, the open file owns the caller's handle
+ * @file: the event's file; on success, the open file owns the caller's handle
  *
  * Return: the open file, or an ERR_PTR.
  */
@@ -156,11 +161,14 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 
 	if (IS_ERR(filp))
 		return filp;
-	/* read() has no position, so f_pos holds the last wakeup that poll() has reported. */
+	/*
+	 * read() has no position, so f_pos holds the last wakeup that poll()
+	 * has reported.
+	 */
 	stream_open(file_inode(filp), filp);
 	/*
-	 * One mapping for all descriptors of the event: vpmu_window_revoke()
-	 * finds all maps by it.
+	 * All descriptors of the event share one address_space, through which
+	 * vpmu_window_revoke() finds all maps.
 	 */
 	file->output.mapping.host = file_inode(filp);
 	filp->f_mapping = &file->output.mapping;
@@ -237,7 +245,10 @@ static long file_refresh(struct vpmu_file *file, int overflows)
 {
 	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
-	/* As in perf, zero enables for the remaining overflows, or without limit if none remain. */
+	/*
+	 * As in perf, an argument of zero enables the event for its remaining
+	 * overflows, or without a limit if none remain.
+	 */
 	if (!overflows)
 		return vpmu_group_switch(file, false, true);
 	return vpmu_group_refresh(file, overflows);
@@ -302,11 +313,11 @@ static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *a
 
 	if (err)
 		return err;
-	/* perf modifies only breakpoints. */
+	/* As in perf, only breakpoints can be modified. */
 	return attr.type == file->spec.type ? -EOPNOTSUPP : -EINVAL;
 }
 
-/* Filters are for tracepoints and instruction traces. */
+/* Always fails: only tracepoints and instruction traces have filters. */
 static long file_set_filter(const char __user *arg)
 {
 	char *filter = strndup_user(arg, PAGE_SIZE);
@@ -318,8 +329,9 @@ static long file_set_filter(const char __user *arg)
 }
 
 /*
- * BPF programs run when perf core handles an overflow, but it does not handle
- * overflows that the device writes to a ring.
+ * Always fails: perf core runs BPF programs when it handles an overflow. But it
+ * does not handle overflows of events of /dev/vpmu, because the device writes
+ * their samples directly to a ring.
  */
 static long file_set_bpf(u32 fd)
 {
@@ -337,7 +349,10 @@ static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* The id does not change. Write it first, so that a fault leaves the event unchanged. */
+	/*
+	 * The id does not change. Write it first, so that a fault leaves the
+	 * event unchanged.
+	 */
 	if (put_user(file->id, &arg->id))
 		return -EFAULT;
 	return vpmu_persistent_detach(file, detach.name);
@@ -376,7 +391,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_SET_BPF:
 		return file_set_bpf(arg);
 	case PERF_EVENT_IOC_QUERY_BPF:
-		/* As in perf for events that are not tracepoints. */
+		/* Same errors as in perf for an event without a tracepoint. */
 		return perfmon_capable() ? -EINVAL : -EPERM;
 	case VPMU_IOC_DETACH:
 		return file_detach(file, user);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events of /dev/vpmu: the object behind a descriptor, and the operations on it.
+ * Events of /dev/vpmu: the object behind a descriptor, and the operations on
+ * it.
  */
 #ifndef _VPMU_FILE_H
 #define _VPMU_FILE_H
@@ -24,7 +25,7 @@ struct vpmu_device;
 struct vpmu_event;
 struct vpmu_ring;
 
-/* How one event acts on another when it overflows. */
+/* The effect of an event's overflow on another event. */
 enum vpmu_role {
 	VPMU_STARTER,
 	VPMU_STOPPER,
@@ -35,12 +36,13 @@ enum vpmu_role {
  * struct vpmu_links - links of an event with events that start or stop it, and
  *                     with events that it starts or stops
  * @actor: by role: the event that starts, or stops, this one; or NULL
- * @entry: by role: in @targets of the actor
+ * @entry: by role: entry in the actor's @targets
  * @targets: by role: the events that this one starts, or stops
- * @anchored: the event has been linked; the contexts of its tasks are not
- *            swapped
+ * @anchored: the event has been linked, so perf core must not swap the contexts
+ *            of its tasks
  *
- * vpmu_device::link_lock protects all; @anchored is also read without it.
+ * vpmu_device::link_lock protects all members; @anchored is also read without
+ * the lock.
  */
 struct vpmu_links {
 	struct vpmu_file *actor[VPMU_ROLES];
@@ -52,10 +54,11 @@ struct vpmu_links {
 /**
  * struct vpmu_place - where an event counts
  * @cpu: the CPU, or -1 for any
- * @task: the task, which is only compared; NULL for all tasks on @cpu
+ * @task: the task; NULL for all tasks on @cpu. The pointer is only compared,
+ *        and never dereferenced
  *
- * Set as the event is opened; @cpu of a persistent event is -1 while no CPU is known for it,
- * and is set with vpmu_device::persistent.lock held.
+ * Set when the event is opened. For a persistent event, @cpu is -1 while the
+ * CPU is unknown; it is set later, with vpmu_device::persistent.lock held.
  */
 struct vpmu_place {
 	int cpu;
@@ -63,19 +66,22 @@ struct vpmu_place {
 };
 
 /**
- * struct vpmu_spec - what an event was opened as
+ * struct vpmu_spec - the properties with which an event was opened
  * @type: perf_event_attr::type
  * @config: type and config, translated to the config of the vpmu PMU
- * @request: the device's request: samples, packets and their output
+ * @request: the request to open the event on the device; at least its fields
+ *           for samples, packets and output are filled in
  * @engine: the engine that makes the samples, VPMU_ENGINE_*
  * @period: counts between samples, or samples per second with @freq; zero: the
  *          event does not sample
  * @freq: @period is a frequency
  * @read_format: perf_event_attr::read_format
  * @trace: the event writes packets to an AUX area, and has no samples
- * @inherit: perf_event_attr::inherit; false for an event that is made persistent
+ * @inherit: perf_event_attr::inherit; false for an event that is made
+ *           persistent
  *
- * Set as the event is opened. The group's lock protects changes of @period and @inherit.
+ * Set when the event is opened. The group's lock protects changes of @period
+ * and @inherit.
  */
 struct vpmu_spec {
 	u32 type;
@@ -95,7 +101,8 @@ struct vpmu_spec {
  *           event stays enabled, because perf core exports no function that
  *           disables inherited events, too
  * @on_exec: the event was opened with enable_on_exec: until the task's exec,
- *           the state of perf core's event decides; see group_switch_file()
+ *           the state of perf core's event decides whether the event counts;
+ *           see group_switch_file()
  * @limited: PERF_EVENT_IOC_REFRESH has been used
  *
  * The group's lock protects changes.
@@ -112,9 +119,10 @@ struct vpmu_switch {
  * @enabled: time enabled, as the device counts it
  * @running: time running, likewise
  * @lost: overflows without a record
- * @missed: time in which the event was enabled and perf core did not count it
- * @behind: @missed lacks the time since perf core last changed the event's
- *          state
+ * @missed: time in which the event was enabled, but perf core did not schedule
+ *          it
+ * @behind: @missed does not include the time since perf core last changed the
+ *          event's state
  */
 struct vpmu_totals {
 	u64 value;
@@ -141,13 +149,14 @@ struct vpmu_tally {
 
 /**
  * struct vpmu_group - a file's membership in a group
- * @leader: NULL for a leader, for an event alone, and once the leader was
- *          closed; see vpmu_group_leader()
- * @lock: a leader's lock protects @siblings, @members and @entry of its group,
- *        and the events of the group's files
+ * @leader: the leader's file; NULL for a leader, for an event in no group, and
+ *          after the leader was closed; see vpmu_group_leader()
+ * @lock: the lock of a leader's file protects the leader's @siblings and
+ *        @members, the siblings' @entry, and the events of all files in the
+ *        group
  * @siblings: number of files that a leader has in @members
- * @members: the siblings, in the order in which they were opened
- * @entry: in the leader's @members
+ * @members: for a leader: its siblings, in the order in which they were opened
+ * @entry: for a sibling: entry in the leader's @members
  */
 struct vpmu_group {
 	struct vpmu_file *leader;
@@ -164,8 +173,8 @@ struct vpmu_group {
  * @entry: in vpmu_ring::writers
  * @mapping: all maps through this file, of the ring and of its AUX area
  *
- * vpmu_device::output_lock protects all. Notices read @ring and @entry, which
- * are changed with vpmu_device::lookup.lock held as well.
+ * vpmu_device::output_lock protects all members. @ring and @entry are changed
+ * with vpmu_device::lookup.lock held as well, because notices read them.
  */
 struct vpmu_output {
 	struct vpmu_ring *ring;
@@ -189,19 +198,20 @@ struct vpmu_waiters {
 };
 
 /**
- * struct vpmu_persistence - an event's life beyond its descriptors
- * @handles: number of descriptors and of perf core's views
+ * struct vpmu_persistence - how an event outlives its descriptors
+ * @handles: number of open files and of perf core's views
  * @views: number of views among @handles; vpmu_device::lookup.lock protects it
- * @active: the event outlives its handles; written with
- *          vpmu_device::output_lock held, too
+ * @active: the event outlives its handles; changed with
+ *          vpmu_device::output_lock held as well
  * @operator: the host's operator owns the event
- * @entry: in vpmu_device::persistent.files
- * @generation: the last refresh of the list in which the device had the event
+ * @entry: entry in vpmu_device::persistent.files
+ * @generation: vpmu_persistent_set::generation when the event was last found in
+ *              the device's list
  * @name: the event's name in sysfs
  * @attr: the event's file in sysfs
  * @shown: @attr is in sysfs
  *
- * vpmu_device::persistent.lock protects all but @views.
+ * vpmu_device::persistent.lock protects everything except @views.
  */
 struct vpmu_persistence {
 	unsigned int handles;
@@ -216,11 +226,13 @@ struct vpmu_persistence {
 };
 
 /**
- * struct vpmu_backend - the scheduler of a file's event: perf core, or the device itself
+ * struct vpmu_backend - operations on a file's event: perf core schedules the
+ *                       event, or the event is enabled on the device itself
  * @group: see vpmu_call_group()
- * @refresh: as PERF_EVENT_IOC_REFRESH, for a number of overflows; the group is
- *           locked
- * @period: as PERF_EVENT_IOC_PERIOD; the group is locked
+ * @refresh: enable the event for a number of overflows, for
+ *           PERF_EVENT_IOC_REFRESH; the group is locked
+ * @period: set the period or frequency, for PERF_EVENT_IOC_PERIOD; the group is
+ *          locked
  * @has_error: whether the event is in error, in addition to vpmu_file::error;
  *             the group is locked
  * @close: end the event of a file without open descriptors
@@ -236,30 +248,32 @@ struct vpmu_backend {
 /**
  * struct vpmu_file - an event of /dev/vpmu
  * @dev: the device
- * @ref: held by each handle, by each event, inherited ones included, by each
- *       sibling and by the list of persistent events
+ * @ref: references: one for each handle, for each vpmu_event of the file,
+ *       inherited ones included, for each sibling, and for the list of
+ *       persistent events
  * @rcu: frees the file after a grace period: notices and siblings find it
  *       without a reference
  * @backend: scheduler of the event: vpmu_perf_backend, or vpmu_direct_backend
  *           for an event that is or was persistent; changed with the group
  *           locked
- * @event: the perf event that was opened, which its children point to; NULL
- *         with vpmu_direct_backend. The group's lock protects it for events of
- *         a CPU
+ * @event: the perf event that was opened, the parent of the inherited events;
+ *         NULL with vpmu_direct_backend. For events of a CPU, the group's lock
+ *         protects this pointer
  * @family: the file's vpmu_events, inherited ones included;
  *          vpmu_device::lookup.lock protects it
  * @id: the device's id of the event
- * @label: the id that programs know: the first @id
- * @failure: the negative errno of all requests about the event; 0 while the
- *           device has it
+ * @label: the id that programs see: the first value of @id. If the event is
+ *         reopened on the device, @id changes, and @label does not
+ * @failure: the negative errno with which calls on the event fail; 0 while the
+ *           event exists on the device
  * @error: the event is in VPMU_STATE_ERROR, or lost
  * @ended: the host or a reset has ended the event
- * @closed: the last handle is closed: notices ignore the file
+ * @closed: the last handle is closed, so notices for the file are ignored
  * @tracks: the file holds a reference of vpmu_task_get()
  * @place: where the event counts
- * @spec: what the event was opened as
- * @control: whether the event is enabled
- * @tally: what the event has counted
+ * @spec: the properties with which the event was opened
+ * @control: the state that a program has set the event to
+ * @tally: counts and times of the event
  * @group: the file's membership in a group
  * @links: the events that start and stop this one, and its targets
  * @output: where the event's records go
@@ -341,12 +355,14 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 /**
  * vpmu_call_group() - send a command for all events of a group
  * @leader: the leader, whose group is locked, so its files stay open
- * @only: the file of the one event to act on, with its inherited events; NULL for all
+ * @only: the file of the one event to act on, with its inherited events; NULL
+ *        for all
  * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets
- *      vpmu_tally::totals of these files; or zero, to start or stop active
- *      events according to their files
+ *      vpmu_tally::totals of these files; or zero, which starts the active
+ *      events for which vpmu_group_allows() is true, and stops the others
  *
- * For each task, the events of the group get the command at one moment.
+ * All events of the group that count one task get the command at the same
+ * moment.
  *
  * Return: 0 or the first negative errno; after an error, the command is still
  * sent for the other events.

@@ -2,8 +2,9 @@
 /*
  * Flush: make samples and packets visible to programs, and wake them.
  *
- * The device writes them, and puts notices about them into the event queue, before it answers
- * the command. The queue's interrupt may come later, so this handles the notices.
+ * Before the device answers VPMU_COMMAND_FLUSH, it writes the samples and
+ * packets, and puts notices about them into the event queue. The event queue's
+ * interrupt may come later, so the flush handles the notices itself.
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
@@ -18,9 +19,11 @@ static void flush_wake(struct vpmu_device *dev)
 	u32 turns = dev->info.max_events;
 
 	/*
-	 * Taking notices makes room for more. This flush causes few notices per
-	 * event, which come within this number of rounds; without the limit,
-	 * notices about new data could keep this loop running.
+	 * Each iteration empties the event queue, so that the device can put
+	 * more notices into it. A flush causes only a few notices per event,
+	 * and an iteration handles many, so max_events iterations are enough.
+	 * Without this limit, notices about new data could keep the loop
+	 * running forever.
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();
@@ -31,9 +34,10 @@ static void flush_wake(struct vpmu_device *dev)
  * @file: the event's file
  * @whole: flush the whole group
  *
+ * An error of one event does not keep the others from being flushed.
+ *
  * Return: 0; -EIO if an event is in error, after publishing its data; or
  * another negative errno.
- * An error of one event does not keep the others from being flushed.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)
 {
@@ -61,7 +65,7 @@ static void flush_here(void *info)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->dev);
 	struct vpmu_reply reply;
 
-	/* A CPU without a queue has no events of the guest. */
+	/* The guest has no events on a CPU without a queue. */
 	call->ret = vcpu ? vpmu_vcpu_command(vcpu, VPMU_COMMAND_FLUSH, 0, 0, &reply) : 0;
 }
 

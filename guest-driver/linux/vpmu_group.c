@@ -2,12 +2,12 @@
 /*
  * Groups: events of /dev/vpmu that act as one.
  *
- * perf core cannot group in-kernel events, so for perf core each event of /dev/vpmu is alone.
- * Here, a group consists of the files of a leader and its siblings. On the
- * device, a sibling names its leader, for samples that read the group and for
- * overflows that pause the leader's trace. A sibling counts only while its
- * leader is enabled: it is started and stopped with the leader. A single event
- * is a group of one.
+ * perf core cannot group in-kernel events, so for perf core each event of
+ * /dev/vpmu is alone. Here, a group consists of the files (struct vpmu_file) of
+ * a leader and its siblings. On the device, a sibling names its leader, for
+ * samples that read the group and for overflows that pause the leader's trace.
+ * A sibling counts only while its leader is enabled: it is started and stopped
+ * with the leader. A single event is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
@@ -21,13 +21,16 @@
  * vpmu_group_leader() - find the leader of a file's group
  * @file: the file
  *
- * The leader is freed no earlier than an RCU grace period after it has released @file.
+ * Within an RCU read-side critical section, the leader's memory stays valid
+ * even without a reference: it is freed no earlier than a grace period after
+ * @file has stopped pointing to the leader.
  *
- * Return: the leader; @file itself if it is a leader, is alone, or its leader was closed.
+ * Return: the leader; @file itself if it is a leader, is alone, or its leader
+ * was closed.
  */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {
-	/* Use only the address: without a reference, the leader may be freed. */
+	/* Do not dereference the leader: without RCU, it may be freed. */
 	return READ_ONCE(file->group.leader) ?: file;
 }
 
@@ -36,7 +39,10 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 {
 	struct vpmu_file *leader;
 
-	/* A leader without references is being freed: look again. */
+	/*
+	 * A leader without references has released its siblings and is being
+	 * freed: read the file's leader again.
+	 */
 	rcu_read_lock();
 	do {
 		leader = vpmu_group_leader(file);
@@ -60,7 +66,7 @@ void vpmu_group_unlock(struct vpmu_file *leader)
  * @file: the file
  *
  * Until vpmu_group_unlock(), members neither join nor leave, and the events of
- * the group's files stay.
+ * the group's files are not released.
  *
  * Return: the leader.
  */
@@ -82,8 +88,8 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
  * @leader: an open file; its group is locked
  * @file: the new event's file
  * @attr: the requested attr
- * @cpu: its CPU or -1
- * @task: its task or NULL
+ * @cpu: the new event's CPU, or -1
+ * @task: the new event's task, or NULL
  *
  * Return: 0 or a negative errno.
  */
@@ -117,8 +123,9 @@ int vpmu_group_join(struct vpmu_file *file)
 
 	lockdep_assert_held(&leader->group.lock);
 	/*
-	 * The contexts differ if perf core has swapped the context of a task
-	 * that inherited the leader. The two would not be scheduled together.
+	 * The contexts differ if perf core has swapped the leader's context
+	 * with that of a task that inherited the leader. The leader and the new
+	 * event would then not be scheduled together.
 	 */
 	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
@@ -128,8 +135,9 @@ int vpmu_group_join(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_leave() - remove a closed file from its group
- * @file: the file; only the caller closes it
+ * vpmu_group_leave() - remove a closed file from its group; a leader releases
+ *                      its siblings
+ * @file: the file, which no other thread closes
  */
 void vpmu_group_leave(struct vpmu_file *file)
 {
@@ -148,7 +156,10 @@ void vpmu_group_leave(struct vpmu_file *file)
 	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
 	while (!list_empty(&file->group.members)) {
 		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
-		/* From here on, the sibling can be closed without this file's lock. */
+		/*
+		 * Hold a reference: once the sibling has no leader, it can be
+		 * closed without this file's lock.
+		 */
 		vpmu_file_get(sibling);
 		mutex_lock_nested(&sibling->group.lock, SINGLE_DEPTH_NESTING);
 		list_del_init(&sibling->group.entry);
@@ -164,9 +175,9 @@ void vpmu_group_leave(struct vpmu_file *file)
 }
 
 /*
- * Whether perf core has enabled the leader's event in the context of @event; true
- * if that context has no event of the leader. If the leader waits for an exec, its
- * event is disabled until then.
+ * Whether perf core has enabled the leader's event in the context of @event.
+ * While the leader waits for an exec (enable_on_exec), perf core keeps the
+ * leader's event disabled. Returns true if the context has no event of @leader.
  */
 static bool group_leader_is_on(const struct perf_event *event, const struct vpmu_file *leader)
 {
@@ -184,10 +195,11 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 }
 
 /**
- * vpmu_group_allows() - whether an event's file and its leader's file have enabled it
+ * vpmu_group_allows() - whether an event's file and its leader's file are
+ *                       enabled
  * @event: the event; its context's lock is held
  *
- * Return: true if both have enabled it.
+ * Return: true if both are enabled, or if the event has no file.
  */
 bool vpmu_group_allows(const struct perf_event *event)
 {
@@ -210,7 +222,7 @@ bool vpmu_group_allows(const struct perf_event *event)
  * @file: the file of the event being opened
  * @task: the event's task, or NULL for a CPU event
  *
- * Return: the id of the leader's event for the same task, zero without one.
+ * Return: the id of the leader's event for the same task; zero if none.
  */
 u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 {
@@ -252,8 +264,9 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	int err = 0;
 
 	/*
-	 * The exec enables perf core's event, so disable that event until then.
-	 * perf_event_disable() does not reach inherited events.
+	 * Disable perf core's event instead of the file, so that the exec can
+	 * still enable the event. This works only without inherited events,
+	 * which perf_event_disable() does not reach.
 	 */
 	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
@@ -262,7 +275,10 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	WRITE_ONCE(file->control.enabled, enable);
 	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
-	/* The device disables the event when its refreshes are used up. */
+	/*
+	 * The device disables an event whose limit of overflows is used up:
+	 * enable it there, too.
+	 */
 	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
 	return err;
@@ -274,8 +290,9 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
  * @whole: apply to the whole group
  * @enable: true to enable
  *
- * Return: 0; -EOPNOTSUPP to enable an event before its exec if tasks have inherited it; or
- * another negative errno.
+ * Return: 0; -EOPNOTSUPP if an event to enable was opened with enable_on_exec,
+ * and an event that inherits it is still disabled in perf core; or another
+ * negative errno.
  */
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 {
@@ -317,7 +334,8 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 }
 
 /**
- * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of overflows
+ * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of
+ *                        overflows
  * @file: the file of a sampling event without inheritance
  * @overflows: number of overflows
  *

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Open events when the device is removed, or the machine sleeps.
+ * Ends open events when the device is removed, and reopens them after sleep.
  *
- * A reset removes everything from the device except persistent events. If the device does not
- * come back for its users, because it does not answer or its transport was unbound, open events
- * end: programs stop waiting for the device, and the memory of rings stays until it is
- * unmapped. After a sleep, events that event_can_go_on() allows are opened again and continue.
+ * A reset removes everything from the device except persistent events. If the
+ * device does not answer, or its transport is unbound, open events end:
+ * programs stop waiting for the device, and the memory of rings stays until it
+ * is unmapped. After a sleep, events for which event_can_go_on() is true are
+ * opened again and continue.
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -22,9 +23,9 @@
 /**
  * vpmu_life_close() - reset the device, and stop using it
  * @dev: the device
- * @err: the error of waiting and later requests: a negative errno
+ * @err: the negative errno with which waiting and later requests fail
  *
- * On return, the queues are not accessed any more. It can be called again.
+ * On return, the queues are not accessed any more. Further calls do no harm.
  */
 void vpmu_life_close(struct vpmu_device *dev, int err)
 {
@@ -35,18 +36,24 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	spin_lock_irq(&dev->notices.lock);
 	dev->notices.closed = true;
 	spin_unlock_irq(&dev->notices.lock);
-	/* Reset before the requests fail: their senders free buffers that the device writes to. */
+	/*
+	 * Reset before the requests fail: their senders free buffers that the
+	 * device writes to.
+	 */
 	virtio_reset_device(dev->vdev);
 	/*
-	 * An interrupt handler of the transport, from before the reset, may still walk the
-	 * queues without a lock. They are freed soon.
+	 * An interrupt handler of the transport that began before the reset may
+	 * still walk the queues, without a lock. Wait for it, because the
+	 * queues are freed soon.
 	 */
 	virtio_synchronize_cbs(dev->vdev);
 	vpmu_control_close_queue(dev, err);
 	vpmu_task_forgotten(dev);
 }
 
-/* Ends the event of a file. The records and packets in its pages stay. */
+/*
+ * Ends the event of a file. The records and packets in its pages stay readable.
+ */
 static void file_lose(struct vpmu_file *file, int err)
 {
 	struct vpmu_device *dev = file->dev;
@@ -73,8 +80,8 @@ static void file_lose(struct vpmu_file *file, int err)
 }
 
 /*
- * Returns the file with the lowest id from *@id on, with a reference, and sets
- * *@id; or NULL.
+ * Finds the file with the lowest id that is at least *@id, and sets *@id to
+ * that file's id. Returns the file, with a reference; NULL if no file is left.
  */
 static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 {
@@ -91,7 +98,7 @@ static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 /**
  * vpmu_life_end() - end all open events
  * @dev: the device, closed
- * @err: the negative errno of later requests about them
+ * @err: the negative errno with which later calls on the events fail
  */
 void vpmu_life_end(struct vpmu_device *dev, int err)
 {
@@ -136,7 +143,9 @@ void vpmu_life_remove(struct vpmu_event *own)
 	mutex_unlock(&own->dev->life.lock);
 }
 
-/* Stops or starts events other than traces, on the CPUs where they are active. */
+/*
+ * Stops or starts events other than traces, on the CPUs where they are active.
+ */
 static void events_switch(struct vpmu_device *dev)
 {
 	struct vpmu_event *own;
@@ -164,9 +173,11 @@ void vpmu_life_pause(struct vpmu_device *dev)
 }
 
 /*
- * Whether a new event on the device can replace one that a reset ended. It cannot replace a
- * trace, nor a linked event, nor an event of /dev/vpmu that samples or has a ring. It can
- * replace an event that samples through perf core, whose samples do not contain the device's id.
+ * Whether a new event on the device can replace one that a reset ended. It
+ * cannot replace a trace, nor a linked event, nor an event of /dev/vpmu that
+ * samples or has a ring. It can replace an event that samples through perf
+ * core: programs see only the records that perf core makes, which do not
+ * contain the device's id of the event.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {

@@ -2,11 +2,11 @@
 /*
  * Links: events that start and stop others when they overflow.
  *
- * The device carries out links. A program links files; the driver links each
- * pair of events, one of each file, that are scheduled together: the opened
- * events, and the events of each task that inherited both. A link never
- * changes. It ends when either of its events is closed, in the driver and on
- * the device.
+ * The device carries out links. A program links files (struct vpmu_file); the
+ * driver links each pair of events, one of each file, that are scheduled
+ * together: the opened events, and the events of each task that inherited both.
+ * A link never changes. When either of its events is closed, the link ends, in
+ * the driver and on the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -19,7 +19,7 @@
 #include "vpmu_file.h"
 
 /**
- * struct link_end - an event of a file at one moment
+ * struct link_end - snapshot of an event's identity
  * @id: its id on the device
  * @task: the task that it was created for
  * @ctx: the context that it is scheduled with; NULL until it has one
@@ -61,7 +61,7 @@ void vpmu_link_init(struct vpmu_links *links)
  * @target: id of the target
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
- * The link ends with either event.
+ * The link ends when either event ends.
  *
  * Return: 0 or a negative errno.
  */
@@ -87,11 +87,11 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
 }
 
 /*
- * Whether two events are scheduled together. perf core swaps the contexts of
- * tasks that inherited the same events, so two events of a task may have been
- * created in different contexts. A fork creates all its events for one context,
- * but they do not point to it yet: for two inherited events, the tasks are
- * compared instead.
+ * Whether two events are scheduled together, in one context. perf core swaps
+ * the contexts of tasks that inherited the same events, so two events that now
+ * share a context may have been created for different tasks. A fork creates all
+ * its events for one context. But during the fork, they do not point to the
+ * context yet: for two inherited events, the tasks are compared instead.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {
@@ -157,8 +157,8 @@ static void link_anchor(struct vpmu_file *file)
 }
 
 /*
- * Links a pair with an inherited event. It is not an error if the pair is linked
- * already, or if one of the two events is closed.
+ * Links two events, at least one of which is inherited. It is not an error if
+ * they are linked already, or if one of them was closed meanwhile.
  */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
@@ -175,7 +175,10 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 	return vpmu_link_ids(dev, one->id, other->id, role);
 }
 
-/* With @inherited, links the pairs of two inherited events; otherwise, all other pairs. */
+/*
+ * With @inherited, links the pairs in which both events are inherited;
+ * otherwise, all other pairs.
+ */
 static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 			 const struct link_ends *to, unsigned int role, bool inherited)
 {
@@ -205,7 +208,10 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	struct link_ends from = {}, to = {};
 	int err;
 
-	/* CPU events are not inherited, and perf core does not own persistent ones. */
+	/*
+	 * CPU events are not inherited, so there is no other pair to link. Take
+	 * the ids from the files, because a persistent event has no perf event.
+	 */
 	if (!file->place.task) {
 		err = vpmu_link_ids(file->dev, file->id, target->id, role);
 		if (!err)
@@ -217,7 +223,10 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	err = link_collect(file, &from);
 	if (!err)
 		err = link_collect(target, &to);
-	/* Link the pairs with an opened event first: if the device refuses one, it refuses all. */
+	/*
+	 * First link the pairs in which at most one event is inherited. If the
+	 * device refuses one of these, it would refuse all other pairs, too.
+	 */
 	if (!err)
 		err = link_pairs_of(file->dev, &from, &to, role, false);
 	if (err)
@@ -238,9 +247,9 @@ free:
  *
  * The caller keeps both files open.
  *
- * Return: 0; -EINVAL if @target is @file, or counts on another CPU or for another
- * task; -EEXIST if the two are linked in this role already; -EBUSY if another
- * event has this role for @target; or another negative errno.
+ * Return: 0; -EINVAL if @target is @file, or counts on another CPU or for
+ * another task; -EEXIST if the two are linked in this role already; -EBUSY if
+ * another event has this role for @target; or another negative errno.
  */
 int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role)
 {
@@ -263,8 +272,8 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 }
 
 /*
- * Returns the id of the event of @file that is created by the same fork as @own;
- * zero if the fork has not created that event yet.
+ * Returns the id of the event of @file that is created by the same fork as
+ * @own; zero if the fork has not created that event yet.
  */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
@@ -309,7 +318,8 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
  * vpmu_link_inherit() - link an inherited event like its parent
  * @own: the event, already in its file's family
  *
- * Of two events to link, the one that is created second finds the first.
+ * If a fork inherits both events of a link, it creates one after the other. The
+ * call for the second event finds the first and links the two.
  */
 void vpmu_link_inherit(struct vpmu_event *own)
 {
@@ -317,7 +327,10 @@ void vpmu_link_inherit(struct vpmu_event *own)
 	unsigned int role;
 	int err = 0, ret;
 
-	/* For a file that is linked later, link_collect() finds the event. */
+	/*
+	 * If the file is linked only later, link_collect() finds this event
+	 * then.
+	 */
 	if (!own->id || !READ_ONCE(own->file->links.anchored))
 		return;
 	mutex_lock(&dev->link_lock);

@@ -2,9 +2,9 @@
 /*
  * VPMU_IOC_OPEN: from the arguments of perf_event_open(2) to a file descriptor.
  *
- * The event is an in-kernel perf event of this driver's PMU: perf core schedules it with its
- * task, counts it in inherited tasks and enables it on exec. The device writes samples directly
- * to the ring that the program maps.
+ * The event is an in-kernel perf event of this driver's PMU: perf core
+ * schedules it with its task, lets child tasks inherit it and enables it on
+ * exec. The device writes samples directly to the ring that the program maps.
  */
 #include <linux/fcntl.h>
 #include <linux/file.h>
@@ -79,7 +79,7 @@ put:
 
 /*
  * Creates the perf event of @file. exec_update_lock keeps the task's
- * credentials as they were checked.
+ * credentials from changing after they have been checked.
  */
 static int open_event(struct vpmu_file *file, const struct perf_event_attr *wanted, int cpu,
 		      struct task_struct *task)
@@ -125,7 +125,10 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 	if (!leader)
 		return open_event(file, attr, cpu, task);
 
-	/* Use the requested leader itself: a sibling cannot lead. */
+	/*
+	 * Lock the requested leader itself, and not the leader of its group:
+	 * vpmu_group_admits() refuses a sibling as the leader.
+	 */
 	mutex_lock(&leader->group.lock);
 	err = vpmu_group_admits(leader, file, attr, cpu, task);
 	if (!err) {
@@ -142,7 +145,10 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 	return err;
 }
 
-/* Opens the event of @file and its descriptor; takes over the reference. */
+/*
+ * Opens the event of @file and its descriptor; takes over the caller's
+ * reference on @file.
+ */
 static int open_fd(struct vpmu_file *file, const struct vpmu_open *args,
 		   const struct perf_event_attr *attr, struct task_struct *task,
 		   struct vpmu_file *other)

@@ -53,12 +53,12 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_unmapped() - detach a ring from an event without maps
+ * vpmu_output_unmapped() - detach an event from its ring after its last unmap
  * @file: the event's file; the device's output_lock is held
  *
- * Like perf, this detaches the event from the ring; but not from the event's
- * own ring, because on the device a ring always belongs to the event that it
- * was mapped with.
+ * If the ring belongs to another event, this detaches @file from it, as perf
+ * does. An event stays attached to its own ring, because on the device a ring
+ * always belongs to the event through which it was first mapped.
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
@@ -77,7 +77,11 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	int err;
 
 	lockdep_assert_held(&file->dev->output_lock);
-	/* A mapped ring stays; another event may have mapped this event's own ring. */
+	/*
+	 * An event cannot be redirected while it has maps of its ring. It also
+	 * cannot be redirected while it has a ring of its own, because another
+	 * event may have mapped that ring.
+	 */
 	if (file->output.maps || (file->output.ring && file->output.ring->id == file->id))
 		return -EINVAL;
 	if (target && !ring)
@@ -93,12 +97,13 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 /**
  * vpmu_output_redirect() - PERF_EVENT_IOC_SET_OUTPUT
  * @file: the event to redirect, with the events that inherit it
- * @target: the event whose ring gets their records; NULL to end the redirection, after
- *          which @file has no ring until it is mapped itself
+ * @target: the event whose ring gets their records; NULL to end the
+ *          redirection, after which @file has no ring until it is mapped itself
  *
- * Return: 0; -EPERM if one of them is an event of the host; -EINVAL as in perf for the event
- * itself, another CPU or task, opposite directions, a target without a ring, or a mapped event;
- * or another negative errno.
+ * Return: 0; -EPERM if @file or @target is an event of the host; -EINVAL, as in
+ * perf, if @target is @file, counts on another CPU or for another task, differs
+ * in write_backward, or has no ring, or if @file is mapped or has a ring of its
+ * own; or another negative errno.
  */
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
@@ -127,7 +132,8 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
  * @file: the file of an event that writes to the ring
  * @paused: true to pause, false to resume
  *
- * Return: 0; -EINVAL without a ring, or if it has no data pages; or another negative errno.
+ * Return: 0; -EINVAL without a ring, or if it has no data pages; or another
+ * negative errno.
  */
 int vpmu_output_pause(struct vpmu_file *file, bool paused)
 {
@@ -145,16 +151,20 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
  * @file: the event's file
  * @wakeup: the interval
  *
- * Inherited events wake at the same interval, future ones included.
+ * The interval also applies to the events that inherit @file's event, now or
+ * later.
  *
- * Return: 0; -EINVAL for an invalid interval or an event without records; -EPERM for an event
- * of the host; or another negative errno.
+ * Return: 0; -EINVAL for an invalid interval or an event without records;
+ * -EPERM for an event of the host; or another negative errno.
  */
 int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeup)
 {
 	int err;
 
-	/* Excludes redirecting and mapping, which also set the event's wakeup. */
+	/*
+	 * Redirecting and mapping also set the event's wakeup interval: exclude
+	 * them with the lock.
+	 */
 	mutex_lock(&file->dev->output_lock);
 	err = file->ended ? -ENOENT : vpmu_control_wakeup(file->dev, file->id, wakeup);
 	mutex_unlock(&file->dev->output_lock);
@@ -176,11 +186,12 @@ void vpmu_output_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_output_poll() - whether a ring has crossed its watermark since the last poll
+ * vpmu_output_poll() - whether a ring has crossed its watermark since the last
+ *                      poll
  * @file: the polled file
  * @told: number of the last wakeup that this descriptor has reported; updated
  *
- * Return: EPOLLIN, 0, or EPOLLHUP without a ring.
+ * Return: EPOLLIN if it has, 0 if it has not, EPOLLHUP without a ring.
  */
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 {
@@ -199,7 +210,8 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
  * vpmu_output_gone() - wake pollers when one of an event's tasks has ended
  * @file: the event's file
  *
- * perf core itself wakes only pollers of events that have one of its rings.
+ * perf core itself wakes only pollers of events that write to one of perf
+ * core's rings.
  */
 void vpmu_output_gone(struct vpmu_file *file)
 {
@@ -212,8 +224,9 @@ void vpmu_output_gone(struct vpmu_file *file)
 }
 
 /*
- * Wakes programs that poll the ring of @file, and signals its owner for @reason, @count times:
- * programs may count wakeups by signals.
+ * Wakes programs that poll the ring of @file. Also sends @count signals with
+ * @reason to the owner of @file, because programs may count signals to count
+ * wakeups.
  */
 static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {
@@ -225,7 +238,10 @@ static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 		list_for_each_entry(writer, &ring->writers, output.entry)
 			wake_up_all(&writer->waiters.queue);
 	}
-	/* Interrupts are off: this limits the work for a misbehaving device. */
+	/*
+	 * Interrupts are off: limit the work that a misbehaving device can
+	 * cause.
+	 */
 	count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT);
 	for (; count && file->waiters.fasync; count--)
 		kill_fasync(&file->waiters.fasync, SIGIO, reason);
@@ -255,8 +271,8 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	    vpmu_sampling_notice(dev, le64_to_cpu(notice->event)))
 		return;
 	/*
-	 * A file is found until its last event is destroyed, and is freed after
-	 * a grace period.
+	 * A file can be found until its last event is destroyed. RCU keeps its
+	 * memory valid until rcu_read_unlock().
 	 */
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->lookup.lock, flags);

@@ -2,10 +2,10 @@
 /*
  * VPMU_IOC_PERF: this driver's calls on descriptors of perf_event_open(2).
  *
- * perf core does not pass ioctls to a PMU, so a program passes the descriptor to
- * /dev/vpmu. Any holder of the descriptor may make these calls: each changes only
- * that event and, for a link, another event whose descriptor the caller holds.
- * The calls for persistence also need CAP_PERFMON.
+ * perf core does not pass ioctls to a PMU, so a program passes the descriptor
+ * to /dev/vpmu. Any holder of the descriptor may make these calls: each changes
+ * only that event and, for a link, another event whose descriptor the caller
+ * holds. The calls for persistence also need CAP_PERFMON.
  */
 #include <linux/capability.h>
 #include <linux/dcache.h>
@@ -26,8 +26,10 @@
 #include "vpmu_view.h"
 
 /*
- * perf core does not export its file operations. But its files are anonymous inodes with a name
- * that only the kernel assigns.
+ * Whether a file is a perf event. perf core does not export its file
+ * operations, so they cannot be compared with those of the file. Instead, check
+ * that the file is an anonymous inode with the name of perf's files: only the
+ * kernel can assign that name.
  */
 static bool file_is_perf(const struct file *filp)
 {
@@ -53,7 +55,7 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 	return ERR_PTR(-EBADF);
 }
 
-/* The view if @event is a view of a persistent event, or NULL */
+/* Returns the struct vpmu_view of @event; NULL if @event is not a view. */
 static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct perf_event *event)
 {
 	const struct vpmu_event *own = event->pmu_private;
@@ -73,7 +75,10 @@ static void perf_flush_trace(struct perf_event *event)
 	perf_core_unlock_family(event);
 }
 
-/* A read replays earlier samples, on the CPU of each event of the family. */
+/*
+ * Flushes an event. Its samples are flushed by reading it: the read replays the
+ * samples of each event of the family on that event's CPU.
+ */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -110,7 +115,10 @@ static int perf_detach(const struct vpmu_device *dev, struct perf_event *event,
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* The id does not change. Write it first, so that a fault changes nothing. */
+	/*
+	 * The id does not change. Write it first, so that a fault changes
+	 * nothing.
+	 */
 	if (put_user(perf_id(dev, event), &arg->id))
 		return -EFAULT;
 	if (view)
@@ -154,8 +162,9 @@ static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
 	    event->hw.target != target->hw.target)
 		goto put;
 	/*
-	 * The started or stopped state of a linked event belongs to one task,
-	 * but perf core swaps the contexts of inherited events.
+	 * Refuse events with inheritance: the started or stopped state of a
+	 * linked event belongs to one task, but perf core swaps the contexts of
+	 * tasks that inherited the same events.
 	 */
 	err = event->attr.inherit || target->attr.inherit ?
 		-EOPNOTSUPP : vpmu_link_ids(dev, perf_id(dev, event), perf_id(dev, target), role);
@@ -173,9 +182,9 @@ put:
  * @dev: the device
  * @arg: a struct vpmu_perf
  *
- * Return: 0; -EBADF for a descriptor that is not a perf event of this device; -EOPNOTSUPP for a
- * call that such events do not support; otherwise what the same call returns for an event of
- * /dev/vpmu.
+ * Return: 0; -EBADF for a descriptor that is not a perf event of this device;
+ * -EOPNOTSUPP for a call that such events do not support; otherwise what the
+ * same call returns for an event of /dev/vpmu.
  */
 int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
 {

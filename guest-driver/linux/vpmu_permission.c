@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Permission to open events: VPMU_IOC_OPEN applies the rules of perf_event_open(2).
+ * Permission to open events: VPMU_IOC_OPEN applies the rules of
+ * perf_event_open(2).
  *
- * Most of these rules are in perf's system call, out of a module's reach:
- * sysctl_perf_event_paranoid, ptrace_may_access() and security_perf_event_open() are not
- * exported. For in-kernel events, perf core applies only the rule for CPU events, and calls only
- * the LSM hook of that rule. The other rules are repeated here:
+ * Most of these rules are in perf's system call, and use symbols that a module
+ * cannot use: sysctl_perf_event_paranoid, ptrace_may_access() and
+ * security_perf_event_open() are not exported. For in-kernel events, perf core
+ * applies only the rule for CPU events, and calls only the LSM hook of that
+ * rule. The other rules are repeated here:
  *
- * - The level is read from the sysctl's file in procfs. The file is opened when the device
- *   is probed, through a mount of our own, so the caller's mounts do not matter.
- * - Permission to trace a task is decided from credentials, more strictly than by ptrace.
- * - The LSM hook for kernel mode is called where perf_allow_kernel() is exported. The hook for
- *   opening an event cannot be called; a policy can restrict /dev/vpmu instead.
+ * - The level is read from the sysctl's file in procfs. The file is opened when
+ *   the device is probed, through the driver's own mount, so the caller's
+ *   mounts do not matter.
+ * - permission_owns() compares credentials to decide whether the caller may
+ *   trace a task. It is stricter than ptrace.
+ * - The LSM hook for kernel mode is called where perf_allow_kernel() is
+ *   exported. The hook for opening an event cannot be called; a policy can
+ *   restrict /dev/vpmu instead.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -33,7 +38,7 @@
 #include "vpmu.h"
 #include "vpmu_file.h"
 
-/* Value of the parameter that selects the sysctl's level */
+/* Value of the parameter paranoid: use the level of the sysctl */
 #define PARANOID_FOLLOWS	-2
 /* The level if the sysctl cannot be read: the strictest */
 #define PARANOID_UNKNOWN	INT_MAX
@@ -41,19 +46,19 @@
 static int paranoid = PARANOID_FOLLOWS;
 module_param(paranoid, int, 0644);
 MODULE_PARM_DESC(paranoid,
-		 "Level of perf_event_paranoid for events of tasks opened through /dev/vpmu (default: -2, the level of the sysctl kernel.perf_event_paranoid; events of CPUs always use the sysctl)");
+		 "Level of perf_event_paranoid for task events opened through /dev/vpmu (default: -2, the level of the sysctl kernel.perf_event_paranoid; CPU events always use the sysctl)");
 
 static unsigned int unprivileged_percent = 75;
 module_param(unprivileged_percent, uint, 0644);
 MODULE_PARM_DESC(unprivileged_percent,
-		 "Percent of the device's events that programs without CAP_PERFMON can have open, all together (default: 75)");
+		 "Percent of the device's events that programs without CAP_PERFMON can have open in total (default: 75)");
 
 /**
- * vpmu_permission_init() - find the sysctl
+ * vpmu_permission_init() - open the file of the sysctl
  * @dev: the device
  *
- * Without it, as in a kernel without procfs, opening events needs CAP_PERFMON, unless the
- * parameter paranoid is set.
+ * If the file cannot be opened, as in a kernel without procfs, opening events
+ * needs CAP_PERFMON, unless the parameter paranoid is set.
  */
 void vpmu_permission_init(struct vpmu_device *dev)
 {
@@ -71,7 +76,7 @@ void vpmu_permission_init(struct vpmu_device *dev)
 	}
 	if (IS_ERR(file)) {
 		dev_warn(&dev->vdev->dev,
-			 "kernel.perf_event_paranoid is not readable (%ld): opening events takes CAP_PERFMON\n",
+			 "kernel.perf_event_paranoid is not readable (%ld): opening events needs CAP_PERFMON\n",
 			 PTR_ERR(file));
 		return;
 	}
@@ -79,7 +84,7 @@ void vpmu_permission_init(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_permission_exit() - close the sysctl
+ * vpmu_permission_exit() - close the file of the sysctl
  * @dev: the device
  */
 void vpmu_permission_exit(struct vpmu_device *dev)
@@ -102,7 +107,11 @@ static int permission_sysctl(struct vpmu_device *dev)
 	return level;
 }
 
-/* Whether the caller could trace @task: it has all of the task's credentials. */
+/*
+ * Whether the caller may trace @task: either @task is a thread of the caller's
+ * process; or the caller's user and group ids match those of @task, the caller
+ * has all capabilities of @task, and @task is dumpable.
+ */
 static bool permission_owns(struct task_struct *task)
 {
 	const struct cred *cred = current_cred(), *theirs;
@@ -135,7 +144,8 @@ static bool permission_owns(struct task_struct *task)
  * vpmu_permission_open() - whether the caller may open an event
  * @dev: the device
  * @attr: the requested attr
- * @task: the event's task, whose credentials must not change during the call; NULL for a CPU event
+ * @task: the event's task, whose credentials must not change during the call;
+ *        NULL for a CPU event
  *
  * Return: 0, or the negative errno of perf_event_open(2).
  */
@@ -163,7 +173,8 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
 }
 
 /**
- * vpmu_permission_charge() - charge an event to the share of programs without CAP_PERFMON
+ * vpmu_permission_charge() - count an event against the share of programs
+ *                            without CAP_PERFMON
  * @dev: the device
  *
  * The rest of the device's events is reserved for programs with CAP_PERFMON.
@@ -182,7 +193,8 @@ int vpmu_permission_charge(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_permission_uncharge() - undo vpmu_permission_charge() for an event that has ended
+ * vpmu_permission_uncharge() - undo vpmu_permission_charge() for an event that
+ *                              has ended
  * @dev: the device
  */
 void vpmu_permission_uncharge(struct vpmu_device *dev)

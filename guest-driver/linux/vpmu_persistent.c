@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Persistent events: making an event persistent, opening it again, and ending it.
+ * Persistent events: making an event persistent, opening it again, and ending
+ * it.
  *
- * Each persistent event has a file without a perf event, whichever interface it
- * was opened with; see vpmu_direct.c.
+ * Each persistent event has a struct vpmu_file without a perf event, whichever
+ * interface it was opened with; see vpmu_direct.c. The handles of an event are
+ * its open files and perf core's views of it.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -27,8 +29,8 @@ static const char no_name[VPMU_PERSISTENT_NAME];
  * @dev: the device
  * @id: the event's id
  *
- * Return: its file, for vpmu_persistent_put(); or an ERR_PTR of -ENOENT or another negative
- * errno.
+ * Return: its file, for vpmu_persistent_put(); or an ERR_PTR of -ENOENT or
+ * another negative errno.
  */
 struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 {
@@ -62,8 +64,9 @@ unlock:
 }
 
 /**
- * vpmu_persistent_put() - put a handle of an event, persistent or not
- * @file: the event's file; the event ends with its last handle, unless it is persistent
+ * vpmu_persistent_put() - drop a handle of an event, persistent or not
+ * @file: the event's file; the event ends with its last handle, unless it is
+ *        persistent
  */
 void vpmu_persistent_put(struct vpmu_file *file)
 {
@@ -134,7 +137,10 @@ static int persistent_detach(struct vpmu_file *file, const char *name)
 	if (!persistent_fits(file, leader))
 		goto unlock;
 	mutex_lock(&dev->output_lock);
-	/* The ring of another event may end before this event does. */
+	/*
+	 * Refuse a redirected event: it writes to the ring of another event,
+	 * which may end before this event.
+	 */
 	if (!file->output.ring || file->output.ring->id == file->id)
 		err = vpmu_control_detach(dev, file->id, name);
 	if (!err)
@@ -155,7 +161,10 @@ unlock:
 	return err;
 }
 
-/* Reads the name that the device has chosen, now or, after an error, later. */
+/*
+ * Updates the list with the name that the event has on the device. After an
+ * error, schedules another update.
+ */
 static void persistent_name(struct vpmu_device *dev)
 {
 	if (vpmu_persistent_refresh(dev))
@@ -165,10 +174,12 @@ static void persistent_name(struct vpmu_device *dev)
 /**
  * vpmu_persistent_detach() - VPMU_IOC_DETACH
  * @file: the file of the event, which is persistent from now on
- * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL is like all zero
+ * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL is like
+ *        all zero
  *
- * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a group or
- * redirected; or another negative errno, the device's own included.
+ * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a
+ * group or redirected; or another negative errno, which may come from the
+ * device.
  */
 int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 {
@@ -186,7 +197,10 @@ int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 	return err;
 }
 
-/* Makes perf core's event persistent on the device; perf core then has a view of it. */
+/*
+ * Makes perf core's event persistent on the device; perf core's part becomes a
+ * view of it.
+ */
 static int persistent_take(struct perf_event *event, const char *name)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -221,8 +235,10 @@ static int persistent_take(struct perf_event *event, const char *name)
 		vpmu_ring_attach(file, ring);
 	vpmu_persistent_add(file);
 	/*
-	 * The view takes over the reference. Opening it cannot fail: records of
-	 * a sampler's ring have all fields that a view needs.
+	 * The view is the first handle of the file, and takes over the
+	 * reference from vpmu_persistent_adopt(). vpmu_view_open() cannot fail,
+	 * because records in a sampler's ring have all fields that the view
+	 * needs.
 	 */
 	file->persist.handles = 1;
 	vpmu_view_open(view, file);
@@ -244,20 +260,25 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 		return persistent_detach(own->view->file, name);
 	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
-	/* Samples with these fields need a replay directly after the overflow. */
+	/*
+	 * Samples with these fields must be replayed immediately after the
+	 * overflow. Samples of a view may be replayed later.
+	 */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);
 }
 
 /**
- * vpmu_persistent_detach_perf() - make an event of perf_event_open(2) persistent
- * @event: perf core's event, which is a view of the persistent event from then on
+ * vpmu_persistent_detach_perf() - make an event of perf_event_open(2)
+ *                                 persistent
+ * @event: perf core's event, which is a view of the persistent event from then
+ *         on
  * @name: as for vpmu_persistent_detach()
  *
- * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a group;
- * -EOPNOTSUPP for a trace, or for an event whose samples perf core must make immediately; or
- * another negative errno, the device's own included.
+ * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a
+ * group; -EOPNOTSUPP for a trace, or for an event whose samples perf core must
+ * make immediately; or another negative errno, which may come from the device.
  */
 int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 {
@@ -278,10 +299,10 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 
 /**
  * vpmu_persistent_attach() - VPMU_IOC_ATTACH
- * @file: the event's file; the event ends with its last handle from now on
+ * @file: the event's file; from now on, the event ends with its last handle
  *
- * Return: 0; -EPERM without CAP_PERFMON or for an event of the host; -EINVAL if the event is
- * not persistent; or another negative errno.
+ * Return: 0; -EPERM without CAP_PERFMON or for an event of the host; -EINVAL if
+ * the event is not persistent; or another negative errno.
  */
 int vpmu_persistent_attach(struct vpmu_file *file)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Persistent events: they outlive their descriptors, and some outlive the driver.
+ * Persistent events: they outlive their descriptors, and some outlive the
+ * driver.
  */
 #ifndef _VPMU_PERSISTENT_H
 #define _VPMU_PERSISTENT_H

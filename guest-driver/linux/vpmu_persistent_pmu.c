@@ -179,7 +179,9 @@ static int view_event_init(struct perf_event *event)
 		vpmu_view_close(view);
 		goto put;
 	}
-	/* The event has its own period: perf core must not adapt it. */
+	/*
+	 * The persistent event has its own period: perf core must not adapt it.
+	 */
 	attr->freq = 0;
 	event->pmu_private = view;
 	event->destroy = view_destroy;
@@ -202,7 +204,10 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 	dev->persistent.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
 		.attr_groups	= persistent_groups,
-		/* They are CPU events: perf core refuses tasks. */
+		/*
+		 * Views are CPU events: with perf_invalid_context, perf core
+		 * refuses events of tasks.
+		 */
 		.task_ctx_nr	= perf_invalid_context,
 		.event_init	= view_event_init,
 		.event_mapped	= view_event_mapped,
@@ -219,7 +224,8 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_pmu_unregister() - unregister the PMU, after all views are closed
+ * vpmu_persistent_pmu_unregister() - unregister the PMU, after all views are
+ *                                    closed
  * @dev: the device
  */
 void vpmu_persistent_pmu_unregister(struct vpmu_device *dev)

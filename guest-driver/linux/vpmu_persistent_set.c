@@ -3,9 +3,9 @@
  * The list of persistent events.
  *
  * The device keeps the list, because the host starts and ends some of the
- * events, and events can outlive this driver. The driver has a file for each
- * event, open or not, with the ring, the name in sysfs, and the programs to
- * wake.
+ * events, and events can outlive this driver. The driver has a struct vpmu_file
+ * for each event, open or not, with the ring, the name in sysfs, and the
+ * programs to wake.
  */
 #include <linux/ctype.h>
 #include <linux/slab.h>
@@ -61,7 +61,8 @@ void vpmu_persistent_add(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_remove() - take a file off the list, and pass its reference to the caller
+ * vpmu_persistent_remove() - take a file off the list, and pass the list's
+ *                            reference to the caller
  * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_remove(struct vpmu_file *file)
@@ -71,11 +72,13 @@ void vpmu_persistent_remove(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_adopt() - make a file for an event on the device
+ * vpmu_persistent_adopt() - create a file for an event that exists on the
+ *                           device
  * @dev: the device; its persistent.lock is held
  * @event: its entry in the device's list; the name is not used
  *
- * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an ERR_PTR.
+ * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an
+ * ERR_PTR.
  */
 struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 					const struct vpmu_persistent_event *event)
@@ -112,7 +115,10 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	err = vpmu_ring_adopt(file, event);
 	if (err)
 		goto put;
-	/* -EBUSY: the device lists an event of this driver that was not made persistent. */
+	/*
+	 * -EBUSY: the device lists an event of this driver that was not made
+	 * persistent.
+	 */
 	err = xa_insert_irq(&dev->lookup.files, file->id, file, GFP_KERNEL);
 	if (!err)
 		return file;
@@ -122,7 +128,10 @@ put:
 	return ERR_PTR(err);
 }
 
-/* Ends an event that the device does not list: the host or a reset ended it. */
+/*
+ * Ends an event that the device no longer lists, because the host or a reset
+ * has ended it.
+ */
 static void persistent_gone(struct vpmu_file *file)
 {
 	vpmu_persistent_remove(file);
@@ -192,10 +201,11 @@ static int persistent_see(struct vpmu_device *dev,
 }
 
 /**
- * vpmu_persistent_refresh() - compare the list with the device's list
+ * vpmu_persistent_refresh() - bring the list up to date with the device's list
  * @dev: the device; its persistent.lock is held
  *
- * Ended events are removed first: a new event may have the same name.
+ * Events that have ended are removed before new ones are added, because a new
+ * event may have the name of an ended one.
  *
  * Return: 0 or a negative errno.
  */
@@ -235,7 +245,8 @@ static void persistent_work(struct work_struct *work)
 }
 
 /**
- * vpmu_persistent_notice() - schedule a comparison after a change by the host
+ * vpmu_persistent_notice() - schedule a refresh of the list after the host has
+ *                            changed the device's list
  * @dev: the device
  *
  * Called from the interrupt handler.
@@ -246,7 +257,8 @@ void vpmu_persistent_notice(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_resume() - open the list, and read the device's list
+ * vpmu_persistent_resume() - fill the driver's list of persistent events from
+ *                            the device's list, at the probe and after sleep
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -284,7 +296,8 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_close() - empty the list; events that outlive a reset continue
+ * vpmu_persistent_close() - empty the list; events that outlive a reset
+ *                           continue
  * @dev: the device, which cannot be opened any more
  *
  * Events that cannot outlive a reset end here, if the device still answers
@@ -308,7 +321,8 @@ void vpmu_persistent_close(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_unregister() - unregister the PMU, after the last file is freed
+ * vpmu_persistent_unregister() - unregister the PMU, after the last file is
+ *                                freed
  * @dev: the device
  */
 void vpmu_persistent_unregister(struct vpmu_device *dev)
@@ -329,8 +343,9 @@ void vpmu_persistent_init(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_exit() - wait for a comparison, after the device was reset
- * @dev: the device
+ * vpmu_persistent_exit() - cancel a scheduled refresh of the list, or wait
+ *                          until it is done
+ * @dev: the device, after its reset
  */
 void vpmu_persistent_exit(struct vpmu_device *dev)
 {

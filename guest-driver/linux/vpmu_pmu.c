@@ -2,8 +2,8 @@
 /*
  * The PMU vpmu: a struct pmu whose counters are in the device.
  *
- * A CPU event is enabled and disabled on its vCPU. A task event is opened enabled, and
- * scheduled in and out (IN, OUT) where its task runs.
+ * A CPU event is enabled and disabled on its vCPU. A task event is opened
+ * enabled, and scheduled in and out (IN, OUT) where its task runs.
  */
 #include <linux/cpumask.h>
 #include <linux/err.h>
@@ -81,14 +81,18 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	}
 	if (own->coming) {
 		own->coming = false;
-		/* The file may have been disabled since the early start. */
+		/*
+		 * A program may have disabled the event or its leader since the
+		 * early start.
+		 */
 		if (!vpmu_group_allows(event))
 			vpmu_event_stop(vcpu, event);
 		return;
 	}
 	/*
-	 * If the event was started already, an earlier event of the context has
-	 * started it, and with it all others that were expected to follow.
+	 * If the event is already started, vpmu_context_enter() was called for
+	 * an earlier event of the context, and has started all events that were
+	 * expected to follow: a second call is not needed.
 	 */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
@@ -125,7 +129,10 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 
-	/* Add lost events, too: perf core stops at the first event that cannot be added. */
+	/*
+	 * Add lost events, too: perf core stops at the first event that cannot
+	 * be added.
+	 */
 	if (!vcpu)
 		return -ENODEV;
 	vpmu_event_pin(event);
@@ -145,8 +152,8 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
 	/*
-	 * This is the last call for an event of an exiting task. The irq_work
-	 * runs after the context is unlocked.
+	 * This is the last call for an event of an exiting task, so wake its
+	 * pollers: an irq_work does that after the context is unlocked.
 	 */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->waiters.gone);
@@ -160,13 +167,18 @@ static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm
 		vpmu_view_show(own->view);
 }
 
-/* Whether perf core offers events of @type to every PMU if there is no CPU PMU. */
+/*
+ * Whether perf core offers events of @type to every PMU if there is no CPU PMU.
+ */
 static bool type_is_generic(u32 type)
 {
 	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;
 }
 
-/* Sets perf_event::hw::config, which perf core leaves to the PMU, to this PMU's config. */
+/*
+ * Sets perf_event::hw.config, which perf core leaves to the PMU, to the event's
+ * config in the PMU vpmu.
+ */
 static int pmu_config(struct perf_event *event)
 {
 	const struct vpmu_device *dev = to_vpmu(event->pmu);
@@ -184,10 +196,16 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 
 	if (err)
 		return err;
-	/* Traces of perf core use another PMU, which can have AUX areas. */
+	/*
+	 * Traces through perf core use the PMU vpmu_trace, which can have AUX
+	 * areas.
+	 */
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
-	/* Like a CPU PMU without precise samples: perf retries with a lower precise_ip. */
+	/*
+	 * Fail like a CPU PMU without precise samples: perf retries with a
+	 * lower precise_ip.
+	 */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {
@@ -196,13 +214,19 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 			return err;
 	}
 	err = vpmu_event_create(to_vpmu(event->pmu), event);
-	/* On ENOENT, programs fall back from cycles to a clock; on EOPNOTSUPP, they do not. */
+	/*
+	 * On ENOENT, programs fall back from cycles to a clock; on EOPNOTSUPP,
+	 * they do not.
+	 */
 	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
 		err = -ENOENT;
 	return err;
 }
 
-/* Whether the guest has its own CPU PMU, which then has perf's generic events. */
+/*
+ * Whether the guest has a CPU PMU of its own, which then handles perf's generic
+ * events.
+ */
 static bool cpu_pmu_exists(void)
 {
 	struct perf_event_attr attr = {
@@ -237,7 +261,10 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 	dev->counting.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
 		.attr_groups	= dev->counting.sysfs.groups,
-		/* The hardware context takes one PMU, and a CPU's own PMU has priority. */
+		/*
+		 * Not perf_hw_context: only one PMU can have that context, and
+		 * it must remain free for the CPU's own PMU.
+		 */
 		.task_ctx_nr	= perf_sw_context,
 		.pmu_enable	= vpmu_pmu_enable,
 		.pmu_disable	= vpmu_pmu_disable,

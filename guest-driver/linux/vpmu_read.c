@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * read(2) of events of /dev/vpmu: counts and times in the order of perf's read_format.
+ * read(2) of events of /dev/vpmu: counts and times in the order of perf's
+ * read_format.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -78,12 +79,14 @@ static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *valu
 
 /**
  * vpmu_read() - read(2)
- * @file: the file; PERF_FORMAT_GROUP reads its whole group at one moment
- * @values: set to an array for the caller to free, on success
+ * @file: the file; with PERF_FORMAT_GROUP, its whole group is read as one
+ *        snapshot
+ * @values: on success, set to an array that the caller must free; otherwise
+ *          NULL
  * @room: size of the program's buffer in bytes
  *
- * Return: length of @values in bytes; 0 without @values if a count was lost; -ENOSPC if @room
- * is too small; or another negative errno.
+ * Return: the length of the array in bytes; 0, with no array, if a count was
+ * lost; -ENOSPC if @room is too small; or another negative errno.
  */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
 {

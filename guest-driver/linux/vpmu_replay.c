@@ -2,12 +2,15 @@
 /*
  * Replays the device's records to perf core.
  *
- * Only perf core writes to the rings of perf_event_open(2), and it exports no function for
- * that. A replay calls an event's overflow handler for each sample in a ring, with the sample's
- * registers, time, task and call chain. perf core then makes its own record.
+ * Only perf core writes to the rings of perf_event_open(2), and it exports no
+ * function for that. A replay calls an event's overflow handler for each sample
+ * in a ring, with the sample's registers, time, task and call chain. perf core
+ * then makes its own record.
  *
- * perf core wraps the handler in functions that it does not export. Instead, the device
- * throttles, and this file handles signals and the limit of PERF_EVENT_IOC_REFRESH.
+ * In perf core, the function that calls the handler also throttles the event,
+ * sends signals and counts down the limit of PERF_EVENT_IOC_REFRESH, but that
+ * function is not exported. So the device throttles, and this file handles
+ * signals and the limit.
  */
 #include <linux/bits.h>
 #include <linux/math64.h>
@@ -28,11 +31,16 @@
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
 
-/* Markers of a call chain: one for the kernel's addresses, one for the user's */
+/*
+ * Markers of a call chain: one for the kernel's addresses, one for the user's
+ */
 #define CHAIN_MARKERS	2
 #define CHAIN_LEN	(VPMU_MAX_STACK + CHAIN_MARKERS)
 
-/* The header, nine one-word fields, READ, CALLCHAIN and REGS_INTR */
+/*
+ * Words of the longest record: header, nine one-word fields, READ, CALLCHAIN,
+ * REGS_INTR
+ */
 #define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + VPMU_ARCH_REGS_COUNT)
 
 /**
@@ -105,7 +113,10 @@ static u64 device_clock(const struct vpmu_device *dev)
 	return info.time_zero + mul_u64_u32_shr(get_cycles(), info.time_mult, info.time_shift);
 }
 
-/* A task's number in the records of an event; @nr is its number in the first namespace. */
+/*
+ * Returns the id of a task in the PID namespace of an event's records; @nr is
+ * the task's id in the initial namespace.
+ */
 static u32 replay_pid(const struct perf_event *event, u32 nr)
 {
 	struct pid_namespace *ns = perf_core_namespace(event);
@@ -120,7 +131,11 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
 	return nr;
 }
 
-/* Whether perf core would read fields of the sample's task from a different current task. */
+/*
+ * Whether it is too late for perf core to read the user's registers or stack of
+ * the sample's task, because that task is no longer current or no longer has an
+ * address space.
+ */
 static bool replay_is_late(struct vpmu_replay *replay)
 {
 	u64 type = replay->event->attr.sample_type;
@@ -131,11 +146,14 @@ static bool replay_is_late(struct vpmu_replay *replay)
 		return false;
 	if (task_pid_nr(current) != replay->tid)
 		return true;
-	/* The task is exiting: its stack is unmapped before perf core stops its events. */
+	/*
+	 * The kernel unmaps an exiting task's stack before perf core stops the
+	 * task's events.
+	 */
 	return user_mode(&replay->regs) && !current->mm;
 }
 
-/* The next @count words of the record; NULL if it has fewer. */
+/* Returns the next @count words of the record; NULL if fewer are left. */
 static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 {
 	const u64 *words = replay->next;
@@ -148,7 +166,9 @@ static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 	return words;
 }
 
-/* The word of the record's next field, or zero if samples do not have the field */
+/*
+ * The word of the record's next field, or zero if samples do not have the field
+ */
 static u64 replay_field(struct vpmu_replay *replay, u64 field)
 {
 	const u64 *word;
@@ -245,7 +265,10 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	return !replay->bad;
 }
 
-/* Whether the event excludes the sample's mode: for some events, the device cannot do that. */
+/*
+ * Whether the sample was taken in a mode, user or kernel, that the event
+ * excludes. For some events, the device cannot exclude a mode.
+ */
 static bool replay_is_excluded(struct vpmu_replay *replay)
 {
 	const struct perf_event_attr *attr = &replay->event->attr;
@@ -253,7 +276,10 @@ static bool replay_is_excluded(struct vpmu_replay *replay)
 	return user_mode(&replay->regs) ? attr->exclude_user : attr->exclude_kernel;
 }
 
-/* Finds the count of an event in the sample; returns false if the sample does not have it. */
+/*
+ * Finds the count of an event in the sample; returns false if the sample does
+ * not have it.
+ */
 static bool replay_count(const struct vpmu_replay *replay, const struct perf_event *event,
 			 u64 *count)
 {
@@ -269,7 +295,10 @@ static bool replay_count(const struct vpmu_replay *replay, const struct perf_eve
 	return false;
 }
 
-/* Sets an event's count back to its value at the sample, or forward again. */
+/*
+ * With @back, sets an event's count back to its value at the sample; otherwise,
+ * restores the count.
+ */
 static void replay_turn(const struct vpmu_replay *replay, struct perf_event *event, bool back)
 {
 	const struct vpmu_event *own = event->pmu_private;
@@ -281,7 +310,10 @@ static void replay_turn(const struct vpmu_replay *replay, struct perf_event *eve
 	local64_add(back ? -since : since, &event->count);
 }
 
-/* Calls replay_turn() for the event's group, which perf core's record reads. */
+/*
+ * Calls replay_turn() for the events whose counts perf core puts into the
+ * record.
+ */
 static void replay_turn_group(const struct vpmu_replay *replay, bool back)
 {
 	struct perf_event *event = replay->event, *leader = event->group_leader, *sibling;
@@ -326,12 +358,17 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 	records_copy(replay->records, from, replay->record, size);
 	if (type == PERF_RECORD_SAMPLE)
 		replay_sample(replay, size / sizeof(u64));
-	/* The body of PERF_RECORD_LOST is an id and the number of lost records. */
+	/*
+	 * The body of PERF_RECORD_LOST is an id and the number of lost records.
+	 */
 	else if (type == PERF_RECORD_LOST && replay->records->shared && size >= 3 * sizeof(u64))
 		perf_core_add_lost(event, replay->record[2]);
 }
 
-/* Replays records between two positions of the ring, up to a limit; returns the end position. */
+/*
+ * Replays records between two positions of the ring, up to a limit; returns the
+ * end position.
+ */
 static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 {
 	struct perf_event_header header;
@@ -340,7 +377,11 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 	while (tail != head && (s64)(end - tail) > 0) {
 		/* Programs can write to the header meanwhile: use a copy. */
 		records_copy(replay->records, tail, &header, sizeof(header));
-		/* A wrong size from a program or the device loses only samples of this guest. */
+		/*
+		 * If the size is wrong, the next record cannot be found: skip
+		 * all records up to the head. A program or the device may write
+		 * a wrong size, but only this guest then loses samples.
+		 */
 		if (header.size < sizeof(header) || header.size % sizeof(u64) ||
 		    header.size > head - tail)
 			return head;
@@ -361,7 +402,10 @@ static bool replay_records(struct vpmu_replay *replay)
 		return false;
 	metadata = records_page(records, 0);
 	tail = READ_ONCE(metadata->data_tail);
-	/* Pairs with the device's store of the head: the records are written. */
+	/*
+	 * Pairs with the device's store of the head: all records before the
+	 * head are complete.
+	 */
 	head = smp_load_acquire(&metadata->data_head);
 	if (head == tail)
 		return false;
@@ -370,7 +414,10 @@ static bool replay_records(struct vpmu_replay *replay)
 		tail = head;
 	else
 		tail = replay_some(replay, tail, head);
-	/* Pairs with the device's load of the tail: the records have been read. */
+	/*
+	 * Pairs with the device's load of the tail: all records before the tail
+	 * have been read, and may be overwritten.
+	 */
 	smp_store_release(&metadata->data_tail, tail);
 	return tail != head;
 }
@@ -379,7 +426,8 @@ static bool replay_records(struct vpmu_replay *replay)
  * vpmu_replay() - replay samples to an event
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, which is active here
- * @records: the ring; skipped while another CPU replays it or this CPU replays any ring
+ * @records: the ring; nothing is replayed while another CPU replays this ring,
+ *           or this CPU already replays any ring
  * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later
  *         samples are dropped
  *
@@ -407,7 +455,8 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 }
 
 /**
- * vpmu_replay_counts() - whether perf core is reading an event for a replayed record
+ * vpmu_replay_counts() - whether perf core is reading an event for a replayed
+ *                        record
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, of the PMU vpmu or vpmu_trace
  *
@@ -444,7 +493,7 @@ void vpmu_records_end(struct vpmu_records *records)
 }
 
 /**
- * vpmu_replay_init() - allocate a queue's state
+ * vpmu_replay_init() - allocate the state for replays on a queue's CPU
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; call vpmu_replay_exit() in both cases.
@@ -456,7 +505,7 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_replay_exit() - free a queue's state, after all events are closed
+ * vpmu_replay_exit() - free the state for replays, after all events are closed
  * @vcpu: the queue
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Replays: records of the device become records of perf core.
+ * Replays of the device's records to perf core.
  */
 #ifndef _VPMU_REPLAY_H
 #define _VPMU_REPLAY_H
@@ -13,16 +13,17 @@
 struct vpmu_vcpu;
 
 /**
- * struct vpmu_records - a ring that the device writes, as a replay reads it
- * @lock: held by the CPU that replays; replays only try it, vpmu_records_end()
- *        waits for it
- * @type: PERF_SAMPLE_* of the samples, out of VPMU_REPLAYED
+ * struct vpmu_records - a ring that the device writes and replays read
+ * @lock: held by the CPU that replays. A replay takes it with a trylock;
+ *        vpmu_records_end() waits for it
+ * @type: PERF_SAMPLE_* fields of the samples, a subset of VPMU_REPLAYED
  * @period: the period of samples without PERF_SAMPLE_PERIOD
- * @shared: programs and other perf events read the ring, too, and losses are
- *          known only from its records
+ * @shared: programs and other perf events also read the ring; PERF_RECORD_LOST
+ *          in the ring is the only source for the number of lost samples
  * @size: bytes of data; zero once the device may reuse the pages
- * @pages: the metadata page, then the data; NULL with @window
- * @window: the address of the metadata page, which the data follow
+ * @pages: the metadata page, then the data; not used with @window
+ * @window: the address of the metadata page, with the data right after that
+ *          page; NULL for a ring that is not in the window
  */
 struct vpmu_records {
 	raw_spinlock_t lock;
@@ -35,8 +36,8 @@ struct vpmu_records {
 };
 
 /*
- * Fields of samples that can be replayed; PERF_SAMPLE_REGS_INTR with
- * VPMU_ARCH_REGS only.
+ * Samples that have only these fields can be replayed. PERF_SAMPLE_REGS_INTR
+ * must have exactly the registers VPMU_ARCH_REGS.
  */
 #define VPMU_REPLAYED \
 	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
@@ -44,13 +45,14 @@ struct vpmu_records {
 	 PERF_SAMPLE_PERIOD | PERF_SAMPLE_READ | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /*
- * Fields for which each sample is replayed at once: perf core reads the user's
- * registers and stack, and counts of other PMUs, at the replay.
+ * If an event's sample_type has one of these fields, each sample is replayed
+ * immediately, because perf core reads the user's registers and stack, and
+ * counts of other PMUs, only at the replay.
  */
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
 
-/* Limit on pages per replay, which has interrupts off */
+/* Maximum number of pages per replay, because interrupts are off meanwhile */
 #define VPMU_REPLAY_PAGES	16
 
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,

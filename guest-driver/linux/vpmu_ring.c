@@ -2,9 +2,9 @@
 /*
  * Rings: pages that the host writes and programs map.
  *
- * The first map of an event allocates its ring. The last unmap, through any of the
- * events that write to the ring, frees it. In between, the host writes by itself
- * and this driver is not involved.
+ * The first map of an event allocates its ring. The last unmap, through any of
+ * the events that write to the ring, frees it. In between, the host writes by
+ * itself and this driver is not involved.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -75,7 +75,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 }
 
 /**
- * vpmu_ring_alloc_shared() - make a ring from pages with other users
+ * vpmu_ring_alloc_shared() - make a ring of pages that also have other users
  * @pages: the pages; the ring takes a reference on each
  * @count: number of pages
  *
@@ -99,8 +99,8 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 }
 
 /**
- * vpmu_ring_attach() - attach a ring that is already mapped on the device to a file
- * @file: the file of its event, which is persistent and has no ring
+ * vpmu_ring_attach() - give a file a ring that is already mapped on the device
+ * @file: the file of a persistent event; it has no ring yet
  * @ring: the ring; the file takes it over
  */
 void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
@@ -112,7 +112,10 @@ void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* Takes the pages back from the device; leaks pages that it may still write to. */
+/*
+ * Takes a ring's pages back from the device, and frees the ring. If the device
+ * may still write to the pages, leaks them.
+ */
 static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
 	int err = 0;
@@ -141,12 +144,16 @@ void vpmu_ring_mapped(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_unmapped() - drop a map of an event's ring; the last one frees the ring
+ * vpmu_ring_unmapped() - drop a map of an event's ring; dropping the last one
+ *                        frees the ring
  * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_unmapped(struct vpmu_file *file)
 {
-	/* A mapped ring stays. */
+	/*
+	 * Not NULL: an event keeps its ring while the ring is mapped through
+	 * it.
+	 */
 	struct vpmu_ring *ring = file->output.ring;
 
 	file->output.maps--;
@@ -196,7 +203,10 @@ static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 	vm_fault_t ret;
 
 	mutex_lock(&file->dev->output_lock);
-	/* A mapped ring stays. */
+	/*
+	 * Not NULL: an event keeps its ring while the ring is mapped through
+	 * it.
+	 */
 	ret = vpmu_window_fault(file->output.ring, vmf);
 	mutex_unlock(&file->dev->output_lock);
 	return ret;
@@ -220,7 +230,10 @@ static int ring_insert(struct vpmu_ring *ring, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, ring->pages, &left);
 }
 
-/* Maps a ring on the device, which chooses the pages of a ring in the window. */
+/*
+ * Maps a ring on the device. For a ring in the window, the device chooses the
+ * pages.
+ */
 static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 {
 	u32 page;
@@ -248,7 +261,7 @@ static bool ring_outlives(const struct vpmu_file *file)
 	return file->persist.active && !file->spec.trace && file->dev->window.pages;
 }
 
-/* The first map of an event that writes to its own ring */
+/* Allocates an event's own ring, for its first map. */
 static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 count)
 {
 	struct vpmu_ring *ring;
@@ -282,7 +295,7 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
  * @file: the event's new file
  * @event: its entry in the device's list
  *
- * Return: 0, also without a ring; or a negative errno.
+ * Return: 0, also if the event has no ring in the window; or a negative errno.
  */
 int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *event)
 {
@@ -313,7 +326,8 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
  * vpmu_ring_forget() - free the driver's part of a ring that the device keeps
  * @file: the event's file, without maps
  *
- * Return: false if the ring must stay because it is in the guest's memory or mapped by others.
+ * Return: false if the ring must stay because it is in the guest's memory or
+ * mapped by others.
  */
 bool vpmu_ring_forget(struct vpmu_file *file)
 {
@@ -334,7 +348,8 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_ended() - take back the ring of an event that the host or a reset has ended
+ * vpmu_ring_ended() - take back the ring of an event that the host or a reset
+ *                     has ended
  * @file: the event's file
  *
  * A ring in the guest's memory can still be read.
@@ -354,7 +369,7 @@ void vpmu_ring_ended(struct vpmu_file *file)
 		if (ring->aux)
 			vpmu_control_unmap_aux(dev, ring->id);
 		err = vpmu_control_unmap(dev, ring->id);
-		/* The device may have removed it with the event. */
+		/* The device may have removed the ring with the event. */
 		ring->ended = !err || err == -ENOENT || err == -EINVAL;
 		if (ring->window)
 			vpmu_window_revoke(dev, ring);
@@ -363,8 +378,8 @@ void vpmu_ring_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_close() - detach a closed event from its ring, which stays while other
- *                     events have maps of it
+ * vpmu_ring_close() - detach a closed event from its ring, which stays while
+ *                     other events have maps of it
  * @file: the event's file
  */
 void vpmu_ring_close(struct vpmu_file *file)
@@ -379,7 +394,7 @@ void vpmu_ring_close(struct vpmu_file *file)
 	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
-		/* A persistent event keeps its ring without maps. */
+		/* A persistent event's ring may already have no maps. */
 		if (!ring->mapped)
 			ring_destroy(dev, ring);
 	}
@@ -403,13 +418,15 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
 /**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
  * @filp: from VPMU_IOC_OPEN
- * @vma: shared; from offset zero, of 1 or 1 + 2^n pages, as many as the ring
- *       has if there is one. If the first map is writable, the reader moves
- *       data_tail, else new records overwrite old ones. From any other offset:
- *       see vpmu_aux_mmap()
+ * @vma: a shared map. At offset zero it is for the ring, and has 1 or 1 + 2^n
+ *       pages; if the event already has a ring, the map has as many pages as
+ *       the ring. If the first map is writable, the reader moves data_tail,
+ *       else new records overwrite old ones. At any other offset: see
+ *       vpmu_aux_mmap()
  *
- * Unlike in perf, an event with inheritance has a ring too: the device writes to it from every
- * vCPU. The ring of a persistent event stays even without maps.
+ * Unlike in perf, an event with inheritance can also have a ring: the device
+ * writes to it from every vCPU. The ring of a persistent event stays even
+ * without maps.
  *
  * Return: 0 or a negative errno.
  */

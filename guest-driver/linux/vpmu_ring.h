@@ -24,10 +24,11 @@ struct vpmu_wakeup;
 
 /**
  * struct vpmu_charge - the account that pages are charged to
- * @user: the user that is charged, up to the parameter mlock_kb
+ * @user: the user that is charged, up to the limit that the parameter mlock_kb
+ *        sets
  * @mm: the address space that is charged for the pages above that limit
  * @extra: number of pages that @mm is charged for
- * @count: number of pages that @user and @mm together are charged for
+ * @count: number of pages in total, charged to @user or to @mm
  */
 struct vpmu_charge {
 	struct user_struct *user;
@@ -37,7 +38,7 @@ struct vpmu_charge {
 };
 
 /**
- * struct vpmu_aux - an AUX area: pages beside a ring that the host writes traces to
+ * struct vpmu_aux - an AUX area beside a ring; the host writes traces to it
  * @mapped: number of maps, through any event
  * @pgoff: the area's offset for mmap(2), behind the ring
  * @charge: the account of the pages
@@ -55,7 +56,7 @@ struct vpmu_aux {
 /**
  * struct vpmu_ring - pages that the host writes and programs map
  * @mapped: number of maps, through any event, those of @aux included
- * @id: the device's id of the event that the ring was first mapped with
+ * @id: the device's id of the event through which the ring was first mapped
  * @writers: the files whose events write to the ring
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
  * @kept: the ring stays even without maps, because its event is persistent

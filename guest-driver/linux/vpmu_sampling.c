@@ -2,13 +2,14 @@
 /*
  * Samples of events opened with perf_event_open(2).
  *
- * The device writes the samples of an event to a ring of the driver, and the driver replays
- * them to perf core: see vpmu_replay.c.
+ * The device writes the samples of an event to a ring of the driver, and the
+ * driver replays them to perf core: see vpmu_replay.c.
  *
- * Records are replayed on the CPU where the event is active, with interrupts off: at the ring's
- * watermark, which one device interrupt reports for many samples; when the event is scheduled
- * out; when it is read; and every REPLAY_NS. If the replay must read part of a sample, such as
- * the user's stack, the watermark is one record.
+ * Records are replayed on the CPU where the event is active, with interrupts
+ * off: at the ring's watermark, so that one device interrupt is enough for many
+ * samples; when the event is scheduled out; when it is read; and every
+ * REPLAY_NS. If perf core must read part of a sample at the replay, such as the
+ * user's stack, the watermark is one record.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -29,17 +30,20 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Data pages of a ring: some 1300 samples without call chains, 60 with the longest. */
+/*
+ * Number of data pages of a ring. They have room for about 1300 samples without
+ * call chains, or for 60 with the longest call chains.
+ */
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 
-/* Most time that a sample of an active event may wait for its replay */
+/* The longest time that a sample of an active event may wait for its replay */
 #define REPLAY_NS	(100 * NSEC_PER_MSEC)
 
 /**
  * struct vpmu_sampler - the ring of an event and of the events that inherit it
- * @records: the ring for its replay
- * @prompt: the watermark is one record
+ * @records: the ring, as replays read it
+ * @prompt: the watermark is one record, so each sample is replayed immediately
  * @pages: the metadata page, then the data
  */
 struct vpmu_sampler {
@@ -48,7 +52,7 @@ struct vpmu_sampler {
 	struct page *pages[1 + RING_PAGES];
 };
 
-/* Whether @own has a ring of its own, and not its parent's. */
+/* Whether @own has its own ring. An inherited event uses its parent's ring. */
 static bool sampler_is_of(const struct vpmu_event *own)
 {
 	return !own->event->parent;
@@ -90,8 +94,8 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
  * @own: the new event
  *
  * For an event with a frequency, the device adapts the period. perf core would
- * adapt it, too, and stop and start the event at each tick: so attr.freq is
- * cleared, as for the kernel's clocks.
+ * adapt it, too, and would stop and start the event at each tick. To prevent
+ * that, this clears attr.freq, as the kernel does for cpu-clock and task-clock.
  *
  * Return: 0 or -ENOMEM.
  */
@@ -119,10 +123,10 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 
 /**
  * vpmu_sampling_free() - free an event's sampler
- * @own: the event, whose sampler is NULL if it belongs to the parent; the
- *       device does not write to the ring any more
+ * @own: the event; vpmu_event::sampler is already NULL if the sampler belongs
+ *       to the parent. The device does not write to the ring any more
  *
- * Called with interrupts off or on.
+ * Can be called with interrupts off.
  */
 void vpmu_sampling_free(struct vpmu_event *own)
 {
@@ -132,9 +136,10 @@ void vpmu_sampling_free(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_request() - request samples from the device
+ * vpmu_sampling_request() - fill in the sample fields of a request to open an
+ *                           event
  * @own: the event
- * @request: its sample fields are filled in
+ * @request: the request
  */
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
@@ -154,11 +159,12 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 }
 
 /**
- * vpmu_sampling_leader() - find the leader of the group whose counts are in samples
- * @event: perf core's event, being opened; inherited events have no such samples
+ * vpmu_sampling_leader() - find the leader whose samples contain an event's
+ *                          count
+ * @event: perf core's event, which is being opened
  *
- * Return: the leader's id on the device; zero without a leader, or if its samples have no
- * counts.
+ * Return: the leader's id on the device; zero if @event has no leader or is
+ * inherited, or if the leader's samples contain no counts.
  */
 u64 vpmu_sampling_leader(const struct perf_event *event)
 {
@@ -175,9 +181,10 @@ u64 vpmu_sampling_leader(const struct perf_event *event)
  * vpmu_sampling_map() - let the device write to an event's ring
  * @own: the event, open on the device
  *
- * The ring ends when the device has closed the event.
+ * The device writes to the ring until it has closed the event.
  *
- * Return: 0, also if the event writes to its parent's ring; or a negative errno.
+ * Return: 0, also if the event writes to its parent's ring; or a negative
+ * errno.
  */
 int vpmu_sampling_map(struct vpmu_event *own)
 {
@@ -185,17 +192,21 @@ int vpmu_sampling_map(struct vpmu_event *own)
 
 	if (!sampler_is_of(own))
 		return 0;
-	/* After a reset, the device starts with an empty ring: clear its head and tail. */
+	/*
+	 * After a reset, the device starts with an empty ring: clear its head
+	 * and tail.
+	 */
 	clear_page(page_address(sampler->pages[0]));
 	return vpmu_control_map(own->dev, own->id, sampler->pages, ARRAY_SIZE(sampler->pages),
 				VPMU_MAP_WRITABLE);
 }
 
 /**
- * vpmu_sampling_ring() - make a ring of an event's pages, to outlive the event
+ * vpmu_sampling_ring() - make a struct vpmu_ring that keeps the pages of an
+ *                        event's sampler after the event has ended
  * @own: the event
  *
- * Return: a ring of the same pages, for vpmu_ring_free(); or NULL.
+ * Return: the ring, for vpmu_ring_free(); or NULL.
  */
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 {
@@ -204,7 +215,7 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 
 static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	/* The ring is not longer than one replay. */
+	/* One replay covers the whole ring: no second call is needed. */
 	vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended);
 }
 
@@ -221,7 +232,8 @@ static void replay_all(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_arm() - replay every REPLAY_NS while events on this CPU need it
+ * vpmu_sampling_arm() - start the timer that replays every REPLAY_NS, as long
+ *                       as this CPU has events to replay
  * @vcpu: this CPU's queue; interrupts are off
  */
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
@@ -239,12 +251,15 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
 	/*
-	 * If the limit was used up when the event left its CPU, the pending work that disables
-	 * the event waits until it is back.
+	 * If the event left its CPU after its limit was used up, but before
+	 * perf core disabled it, perf core must disable it now.
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	/* An event that was not settled yet is still in vcpu->stopped. */
+	/*
+	 * If the event's last samples were not replayed yet, the event is still
+	 * in vcpu->stopped.
+	 */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
 		vpmu_sampling_arm(vcpu);
@@ -254,7 +269,8 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
  * vpmu_sampling_stop() - remove an event from the events that this CPU replays
  * @own: the event, on the CPU where it was active; interrupts are off
  *
- * vpmu_sampling_settle() replays its last samples, because a queue's lock is held here.
+ * The event's last samples are replayed later, by vpmu_sampling_settle(),
+ * because a queue's lock is held here.
  */
 void vpmu_sampling_stop(struct vpmu_event *own)
 {
@@ -264,7 +280,8 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_forget() - remove an event that was started early and did not become active
+ * vpmu_sampling_forget() - remove an event that was started early and did not
+ *                          become active
  * @own: the event, on the CPU where it was started; interrupts are off
  */
 void vpmu_sampling_forget(struct vpmu_event *own)
@@ -287,8 +304,8 @@ void vpmu_sampling_settle(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_read() - replay the samples before a read
- * @own: the event read, on its CPU; interrupts are off
+ * vpmu_sampling_read() - replay the samples of an event that is being read
+ * @own: the event, on its CPU; interrupts are off
  */
 void vpmu_sampling_read(struct vpmu_event *own)
 {
@@ -340,10 +357,13 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
 /**
  * vpmu_sampling_notice() - handle a ring that has crossed its watermark
  * @dev: the device
- * @id: id of the event that the ring was mapped with
+ * @id: id of the event that the ring belongs to
  *
- * Called from the device's interrupt, on any CPU. A call that is already pending also replays
- * these samples; for an event that has left its CPU they were replayed then.
+ * Called from the device's interrupt, on any CPU. Calls the CPU where the event
+ * is active, to replay the ring's samples there. If tasks on any CPU may have
+ * inherited the event, calls all CPUs. If a call to a CPU is already pending,
+ * that call also replays these samples. If the event is not active, the samples
+ * were replayed when the event left its CPU.
  *
  * Return: false if the event does not sample through perf core.
  */
@@ -361,7 +381,10 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 		event = own->event;
 		everywhere = event->cpu < 0 && event->attr.inherit;
 		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
-		/* While the lock is held, the event holds a reference, too. */
+		/*
+		 * While lookup.lock is held, the event keeps its reference on
+		 * the device. Get another one, to use after the unlock.
+		 */
 		vpmu_device_get(dev);
 	}
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);
@@ -377,7 +400,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_sampling_init() - prepare a queue's state
+ * vpmu_sampling_init() - prepare a queue's state for sampling
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; call vpmu_sampling_exit() in both cases.
@@ -393,7 +416,8 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_exit() - free a queue's state; all events are closed
+ * vpmu_sampling_exit() - free a queue's state for sampling, after all events
+ *                        are closed
  * @vcpu: the queue
  */
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu)

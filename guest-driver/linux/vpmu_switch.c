@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One kick for a switch between two tasks that both have events.
+ * Sends one kick for a context switch between two tasks that both have events.
  *
- * perf core schedules the events of the old task out before the switch, and those of the new
- * task in after it. Here, the kick for the old task's events also schedules the
- * new task's events in. Both contexts are locked meanwhile, and no event is marked
- * as off its CPU yet, so every reader finds complete counts.
+ * perf core schedules the old task's events out before the switch, and the new
+ * task's events in after the switch. Here, one kick schedules the old task's
+ * events out and the new task's events in. Until the device has answered, the
+ * contexts of both tasks are locked, and perf_event::oncpu of the old task's
+ * events is still this CPU. So every reader finds complete counts.
  *
- * An event scheduled in this way is "coming" until perf core adds it. Interrupts stay off from
- * the kick until then. This is done only for groups that perf core is sure to add: groups
- * that have only events of the PMU vpmu, because perf core finds room for any number of events
- * of a software context. Other CPUs see a coming event as inactive. perf core's own calls to
- * the event wait on that CPU, because the task already runs on it; this driver's calls wait in
- * vpmu_call.c.
+ * An event that this kick has started is "coming" (vpmu_event::coming) until
+ * perf core adds the event. Interrupts stay off from the kick until then. Only
+ * groups that perf core is sure to add are started early: groups that have only
+ * events of the PMU vpmu, because perf core finds room for any number of events
+ * of a software context. Other CPUs see a coming event as inactive. perf core
+ * sends its calls for the event to the CPU of the switch, because the new task
+ * already runs on that CPU; the calls wait there until interrupts are on again.
+ * For a context with a coming event, vpmu_call.c repeats this driver's calls
+ * until perf core has added the event.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -29,7 +33,7 @@
 
 /**
  * struct task_switch - the last switch of a CPU
- * @prev: the old task; the switch is in progress while it is current
+ * @prev: the old task; the switch is in progress while @prev is current
  * @next: the new task
  */
 struct task_switch {
@@ -42,7 +46,10 @@ static struct tracepoint *sched_switch;
 static DEFINE_MUTEX(switch_lock);
 static unsigned int switch_users;
 
-/* Called with interrupts off, before perf core schedules events for this switch. */
+/*
+ * Called with interrupts off, before perf core schedules events for this
+ * switch.
+ */
 static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 			  struct task_struct *next, unsigned int prev_state)
 {
@@ -50,7 +57,7 @@ static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 	this_cpu_write(task_switches.next, next);
 }
 
-/* The task of an old switch may run here again, or have exited. */
+/* Forgets the last switch: its tasks may have exited, or run here again. */
 static void switch_forget(void *unused)
 {
 	this_cpu_write(task_switches.prev, NULL);
@@ -66,7 +73,7 @@ static void switch_find(struct tracepoint *tracepoint, void *unused)
 /**
  * vpmu_switch_init() - find the scheduler's tracepoint
  *
- * Return: the tracepoint, which stays, or NULL in a kernel without it.
+ * Return: the tracepoint, which is never removed; NULL in a kernel without it.
  */
 struct tracepoint *vpmu_switch_init(void)
 {
@@ -75,7 +82,7 @@ struct tracepoint *vpmu_switch_init(void)
 }
 
 /**
- * vpmu_switch_get() - count a task event; the first registers the probe
+ * vpmu_switch_get() - count a task event; the first call registers the probe
  *
  * Sleeps. Paired with vpmu_switch_put().
  *
@@ -99,7 +106,8 @@ int vpmu_switch_get(void)
 }
 
 /**
- * vpmu_switch_put() - drop a task event; the last unregisters the probe
+ * vpmu_switch_put() - undo vpmu_switch_get(); the last call unregisters the
+ *                     probe
  */
 void vpmu_switch_put(void)
 {
@@ -117,7 +125,10 @@ static bool member_comes(const struct perf_event *event)
 	return event->state == PERF_EVENT_STATE_INACTIVE;
 }
 
-/* Whether @event, of the group that @leader leads, lets perf core add the group. */
+/*
+ * Returns true if the device has @event, and perf core is sure to find room for
+ * @event in @leader's group.
+ */
 static bool member_fits(const struct perf_event *event, const struct perf_event *leader)
 {
 	const struct vpmu_event *own;
@@ -128,7 +139,7 @@ static bool member_fits(const struct perf_event *event, const struct perf_event 
 	return own->id;
 }
 
-/* Whether perf core is sure to add the group that @leader leads on this CPU. */
+/* Whether perf core is sure to add @leader's group on this CPU. */
 static bool group_comes(struct perf_event *leader)
 {
 	struct perf_event *sibling;
@@ -160,10 +171,12 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
 }
 
 /**
- * vpmu_switch_is_from() - whether a context belongs to the task that this CPU is switching from
+ * vpmu_switch_is_from() - whether a context belongs to the task that this CPU
+ *                         is switching from
  * @ctx: a locked context with an event that is scheduled out
  *
- * Return: true if so; all events of the task are then scheduled out.
+ * Return: true if it does; perf core is then scheduling all events of the task
+ * out.
  */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 {
@@ -178,9 +191,9 @@ static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_eve
 }
 
 /*
- * The new task's context, if the queued commands are for events of a task that is being
- * switched out. perf core then holds the lock of the old task's context and has decided not to
- * swap it.
+ * Returns the new task's context if the queued commands are for events of a
+ * task that is being switched out, else NULL. If not NULL, perf core holds the
+ * lock of the old task's context, and has decided not to swap the two contexts.
  */
 static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {
@@ -205,7 +218,7 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 
 /*
  * The queue failed: undo the early start. perf core then starts the events
- * itself, which fails and marks them as lost.
+ * itself. That start fails, too, and marks the events as lost.
  */
 static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
@@ -228,7 +241,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 
 /**
  * vpmu_switch_flush() - send queued commands, and the commands for the new task
- * @vcpu: this CPU's queue, the PMU is disabled; interrupts are off
+ * @vcpu: this CPU's queue; its PMU is disabled, and interrupts are off
  */
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
 {

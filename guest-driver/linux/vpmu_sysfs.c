@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/bus/event_source/devices/vpmu and vpmu_trace: the format, and the events of this
- * host.
+ * Makes the sysfs attributes in /sys/bus/event_source/devices/vpmu and
+ * vpmu_trace: the format of an event's config, and the events that this host
+ * can count.
  *
- * There is deliberately no cpumask: with one, perf would treat the PMU as an uncore PMU and
- * refuse tasks.
+ * Do not add a cpumask attribute: perf would treat the PMU as an uncore PMU and
+ * refuse to count tasks.
  */
 #include <linux/ctype.h>
 #include <linux/device.h>
@@ -31,10 +32,10 @@ static const struct attribute_group format_group = {
 };
 
 /**
- * struct text_attr - a file with a fixed text
- * @attr: the file
- * @name: its name
- * @text: its text
+ * struct text_attr - a sysfs file with fixed contents
+ * @attr: the device attribute
+ * @name: name of the file
+ * @text: contents of the file, without the newline
  */
 struct text_attr {
 	struct device_attribute attr;
@@ -71,7 +72,7 @@ static struct attribute *text_attr_init(struct text_attr *text)
  * vpmu_sysfs_init() - make a PMU's attribute groups from the catalogue
  * @dev: the device
  * @sysfs: filled in
- * @traces: select the events that write to AUX areas, or the others
+ * @traces: true for the events that write to AUX areas, false for all others
  *
  * Return: 0 or -ENOMEM.
  */
@@ -83,7 +84,10 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 	struct attribute **attrs;
 	struct text_attr *text;
 
-	/* One allocation: the group, the list with its terminator, an event and a unit each. */
+	/*
+	 * One allocation holds the group, its NULL-terminated list, and two
+	 * files for each entry of the catalogue: the event and its unit.
+	 */
 	group = kvzalloc(sizeof(*group) + (2 * len + 1) * sizeof(*attrs) +
 			 2 * len * sizeof(*text), GFP_KERNEL);
 	if (!group)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The current task: one page per CPU that the device reads when it writes a sample.
+ * Reports the current task of each CPU in a page. The device reads the page
+ * when it writes a sample.
  *
- * The page has the current task, for a sample taken now; the address of the task's user
- * registers, for a sample taken in the kernel; and a history of tasks, for samples that the
- * device collects later. It costs a few stores per task switch while an event needs it, and
- * nothing otherwise.
+ * The page has the current task, for a sample taken now; the address of the
+ * task's user registers, for a sample taken in the kernel; and a history of
+ * tasks, for samples that the device collects later. A page costs a few stores
+ * per task switch while an event needs the page, and nothing otherwise.
  */
 #include <linux/cpu.h>
 #include <linux/irqflags.h>
@@ -18,21 +19,29 @@
 
 #include "vpmu.h"
 
-/* One device per guest, so the switch path finds its pages without a look-up. */
+/*
+ * The pages are global, because a guest has only one device: a task switch
+ * finds the page without a look-up of the device.
+ */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
 static DEFINE_PER_CPU(bool, task_page_told);
 static struct tracepoint *sched_switch;
 
 /*
- * Two locks, because patching the tracepoint waits for CPU hotplug, and CPU hotplug waits for
- * vpmu_task_online(). users_lock is the outer lock; vpmu_task_online() does not take it.
+ * vpmu_task_online() takes only tell_lock. It must not take users_lock, because
+ * a task that holds users_lock may be patching the tracepoint, which waits for
+ * CPU hotplug, and CPU hotplug waits for vpmu_task_online(). users_lock is the
+ * outer of the two locks.
  */
 static DEFINE_MUTEX(users_lock);
 static unsigned int task_users;
 static DEFINE_MUTEX(tell_lock);
 static bool telling;
 
-/* Runs with interrupts off on the CPU that switches to @task, the only writer of its page. */
+/*
+ * Runs with interrupts off on the CPU that switches to @task. Each CPU's page
+ * is written only by that CPU.
+ */
 static void task_write(struct task_struct *task)
 {
 	struct vpmu_task_page *page = this_cpu_read(task_page);
@@ -44,12 +53,13 @@ static void task_write(struct task_struct *task)
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
-	 * For a sample at an exit, the device reads these fields while this CPU is
-	 * stopped between two instructions. Zero keeps such a sample from combining
-	 * one task with the registers of the other.
+	 * For a sample at an exit, the device reads these fields while this CPU
+	 * is stopped between two instructions. The zero keeps such a sample
+	 * from combining the ids of one task with the registers of the other
+	 * task.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
-	/* A single store: the device sees both numbers or neither. */
+	/* A single store: pid and tid always belong to the same task. */
 	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
 	WRITE_ONCE(page->user_regs, cpu_to_le64(regs));
 
@@ -76,7 +86,7 @@ static void task_write_current(void *unused)
 	task_write(current);
 }
 
-/* Passes the page of @cpu to the device, if its queue is known. */
+/* Passes the page of @cpu to the device, if the CPU's queue is known. */
 static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 {
 	struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, cpu);
@@ -115,7 +125,10 @@ int vpmu_task_get(struct vpmu_device *dev)
 	if (err)
 		goto unlock;
 
-	/* A CPU that comes online now is either seen here or sees @telling. */
+	/*
+	 * If a CPU comes online now, either the loop below includes it, or
+	 * vpmu_task_online() sees @telling.
+	 */
 	mutex_lock(&tell_lock);
 	telling = true;
 	for_each_online_cpu(cpu) {
@@ -139,7 +152,8 @@ unlock:
 }
 
 /**
- * vpmu_task_put() - stop reporting the current task, with the last user
+ * vpmu_task_put() - undo vpmu_task_get(); the last call stops the reports of
+ *                   the current task
  * @dev: the device
  */
 void vpmu_task_put(struct vpmu_device *dev)
@@ -177,7 +191,7 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_forgotten() - note that a reset made the device forget the pages
+ * vpmu_task_forgotten() - mark the pages as unknown to the device after a reset
  * @dev: the device
  */
 void vpmu_task_forgotten(struct vpmu_device *dev)

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of perf_event_open(2): a separate PMU for events that write to them.
+ * A separate PMU for events that write to AUX areas of perf_event_open(2).
  *
- * perf core owns the area, its head and its records; the device writes the data.
- * So the driver lends the device the area in turns. A turn begins when perf core
- * grants room, and ends when the event stops, at a flush, or when the device sends
- * a notice, where hardware would raise an interrupt. The event is disabled between
- * turns, so the trace does not contain the driver's own kicks.
+ * perf core owns the area, its head and its records; the device writes the
+ * data. The device may write only during a span, from VPMU_COMMAND_AUX_BEGIN to
+ * VPMU_COMMAND_AUX_END. A span begins when perf core grants room. It ends when
+ * the event stops, at a flush, or when the device sends a notice. A hardware
+ * PMU would raise an interrupt instead of the notice. The event is disabled
+ * between spans, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
@@ -23,10 +24,10 @@
 #include "vpmu_trace.h"
 
 /**
- * vpmu_trace_alloc() - allocate a trace's part of an event
+ * vpmu_trace_alloc() - allocate the struct vpmu_trace of an event
  * @own: the new event
  *
- * Return: the part, or NULL.
+ * Return: the struct, or NULL.
  */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own)
 {
@@ -49,11 +50,15 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 }
 
 /*
- * Gets room from perf core. The device knows only an event's own area, and two events that
- * share a ring cannot both write to the area beside it: so an event writes only to its own
- * area, and an inherited event to its parent's. Returns 0; -ENOSPC if no packet fits: the
- * event is then about to be disabled; or -EINVAL without an area, or if the area is full, which
- * perf core reports itself.
+ * Gets room from perf core, in the area that was mapped through this event or,
+ * for an inherited event, through its parent. The device has no other area for
+ * the event. So if two events share a ring, only the event through which the
+ * ring's AUX area was mapped, and the events that inherit it, can write to the
+ * area.
+ *
+ * Returns 0 if there is room. Returns -ENOSPC if no packet fits, after making
+ * perf core disable the event. Returns -EINVAL if there is no area, or if the
+ * area is full, a case that perf core handles itself.
  */
 static int trace_room(struct vpmu_trace *trace)
 {
@@ -75,8 +80,8 @@ static int trace_room(struct vpmu_trace *trace)
 	if (trace->room)
 		return 0;
 	/*
-	 * There may be room for bytes but not for a packet, so a watermark may not have woken
-	 * the reader.
+	 * Some bytes may be left, but too few for a packet. So the head may not
+	 * have crossed the watermark: this flag wakes the reader.
 	 */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
@@ -84,7 +89,10 @@ static int trace_room(struct vpmu_trace *trace)
 	return -ENOSPC;
 }
 
-/* Begins a turn of a disabled event. Returns 0 if it is now enabled, else like trace_room(). */
+/*
+ * Begins a span of a disabled event. Returns 0 if the event is now enabled,
+ * else the error of trace_room().
+ */
 static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	struct vpmu_event *own = trace->own;
@@ -119,8 +127,8 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Ends the turn, which disables the event on the device. With @stays, the event
- * remains active for perf core. Returns whether all data found room.
+ * Disables the event on the device, and ends the span. With @stays, the event
+ * remains active for perf core. Returns false if data was lost.
  */
 static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool stays)
 {
@@ -165,7 +173,8 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 }
 
 /**
- * vpmu_trace_service() - end turns for the device's notices, and begin new ones
+ * vpmu_trace_service() - end the spans for which a notice or a flush is
+ *                        pending, and begin new spans
  * @vcpu: this CPU's queue
  *
  * Called with interrupts off, like an interrupt handler.
@@ -183,8 +192,9 @@ void vpmu_trace_service(void *vcpu)
 		if (trace_end(trace, here, true) && !trace_begin(trace, here))
 			continue;
 		/*
-		 * A reader that makes room must also enable the event again, as for any PMU of
-		 * perf core.
+		 * No new span has begun, so have perf core disable the event.
+		 * As for any PMU, a reader that makes room must also enable the
+		 * event again.
 		 */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 		perf_core_disable(trace->own->event);
@@ -193,12 +203,13 @@ void vpmu_trace_service(void *vcpu)
 }
 
 /**
- * vpmu_trace_notice() - end a turn whose area has crossed its watermark or is full
+ * vpmu_trace_notice() - end a span whose area has crossed its watermark or is
+ *                       full
  * @dev: the device
- * @id: id of the event that has written there
+ * @id: id of the event that writes to the area
  *
- * Called from the device's interrupt, on any CPU. The call to the trace's CPU holds a
- * reference on the device.
+ * Called from the device's interrupt, on any CPU. The call to the trace's CPU
+ * holds a reference on the device.
  */
 void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 {
@@ -212,7 +223,7 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 		WRITE_ONCE(own->trace->noticed, true);
 		cpu = READ_ONCE(own->trace->cpu);
 	}
-	/* While the lock is held, the event holds a reference, too. */
+	/* While the lock is held, the event keeps a reference on the device. */
 	if (cpu >= 0)
 		vpmu_device_get(dev);
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);
@@ -226,7 +237,7 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 
 /**
  * vpmu_trace_flush() - publish the data that a trace has written so far
- * @own: its event; the caller keeps it open
+ * @own: the trace's event; the caller keeps it open
  *
  * An inactive trace has already published everything.
  */
@@ -244,7 +255,7 @@ void vpmu_trace_flush(struct vpmu_event *own)
 		vpmu_device_put(dev);
 }
 
-/* Begins a turn of a stopped event; returns like trace_begin(). */
+/* Begins a span of a stopped event; returns like trace_begin(). */
 static int trace_try(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	int err = trace_begin(trace, vcpu);
@@ -286,9 +297,11 @@ static int trace_add(struct perf_event *event, int flags)
 	if (!own->id)
 		return 0;
 	/*
-	 * Without an area, the event must not appear to run. With a full area it is added
-	 * anyway, because perf core would otherwise retry at each switch instead of disabling
-	 * it.
+	 * -EINVAL: there is no area, or the area is full. Fail, so that the
+	 * event does not appear to run. -ENOSPC: no packet fits, and
+	 * trace_room() has made perf core disable the event. Add the event
+	 * anyway: after a failure, perf core would not disable the event, but
+	 * would try to add it again at each switch.
 	 */
 	if (flags & PERF_EF_START && trace_try(own->trace, vcpu) == -EINVAL)
 		return -EINVAL;
@@ -310,7 +323,10 @@ static int trace_event_init(struct perf_event *event)
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
 	event->hw.config = event->attr.config;
-	/* To adapt a period, perf core would have to handle each packet. */
+	/*
+	 * In frequency mode, perf core would have to handle each packet to
+	 * adapt the period.
+	 */
 	if (event->attr.freq) {
 		dev_info_ratelimited(&dev->vdev->dev,
 				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");

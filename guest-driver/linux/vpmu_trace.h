@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Traces through perf core, and their AUX areas.
+ * Trace events of perf core, and the AUX areas that they write to.
  */
 #ifndef _VPMU_TRACE_H
 #define _VPMU_TRACE_H
@@ -12,13 +12,14 @@ struct vpmu_device;
 struct vpmu_event;
 
 /**
- * struct vpmu_area - the pages of perf core's AUX area, for the device
+ * struct vpmu_area - an AUX area of perf core that the device writes to
  * @dev: the device
- * @owner: the event that they were mapped with; NULL once it is closed
+ * @owner: the event through which the area was mapped; NULL once the event is
+ *         closed
  * @pages: the addresses of the pages
  * @count: number of pages
- * @overwrite: new packets overwrite old ones: no reader moves the tail
- * @kept: the device may still write to them
+ * @overwrite: no reader moves the tail, so new packets overwrite old ones
+ * @kept: the device did not release the pages, and may still write to them
  *
  * vpmu_device::output_lock protects @owner and @kept.
  */
@@ -32,22 +33,23 @@ struct vpmu_area {
 };
 
 /**
- * struct vpmu_trace - a trace's part of an event; vpmu_trace.c explains turns
- * @own: the event
- * @area: the area that it was mapped with, or NULL
- * @buffer: perf core's ring beside @area, to check whether the event still
- *          writes there
- * @handle: perf core's handle, during a turn
- * @active: in vpmu_vcpu::traces, during a turn
- * @cpu: the CPU of the turn, -1 between two turns
- * @noticed: this turn is to end, for a notice of the device or for a flush
- * @head: the head at the beginning of the turn
- * @room: bytes of room at the beginning of the turn
- * @lost: bytes that the last turn lost
- * @period: the period that the device uses
+ * struct vpmu_trace - the state of a trace; vpmu_trace.c explains spans
+ * @own: the trace's event
+ * @area: the AUX area that was mapped through the event, or NULL
+ * @buffer: perf core's ring that @area belongs to: if the event now writes to
+ *          another ring, it must not write to @area
+ * @handle: perf core's handle, during a span
+ * @active: entry in vpmu_vcpu::traces, during a span
+ * @cpu: the CPU of the span, -1 between two spans
+ * @noticed: the span must end, because of a notice from the device or a flush
+ * @head: the area's head at the beginning of the span
+ * @room: bytes of room at the beginning of the span
+ * @lost: number of bytes that were lost in the last span
+ * @period: the sample period that was last sent to the device
  *
- * vpmu_device::output_lock protects changes of @area and @buffer. Only the CPU of
- * the turn uses the others, but any CPU reads @cpu and sets @noticed.
+ * vpmu_device::output_lock protects changes of @area and @buffer. Only the CPU
+ * of the span uses the other fields, except that any CPU may read @cpu and set
+ * @noticed.
  */
 struct vpmu_trace {
 	struct vpmu_event *own;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 OR MIT */
 /*
- * /dev/vpmu: the paravirtual PMU through shared pages.
+ * /dev/vpmu: events of the paravirtual PMU. The host writes samples and packets
+ * to pages that it shares with the program.
  *
  * VPMU_IOC_OPEN takes the arguments of perf_event_open(2) and returns a file
  * descriptor with perf's own interface: read, poll, mmap and the
@@ -14,12 +15,12 @@
 
 /* struct vpmu_info::count_mode, for hardware events */
 #define VPMU_COUNT_GUEST	0	/* only while the guest runs */
-#define VPMU_COUNT_VCPU		1	/* host work for the vCPU included */
+#define VPMU_COUNT_VCPU		1	/* also while the host works for the vCPU */
 
 /**
  * struct vpmu_info - properties of the device
  * @version: version of the device interface
- * @vcpus: number of vCPUs it counts on
+ * @vcpus: number of vCPUs that the device can count events of
  * @max_events: maximum number of open events
  * @max_ring_pages: maximum number of data pages of one ring
  * @catalogue_len: number of catalogue entries
@@ -54,17 +55,18 @@ struct vpmu_info {
 
 /* The sampling engine: struct vpmu_open::engine and VPMU_IOC_ENGINE */
 #define VPMU_ENGINE_ANY		0	/* the device chooses; an event without samples has this */
-#define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call: exact on any host */
+#define VPMU_ENGINE_EXIT	1	/* each overflow makes the vCPU exit: exact on any host */
 #define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
 /**
  * struct vpmu_open - the arguments of perf_event_open(2)
- * @attr: address of a struct perf_event_attr; type is perf's HARDWARE, SOFTWARE,
- *        HW_CACHE or RAW, or the vpmu PMU's type (struct vpmu_info::pmu_type). To open
- *        a descriptor of an existing persistent event, type is the persistent PMU's
- *        (struct vpmu_info::persistent_type), config is the event's id, and the rest
- *        is zero
- * @pid: 0 for the caller, a thread, or -1 for every task on @cpu
+ * @attr: address of a struct perf_event_attr. Its type is PERF_TYPE_HARDWARE,
+ *        _SOFTWARE, _HW_CACHE or _RAW, or the vpmu PMU's type (struct
+ *        vpmu_info::pmu_type). To open another descriptor of a persistent
+ *        event, set type to the persistent PMU's type (struct
+ *        vpmu_info::persistent_type), config to the event's id, size as
+ *        usual, and all other fields to zero
+ * @pid: 0 for the calling thread, a thread's id, or -1 for every task on @cpu
  * @cpu: -1 for any, or a CPU number
  * @group_fd: -1, or the file descriptor of the group's leader
  * @engine: VPMU_ENGINE_*
@@ -80,19 +82,20 @@ struct vpmu_open {
 };
 
 /* struct vpmu_open::flags */
-#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* opens persistent */
+#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* persistent from the start */
 #define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* paused until its starter overflows */
 
-/* Bytes of a persistent event's name, with at least one zero at the end */
+/* Size in bytes of a persistent event's name; the last byte is always NUL */
 #define VPMU_PERSISTENT_NAME	40
-/* Bytes of a struct perf_event_attr, as of Linux 6.1 */
+/* Size in bytes of struct perf_event_attr, as of Linux 6.1 */
 #define VPMU_ATTR_SIZE		128
 
 /**
  * struct vpmu_detach - make an event persistent
- * @id: output: the config that reopens the event
- * @name: at most 39 lower-case letters, digits, "-" and "_", a letter first; all
- *        zero keeps the current name, or assigns "event" followed by the id
+ * @id: output: the event's id, the config with which to open the event again
+ * @name: at most 39 lower-case letters, digits, "-" and "_", starting with a
+ *        letter. If all bytes are zero, an event that has a name keeps it, and
+ *        any other event gets the name "event" followed by its id
  */
 struct vpmu_detach {
 	__u64 id;
@@ -115,15 +118,15 @@ struct vpmu_persistent {
 
 /**
  * struct vpmu_persistent_entry - the current state of a persistent event
- * @id: the config that reopens it
+ * @id: the event's id, the config with which to open the event again
  * @name: its name in sysfs
- * @cpu: the CPU to reopen it on; all ones while it is unknown
- * @pages: number of pages to map for its ring, the metadata page included; zero: it has no
- *         ring yet
+ * @cpu: the CPU with which to open it again; all ones while the CPU is unknown
+ * @pages: number of pages to map for its ring, including the metadata page;
+ *         zero if it has no ring yet
  * @engine: its sampling engine, VPMU_ENGINE_*
  * @flags: VPMU_PERSISTENT_*
- * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; disabled and the period are
- *        the current ones
+ * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; the fields
+ *        disabled and sample_period have their current values
  */
 struct vpmu_persistent_entry {
 	__u64 id;
@@ -146,7 +149,7 @@ struct vpmu_persistent_entry {
 
 /**
  * struct vpmu_wakeup - the wakeup interval of an event
- * @every: the interval in @unit, 1 to 2^32 - 1, counted from the call on
+ * @every: the interval in @unit, 1 to 2^32 - 1; the call starts a new interval
  * @unit: VPMU_WAKEUP_*
  * @reserved: zero
  */
@@ -160,8 +163,8 @@ struct vpmu_wakeup {
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
  * @fd: the descriptor, of an event of this device's PMUs
  * @call: VPMU_IOC_FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
- * @arg: the argument of @call: zero, an address, or the target's descriptor, also of
- *       perf_event_open(2)
+ * @arg: the argument of @call: zero, an address, or the target's descriptor,
+ *       which is also from perf_event_open(2)
  */
 struct vpmu_perf {
 	__s32 fd;
@@ -188,7 +191,7 @@ struct vpmu_catalogue {
  * @config: the event within the kind
  * @name: the name for "vperf -e"
  * @unit: unit of the count
- * @source: the backing that counts it
+ * @source: description of the host's counter for the event
  * @counts: description of the counted events
  */
 struct vpmu_catalogue_entry {
@@ -209,14 +212,17 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_TSC		0x100	/* guest TSC ticks; config 0 */
 #define VPMU_KIND_EXITS		0x101	/* VM exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
-#define VPMU_KIND_GUEST_TIME	0x103	/* ns the vCPU thread ran inside the run call; config 0 */
+#define VPMU_KIND_GUEST_TIME	0x103	/* ns the vCPU thread ran inside KVM_RUN; config 0 */
 #define VPMU_KIND_MARK		0x104	/* marks; config: their value, or VPMU_MARK_ANY */
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
 #define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU; refused */
 #define VPMU_KIND_VMM_TRACE	0x108	/* AUX: a trace of the VMM; config: the producer */
 
-/* config of VPMU_KIND_MARK: marks of any value. PERF_SAMPLE_ADDR of a sample is the value. */
+/*
+ * config of VPMU_KIND_MARK: counts marks of any value. PERF_SAMPLE_ADDR of a
+ * sample is the value of the mark.
+ */
 #define VPMU_MARK_ANY		(1ULL << 32)
 
 /* config of VPMU_KIND_SAMPLE_TRACE: the unit of the period */
@@ -240,12 +246,12 @@ struct vpmu_catalogue_entry {
 #define VPMU_CATALOGUE_ANY_CONFIG	(1U << 2)	/* any config value is valid */
 #define VPMU_CATALOGUE_EXCLUDES		(1U << 3)	/* honours exclude_user, exclude_kernel */
 #define VPMU_CATALOGUE_AUX		(1U << 4)	/* writes packets to an AUX area */
-/* Eight bits from here on: VPMU_FORMAT_* */
+/* Bits 16-23: VPMU_FORMAT_* */
 #define VPMU_CATALOGUE_FORMAT_SHIFT	16
 
 /*
- * Packets in an AUX area, each at a multiple of VPMU_PACKET_ALIGN bytes from the start of
- * the area. All integers are little-endian.
+ * Packets in an AUX area, each at a multiple of VPMU_PACKET_ALIGN bytes from
+ * the start of the area. All integers are little-endian.
  */
 #define VPMU_PACKET_ALIGN	64
 
@@ -269,13 +275,14 @@ struct vpmu_catalogue_entry {
 #define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */
 
 /**
- * struct vpmu_sync_packet - a position where a reader can start
+ * struct vpmu_sync_packet - a position where a reader can start to decode the
+ *                           trace
  * @kind: VPMU_PACKET_SYNC
  * @flags: VPMU_SYNC_*
  * @format: VPMU_FORMAT_*
  * @vcpu: vCPU of the packets that follow
  * @magic: VPMU_SYNC_MAGIC
- * @event: id of the traced event
+ * @event: id of the trace's event
  * @time: guest time in nanoseconds
  * @tsc: the guest's TSC at that time
  * @sequence: number of the next packet
@@ -304,7 +311,10 @@ struct vpmu_sync_packet {
 #define VPMU_PACKET_REGS	(1U << 4)	/* @regs are known */
 #define VPMU_PACKET_COLLISION	(1U << 5)	/* represents several overflows */
 
-/* vpmu_exit_packet::detail of port and memory-mapped I/O; bits 0-7: size of an access in bytes */
+/*
+ * vpmu_exit_packet::detail of port and memory-mapped I/O; bits 0-7: size of an
+ * access in bytes
+ */
 #define VPMU_DETAIL_WRITE	(1U << 8)
 #define VPMU_DETAIL_COUNT_SHIFT	32	/* of port I/O: number of accesses */
 
@@ -317,7 +327,8 @@ struct vpmu_sync_packet {
  * @time: guest time at the exit, nanoseconds
  * @ip: linear address of the instruction at the exit
  * @outside: nanoseconds until guest re-entry
- * @qualification: port or guest-physical address; with VPMU_PACKET_HARDWARE see vpmu/SPEC.md
+ * @qualification: port or guest-physical address; with VPMU_PACKET_HARDWARE see
+ *                 vpmu/SPEC.md
  * @detail: VPMU_DETAIL_*; with VPMU_PACKET_HARDWARE see vpmu/SPEC.md
  * @pid: the running process
  * @tid: the running thread
@@ -346,12 +357,13 @@ struct vpmu_exit_packet {
  * @vcpu: the vCPU
  * @time: guest time, nanoseconds
  * @ip: linear address of the next instruction
- * @period: units that the pace counted since the previous sample
+ * @period: units (see VPMU_PACE_*) counted since the previous sample
  * @pid: the running process
  * @tid: the running thread
  * @sequence: number of the packet in its trace; lost packets are numbered, too
  * @reserved_1: zero
- * @regs: on x86-64 by perf's numbers; on aarch64 x0 to x8, x19 to x29, lr, sp, pc, pstate
+ * @regs: on x86-64 in the order of perf's register numbers; on aarch64 x0 to
+ *        x8, x19 to x29, lr, sp, pc, pstate
  */
 struct vpmu_sample_packet {
 	__u8 kind;
@@ -376,7 +388,10 @@ struct vpmu_sample_packet {
 #define VPMU_CONFIG(kind, event) \
 	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
 
-/* perf_event_attr::config1 of the vpmu PMU: the event is paused until its starter overflows */
+/*
+ * perf_event_attr::config1 of the vpmu PMU: the event is paused until its
+ * starter overflows
+ */
 #define VPMU_CONFIG1_PAUSED	(1U << 0)
 
 #define VPMU_IOC_MAGIC		0xb6
@@ -386,45 +401,62 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_OPEN		_IOW(VPMU_IOC_MAGIC, 1, struct vpmu_open)
 /* Returns the number of entries written. */
 #define VPMU_IOC_CATALOGUE	_IOW(VPMU_IOC_MAGIC, 2, struct vpmu_catalogue)
-/* Places a mark on the caller's CPU; the argument is its value. */
+/* Places a mark on the caller's CPU; the argument is the mark's value. */
 #define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
 
-/* On an event's file descriptor: writes its sampling engine, a __u32. */
+/*
+ * On an event's file descriptor: writes the event's sampling engine to the
+ * __u32 at the address in the argument.
+ */
 #define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
 
-/* On /dev/vpmu: lists persistent events; returns the number of entries written. */
+/*
+ * On /dev/vpmu: lists persistent events; returns the number of entries written.
+ */
 #define VPMU_IOC_PERSISTENT	_IOW(VPMU_IOC_MAGIC, 5, struct vpmu_persistent)
 /*
- * Writes pending samples and traces to the mapped pages and wakes pollers before it returns.
- * On an event's file descriptor: flushes the event, or with PERF_IOC_FLAG_GROUP as argument
- * its group. On /dev/vpmu: flushes all persistent events.
+ * Writes pending samples and traces to the mapped pages and wakes pollers
+ * before it returns. On an event's file descriptor: flushes the event, or its
+ * whole group if the argument is PERF_IOC_FLAG_GROUP. On /dev/vpmu: flushes all
+ * persistent events.
  */
 #define VPMU_IOC_FLUSH		_IO(VPMU_IOC_MAGIC, 6)
 
-/* On an event's file descriptor: makes the event persistent; it outlives its descriptors. */
+/*
+ * On an event's file descriptor: makes the event persistent; it outlives its
+ * descriptors.
+ */
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
-/* Ends the persistence: the event then ends with its last descriptor. */
+/*
+ * On an event's file descriptor: makes the event no longer persistent, so it
+ * ends with its last descriptor or map.
+ */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
 /*
- * Overflows of this event start or stop the target, whose file descriptor is
- * the argument.
+ * On an event's file descriptor: makes the event's overflows start or stop
+ * another event, the target. The argument is the target's file descriptor.
  */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
 
 /*
- * On /dev/vpmu: makes a call on a descriptor of perf_event_open(2), which does not take these
- * calls itself; see struct vpmu_perf.
+ * On /dev/vpmu: makes a VPMU_IOC_* call for an event that was opened with
+ * perf_event_open(2). The event's own descriptor does not accept these calls.
+ * See struct vpmu_perf.
  */
 #define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
 
-/* On an event's file descriptor: sets its wakeup interval, and that of inherited events. */
+/*
+ * On an event's file descriptor: sets the wakeup interval of the event and of
+ * the events that inherit it.
+ */
 #define VPMU_IOC_WAKEUP		_IOW(VPMU_IOC_MAGIC, 12, struct vpmu_wakeup)
 
 /*
- * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its
- * beginning places a mark, like VPMU_IOC_MARK without a system call. Reads return no data.
- * Without CAP_SYS_RAWIO mmap(2) fails with EPERM.
+ * mmap(2) of /dev/vpmu, shared and writable, maps one page at offset 0. A
+ * 32-bit store to the beginning of the page places a mark. The stored number is
+ * the value of the mark. This is like VPMU_IOC_MARK, but without a system call.
+ * Loads return no data. Without CAP_SYS_RAWIO, mmap(2) fails with EPERM.
  */
 
 #endif /* _UAPI_VPMU_H */

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The vCPU queues: commands with interrupts off, answered before the kick returns.
+ * The vCPU queues: the driver sends commands with interrupts off, and the
+ * device answers them before the kick returns.
  *
- * The host handles the kick of a vCPU queue on that vCPU's thread, so the answers are in the
- * used ring when the notifying store retires, without an interrupt or a wait.
+ * The host handles the kick of a vCPU queue on that vCPU's thread, so the
+ * answers are in the used ring when the notifying store retires, without an
+ * interrupt or a wait.
  *
  * While perf core has the PMU disabled, commands are gathered. One kick sends
- * them when perf core enables the PMU, or earlier when perf core takes an event
- * out and needs its count. So a context switch costs one exit for any number of
- * events, even if both tasks have some; see vpmu_context.c and vpmu_switch.c.
+ * them when perf core enables the PMU, or earlier when perf core schedules an
+ * event out and needs its count. So a context switch costs one exit for any
+ * number of events, even if both tasks have events; see vpmu_context.c and
+ * vpmu_switch.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
@@ -17,18 +20,21 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
-/* Log here, because the scheduler's locks may be held where the error was found. */
+/*
+ * Log here, because the scheduler's locks may be held where the error was
+ * found.
+ */
 static void vcpu_alarm(struct irq_work *work)
 {
 	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, error_work);
 
-	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick at once\n",
+	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick immediately\n",
 		vcpu->index);
 	vpmu_device_give_up(vcpu->dev);
 }
 
 /**
- * vpmu_vcpu_open() - start sending commands to a new queue
+ * vpmu_vcpu_open() - let a queue send commands through a new virtqueue
  * @vcpu: the queue
  * @vq: the new virtqueue
  */
@@ -43,8 +49,8 @@ void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 }
 
 /**
- * vpmu_vcpu_close() - fail all later commands
- * @vcpu: the queue, which is not accessed any more on return
+ * vpmu_vcpu_close() - make all later commands of a queue fail
+ * @vcpu: the queue; its virtqueue is not accessed after this function returns
  */
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
 {
@@ -54,7 +60,7 @@ void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_vcpu_is_closed() - whether commands fail because the queue does not exist
+ * vpmu_vcpu_is_closed() - whether a queue is closed, so that all commands fail
  * @vcpu: the queue
  *
  * Return: true after vpmu_vcpu_close(), until vpmu_vcpu_open().
@@ -71,7 +77,7 @@ bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu)
 
 /**
  * vpmu_vcpu_init() - prepare a queue
- * @vcpu: its zeroed state; see vpmu_vcpu_open()
+ * @vcpu: the queue, zeroed; it is closed until vpmu_vcpu_open()
  * @dev: the device
  * @index: the vCPU
  *
@@ -105,7 +111,9 @@ void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 	kfree(vcpu->replies);
 }
 
-/* Sends @count commands from slot @first on; their answers use the same slots. */
+/*
+ * Sends @count commands from slot @first on; their answers use the same slots.
+ */
 static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int count)
 {
 	struct scatterlist out, in, *sgs[] = { &out, &in };
@@ -129,7 +137,10 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 	if (token)
 		return -EPROTO;
 
-	/* The device may write to the buffers at any later time: never use them again. */
+	/*
+	 * The device may write to the buffers at any later time: never use them
+	 * again.
+	 */
 	vcpu->broken = true;
 	irq_work_queue(&vcpu->error_work);
 	return -EIO;
@@ -168,10 +179,11 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * @vcpu: this CPU's queue
  * @event: the event; interrupts are off until the command is sent
  * @op: VPMU_COMMAND_*
- * @value: its value, or zero
+ * @value: the command's value, or zero
  *
- * The command is sent immediately, unless commands are gathered because the PMU is
- * disabled or perf core reads a group. The answer goes to vpmu_event_answer().
+ * The command is sent immediately, unless commands are gathered because the PMU
+ * is disabled or perf core reads a group. The answer goes to
+ * vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
 {
@@ -195,15 +207,16 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 
 /**
  * vpmu_vcpu_commands() - send commands immediately, with one kick
- * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
+ * @vcpu: this CPU's queue; for VPMU_COMMAND_VCPU any queue
  * @commands: the commands
- * @replies: filled in with as many answers, on success
+ * @replies: filled in, on success, with one answer per command
  * @count: number of commands, at most VPMU_DIRECT
  *
- * Call with preemption off. Gathered commands stay on the queue, which may belong to another
- * CPU with its PMU disabled.
+ * Call with preemption off. Gathered commands are not sent: the queue may
+ * belong to another CPU, whose PMU is disabled.
  *
- * Return: 0, and each answer has its own status; or a negative errno.
+ * Return: 0 if the device answered, and then each answer has its own status; or
+ * a negative errno.
  */
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
 		       struct vpmu_reply *replies, unsigned int count)
@@ -222,7 +235,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 
 /**
  * vpmu_vcpu_command() - send one command immediately
- * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
+ * @vcpu: this CPU's queue; for VPMU_COMMAND_VCPU any queue
  * @op: VPMU_COMMAND_*
  * @event: the event's id, or zero
  * @value: the command's value, or zero
@@ -230,7 +243,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
  *
  * Call with preemption off.
  *
- * Return: 0 or a negative errno, the device's own included.
+ * Return: 0 or a negative errno, which may come from the device.
  */
 int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 		      struct vpmu_reply *reply)
@@ -249,7 +262,8 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
  * vpmu_vcpu_discover() - find the queue of the current CPU
  * @dev: the device
  *
- * The guest may number CPUs differently from the host, so this asks the device.
+ * The guest's CPU numbers may differ from the host's vCPU indices, so the index
+ * comes from the device.
  *
  * Return: 0 or a negative errno.
  */

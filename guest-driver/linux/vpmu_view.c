@@ -2,14 +2,16 @@
 /*
  * Views: events of perf core that read persistent events.
  *
- * A persistent event belongs to the device, which counts and samples with or without a reader.
- * perf core has views of it: events opened with the type of the persistent PMU, and perf events
- * that were made persistent. A view reads the event's whole count, including the part from
- * before it was opened. Disabling a view does not disable the event.
+ * A persistent event belongs to the device, which counts and samples with or
+ * without a reader. perf core has views of it: events opened with the type of
+ * the persistent PMU, and perf events that were made persistent. A view reads
+ * the event's whole count, including the part from before it was opened.
+ * Disabling a view does not disable the event.
  *
- * A view's ring belongs to perf core. While it is mapped, the samples in the persistent event's
- * ring are replayed to it, earlier samples first. As with a ring mapped by several programs,
- * each sample goes to one reader only.
+ * A view's ring belongs to perf core. While it is mapped, the samples in the
+ * persistent event's ring are replayed to it, beginning with those from before
+ * the map. As with a ring mapped by several programs, each sample goes to one
+ * reader only.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -25,15 +27,18 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Fields that perf core takes from the replayed sample; it makes the others */
+/*
+ * Fields that perf core takes from the replayed sample. perf core itself fills
+ * in the other fields.
+ */
 #define SAMPLE_PASSED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR | \
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /**
- * vpmu_view_alloc() - allocate a view, without a persistent event yet
+ * vpmu_view_alloc() - allocate a view that does not read a persistent event yet
  * @event: perf core's event
  *
- * Return: the view, for vpmu_view_close(); or NULL.
+ * Return: the view, to be freed with vpmu_view_close(); or NULL.
  */
 struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 {
@@ -46,7 +51,10 @@ struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 	return view;
 }
 
-/* Whether the records of an event's ring have all fields for a view's samples. */
+/*
+ * Whether the records in an event's ring have all fields that a view with the
+ * sample_type @wanted needs.
+ */
 static bool view_fits(const struct vpmu_file *file, u64 wanted)
 {
 	u64 type = le64_to_cpu(file->spec.request.sample_type);
@@ -56,13 +64,18 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 	if (type & PERF_SAMPLE_REGS_INTR &&
 	    le64_to_cpu(file->spec.request.regs_intr) != VPMU_ARCH_REGS)
 		return false;
-	/* With a frequency, records have the period only if requested. */
+	/*
+	 * In frequency mode the period changes, so the records must contain it.
+	 */
 	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->spec.freq)
 		return false;
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
 
-/* Whether a reader empties the ring, and a single event writes to it. */
+/*
+ * Whether a view can consume the samples in a ring: new records do not
+ * overwrite old ones, and a single event writes to the ring.
+ */
 static bool view_ring_fits(const struct vpmu_ring *ring)
 {
 	return ring && ring->count > 1 && !ring->overwrites && !ring->ended &&
@@ -88,10 +101,10 @@ static void view_map(struct vpmu_view *view)
 /**
  * vpmu_view_open() - let a view read a persistent event
  * @view: the view
- * @file: the event's file; the view takes over a handle on it
+ * @file: the event's file; on success, the view takes over the caller's handle
  *
- * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring whose
- * samples can be replayed to the view.
+ * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring
+ * whose samples can be replayed to the view.
  */
 int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 {
@@ -117,7 +130,7 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 }
 
 /**
- * vpmu_view_close() - free a view, and put its handle
+ * vpmu_view_close() - free a view, and drop its handle
  * @view: the view, which is not active
  */
 void vpmu_view_close(struct vpmu_view *view)
@@ -150,13 +163,16 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_replay() - replay the samples in the event's ring
+ * vpmu_view_replay() - replay a persistent event's samples to a view
  * @vcpu: this CPU's queue; interrupts are off
- * @view: the view, which is active here
+ * @view: the view, which is active on this CPU
  */
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
-	/* Without a ring of its own, a view would consume samples without writing a record. */
+	/*
+	 * Without a ring of its own, a view would consume samples without
+	 * writing a record.
+	 */
 	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
 }
@@ -196,7 +212,7 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/* An NMI must not take a queue's lock; the last count is kept. */
+	/* An NMI must not take a queue's lock, so keep the last count. */
 	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
@@ -213,8 +229,8 @@ static void view_show_here(void *info)
 }
 
 /**
- * vpmu_view_show() - replay all samples in the event's ring
- * @view: the view; the caller keeps its event
+ * vpmu_view_show() - replay all of a persistent event's samples to a view
+ * @view: the view; the caller ensures that perf core's event is not destroyed
  */
 void vpmu_view_show(struct vpmu_view *view)
 {
@@ -224,7 +240,10 @@ void vpmu_view_show(struct vpmu_view *view)
 		smp_call_function_single(view->event->cpu, view_show_here, view, 1);
 }
 
-/* Runs with interrupts off, on the event's CPU or, if that CPU is offline, on any other. */
+/*
+ * Runs with interrupts off, on the event's CPU or, if that CPU is offline, on
+ * any other.
+ */
 static void view_take(void *info)
 {
 	struct vpmu_view *view = info;
@@ -249,9 +268,9 @@ static void view_take(void *info)
 
 /**
  * vpmu_view_take() - turn perf core's event into a view of a persistent event
- * @view: the view, open, of an event of a CPU that is alone in its group
+ * @view: the view, open; its event is CPU-wide, and alone in its group
  *
- * The event continues on the device. Its times in perf core continue, too.
+ * The event keeps counting on the device, and its times in perf core continue.
  */
 void vpmu_view_take(struct vpmu_view *view)
 {
@@ -265,7 +284,7 @@ void vpmu_view_take(struct vpmu_view *view)
 		view_take(view);
 		local_irq_enable();
 	}
-	/* From now on, vpmu_life.c finds the event by its file. */
+	/* From now on, vpmu_life.c finds the event in lookup.files. */
 	list_del_init(&own->entry);
 	mutex_unlock(&dev->life.lock);
 }

@@ -2,9 +2,10 @@
 /*
  * The virtio device: probe and remove, queues, notices.
  *
- * Open events do not keep the transport from being unbound, nor does unbinding wait for them:
- * the events end, and the driver's objects stay until perf core and programs release them. A
- * device that is bound meanwhile replaces the unbound one.
+ * The transport can be unbound while events are open. Unbinding ends the events
+ * without waiting for their users; the driver's objects stay until perf core
+ * and programs release them. A device that is bound meanwhile replaces the
+ * unbound device.
  */
 #include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
@@ -28,16 +29,19 @@
 #define MAX_VCPUS	4096
 
 static enum cpuhp_state vpmu_online_state;
-/* Only one device can be bound: the PMU's name, /dev/vpmu and the task pages exist once. */
+/*
+ * Only one device can be bound: the PMU's name, /dev/vpmu and the task pages
+ * exist once.
+ */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
-/* The last device, kept for its users. The setter of vpmu_present owns it. */
+/* A removed device that had users. vpmu_present serializes access to it. */
 static struct vpmu_device *vpmu_kept;
 
 /**
- * struct vpmu_transport - a device that was unbound while it had users
- * @entry: in vpmu_life::transports
+ * struct vpmu_transport - a virtio device that was unbound while it had users
+ * @entry: entry in vpmu_life::transports
  * @vdev: the virtio device
- * @owner: the module that frees it
+ * @owner: the module of the transport's driver, which frees @vdev
  */
 struct vpmu_transport {
 	struct list_head entry;
@@ -69,8 +73,8 @@ static bool device_leave(struct vpmu_device *dev)
 {
 	WRITE_ONCE(dev->life.lost, -ENODEV);
 	/*
-	 * Either this sees the user that vpmu_event_create() adds, or vpmu_event_create() sees
-	 * @lost.
+	 * Either the read below returns the user that vpmu_event_create() adds,
+	 * or vpmu_event_create() reads @lost as set.
 	 */
 	smp_mb();
 	return atomic_read(&dev->life.users);
@@ -82,10 +86,11 @@ static void device_drain(struct vpmu_device *dev)
 	device_leave(dev);
 	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
-	 * The last user may still be in its wakeup of this task, and perf core
-	 * accesses the PMU once more after perf_event::destroy. Both can be
-	 * preempted there but do not sleep. An interrupt that was a user cannot
-	 * be preempted.
+	 * The last user has woken this task, but may still run in
+	 * wake_up_all(). perf core accesses the PMU once more after
+	 * perf_event::destroy. Tasks do not sleep in either place, but may be
+	 * preempted there: synchronize_rcu_tasks() waits for them. If the last
+	 * user is an interrupt handler, synchronize_rcu() waits for it.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
@@ -96,19 +101,19 @@ static const char *refusal(u32 why)
 {
 	switch (why) {
 	case VPMU_REFUSED_IN_USE:
-		return "another user holds its counters exclusively";
+		return "another user holds the host's counters exclusively";
 	case VPMU_REFUSED_PERMISSION:
 		return "no permission";
 	case VPMU_REFUSED_DESCRIPTORS:
 		return "the VMM has no free file descriptor";
 	case VPMU_REFUSED_ABSENT:
-		return "it has no such event";
+		return "the host has no such event";
 	case VPMU_REFUSED_POLICY:
 		return "disabled by its operator";
 	case VPMU_REFUSED_SEVERAL_PMUS:
-		return "it has several core PMUs, and the VMM may run on CPUs of more than one";
+		return "the VMM may run on CPUs of several core PMUs, or on CPUs without one";
 	case VPMU_REFUSED_MEDIATED:
-		return "its hardware is left to VMs with a mediated PMU";
+		return "the host's counters are left to VMs with a mediated PMU";
 	default:
 		return "an error";
 	}
@@ -123,7 +128,7 @@ static const char *refusal(u32 why)
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
-	/* A later device may have more reasons. */
+	/* A newer device may have reasons that this driver does not know. */
 	if (why > VPMU_REFUSED_MEDIATED)
 		why = VPMU_REFUSED_OTHER;
 	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
@@ -132,7 +137,7 @@ void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 			 refusal(why));
 }
 
-/* Logs why the catalogue lacks a kind of event, if the host has refused all of the kind. */
+/* If the catalogue has no events of @kind, logs why. */
 static void device_say_refused(struct virtio_device *vdev, const char *kind, u8 why)
 {
 	if (why == VPMU_REFUSED_ABSENT)
@@ -164,7 +169,7 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
  * vpmu_notices_take() - handle the notices of the device
  * @dev: the device
  *
- * If another CPU is handling notices, this waits until it has handled them.
+ * If another CPU is handling notices, waits until that CPU has handled them.
  *
  * Return: true if there were notices.
  */
@@ -192,7 +197,7 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 			taken = true;
 		}
 	} while (!virtqueue_enable_cb(vq));
-	/* Kick only for posted buffers: otherwise the exit is wasted. */
+	/* If no buffer was posted, a kick would only cost an exit. */
 	if (taken)
 		virtqueue_kick(vq);
 unlock:
@@ -217,8 +222,9 @@ static const unsigned int vpmu_features[] = {
 };
 
 /*
- * The device's own feature bits that both sides know. Generic transports may hide them, so they
- * are in the configuration space, too.
+ * Returns the device-specific feature bits that both the device and this driver
+ * know. A generic transport may not pass these bits on, so the device repeats
+ * them in its configuration space.
  */
 static u64 device_features(struct virtio_device *vdev)
 {
@@ -282,7 +288,7 @@ static void notices_start(struct vpmu_device *dev, struct virtqueue *vq)
 	spin_lock_irq(&dev->notices.lock);
 	dev->notices.vq = vq;
 	dev->notices.closed = false;
-	/* A queue shorter than the array gets as many as fit. */
+	/* A queue that is shorter than the array holds fewer buffers. */
 	for (i = 0; i < VPMU_NOTICES; i++)
 		if (notices_post(dev, &dev->notices.buffers[i]))
 			break;
@@ -349,7 +355,10 @@ static void device_stop(struct vpmu_device *dev)
 static void device_end(struct vpmu_device *dev, int err)
 {
 	vpmu_life_close(dev, err);
-	/* A later restore reads the device's list into new files. */
+	/*
+	 * A later restore reads the device's list of persistent events into new
+	 * files.
+	 */
 	vpmu_persistent_close(dev);
 	vpmu_life_end(dev, err);
 }
@@ -377,15 +386,19 @@ void vpmu_device_give_up(struct vpmu_device *dev)
 }
 
 /*
- * Reads the configuration again after a restore of the machine, perhaps on another host. Events
- * that this host lacks stay in the catalogue: the device refuses to open them.
+ * Reads the configuration again after a restore of the machine, perhaps on
+ * another host. Events that this host lacks stay in the catalogue: the device
+ * refuses to open them.
  */
 static void reread_work(struct work_struct *work)
 {
 	struct vpmu_device *dev = container_of(work, struct vpmu_device, reread);
 	struct vpmu_info info;
 
-	/* After the probe, only this work changes dev->info, and so reads it without a lock. */
+	/*
+	 * After the probe, only this work changes dev->info, so it can read
+	 * dev->info without a lock.
+	 */
 	info = dev->info;
 	device_host_info(dev->vdev, &info);
 	write_seqlock_irq(&dev->info_lock);
@@ -394,16 +407,23 @@ static void reread_work(struct work_struct *work)
 }
 
 /*
- * kexec may start another kernel, whose memory the device must not write to. virtio itself
- * resets its devices for this since 6.15, and in stable kernels.
+ * kexec may start another kernel, whose memory the device must not write to.
+ * From 6.15 on, and in some older stable kernels, virtio itself resets its
+ * devices.
  */
 static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
 {
 	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
-	/* Skip a kept device, which no longer has its transport. */
+	/*
+	 * The work that gives a device up may still have to reset it. A removal
+	 * holds the lock of the virtio device, so device_shutdown() waits for
+	 * it.
+	 */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
+	else
+		flush_work(&dev->life.give_up);
 	return NOTIFY_DONE;
 }
 
@@ -492,7 +512,10 @@ static int device_doorbell(struct vpmu_device *dev)
 		dev_err(&dev->vdev->dev, "the device offers a doorbell without its memory region\n");
 		return -ENXIO;
 	}
-	/* Programs map these pages: they must not contain other data. */
+	/*
+	 * Programs can map only whole pages. So let them map the doorbell only
+	 * if it has whole pages to itself.
+	 */
 	if (region.len >= PAGE_SIZE && PAGE_ALIGNED(region.addr))
 		dev->doorbell.page = region.addr;
 	dev->doorbell.address = ioremap(region.addr, region.len);
@@ -501,7 +524,7 @@ static int device_doorbell(struct vpmu_device *dev)
 
 static void device_say_no_queue(struct vpmu_device *dev, unsigned int cpu, int err)
 {
-	dev_err(&dev->vdev->dev, "CPU %u: its queue is not found, events on it are refused (%d)\n",
+	dev_err(&dev->vdev->dev, "CPU %u: its queue was not found; events on it are refused (%d)\n",
 		cpu, err);
 }
 
@@ -511,8 +534,10 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	int err;
 
 	/*
-	 * device_restart() opens the queues, then finds those of all CPUs that are online. A CPU
-	 * that comes online later finds its own, although the device may not be in use yet.
+	 * There is nothing to find while the queues are closed.
+	 * device_restart() opens them, then finds the queues of all online
+	 * CPUs. A CPU that comes online after that finds its queue here, even
+	 * if the device is not in use yet.
 	 */
 	if (vpmu_vcpu_is_closed(&dev->vcpus[cpu % dev->info.vcpus]))
 		return 0;
@@ -534,7 +559,10 @@ static void rediscover(void *device)
 		device_say_no_queue(dev, smp_processor_id(), err);
 }
 
-/* Restores the state of a device after a reset, and finds the CPUs of its queues. */
+/*
+ * Restores the state of a device after a reset, and finds the CPU of each
+ * queue.
+ */
 static int device_restart(struct vpmu_device *dev)
 {
 	int err;
@@ -549,7 +577,10 @@ static int device_restart(struct vpmu_device *dev)
 	return err;
 }
 
-/* Waits until all events are closed, and unregisters the device from the kernel. */
+/*
+ * Waits until all events are closed, and unregisters the device from the
+ * kernel.
+ */
 static void device_withdraw(struct vpmu_device *dev)
 {
 	unregister_reboot_notifier(&dev->life.reboot);
@@ -580,7 +611,10 @@ static void device_forget(void)
 	device_release(dev);
 }
 
-/* Ends all open events of a device that is removed, and keeps the objects of its users. */
+/*
+ * Ends all open events of a device that is removed, and keeps the objects of
+ * its users.
+ */
 static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
 {
 	struct virtio_device *vdev = dev->vdev;
@@ -589,7 +623,10 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
 	vpmu_life_end(dev, -ENODEV);
-	/* Log messages name the virtio device, and its features are still checked. */
+	/*
+	 * Keep the virtio device: log messages name it, and its features are
+	 * still checked.
+	 */
 	get_device(&vdev->dev);
 	transport->vdev = vdev;
 	transport->owner = parent && parent->driver ? parent->driver->owner : NULL;
@@ -598,7 +635,10 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	vpmu_kept = dev;
 }
 
-/* Whether a device looks to its users like the previous device. */
+/*
+ * Whether programs that still use @dev, the previous device, can continue with
+ * @vdev: the features, the configuration and the mapped regions must match.
+ */
 static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *vdev)
 {
 	struct virtio_shm_region region;
@@ -634,7 +674,10 @@ static int device_recall(struct vpmu_device *dev)
 	return err;
 }
 
-/* Gives the users of a removed device another device, on which they can open events. */
+/*
+ * Binds @vdev to the objects of @dev, a removed device. The users of @dev can
+ * then open events again.
+ */
 static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 {
 	struct virtio_device *before = dev->vdev;
@@ -769,7 +812,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* The allocation is small, and a remove cannot return an error. */
+	/* __GFP_NOFAIL, because a remove cannot return an error. */
 	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);
@@ -787,8 +830,9 @@ static void vpmu_remove(struct virtio_device *vdev)
 }
 
 /*
- * Called in an interrupt, where the configuration cannot be read because that may sleep. virtio
- * does not call this before the end of the probe, nor once it removes or freezes the device.
+ * Called from an interrupt handler. Reading the configuration may sleep, so a
+ * work item reads it. virtio does not call this function before the end of the
+ * probe, or after it has begun to remove or freeze the device.
  */
 static void vpmu_config_changed(struct virtio_device *vdev)
 {
@@ -797,7 +841,7 @@ static void vpmu_config_changed(struct virtio_device *vdev)
 	schedule_work(&dev->reread);
 }
 
-/* Called before the machine sleeps or is written to a disk. */
+/* Called before suspend or hibernation. */
 static int vpmu_freeze(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
@@ -807,7 +851,10 @@ static int vpmu_freeze(struct virtio_device *vdev)
 	return 0;
 }
 
-/* Called after a resume. virtio has reset the device and negotiated the same features. */
+/*
+ * Called after a resume. virtio has reset the device and negotiated the same
+ * features.
+ */
 static int vpmu_restore(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev = vdev->priv;
@@ -815,7 +862,7 @@ static int vpmu_restore(struct virtio_device *vdev)
 
 	err = device_restart(dev);
 	if (err) {
-		dev_err(&vdev->dev, "the device cannot be restored, its events end (%d)\n", err);
+		dev_err(&vdev->dev, "the device cannot be restored; its events end (%d)\n", err);
 		WRITE_ONCE(dev->life.lost, -EIO);
 		device_end(dev, -EIO);
 		WRITE_ONCE(dev->life.asleep, false);

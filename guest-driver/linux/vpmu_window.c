@@ -2,8 +2,8 @@
 /*
  * The window: memory of the host for rings that outlive this driver.
  *
- * The device chooses the pages. They are not the guest's RAM, so they are not allocated,
- * charged or reference-counted here; programs map them directly.
+ * The device chooses the pages. They are not the guest's RAM, so they are not
+ * allocated, charged or reference-counted here; programs map them directly.
  */
 #include <linux/fs.h>
 #include <linux/io.h>
@@ -33,9 +33,10 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * perf core's views read the window through this map. On x86, it also
-	 * makes the maps of programs cached, as the host's ordinary memory may
-	 * be: without another map, the kernel would map the pages uncached.
+	 * perf core's views read the window through this mapping. On x86, this
+	 * mapping also makes programs' mappings write-back. Otherwise the
+	 * kernel would map the pages uncached for programs. Write-back is
+	 * right, because the window is ordinary memory of the host.
 	 */
 	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window.base)
@@ -83,7 +84,7 @@ void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
 }
 
 /**
- * vpmu_window_fault() - map a page of a ring at a program's access
+ * vpmu_window_fault() - map a page of a ring when a program accesses it
  * @ring: the ring, in the window; the device's output_lock is held
  * @vmf: the fault
  *
@@ -101,8 +102,9 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
  * @dev: the device; its output_lock is held
  * @ring: the ring, in the window
  *
- * The device may use the pages for another ring. A later access through a map of
- * the ended ring raises SIGBUS, as after the end of a file.
+ * The device may use the pages for another ring. A later access through a
+ * mapping of the ended ring raises SIGBUS, like an access beyond the end of a
+ * file.
  */
 void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
@@ -111,7 +113,11 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	lockdep_assert_held(&dev->output_lock);
 	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
-	/* A mapped ring stays. */
+	/*
+	 * All mappings of the ring were made through files of @ring->writers:
+	 * an event remains a writer of its ring while the ring is mapped
+	 * through the event's file.
+	 */
 	list_for_each_entry(file, &ring->writers, output.entry)
 		unmap_mapping_range(&file->output.mapping, 0, 0, 1);
 }
