@@ -1,5 +1,5 @@
-//! The reader of an AUX area. The host writes a trace and the head; the reader copies the trace out
-//! and moves the tail or, in overwrite mode, copies the newest part. Does not parse packets.
+//! Readers of AUX areas. The host writes a trace and the head; the reader copies the trace out and
+//! moves the tail or, in overwrite mode, copies the newest part. Readers do not parse packets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,9 +13,11 @@ use crate::event::{Event, EventError};
 use crate::ring::{PAGE_SIZE, Ring};
 use crate::trace::{ALIGN, Chunk};
 
-/// Most bytes read at once, so that the host can reuse their space while later bytes are read.
+/// Maximum number of bytes that one read copies. Each read frees the space of the copied bytes, so
+/// that the host can write there before the reader has read the rest of the area.
 const MOST: u64 = 1 << 20;
-/// Number of copies that a snapshot tries if the host overwrites the whole area during each.
+/// Maximum number of attempts to copy a snapshot. An attempt fails if the host overwrites the whole
+/// area during the copy.
 const TRIES: u32 = 10;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -35,9 +37,10 @@ pub enum AreaError {
     /// A size in bytes that `usize` cannot hold.
     #[error("an AUX area of 2^{0} pages is too large")]
     TooLarge(u32),
-    /// The distance from tail to head is not a number of whole packets that fits the area.
+    /// The head is invalid: the distance from the tail to the head exceeds the area's size or is
+    /// not a multiple of the packets' alignment.
     #[error(
-        "the AUX area's head {head:#x} does not lead to packets within {size:#x} bytes after {tail:#x}: `skip` to go on"
+        "the AUX area's head {head:#x} is invalid for tail {tail:#x} and size {size:#x}: call `skip` to discard the area's contents"
     )]
     Overrun {
         /// Bytes produced.
@@ -61,7 +64,9 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EPERM) => {
             " (this user may not lock so much memory: map fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
         }
-        Some(libc::EINVAL) => " (it is mapped in another size already, or the ring is gone)",
+        Some(libc::EINVAL) => {
+            " (the area is already mapped with another size, or the ring is gone)"
+        }
         Some(libc::EOPNOTSUPP) => " (the event is not a trace: `vperf list` shows the traces)",
         Some(libc::ENOMEM | libc::ENOSPC) => {
             " (the guest lacks memory, or the area exceeds the host's limit for this machine: map fewer pages)"
@@ -79,8 +84,8 @@ struct Place {
 }
 
 impl Place {
-    /// Maps the area at the file offset behind the ring's data. perf requires the offset and the
-    /// size in the ring's metadata page first.
+    /// Maps the area, whose offset in the event's file is the end of the ring's data. Before that,
+    /// stores the area's offset and size in the ring's metadata page, as perf requires.
     fn new(
         event: BorrowedFd<'_>,
         ring: &Ring,
@@ -134,7 +139,8 @@ impl Place {
 #[derive(Debug)]
 pub struct Area {
     place: Place,
-    /// Bytes consumed; the shared tail is a copy that is never read back.
+    /// Bytes consumed. The tail in the ring's metadata page is a copy of this number for the host.
+    /// This reader loads the copy once, when the area is mapped, and afterwards only stores it.
     tail: u64,
 }
 
@@ -167,11 +173,12 @@ impl Area {
         self.tail
     }
 
-    /// Replaces the contents of `chunk` with the unread bytes, or with their first part if there
-    /// are many, and frees their space in the area. Returns false if the area has no unread bytes.
+    /// Replaces the contents of `chunk` with unread bytes, at most 1 MiB of them, and frees their
+    /// space in the area. Returns false if the area has no unread bytes.
     ///
     /// # Errors
-    /// [`AreaError::Overrun`], until [`Area::skip`].
+    /// [`AreaError::Overrun`] if the head is invalid. Later calls fail too, until [`Area::skip`] is
+    /// called.
     pub fn read(&mut self, chunk: &mut Chunk) -> Result<bool, AreaError> {
         let (head, tail, size) = (self.head(), self.tail, self.size());
         let available = head.wrapping_sub(tail);
@@ -194,15 +201,16 @@ impl Area {
         skipped
     }
 
-    /// Stores an arbitrary shared tail and keeps this reader's own position, for tests of the
-    /// host's reaction to a wrong tail. The next read stores the correct tail again.
+    /// Stores `tail` in the ring's metadata page, but keeps this reader's own position: tests check
+    /// how the host reacts to a wrong tail. The next read stores the correct tail again.
     pub fn set_tail_raw(&self, tail: u64) {
         self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
 
     fn consume(&mut self, tail: u64) {
         self.tail = tail;
-        // Release: the host may write there only after all loads of the bytes are done.
+        // Release: the host may overwrite the consumed bytes only after this reader has loaded
+        // them.
         self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
 }
@@ -226,13 +234,14 @@ impl<'a> Snapshot<'a> {
         self.place.size()
     }
 
-    /// Copies the newest part of the trace, from the start of a page of the area (or of the trace)
-    /// to now. The trace continues meanwhile.
+    /// Copies the newest part of the trace while the trace continues. The copy begins at the start
+    /// of a page of the area, or at the start of the trace if the area still holds it.
     ///
     /// # Errors
-    /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`].
+    /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`] if the host
+    /// overwrote the whole area during every attempt to copy it.
     pub fn take(&self) -> Result<Chunk, AreaError> {
-        // Reading the event makes the host publish everything that it has written.
+        // The read makes the device publish all data that it has written.
         take(&self.place, || Ok(self.event.read_any()?))
     }
 }

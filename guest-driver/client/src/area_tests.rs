@@ -1,4 +1,5 @@
-//! A file stands in for the event: bytes written to it appear in its mappings.
+//! In these tests, a temporary file replaces the event: bytes that a test writes to the file appear
+//! in the mappings of the ring and the area.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -164,7 +165,8 @@ fn snapshot_holds_newest_bytes_from_page_boundary() {
     let chunk = take(&place, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (0, expected(0, 3)));
     host.write(128);
-    // The area holds 128 of 131 packets; the page of the oldest is incomplete.
+    // The area holds the last 128 of 131 packets. The page with the oldest of them is partly
+    // overwritten, so the snapshot omits this whole page.
     let chunk = take(&place, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (PAGE, expected(64, 131)));
 }
@@ -178,14 +180,15 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let calls = RefCell::new(0);
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
-        // The second call follows the copy: write then, like a host that continues.
+        // The second call of this closure comes after the copy. Write more packets then, like a
+        // host that continues to trace during the copy.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }
         Ok(())
     })
     .unwrap();
-    assert_eq!(chunk.position, 2 * PAGE, "a page and a packet are gone");
+    assert_eq!(chunk.position, 2 * PAGE, "one page and one packet are gone");
     assert_eq!(chunk.bytes, expected(128, 256));
     let fast = take(&place, || {
         host.borrow_mut().write(256);
@@ -228,7 +231,7 @@ fn snapshot_with_wild_heads_does_not_panic() {
 fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
     let mut host = Host::new(1);
     host.write(3);
-    // Each reading is of a group without members: zeros.
+    // Each read(2) of this file returns zeros, which parse as the reading of an empty group.
     let file = tempfile::tempfile().unwrap();
     file.set_len(16 * PAGE).unwrap();
     let attr = EventAttr::new(0, 0).reading_group();

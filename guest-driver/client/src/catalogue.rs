@@ -1,4 +1,4 @@
-//! The events that this host can count, looked up by name. Opens nothing.
+//! The catalogue of the events that this host can count. Finds events by name, but does not open them.
 
 use vpmu_abi::uapi::{self, CONFIG_KIND_SHIFT};
 use vpmu_abi::{
@@ -29,7 +29,7 @@ pub enum CatalogueError {
     NoValue(String),
     /// A value that is not a number, or too large.
     #[error(
-        "{value:?} is not a value for event {name:?}: a number below 2^48, or 0x and hexadecimal digits"
+        "{value:?} is not a value for event {name:?}: use a number below 2^48, or 0x and hexadecimal digits"
     )]
     Value {
         /// The event.
@@ -57,17 +57,18 @@ pub enum CatalogueError {
 pub struct Entry {
     /// The name for `-e`.
     pub name: String,
-    /// Unit of the count: empty for plain numbers, else `ns` or `ticks`.
+    /// Unit of the count: `ns`, `ticks`, `bytes` for a trace, or empty for a plain number.
     pub unit: String,
     /// Description of the counted events.
     pub counts: String,
-    /// The backing that counts it.
+    /// The counter behind the event, such as `device` or `host perf: task-clock`.
     pub source: String,
-    /// Can sample.
+    /// The event can sample.
     pub samples: bool,
-    /// Counts as well as samples exclude host work for the vCPU.
+    /// Both counts and samples exclude the host's work for the vCPU.
     pub guest_only: bool,
-    /// `name=value` selects a variant (the value of a mark).
+    /// `name=value` is valid. The value selects a variant of the event; for marks, it selects the
+    /// marks with this value.
     pub takes_value: bool,
     /// `exclude_user` and `exclude_kernel` are supported.
     pub excludes: bool,
@@ -80,7 +81,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether samples exclude host work for the vCPU; hardware samples do in every count mode.
+    /// Whether samples exclude the host's work for the vCPU. Samples of hardware events always do,
+    /// even if their counts include it.
     #[must_use]
     pub fn samples_guest_only(&self) -> bool {
         self.guest_only || [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].contains(&self.kind)
@@ -144,7 +146,7 @@ impl Catalogue {
     /// `:uk` if the event supports them. `pmu_type` is [`crate::Info::pmu_type`].
     ///
     /// # Errors
-    /// [`CatalogueError`] names the invalid part and lists valid ones.
+    /// [`CatalogueError`] names the invalid part and says what is valid.
     pub fn attr(&self, pmu_type: u32, spec: &str) -> Result<EventAttr, CatalogueError> {
         let (entry, value, modifiers) = self.split(spec)?;
         let config = match value {
@@ -173,8 +175,9 @@ impl Catalogue {
         Ok(attr)
     }
 
-    /// Returns the text for `-e` that selects `attr`, whether it has the PMU's type or perf's own.
-    /// If the catalogue lacks the event, the text is its kind and config in hexadecimal.
+    /// Returns the text for `-e` that selects the event in `attr`. The type in `attr` is either
+    /// `pmu_type` or one of perf's own types, such as `PERF_TYPE_HARDWARE`. If the catalogue lacks the
+    /// event, the text is the event's kind and config in hexadecimal.
     #[must_use]
     pub fn spec(&self, pmu_type: u32, attr: &EventAttr) -> String {
         let (kind, config) = if attr.pmu_type == pmu_type {
@@ -187,7 +190,7 @@ impl Catalogue {
             entries.filter(|entry| u64::from(entry.kind) == kind)
         };
         let mut spec = if let Some(entry) = of_kind().find(|entry| entry.config == config) {
-            // Zero is a value like any other for an event that takes one.
+            // If the event takes a value, write the value even if it is zero.
             let value = if entry.takes_value { "=0" } else { "" };
             format!("{}{value}", entry.name)
         } else if let Some(entry) = of_kind().find(|entry| entry.takes_value) {

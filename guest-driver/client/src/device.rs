@@ -13,13 +13,16 @@ use crate::Error;
 use crate::attr::EventAttr;
 use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
-use crate::sys;
+use crate::marks::Marks;
+use crate::persistent::{self, Persistent, PersistentError};
+use crate::sys::{self, Role};
+use crate::trigger::TriggerError;
 use vpmu_perf::call::Scope;
 
 /// Path of the driver's device file.
 pub const PATH: &str = "/dev/vpmu";
 
-/// Most catalogue entries read at once.
+/// Maximum number of catalogue entries read at once.
 const CHUNK: usize = 32;
 
 /// An error of the device.
@@ -37,7 +40,8 @@ pub enum DeviceError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The file is not a vPMU's, or the driver has given up or lost the device.
+    /// The file is not a vPMU's, the device was removed, or it did not answer and the driver gave
+    /// it up.
     #[error("querying the vPMU")]
     Info(#[source] io::Error),
     /// The driver's interface version differs from this library's.
@@ -62,13 +66,13 @@ pub enum DeviceError {
 /// A remedy to append to the error text where the error number alone does not suggest one.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
+        Some(libc::ENOENT) => " (this host cannot count the event: see `vperf list`)",
         Some(libc::EACCES | libc::EPERM) => {
             " (perf's rule: `sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON \
               may open; the module's parameter `paranoid` can allow more events of their own tasks)"
         }
         Some(libc::EOPNOTSUPP) => {
-            " (the device cannot do this with this event, or not with the requested engine)"
+            " (an attribute is not supported for this event, or not with the requested engine)"
         }
         Some(libc::ENOSPC) => {
             " (too many events are open in this machine, or too many by programs without CAP_PERFMON: \
@@ -91,13 +95,14 @@ pub struct Info {
     pub version: u32,
     /// Number of vCPUs that the device counts on.
     pub vcpus: u32,
-    /// Most events open at once in the whole machine.
+    /// Maximum number of events open at once in the whole machine.
     pub max_events: u32,
-    /// Most data pages of one ring.
+    /// Maximum number of data pages of one ring.
     pub max_ring_pages: u32,
     /// Whether counts of hardware events include the host's work for the vCPU.
     pub host_work_counted: bool,
-    /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`, nanoseconds.
+    /// Base of the conversion from a TSC value to record time, in nanoseconds:
+    /// `time_zero + ((tsc * time_mult) >> time_shift)`.
     pub time_zero: u64,
     /// Multiplier; see [`Info::time_zero`].
     pub time_mult: u32,
@@ -107,13 +112,13 @@ pub struct Info {
     pub pmu_type: u32,
     /// Frequency of the guest's TSC.
     pub tsc_khz: u32,
-    /// Most samples per second of one event.
+    /// Maximum number of samples per second of one event.
     pub max_sample_rate: u32,
-    /// Most pages of one AUX area; zero if the device has no AUX areas.
+    /// Maximum number of pages of one AUX area; zero if the device has no AUX areas.
     pub max_aux_pages: u32,
-    /// Most persistent events that the guest may have.
+    /// Maximum number of persistent events that the guest may have.
     pub max_persistent: u32,
-    /// perf type number that reopens a persistent event.
+    /// perf type number with which a persistent event is reopened.
     pub persistent_type: u32,
 }
 
@@ -131,6 +136,9 @@ impl Info {
 }
 
 /// The open device.
+///
+/// The methods with `perf` in their names act on events of [`crate::perf::PerfPmu`]. They go through the device
+/// because perf core does not let a PMU add ioctls.
 #[derive(Debug)]
 pub struct Vpmu {
     file: File,
@@ -152,7 +160,7 @@ impl Vpmu {
     /// # Errors
     /// See [`Vpmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
-        // Open the file for writing, too: the kernel requires that for a map of the doorbell.
+        // Open the file for writing, too: the kernel requires that for mapping the doorbell.
         let file =
             File::options()
                 .read(true)
@@ -205,8 +213,8 @@ impl Vpmu {
         &self.catalogue
     }
 
-    /// Describes a counting event of the calling thread, disabled, from `spec`; see
-    /// [`Catalogue::attr`].
+    /// Returns attributes for the event that `spec` names. An event opened with them counts the
+    /// calling thread, and is disabled at first. See [`Catalogue::attr`].
     ///
     /// # Errors
     /// [`Error::Catalogue`] names the invalid part.
@@ -214,7 +222,7 @@ impl Vpmu {
         Ok(self.catalogue.attr(self.info.pmu_type, spec)?)
     }
 
-    /// Opens an event with a ring that the host writes.
+    /// Opens an event. If its ring is mapped, the host writes records directly to the ring.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's error number as its source.
@@ -226,8 +234,8 @@ impl Vpmu {
     /// enabled, and one reading returns the counts of the whole group at one moment.
     ///
     /// # Errors
-    /// See [`Vpmu::open_event`]; `EINVAL` if the two measure different tasks or CPUs, `E2BIG` if
-    /// the group already has 64 events.
+    /// See [`Vpmu::open_event`]; `EINVAL` if the event and `leader` measure different tasks or CPUs,
+    /// `E2BIG` if the group already has 64 events.
     pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, Error> {
         self.open_in(attr, Some(leader))
     }
@@ -235,7 +243,7 @@ impl Vpmu {
     fn open_in(&self, attr: &EventAttr, leader: Option<&Event>) -> Result<Event, Error> {
         let place = attr.place(leader.map(AsFd::as_fd));
         let engine = attr.engine.number();
-        let flags = attr.door_flags();
+        let flags = attr.device_flags();
         let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine, flags)
             .map_err(DeviceError::OpenEvent)?;
         Ok(Event::new(fd, attr))
@@ -244,30 +252,124 @@ impl Vpmu {
     /// Places the mark `value` on the caller's CPU: one VM exit.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device takes no marks.
+    /// [`Error::Device`] if the device supports no marks.
     pub fn mark(&self, value: u32) -> Result<(), Error> {
         Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
     }
 
-    /// Writes all pending samples and traces of persistent events to their pages and wakes their
-    /// readers before it returns.
+    /// Maps the doorbell, to place marks by stores. If the kernel refuses the mapping, each mark takes
+    /// a system call instead.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EPERM` without CAP_PERFMON and `EIO` if an event is in error; all
-    /// other events are flushed.
+    /// [`Error::Marks`].
+    pub fn marks(&self) -> Result<Marks, Error> {
+        Ok(Marks::on(self.as_fd())?)
+    }
+
+    /// Makes the device write all pending samples and packets of persistent events to their rings and
+    /// areas, and wakes the readers. Returns when all this is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`], with `EPERM` without CAP_PERFMON. If an event is in error, all other events
+    /// are flushed, and the error is `EIO`.
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }
 
-    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: writes pending samples
-    /// to its ring, or a trace's pending bytes to its area. Pollers wake only at perf's own
-    /// watermark.
+    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: makes perf core
+    /// write the event's pending samples to its ring or, for a trace, publish the pending bytes in its
+    /// area. Pollers wake only at perf's own watermark.
     ///
     /// # Errors
     /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with
     /// `perf_event_open(2)`, `EIO` if it is in error.
     pub fn flush_perf(&self, event: &Event) -> Result<(), Error> {
         Ok(sys::flush_perf(self.as_fd(), event.as_fd()).map_err(DeviceError::Flush)?)
+    }
+
+    /// Lists persistent events by ascending id.
+    ///
+    /// # Errors
+    /// [`PersistentError::List`].
+    pub fn persistent(&self) -> Result<Vec<Persistent>, PersistentError> {
+        persistent::list(self.as_fd())
+    }
+
+    /// Finds the persistent event with this name, or this id in decimal digits.
+    ///
+    /// # Errors
+    /// [`PersistentError::Unknown`] suggests similar names.
+    pub fn find_persistent(&self, name: &str) -> Result<Persistent, PersistentError> {
+        persistent::find(self.persistent()?, name)
+    }
+
+    /// Opens another handle of a persistent event. The handles share the event's ring, which keeps
+    /// its earlier records.
+    ///
+    /// # Errors
+    /// [`PersistentError::Open`], with `ENOENT` if it has ended and `EPERM` without CAP_PERFMON.
+    pub fn reopen(&self, event: &Persistent) -> Result<Event, Error> {
+        let by_id = EventAttr {
+            disabled: false,
+            read_format: 0,
+            ..EventAttr::new(self.info().persistent_type, event.id).on_cpu(event.attr.cpu)
+        };
+        let fd = sys::open(self.as_fd(), &mut by_id.to_raw(), by_id.place(None), 0, 0).map_err(
+            |source| PersistentError::Open {
+                name: event.name.clone(),
+                source,
+            },
+        )?;
+        Ok(Event::new(fd, &event.attr))
+    }
+
+    /// Reopens the listed event with this name or id.
+    ///
+    /// # Errors
+    /// See [`Vpmu::find_persistent`] and [`Vpmu::reopen`].
+    pub fn reopen_named(&self, name: &str) -> Result<Event, Error> {
+        self.reopen(&self.find_persistent(name)?)
+    }
+
+    /// Like [`Event::detach`], for an event opened with `perf_event_open(2)`. Its descriptor becomes
+    /// a view of the persistent event: it reads that event's count and takes samples from that
+    /// event's ring. Enabling or disabling the descriptor affects only the view.
+    ///
+    /// # Errors
+    /// See [`Event::detach`]; `EBADF` if the event was not opened on the vPMU with
+    /// `perf_event_open(2)`, `EOPNOTSUPP` if it is a trace or its samples contain counts, user
+    /// registers or the user stack.
+    pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
+        persistent::detach(name, |bytes| {
+            sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
+        })
+    }
+
+    /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// See [`Event::attach`]; `EBADF` as for [`Vpmu::detach_perf`].
+    pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
+        sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
+    }
+
+    /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// See [`Event::set_starter_of`]; `EBADF` if either was not opened on the vPMU with
+    /// `perf_event_open(2)`, `EOPNOTSUPP` if either was opened with [`EventAttr::inherit`].
+    pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
+        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
+            .map_err(TriggerError::Starter)
+    }
+
+    /// Like [`Event::set_stopper_of`], for two events opened with `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// See [`Vpmu::set_perf_starter`].
+    pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
+        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd())
+            .map_err(TriggerError::Stopper)
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Error {
     /// From setting up marks.
     #[error(transparent)]
     Marks(#[from] marks::MarksError),
-    /// From the perf core.
+    /// From perf core.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),
     /// From following tasks.

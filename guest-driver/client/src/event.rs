@@ -15,14 +15,16 @@ use crate::area::{Area, AreaError, Snapshot};
 use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
 use crate::history::{History, HistoryError};
 use crate::overwrite::{Overwrite, OverwriteError};
+use crate::persistent::{self, PersistentError};
 use crate::reading::{self, Reading};
 use crate::record::Layout;
 use crate::ring::{Ring, RingError};
-use crate::sys;
+use crate::sys::{self, Role};
+use crate::trigger::TriggerError;
 use vpmu_perf::call::{self, Scope};
 use vpmu_perf::record::Words;
 
-/// The largest reading of a group: 1 MiB, for tens of thousands of events.
+/// Maximum size of a group's reading: 1 MiB, enough for tens of thousands of events.
 const MOST_BYTES: usize = 1 << 20;
 
 /// The result of a wait.
@@ -132,7 +134,7 @@ impl Event {
     /// event has no ring until it is mapped.
     ///
     /// # Errors
-    /// [`EventError::Output`], with `EINVAL` if the two cannot share a ring.
+    /// [`EventError::Output`], with `EINVAL` if the two events cannot share a ring.
     pub fn set_output(&self, target: Option<&Event>) -> Result<(), EventError> {
         call::set_output(self, target.map(AsFd::as_fd)).map_err(EventError::Output)
     }
@@ -145,25 +147,25 @@ impl Event {
         call::pause_output(self, paused).map_err(EventError::Pause)
     }
 
-    /// Sets the attributes that the kernel allows to change to their values in `attr`.
+    /// Sets the open event's attributes to those in `attr`, as far as the kernel can change them.
     ///
     /// # Errors
-    /// [`EventError::Modify`], for every event of the vPMU: perf modifies only breakpoints.
+    /// [`EventError::Modify`], always for an event of the vPMU: perf modifies only breakpoints.
     pub fn modify(&self, attr: &EventAttr) -> Result<(), EventError> {
         call::modify(self, &attr.to_raw()).map_err(EventError::Modify)
     }
 
-    /// Returns the engine that samples the event: [`Engine::Any`] if it only counts.
+    /// Returns the engine that samples the event: [`Engine::Any`] if the event only counts.
     ///
     /// # Errors
-    /// [`EventError::Engine`], also for an event opened with `perf_event_open(2)`.
+    /// [`EventError::Engine`], always for an event opened with `perf_event_open(2)`.
     pub fn engine(&self) -> Result<Engine, EventError> {
         let number = sys::engine(self.as_fd()).map_err(EventError::Engine)?;
         Engine::of(number).ok_or(EventError::UnknownEngine(number))
     }
 
-    /// Writes all pending samples and traces of the event to its pages and wakes its readers before
-    /// it returns.
+    /// Makes the device write all pending samples of the event to its ring or, for a trace, all pending
+    /// packets to its area, and wakes the readers. Returns when all this is done.
     ///
     /// # Errors
     /// [`EventError::Flush`], with `EIO` if the event is in error and `ENOTTY` for an event opened
@@ -180,15 +182,16 @@ impl Event {
         sys::flush(self.as_fd(), Scope::Group).map_err(EventError::Flush)
     }
 
-    /// Sets the period, or the frequency of an event opened with one, from now on.
+    /// Sets the period, or the frequency if the event was opened with one. Takes effect immediately.
     ///
     /// # Errors
-    /// [`EventError::Period`], with `EINVAL` if it is zero or the event does not sample.
+    /// [`EventError::Period`], with `EINVAL` if the period is zero or the event does not sample.
     pub fn set_period(&self, period: u64) -> Result<(), EventError> {
         call::set_period(self, period).map_err(EventError::Period)
     }
 
-    /// Sets the wakeup interval of the event and of its inherited copies, counted from now.
+    /// Sets the wakeup interval of the event and of the events that tasks inherited from it. The
+    /// new interval begins with this call.
     ///
     /// # Errors
     /// [`EventError::Wakeup`], with `EINVAL` if the interval is zero or the event makes no records,
@@ -254,8 +257,8 @@ impl Event {
         }
     }
 
-    /// Reads the event in either read format, so that the device publishes everything it has
-    /// written.
+    /// Reads the event and discards the result. The read makes the device publish all data that it has
+    /// written. Works for every read format.
     pub(crate) fn read_any(&self) -> Result<(), EventError> {
         if self.reads_group() {
             self.read_group().map(drop)
@@ -284,7 +287,7 @@ impl Event {
         Ok((readings, got))
     }
 
-    /// Maps the metadata page and 2^`pages_log2` data pages as a ring whose records are consumed.
+    /// Maps the metadata page and 2^`pages_log2` data pages as a ring. Reading a record consumes it.
     ///
     /// # Errors
     /// [`RingError::Map`], with `EINVAL` if the event is mapped with another size;
@@ -296,8 +299,8 @@ impl Event {
         Ring::new(self.as_fd(), pages, self.layout)
     }
 
-    /// Maps the metadata page and `data_pages` data pages: 0 for counts only. Does not check the
-    /// number, so that tests can see the kernel refuse it.
+    /// Maps the metadata page and `data_pages` data pages. With 0 data pages, only counts can be read.
+    /// The kernel checks `data_pages`; this method does not, so that tests can pass invalid numbers.
     ///
     /// # Errors
     /// See [`Event::map`].
@@ -321,8 +324,8 @@ impl Event {
     }
 
     /// Maps a ring of `data_pages` data pages to copy its records while the writer and other
-    /// readers continue: nothing is paused or consumed. `overwrites` is the ring's mode:
-    /// [`crate::Persistent::overwrites`] for a persistent event.
+    /// readers continue: nothing is paused or consumed. `overwrites` is true if the ring is in
+    /// overwrite mode; for a persistent event, pass [`crate::Persistent::overwrites`].
     ///
     /// # Errors
     /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
@@ -367,6 +370,50 @@ impl Event {
             .into_iter()
             .next()
             .unwrap_or_default())
+    }
+
+    /// Makes the event outlive its handles and returns the id that reopens it. If the event was
+    /// persistent already, it keeps its id. If `name` is empty, the event keeps its name or, if it has
+    /// none, is named `event` followed by the id.
+    ///
+    /// # Errors
+    /// [`PersistentError::Detach`], with `EPERM` without CAP_PERFMON, and `EINVAL` if the event counts a
+    /// task, is in a group, or writes to the ring of another event; [`PersistentError::Name`].
+    pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
+        persistent::detach(name, |bytes| sys::detach(self.as_fd(), bytes))
+    }
+
+    /// Makes the event end with its last handle.
+    ///
+    /// # Errors
+    /// [`PersistentError::Attach`], with `EINVAL` if the event is not persistent, and `EPERM` without
+    /// CAP_PERFMON or for an event of the operator.
+    pub fn attach(&self) -> Result<(), PersistentError> {
+        sys::attach(self.as_fd()).map_err(PersistentError::Attach)
+    }
+
+    /// Makes each overflow of this event start `target` before the guest's next instruction, if
+    /// `target` is paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped by a
+    /// stopper.
+    ///
+    /// # Errors
+    /// [`TriggerError::Starter`], with
+    /// - `EEXIST` if this event is already the starter of `target`;
+    /// - `EBUSY` if `target` has another starter;
+    /// - `EINVAL` if `target` is this event or measures another task or CPU, or if this event does not
+    ///   sample;
+    /// - `EOPNOTSUPP` if the batched engine samples this event.
+    pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
+        sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
+    }
+
+    /// Makes each overflow of this event stop `target` before the guest's next instruction. If
+    /// this event is both the starter and the stopper of `target`, each overflow toggles `target`.
+    ///
+    /// # Errors
+    /// [`TriggerError::Stopper`]; see [`Event::set_starter_of`].
+    pub fn set_stopper_of(&self, target: &Event) -> Result<(), TriggerError> {
+        sys::link(self.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
     }
 }
 

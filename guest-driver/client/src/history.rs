@@ -1,9 +1,9 @@
 //! A ring's contents, copied while its writer and other readers continue: nothing is paused or
 //! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
 //!
-//! The device may be writing past the published head. A flush of the event returns once such writes
-//! are published. So the copy is followed by another flush: the head that is read after that flush
-//! bounds the bytes that the device touched during the copy.
+//! The device may have written records beyond the head that it last published. A flush of the event
+//! returns once the head includes them. So the event is flushed again after the copy: the new head
+//! shows which bytes the device may have overwritten during the copy.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -28,22 +28,22 @@ pub enum HistoryError {
     /// The event cannot be flushed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// A ring that overwrites forwards, where the start of the oldest record is unknown.
+    /// A ring in overwrite mode that is written forwards: the start of its oldest record is unknown.
     #[error(
-        "its ring overwrites the oldest records, but is not written backwards: the start of its oldest record is unknown"
+        "the event's ring overwrites the oldest records, but is not written backwards: the start of its oldest record is unknown"
     )]
     Forward,
-    /// A ring written backwards that keeps unread records.
-    #[error("its ring is written backwards, but does not overwrite the oldest records")]
+    /// A ring that is written backwards, but is not in overwrite mode.
+    #[error("the event's ring is written backwards, but does not overwrite the oldest records")]
     Backward,
 }
 
 /// The direction and mode in which the ring is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Backwards over the oldest records: the newest record begins at the head.
+    /// Written backwards, in overwrite mode: the newest record begins at the head.
     Newest,
-    /// Forwards up to unread records: the oldest record begins at the tail.
+    /// Written forwards, without overwriting unread records: the oldest record begins at the tail.
     Unread,
 }
 
@@ -63,8 +63,8 @@ pub struct Past {
     pub records: Vec<Record>,
     /// Position after the newest record, for [`History::since`].
     pub position: u64,
-    /// Bytes from the requested position to the oldest record here, which were overwritten or, in a
-    /// ring that keeps unread records, consumed by another reader.
+    /// Bytes between the requested position and the oldest returned record. They were overwritten
+    /// or, in a ring that keeps unread records, consumed by another reader.
     pub missed: u64,
     /// Records that could not be parsed.
     pub unreadable: u64,
@@ -180,8 +180,8 @@ fn unread(
     let held = copy(mapping, tail, available);
     fence(Ordering::Acquire);
     barrier()?;
-    // Start after the records that other readers consumed during the copy, which may be
-    // overwritten, or at the requested position if that is later.
+    // Other readers may have consumed records during the copy, and the writer may have overwritten
+    // the consumed records. Start at the new tail, or at the requested position if that is later.
     let taken = mapping
         .load(DATA_TAIL, Ordering::Relaxed)
         .wrapping_sub(tail);
@@ -214,7 +214,8 @@ pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Iterates over the whole records in `held`, each with its length; the first is at `position`.
+/// Iterates over the whole records in `held`, each with its length. The first record is at
+/// `position` in the ring.
 pub(crate) fn walk<'a>(
     held: &'a [u64],
     position: u64,

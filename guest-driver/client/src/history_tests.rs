@@ -1,4 +1,5 @@
-//! Rings in a file's pages, written at chosen moments of a read.
+//! Tests with rings in the pages of a file, to which a test writes at chosen moments while the ring
+//! is read.
 
 use super::*;
 use crate::attr::{EventAttr, SAMPLE_IP};
@@ -7,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = PAGE_SIZE as u64;
-/// Size of a record here; a page holds 170 and part of another.
+/// Bytes of each record in these tests. A page holds 170 whole records and 16 bytes of the next.
 const RECORD: u64 = 24;
 const LAYOUT: Layout = Layout {
     sample_type: SAMPLE_IP,
@@ -139,7 +140,8 @@ fn record_overwritten_during_copy_is_omitted() {
         let writer = RefCell::new(writer);
         let barrier = after_copy(|| writer.borrow_mut().records(0..later));
         let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
-        // 4096 bytes hold 170 records and 16 bytes, which the first later record takes as well.
+        // 4096 bytes hold the 170 newest records and 16 bytes of the record before them. The first
+        // of the later records overwrites these 16 bytes and part of the oldest whole record.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
         assert_eq!(
             ips(&past),
@@ -153,7 +155,8 @@ fn record_overwritten_during_copy_is_omitted() {
 fn copy_waits_for_unpublished_write() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..500);
-    // Written over the oldest records before the copy, but published only by the flush after it.
+    // These records overwrite the oldest ones before the copy, but only the flush after the copy
+    // publishes them.
     for ip in 0..20 {
         writer.put(0xdead_0000 + ip);
     }
@@ -222,7 +225,7 @@ fn nonsense_ends_the_reading() {
         let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
         assert_eq!(ips(&past), [2], "{header:#x}");
     }
-    // Too short for its fields: skipped and counted.
+    // A record that is too short for its fields is skipped, and counted as unreadable.
     writer.record(1);
     let position = writer.head % SIZE;
     writer.word(SIZE + position, 8 << 48 | 9);

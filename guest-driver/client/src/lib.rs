@@ -1,8 +1,8 @@
 //! Client library for guest programs of the paravirtual PMU.
 //!
 //! The device has two interfaces, with one [`Event`] type for both:
-//! - [`Vpmu`] is `/dev/vpmu`: events that count and sample; the host writes their rings directly
-//!   into this process's pages.
+//! - [`Vpmu`] is `/dev/vpmu`: events that count and sample; the host writes their records
+//!   directly into this process's pages.
 //! - [`perf::PerfPmu`] is `perf_event_open(2)` on the PMU named `vpmu`: perf core's events.
 //!
 //! Count the caller's exits for one reason:
@@ -17,7 +17,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Take a sample every millisecond of CPU time, and read them from the ring:
+//! Take a sample every millisecond of CPU time, and read the samples from the ring:
 //! ```no_run
 //! # fn main() -> Result<(), vpmu_client::Error> {
 //! use vpmu_client::{Record, Vpmu};
@@ -94,7 +94,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Count between two marks of a program: see [`trigger`].
+//! To count between two marks of a program, see [`trigger`].
 
 mod arch;
 pub mod area;

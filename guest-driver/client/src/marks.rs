@@ -1,12 +1,12 @@
-//! Marks placed from user mode: one store to the device's doorbell, one VM exit, without a system
-//! call.
+//! Marks placed from user mode. A mark is one store to the device's doorbell, which causes one VM exit
+//! and needs no system call.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::Error;
-use crate::device::{DeviceError, Vpmu};
+use crate::device::DeviceError;
 use crate::register::Register;
 use crate::sys;
 
@@ -24,38 +24,31 @@ pub enum MarksError {
 enum Way {
     /// A store to the doorbell page.
     Page(Register),
-    /// A system call, with the error of mapping the page.
+    /// A system call, because mapping the page failed with this error.
     Call(File, io::Error),
 }
 
-/// Places marks from any thread. Each counts on the CPU and for the task that places it.
+/// Places marks from any thread. Each mark is counted for the task that places it, and for the CPU
+/// that the task runs on.
 #[derive(Debug)]
 pub struct Marks(Way);
 
-impl Vpmu {
-    /// Maps the doorbell; if the kernel refuses, each mark takes a system call.
-    ///
-    /// # Errors
-    /// [`Error::Marks`].
-    pub fn marks(&self) -> Result<Marks, Error> {
-        Ok(Marks(match Register::new(self.as_fd()) {
+impl Marks {
+    /// See [`Vpmu::marks`](crate::Vpmu::marks).
+    pub(crate) fn on(device: BorrowedFd<'_>) -> Result<Self, MarksError> {
+        Ok(Self(match Register::new(device) {
             Ok(page) => Way::Page(page),
             Err(refusal) => {
-                let file = self
-                    .as_fd()
-                    .try_clone_to_owned()
-                    .map_err(MarksError::Keep)?;
+                let file = device.try_clone_to_owned().map_err(MarksError::Keep)?;
                 Way::Call(file.into(), refusal)
             }
         }))
     }
-}
 
-impl Marks {
     /// Places the mark `value`.
     ///
     /// # Errors
-    /// [`Error::Device`] if the mark took a system call and the device takes no marks.
+    /// [`Error::Device`] if marks are placed by system calls and the device supports no marks.
     pub fn place(&self, value: u32) -> Result<(), Error> {
         match &self.0 {
             Way::Page(page) => page.store(value),

@@ -12,7 +12,7 @@ use vpmu_perf::page::{
 use crate::arch;
 use crate::reading::Reading;
 
-/// Attempts to read between two writes.
+/// Maximum number of attempts to read the page. An attempt fails if the page is written meanwhile.
 const SEQUENCE_TRIES: u32 = 1000;
 
 /// The metadata page's contents at one moment.
@@ -20,11 +20,11 @@ const SEQUENCE_TRIES: u32 = 1000;
 pub struct Metadata {
     /// perf's index of the hardware counter to read; zero if there is none.
     pub index: u32,
-    /// The count, unless a hardware counter must be added.
+    /// The count; if `index` is not zero, the hardware counter's value must be added to it.
     pub offset: u64,
-    /// Nanoseconds enabled.
+    /// Nanoseconds for which the event was enabled.
     pub time_enabled: u64,
-    /// Nanoseconds counted.
+    /// Nanoseconds for which the event counted.
     pub time_running: u64,
     /// perf's `cap_*` bits.
     pub capabilities: u64,
@@ -34,9 +34,10 @@ pub struct Metadata {
     pub time_shift: u16,
     /// Multiplier of the conversion.
     pub time_mult: u32,
-    /// Added to a converted TSC, gives the nanoseconds since the times above were written.
+    /// Added to a converted TSC, this gives the nanoseconds since `time_enabled` and `time_running`
+    /// were written.
     pub time_offset: u64,
-    /// Zero of the conversion, for times in records.
+    /// Added to a converted TSC, this gives the time on the clock of the records.
     pub time_zero: u64,
 }
 
@@ -52,8 +53,8 @@ impl Metadata {
         } else {
             self.time_offset.wrapping_add(self.scaled(tsc))
         };
-        // An event that counted during all its enabled time still counts: an event does not lose
-        // its counter between two writes of the page.
+        // If the event has counted for all of its enabled time, it is still counting: the page would
+        // have been written if the event had lost its counter.
         let running = if self.time_running == self.time_enabled {
             since
         } else {
@@ -74,7 +75,7 @@ impl Metadata {
     }
 }
 
-/// Reads the page and the TSC between two writes; `None` if every attempt met a write.
+/// Reads the page and the TSC; `None` if the page was written during every attempt.
 pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
     for _ in 0..SEQUENCE_TRIES {
         let before = page.load(LOCK_INDEX, Ordering::Acquire);

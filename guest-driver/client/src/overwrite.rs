@@ -1,5 +1,6 @@
-//! A ring in overwrite mode: it always holds the latest records. Written backwards, its newest
-//! record begins at the head and the older ones follow, so that all whole records can be read.
+//! A ring in overwrite mode: it always holds the latest records. The ring is written backwards: the
+//! newest record begins at the head and older ones follow it. So a reader finds the start of every
+//! whole record.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -23,7 +24,7 @@ pub enum OverwriteError {
     #[error(transparent)]
     Event(#[from] EventError),
     /// A ring written forwards: the start of its oldest record is unknown.
-    #[error("only an event opened to write backwards can be read while it overwrites")]
+    #[error("a ring in overwrite mode can be read only if its event was opened to write backwards")]
     Forward,
 }
 
@@ -128,7 +129,7 @@ mod tests {
     fn overwrite_ring_yields_latest_records_oldest_first() {
         let (mut writer, mapping) = Writer::new();
         assert!(ips(&mapping).is_empty());
-        // A page holds 170 records of 24 bytes and part of another.
+        // A page holds 170 whole records of 24 bytes and 16 bytes of the next.
         for ip in 0..1000 {
             writer.record(&[24 << 48 | 9, ip, ip]);
             let oldest = (ip + 1).saturating_sub(170);

@@ -1,5 +1,5 @@
-//! `perf_event_open(2)` on the PMU that the driver registers, described in sysfs like any PMU. Perf
-//! core writes its rings, from samples that the driver replays.
+//! Events opened with `perf_event_open(2)` on the driver's PMU, which sysfs describes like any other
+//! PMU. Perf core writes the events' rings, from samples that the driver replays.
 
 use std::fs;
 use std::io;
@@ -28,7 +28,7 @@ pub enum PerfError {
         source: io::Error,
     },
     /// The type is not a number.
-    #[error("{} holds {text:?}, which is not a PMU's type", path.display())]
+    #[error("{} contains {text:?}, which is not a PMU's type", path.display())]
     Type {
         /// The path.
         path: PathBuf,
@@ -53,11 +53,13 @@ pub enum PerfError {
     },
     /// A term of an event that is neither `name` nor `name=number`, or whose number does not fit the
     /// term's bits.
-    #[error("the term {0:?} is not a name and a number that fits its bits")]
+    #[error(
+        "the term {0:?} is not `name` or `name=number` with a number that fits the term's bits"
+    )]
     Term(String),
     /// `perf_event_open(2)` cannot open an event as persistent.
     #[error("persistent events cannot be opened with perf_event_open: use /dev/vpmu")]
-    Door,
+    Persistent,
     /// The kernel refused the event.
     #[error("perf_event_open")]
     Open(#[source] io::Error),
@@ -79,7 +81,7 @@ impl PerfPmu {
         Self::open_at(Path::new(SYSFS))
     }
 
-    /// Reads another sysfs directory.
+    /// Reads the PMU's type from the directory `path` instead of [`SYSFS`].
     ///
     /// # Errors
     /// See [`PerfPmu::open`].
@@ -100,13 +102,13 @@ impl PerfPmu {
         })
     }
 
-    /// `perf_event_attr::type` of its events.
+    /// `perf_event_attr::type` of the PMU's events.
     #[must_use]
     pub fn pmu_type(&self) -> u32 {
         self.pmu_type
     }
 
-    /// The names of its events, sorted.
+    /// The names of the PMU's events, sorted.
     ///
     /// # Errors
     /// [`PerfError::Read`].
@@ -132,7 +134,8 @@ impl PerfPmu {
         Ok(names)
     }
 
-    /// A counting event of the calling thread, disabled, by its name in sysfs.
+    /// Returns attributes for the event with this name in sysfs. An event opened with them counts the
+    /// calling thread, and is disabled at first.
     ///
     /// # Errors
     /// [`PerfError::Unknown`]; see also [`PerfPmu::events`] and [`PerfPmu::attr_of_terms`].
@@ -147,7 +150,8 @@ impl PerfPmu {
         self.attr_of_terms(&read(&self.path.join("events").join(name))?)
     }
 
-    /// An event from perf's terms: the text between the slashes of `vpmu/kind=0x101,event=2/`.
+    /// Like [`PerfPmu::attr`], for an event in perf's terms: the text between the slashes of
+    /// `vpmu/kind=0x101,event=2/`.
     ///
     /// # Errors
     /// [`PerfError::Term`]; [`PerfError::Format`]; [`PerfError::Read`] for a term without a format
@@ -195,7 +199,7 @@ impl PerfPmu {
 
 fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
     if attr.persistent {
-        return Err(PerfError::Door);
+        return Err(PerfError::Persistent);
     }
     let place = attr.place(leader.map(AsFd::as_fd));
     let mut raw = attr.to_raw();
@@ -223,7 +227,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The bits of a format such as `config:0-7,32-35`, lowest first.
+/// The bits of `config` that a format such as `config:0-7,32-35` lists. The first bit in the list holds
+/// the lowest bit of a value.
 fn bits(format: &str) -> Option<Vec<u32>> {
     let mut bits = Vec::new();
     for range in format.strip_prefix("config:")?.split(',') {
@@ -237,7 +242,8 @@ fn bits(format: &str) -> Option<Vec<u32>> {
     Some(bits)
 }
 
-/// Puts the bits of `value` at the format's positions; `None` if it has too many.
+/// Returns a config with the bits of `value` at the positions `bits`; `None` if `value` does not fit
+/// into that many bits.
 fn spread(value: u64, bits: &[u32]) -> Option<u64> {
     if bits.len() < 64 && value >> bits.len() != 0 {
         return None;

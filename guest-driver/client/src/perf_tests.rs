@@ -81,7 +81,7 @@ fn formats_that_make_no_sense_are_refused() {
 
 #[test]
 fn perf_software_event_opens_and_counts() {
-    // The software task clock, opened by the same code; every kernel has it.
+    // The code that opens vPMU events also opens the software task clock, which every kernel has.
     let attr = EventAttr::new(1, 1);
     let pmu = PerfPmu {
         path: PathBuf::new(),

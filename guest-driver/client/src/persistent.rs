@@ -1,24 +1,21 @@
 //! Persistent events, which outlive their handles: listing, reopening and ending them.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 
 use vpmu_abi::uapi::{PERSISTENT_OVERWRITE, PERSISTENT_WINDOW, PersistentEntry};
 use vpmu_abi::{PERSISTENT_NAME, PERSISTENT_OPERATOR};
 use zerocopy::FromZeros;
 
-use crate::Error;
 use crate::attr::{Engine, EventAttr};
 use crate::catalogue::text;
-use crate::device::Vpmu;
-use crate::event::Event;
 use crate::suggest::{near, suggestion};
 use crate::sys;
 
-/// Most entries read at once.
+/// Maximum number of entries per call.
 const CHUNK: usize = 32;
 
-/// Most bytes of a name without its terminating zero.
+/// Maximum length of a name in bytes, without the terminating zero.
 const MOST_LETTERS: usize = PERSISTENT_NAME - 1;
 
 /// An error of a persistent event.
@@ -70,9 +67,11 @@ fn detach_hint(error: &io::Error) -> &'static str {
         Some(libc::EACCES | libc::EPERM) => NEEDS_CAPABILITY,
         Some(libc::EEXIST) => " (another event has this name)",
         Some(libc::ENOSPC) => {
-            " (the machine's limit is reached: end unneeded ones with `vperf persist rm`)"
+            " (this machine's limit of persistent events is reached: end some with `vperf persist rm`)"
         }
-        Some(libc::EINVAL) => " (only an event of a whole CPU, in no group and with its own ring)",
+        Some(libc::EINVAL) => {
+            " (only an event of a whole CPU, in no group and with its own ring, can be made persistent)"
+        }
         _ => "",
     }
 }
@@ -80,7 +79,7 @@ fn detach_hint(error: &io::Error) -> &'static str {
 fn attach_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            " (CAP_PERFMON is needed for it, and only `vmm ctl` on the host ends the operator's events)"
+            " (CAP_PERFMON is needed; the operator's events can be ended only with `vmm ctl` on the host)"
         }
         Some(libc::EINVAL) => " (it is not persistent)",
         _ => "",
@@ -88,26 +87,27 @@ fn attach_hint(error: &io::Error) -> &'static str {
 }
 
 const NEEDS_CAPABILITY: &str =
-    " (CAP_PERFMON is needed for it: run as root, or apply `setcap cap_perfmon+ep` to the program)";
+    " (CAP_PERFMON is needed: run as root, or apply `setcap cap_perfmon+ep` to the program)";
 
 /// A persistent event as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persistent {
-    /// The id that reopens it; not reused while the machine lives.
+    /// The id that reopens the event. The device never reuses an id while the machine runs.
     pub id: u64,
     /// Its name in sysfs.
     pub name: String,
-    /// The CPU that it counts on; `u32::MAX` while it is unknown.
+    /// The CPU that the event counts on; `u32::MAX` while that CPU is unknown.
     pub cpu: u32,
-    /// Data pages of its ring; `None` before the ring is made.
+    /// Data pages of its ring; `None` while it has no ring.
     pub data_pages: Option<u32>,
-    /// Whether the host's operator owns it: the guest can only read, flush and map it read-only.
+    /// Whether the host's operator owns it: the guest can then only read it, flush it, and map its
+    /// ring read-only.
     pub is_operators: bool,
     /// Whether its ring outlives a guest reset.
     pub outlives_reset: bool,
-    /// Whether its ring keeps the newest records; otherwise it keeps unread records.
+    /// Whether its ring overwrites the oldest records; otherwise it keeps unread records.
     pub overwrites: bool,
-    /// The event's attributes; `disabled`, `period` and `engine` are the current ones.
+    /// The event's attributes; `disabled`, `period` and `engine` have their current values.
     pub attr: EventAttr,
 }
 
@@ -127,70 +127,29 @@ impl Persistent {
         }
     }
 
-    /// Whether `name` is its name or its id in decimal.
+    /// Whether `name` is the event's name, or its id in decimal.
     fn is_called(&self, name: &str) -> bool {
         self.name == name || name.parse() == Ok(self.id)
     }
 }
 
-impl Vpmu {
-    /// Lists persistent events by ascending id.
-    ///
-    /// # Errors
-    /// [`PersistentError::List`].
-    pub fn persistent(&self) -> Result<Vec<Persistent>, PersistentError> {
-        let mut events: Vec<Persistent> = Vec::new();
-        loop {
-            let after = events.last().map_or(0, |event| event.id);
-            let mut raw = [PersistentEntry::new_zeroed(); CHUNK];
-            let filled =
-                sys::persistent(self.as_fd(), after, &mut raw).map_err(PersistentError::List)?;
-            // Skip ids that do not ascend: such a list would never end.
-            let further = raw[..filled].iter().filter(|entry| entry.id > after);
-            events.extend(further.map(Persistent::from_raw));
-            if filled == 0 || events.last().map_or(0, |event| event.id) == after {
-                return Ok(events);
-            }
+/// Lists the persistent events of a device by ascending id.
+pub(crate) fn list(device: BorrowedFd<'_>) -> Result<Vec<Persistent>, PersistentError> {
+    let mut events: Vec<Persistent> = Vec::new();
+    loop {
+        let after = events.last().map_or(0, |event| event.id);
+        let mut raw = [PersistentEntry::new_zeroed(); CHUNK];
+        let filled = sys::persistent(device, after, &mut raw).map_err(PersistentError::List)?;
+        // Skip ids that do not ascend: such a list would never end.
+        let further = raw[..filled].iter().filter(|entry| entry.id > after);
+        events.extend(further.map(Persistent::from_raw));
+        if filled == 0 || events.last().map_or(0, |event| event.id) == after {
+            return Ok(events);
         }
-    }
-
-    /// Finds the persistent event with this name, or this id in decimal digits.
-    ///
-    /// # Errors
-    /// [`PersistentError::Unknown`] suggests similar names.
-    pub fn find_persistent(&self, name: &str) -> Result<Persistent, PersistentError> {
-        find(self.persistent()?, name)
-    }
-
-    /// Opens another handle of a persistent event, with the same ring and its history.
-    ///
-    /// # Errors
-    /// [`PersistentError::Open`], with `ENOENT` if it has ended and `EPERM` without CAP_PERFMON.
-    pub fn reopen(&self, event: &Persistent) -> Result<Event, Error> {
-        let by_id = EventAttr {
-            disabled: false,
-            read_format: 0,
-            ..EventAttr::new(self.info().persistent_type, event.id).on_cpu(event.attr.cpu)
-        };
-        let fd = sys::open(self.as_fd(), &mut by_id.to_raw(), by_id.place(None), 0, 0).map_err(
-            |source| PersistentError::Open {
-                name: event.name.clone(),
-                source,
-            },
-        )?;
-        Ok(Event::new(fd, &event.attr))
-    }
-
-    /// Reopens the listed event with this name or id.
-    ///
-    /// # Errors
-    /// See [`Vpmu::find_persistent`] and [`Vpmu::reopen`].
-    pub fn reopen_named(&self, name: &str) -> Result<Event, Error> {
-        self.reopen(&self.find_persistent(name)?)
     }
 }
 
-fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentError> {
+pub(crate) fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentError> {
     let like = near(name, events.iter().map(|event| event.name.as_str()));
     let found = events.into_iter().find(|event| event.is_called(name));
     found.ok_or_else(|| PersistentError::Unknown {
@@ -199,7 +158,8 @@ fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentErr
     })
 }
 
-/// The name in the driver's form; the device checks the letters.
+/// Returns `name` padded with zero bytes, as the driver expects it; `None` if `name` is too long or
+/// contains a zero byte. The device checks the characters.
 fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
     let mut bytes = [0; PERSISTENT_NAME];
     let taken = bytes[..MOST_LETTERS].get_mut(..name.len())?;
@@ -207,29 +167,8 @@ fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
     (!name.contains('\0')).then_some(bytes)
 }
 
-impl Event {
-    /// Makes the event outlive its handles and returns the id that reopens it: the same id as before
-    /// if the event was persistent already. An empty name keeps the current name, or assigns
-    /// `event` followed by the id.
-    ///
-    /// # Errors
-    /// [`PersistentError::Detach`], with `EINVAL` for an event of a task, in a group or redirected,
-    /// and `EPERM` without CAP_PERFMON; [`PersistentError::Name`].
-    pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
-        detach(name, |bytes| sys::detach(self.as_fd(), bytes))
-    }
-
-    /// Makes the event end with its last handle.
-    ///
-    /// # Errors
-    /// [`PersistentError::Attach`], with `EINVAL` if it was not persistent and `EPERM` for an event
-    /// of the operator or without CAP_PERFMON.
-    pub fn attach(&self) -> Result<(), PersistentError> {
-        sys::attach(self.as_fd()).map_err(PersistentError::Attach)
-    }
-}
-
-fn detach(
+/// Calls `call` with the bytes of the event's new name.
+pub(crate) fn detach(
     name: &str,
     call: impl FnOnce([u8; PERSISTENT_NAME]) -> io::Result<u64>,
 ) -> Result<u64, PersistentError> {
@@ -240,33 +179,8 @@ fn detach(
     })
 }
 
-/// Calls on events of [`crate::perf::PerfPmu`]. They go through the device, since perf core does
-/// not let a PMU add ioctls.
-impl Vpmu {
-    /// Like [`Event::detach`], for an event opened with `perf_event_open(2)`. Its descriptor
-    /// becomes a view of the persistent event, like a reopened descriptor: it reads the event's
-    /// count and takes samples from the event's ring. Enabling and disabling affect only the view.
-    ///
-    /// # Errors
-    /// See [`Event::detach`]; `EBADF` if the event was not opened on the vPMU with
-    /// `perf_event_open(2)`, `EOPNOTSUPP` if it is a trace or its samples hold counts, user
-    /// registers or the user stack.
-    pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
-        detach(name, |bytes| {
-            sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
-        })
-    }
-
-    /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Event::attach`]; `EBADF` as for [`Vpmu::detach_perf`].
-    pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
-        sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
-    }
-}
-
-/// The device's rule for names, to distinguish two causes of `EINVAL`.
+/// Whether the device accepts `name`: empty, or a lower-case letter followed by lower-case letters,
+/// digits, `-` and `_`. The device refuses any other name with `EINVAL`.
 fn is_name(name: &str) -> bool {
     let mut letters = name.bytes();
     let rest =

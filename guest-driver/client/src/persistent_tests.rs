@@ -1,4 +1,4 @@
-//! Entries of the list, and their names.
+//! Tests of the entries in the list of persistent events, and of their names.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Counts in the layout of the read format: from read(2), a sample, or a record of counts.
+//! Counts in the layout that the read format defines: from read(2), a sample, or a `PERF_RECORD_READ`.
 
 use crate::attr::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
 use vpmu_perf::record::Words;
@@ -8,9 +8,10 @@ use vpmu_perf::record::Words;
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// Nanoseconds enabled while its task (or CPU) ran; zero unless in the read format.
+    /// Nanoseconds for which the event was enabled; for a task's event, only while the task ran.
+    /// Zero unless in the read format.
     pub time_enabled: u64,
-    /// Nanoseconds of `time_enabled` in which it counted; zero unless in the read format.
+    /// Nanoseconds of `time_enabled` in which the event counted; zero unless in the read format.
     pub time_running: u64,
     /// The event's id; zero unless in the read format.
     pub id: u64,
@@ -18,8 +19,9 @@ pub struct Reading {
     pub lost: u64,
 }
 
-/// Parses the reading of one event, or of each group member, the leader's first, each with the
-/// group's times. Returns `None` if the words are too few for the format.
+/// Parses the reading of one event or, for a group, the readings of all members, the leader's first.
+/// Each member's reading contains the group's times. Returns `None` if the words are too few for the
+/// format.
 pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Reading>> {
     let has = |bit| read_format & bit != 0;
     if !has(FORMAT_GROUP) {
@@ -34,7 +36,7 @@ pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Readi
     let members = words.next()?;
     let time_enabled = words.next_if(has(FORMAT_TIME_ENABLED))?;
     let time_running = words.next_if(has(FORMAT_TIME_RUNNING))?;
-    // A forged member count ends where the words end.
+    // A member count that is too large ends the parse with `None` at the first missing word.
     let member = |_| {
         Some(Reading {
             value: words.next()?,
@@ -62,7 +64,8 @@ mod tests {
         for format in 0..32 {
             let has = |bit| u64::from(format & bit != 0);
             let group = format & FORMAT_GROUP != 0;
-            // value 10, enabled 20, running 30, id 40, lost 50; the second member's 11, 41, 51.
+            // The first event has value 10, enabled 20, running 30, id 40 and lost 50. The second
+            // member of a group has value 11, id 41 and lost 51.
             let mut words = Vec::new();
             if group {
                 words.push(2);

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 #[derive(Debug)]
 pub(crate) struct Register(NonNull<u32>);
 
-// SAFETY: the page belongs to the process, not to a thread, and is only written, in single stores
-// of the register's width.
+// SAFETY: the page belongs to the process, not to a thread. It is never read, and each write is a
+// single store of the register's width.
 unsafe impl Send for Register {}
 // SAFETY: see above.
 unsafe impl Sync for Register {}

@@ -1,5 +1,6 @@
-//! The reader of a ring: the host writes records and the head; this side reads them and moves the
-//! tail. One acquire load of the head and one release store of the tail per record.
+//! The reader of a ring: the host writes records and advances the head; this reader reads the records
+//! and advances the tail. Each record costs one acquire load of the head and one release store of the
+//! tail.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -35,7 +36,7 @@ pub enum RingError {
     TooLarge(u32),
     /// The distance from tail to head exceeds the ring: records were overwritten.
     #[error(
-        "the ring's head {head:#x} is not within {size:#x} bytes after {tail:#x}: `skip` to go on"
+        "the ring's head {head:#x} is not within {size:#x} bytes after the tail {tail:#x}: call `skip` to continue"
     )]
     Overrun {
         /// Bytes produced.
@@ -47,7 +48,7 @@ pub enum RingError {
     },
     /// The bytes at the tail are not a record.
     #[error(
-        "impossible record of {size} bytes at {tail:#x} with {available} bytes to read: `skip` to go on"
+        "the record at {tail:#x} has an invalid size of {size} bytes; {available} bytes are unread: call `skip` to continue"
     )]
     Malformed {
         /// Its position.
@@ -57,16 +58,16 @@ pub enum RingError {
         /// Bytes up to the head.
         available: u64,
     },
-    /// A record that contradicts its header; the next call reads the one after it.
-    #[error("at {tail:#x} of the ring")]
+    /// A record that cannot be parsed. It is consumed: the next call reads the record after it.
+    #[error("parsing the record at {tail:#x} of the ring")]
     Record {
         /// Its position.
         tail: u64,
         /// The cause.
         source: RecordError,
     },
-    /// Every attempt to read the metadata page met a write.
-    #[error("the ring's metadata page is always being written")]
+    /// The metadata page was written during every attempt to read it.
+    #[error("the ring's metadata page was written during every attempt to read it")]
     Busy,
     /// A hardware counter holds part of the count.
     #[error("a hardware counter holds part of this count: read the event instead")]
@@ -84,7 +85,7 @@ fn hint(error: &io::Error) -> &'static str {
         }
         Some(libc::ENOMEM) => " (the guest lacks memory: map fewer pages)",
         Some(libc::ENOSPC | libc::E2BIG) => {
-            " (the host's limit of ring pages for this machine is reached: map fewer)"
+            " (the host's limit on ring pages for this machine is reached: map fewer pages)"
         }
         _ => "",
     }
@@ -96,13 +97,14 @@ pub struct Ring {
     /// Shared with an AUX area, whose head and tail are in the metadata page.
     mapping: Arc<Mapping>,
     layout: Layout,
-    /// Bytes consumed; the shared tail is a copy that is never read back.
+    /// Bytes consumed. The tail in the metadata page is a copy for the host. This reader loads that
+    /// copy only once, when it maps the ring.
     tail: u64,
 }
 
 impl Ring {
-    /// Maps the metadata page and `data_pages` of `event`. The data size is the mapping's: the one
-    /// in the shared page is not trusted.
+    /// Maps the metadata page of `event` and `data_pages` data pages. [`Ring::size`] comes from the
+    /// length of the mapping: the size in the metadata page is not trusted.
     pub(crate) fn new(
         event: BorrowedFd<'_>,
         data_pages: usize,
@@ -167,8 +169,8 @@ impl Ring {
             .map_err(|source| RingError::Record { tail, source })
     }
 
-    /// Iterates over the unread records, including those that arrive meanwhile. Ends at the first
-    /// error that cannot be skipped.
+    /// Iterates over the unread records, including those that arrive meanwhile. Ends after the first
+    /// [`RingError::Overrun`] or [`RingError::Malformed`], which only [`Ring::skip`] clears.
     pub fn records(&mut self) -> Records<'_> {
         Records {
             ring: self,
@@ -184,8 +186,8 @@ impl Ring {
         skipped
     }
 
-    /// Stores an arbitrary shared tail and keeps this reader's own position, for tests of the
-    /// host's reaction to a wrong tail. The next record read stores the correct tail again.
+    /// Stores any tail in the metadata page, but keeps this reader's own position: tests use this to
+    /// check how the host reacts to a wrong tail. Reading the next record stores the correct tail.
     pub fn set_tail_raw(&self, tail: u64) {
         self.mapping.store(DATA_TAIL, tail, Ordering::Release);
     }
@@ -193,19 +195,22 @@ impl Ring {
     /// Reads the metadata page under its sequence lock.
     ///
     /// # Errors
-    /// [`RingError::Busy`] if every attempt met a write.
+    /// [`RingError::Busy`] if the page was written during every attempt to read it.
     pub fn metadata(&self) -> Result<Metadata, RingError> {
         let (metadata, _) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
         Ok(metadata)
     }
 
     /// Reads the count and the times from the metadata page, without a system call or a VM exit.
-    /// They are current for events that the device counts itself (marks, exits that reach the VMM);
-    /// for other events they are as of the event's last command. The page has neither the id nor the
-    /// lost count.
+    /// For events that the device counts itself (marks, exits that reach the VMM), the count is current;
+    /// for other events, it is the count at the last command to the event. While the event counts, the
+    /// time since the page was written is added to the time enabled; also to the time running, if the
+    /// event has counted all the time. The page has neither the id nor the lost count: both are zero in
+    /// the result.
     ///
     /// # Errors
-    /// [`RingError::Busy`]; [`RingError::Register`] for an event of another PMU.
+    /// [`RingError::Busy`]; [`RingError::Register`] for an event of a different PMU, whose hardware
+    /// counter holds part of the count.
     pub fn reading(&self) -> Result<Reading, RingError> {
         let (metadata, tsc) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
         metadata.reading(tsc).ok_or(RingError::Register)

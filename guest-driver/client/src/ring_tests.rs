@@ -1,4 +1,4 @@
-//! A file stands in for the event: bytes written to it appear in its mapping.
+//! Tests with a file instead of an event: bytes written to the file appear in the mapped ring.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -99,8 +99,8 @@ fn records_are_read_once_in_order_and_their_room_is_freed() {
 
 #[test]
 fn records_wrap_at_every_place() {
-    // 4096 is not a multiple of 24: within 512 records, three rounds, records wrap at every
-    // possible offset.
+    // 4096 is not a multiple of 24. 512 records fill the ring exactly three times, and among them
+    // are records that wrap at every possible offset.
     let (mut writer, mut ring) = Writer::new(1);
     for ip in 0..4000 {
         writer.sample(ip);

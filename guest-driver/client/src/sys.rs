@@ -1,6 +1,5 @@
-//! Safe wrappers of system calls: the device's ioctls, on its own descriptor and on events, and
-//! poll(2). Passes the driver's structs through without interpreting them. Perf's ioctls are in
-//! `vpmu_perf`.
+//! Safe wrappers of system calls: the ioctls of `/dev/vpmu` and of its events, and poll(2). Passes the
+//! driver's structs through without interpreting them. Perf's ioctls are in `vpmu_perf`.
 #![expect(unsafe_code, reason = "system calls")]
 
 mod lasting;
@@ -27,7 +26,7 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass a descriptor that the kernel has just returned to them alone.
+    // SAFETY: callers pass a descriptor that the kernel has just created for them and that has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -55,8 +54,8 @@ pub(crate) fn catalogue(
         count: u32::try_from(entries.len()).unwrap_or(u32::MAX),
         entries: entries.as_mut_ptr().expose_provenance() as u64,
     };
-    // SAFETY: the driver writes at most `count` entries at `entries`, which is that long and
-    // borrowed mutably until it returns.
+    // SAFETY: the driver writes at most `count` entries to `entries`, which has room for them, and is
+    // borrowed mutably until the call returns.
     let filled = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
@@ -69,7 +68,7 @@ pub(crate) fn catalogue(
 
 pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     let value = libc::c_ulong::from(value);
-    // SAFETY: the request takes its argument by value and touches no memory of ours.
+    // SAFETY: the request takes its argument by value: the kernel accesses no memory through it.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_MARK), value) })?;
     Ok(())
 }
@@ -89,8 +88,8 @@ pub(crate) fn open(
         engine,
         flags: u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | flags,
     };
-    // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
-    // size; both live and are borrowed until it returns.
+    // SAFETY: the driver reads `request` and the attr that `request` points to, and may write the
+    // attr's size. Both live, and stay borrowed, until the call returns.
     let fd = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
@@ -103,7 +102,7 @@ pub(crate) fn open(
 
 /// Calls an ioctl that takes its argument by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
-    // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
+    // SAFETY: the callers' requests take their argument by value: the kernel accesses no memory through it.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(request), value) })?;
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Task activity that a profile needs: programs executed, files mapped, processes forked. The guest
-//! kernel's own perf reports it on a dummy event that counts nothing, so even short-lived processes
-//! are seen.
+//! kernel's perf writes side-band records about this activity to the ring of a dummy event, which
+//! counts nothing. So even short-lived processes are recorded. A [`Notice`] is a parsed side-band
+//! record.
 //!
-//! Notices carry times of `CLOCK_MONOTONIC_RAW`, which perf can be configured to use; vPMU samples
-//! carry times of the device's clock. [`Clocks`] converts notices' times to the device's clock.
+//! The times of notices are on `CLOCK_MONOTONIC_RAW`, which the dummy event selects as its clock; the
+//! times of vPMU samples are on the device's clock. [`Clocks`] converts the times of notices.
 
 use std::io;
 
@@ -51,7 +52,7 @@ pub enum Action {
         /// The file, or a name such as `[vdso]`.
         path: String,
     },
-    /// Executed another program with this name; nothing is mapped yet.
+    /// Executed the program with this name. The program's files are not mapped yet.
     Exec(String),
     /// Changed its name.
     Name(String),
@@ -98,7 +99,7 @@ impl Tasks {
         })
     }
 
-    /// Reads the actions since the last read, in order of time.
+    /// Reads the notices since the last read, in order of time.
     ///
     /// # Errors
     /// [`TasksError::Ring`].
@@ -163,7 +164,7 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
         },
         TYPE_COMM if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
         TYPE_COMM if is_main_thread => Action::Name(text(body.get(1..)?)),
-        // The second half is the parent process here.
+        // In a fork record, the second half of the word is the parent process.
         TYPE_FORK if pid != second => Action::ForkOf(second),
         _ => return None,
     };
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!(
             notice(TYPE_COMM, 0, &[thread, 0, 0, 0]),
             None,
-            "a thread's own name"
+            "the new name of a single thread"
         );
         let name = u64::from_ne_bytes(*b"work\0\0\0\0");
         let expected = Notice {

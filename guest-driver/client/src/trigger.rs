@@ -20,11 +20,6 @@
 //! ```
 
 use std::io;
-use std::os::fd::AsFd;
-
-use crate::device::Vpmu;
-use crate::event::Event;
-use crate::sys::{self, Role};
 
 /// An error of linking two events.
 #[derive(Debug, thiserror::Error)]
@@ -41,61 +36,15 @@ pub enum TriggerError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EINVAL) => {
-            " (two different events must measure the same task or CPU, and the starter or stopper must sample)"
+            " (the two events must be different and measure the same task or CPU, and the starter or stopper must sample)"
         }
         Some(libc::EEXIST) => " (the two events are linked already)",
-        Some(libc::EBUSY) => " (another event has this role already)",
+        Some(libc::EBUSY) => " (the target already has another event in this role)",
         Some(libc::EBADF) => " (the target is not a vPMU event)",
         Some(libc::EOPNOTSUPP) => {
             " (the starter or stopper must be sampled on VM exits: `Engine::Exit`, `EventAttr::triggering`)"
         }
         Some(libc::EPERM) => " (the operator's events can neither act on events nor be targets)",
         _ => "",
-    }
-}
-
-impl Event {
-    /// Makes each overflow of this event start `target` before the guest's next instruction, if
-    /// `target` is paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped by a
-    /// stopper.
-    ///
-    /// # Errors
-    /// [`TriggerError::Starter`]: `EEXIST` if this event is the starter already, `EBUSY` if another
-    /// is, `EINVAL` if `target` is this event or measures another task or CPU, or if this event
-    /// does not sample, `EOPNOTSUPP` if the batched engine samples this event.
-    pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
-        sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
-    }
-
-    /// Makes each overflow of this event stop `target` before the guest's next instruction. An
-    /// event that is both starter and stopper of another toggles it.
-    ///
-    /// # Errors
-    /// [`TriggerError::Stopper`]; see [`Event::set_starter_of`].
-    pub fn set_stopper_of(&self, target: &Event) -> Result<(), TriggerError> {
-        sys::link(self.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
-    }
-}
-
-/// Calls on events of [`crate::perf::PerfPmu`]. They go through the device, since perf core does
-/// not let a PMU add ioctls.
-impl Vpmu {
-    /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Event::set_starter_of`]; `EBADF` if either was not opened on the vPMU with
-    /// `perf_event_open(2)`, `EOPNOTSUPP` if tasks inherit either.
-    pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
-            .map_err(TriggerError::Starter)
-    }
-
-    /// Like [`Event::set_stopper_of`], for two events opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Vpmu::set_perf_starter`].
-    pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd())
-            .map_err(TriggerError::Stopper)
     }
 }

@@ -1,26 +1,27 @@
 //! aarch64.
 #![expect(unsafe_code, reason = "an instruction without a safe wrapper")]
 
-/// Number of the first register that packets leave out, x9: the registers before it hold arguments.
+/// Number of the first register that packets leave out, x9. Packets contain the registers before
+/// it, which pass arguments.
 const ARGUMENTS: u32 = 9;
-/// Number of the first register after that gap, x19: packets hold the callee-saved registers, LR,
-/// SP and PC.
+/// Number of the first register after the omitted ones, x19. From there on, packets contain the
+/// callee-saved registers, LR, SP and PC.
 const PRESERVED: u32 = 19;
-/// perf's number of PC, plus one.
+/// Number of registers in perf's numbering, from X0 to PC.
 const REGISTERS: u32 = 33;
 
 /// The guest's virtual counter.
 pub(crate) fn ticks() -> u64 {
     let ticks;
     // Without the barrier the CPU may read the counter before it executes earlier instructions.
-    // SAFETY: reads a register that Linux leaves to user space.
+    // SAFETY: only reads the virtual counter, which Linux lets user space read.
     unsafe {
         core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));
     }
     ticks
 }
 
-/// Index in a sample's packet of the register that perf numbers `number`; `None` if packets lack
+/// Index of perf's register `number` among the registers of a sample packet; `None` if packets omit
 /// it.
 pub(crate) fn packet_register(number: u32) -> Option<usize> {
     let place = match number {

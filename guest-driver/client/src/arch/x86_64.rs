@@ -3,11 +3,11 @@
 
 /// The guest's TSC.
 pub(crate) fn ticks() -> u64 {
-    // SAFETY: reads a register that every x86-64 CPU has and Linux leaves to user space.
+    // SAFETY: only reads the TSC, which every x86-64 CPU has and Linux lets user space read.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Index in a sample's packet of the register that perf numbers `number`.
+/// Index of perf's register `number` among the registers of a sample packet.
 pub(crate) fn packet_register(number: u32) -> Option<usize> {
     usize::try_from(number).ok()
 }

@@ -36,7 +36,7 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() == ATTR_SIZE);
 
-// Numbers of bits of `flags`.
+// Bit numbers in `flags`.
 const DISABLED: u32 = 0;
 const INHERIT: u32 = 1;
 const PINNED: u32 = 2;

@@ -1,4 +1,5 @@
-//! Attributes of an event, as plain data. Knows perf's numbers; opens nothing.
+//! Attributes of an event, as plain data, and their conversion to perf's struct. Nothing here opens
+//! an event.
 
 mod bits;
 mod bytes;
@@ -36,18 +37,19 @@ pub enum AttrError {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The device chooses; reported for an open event that only counts.
+    /// The device chooses the engine. For an open event, this value means that the event only
+    /// counts.
     #[default]
     Any,
-    /// The overflow takes the CPU out of the guest: exact on any host; supports call chains,
-    /// registers and stacks.
+    /// Each overflow causes a VM exit, at which the sample is taken. Such a sample is exact on any
+    /// host, and can have a call chain, registers and a stack.
     Exit,
     /// The host samples without an exit per sample.
     Batched,
 }
 
 impl Engine {
-    /// The driver's number of the engine.
+    /// The driver's number for the engine.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Any => ENGINE_ANY,
@@ -75,19 +77,22 @@ pub struct EventAttr {
     pub pid: i32,
     /// A CPU, or -1 for any (then [`Self::pid`] must name a thread).
     pub cpu: i32,
-    /// Events between samples, or samples per second with [`Self::freq`]; 0 only counts.
+    /// Events between samples, or samples per second with [`Self::freq`]; 0 for an event that only
+    /// counts.
     pub period: u64,
-    /// [`Self::period`] is a frequency; the device adjusts the period to the event's rate.
+    /// [`Self::period`] is a frequency: the device adapts the number of events between samples to
+    /// the event's rate.
     pub freq: bool,
     /// `SAMPLE_*`.
     pub sample_type: u64,
     /// `FORMAT_*`.
     pub read_format: u64,
-    /// Records between wakeups, or bytes with [`Self::watermark`]; 0 wakes at every full page.
+    /// Records between wakeups, or bytes with [`Self::watermark`]; with 0, every full page wakes
+    /// the reader.
     pub wakeup: u32,
     /// [`Self::wakeup`] is in bytes.
     pub watermark: bool,
-    /// Opens disabled.
+    /// The event is opened disabled.
     pub disabled: bool,
     /// Also counts children that the task creates later.
     pub inherit: bool,
@@ -97,16 +102,16 @@ pub struct EventAttr {
     pub exclude_user: bool,
     /// Does not count in kernel mode.
     pub exclude_kernel: bool,
-    /// Must always be counted: if the event cannot be, it goes into error, and reading it returns
-    /// [`crate::event::EventError::Dead`].
+    /// The event must be counted whenever it is enabled. If that is not possible, the event goes
+    /// into the error state, and reading it returns [`crate::event::EventError::Dead`].
     pub pinned: bool,
-    /// When a child with an inherited event exits, writes its counts to the ring.
+    /// For an inherited event: when a child exits, the child's counts are written to the ring.
     pub inherit_stat: bool,
     /// Records other than samples also carry task and time: [`crate::SampleId`].
     pub sample_id_all: bool,
     /// The ring is written backwards, as [`crate::Event::map_overwrite`] requires.
     pub backward: bool,
-    /// Most addresses in a call chain; 0 for the device's limit, 127.
+    /// Maximum number of addresses in a call chain; 0 for the device's limit, 127.
     pub max_stack: u16,
     /// Call chains omit the kernel's frames.
     pub exclude_callchain_kernel: bool,
@@ -114,14 +119,15 @@ pub struct EventAttr {
     pub exclude_callchain_user: bool,
     /// User-mode registers in a sample, as a mask of the kernel's register numbers.
     pub regs_user: u64,
-    /// Registers at the overflow in a sample, as a mask of the kernel's register numbers.
+    /// Registers in a sample, with their values at the overflow, as a mask of the kernel's register
+    /// numbers.
     pub regs_intr: u64,
     /// Bytes of the user stack in a sample, a multiple of 8.
     pub stack_user: u32,
     /// For a trace: AUX bytes between wakeups; 0 for half of the area.
     pub aux_watermark: u32,
-    /// The trace opens paused: its times run, but tracing starts only when a member of its group
-    /// resumes it.
+    /// The trace is opened paused: its enabled and running times advance, but tracing starts only
+    /// when a member of its group resumes it.
     pub aux_start_paused: bool,
     /// An overflow pauses the trace that leads the group.
     pub aux_pause: bool,
@@ -129,8 +135,9 @@ pub struct EventAttr {
     pub aux_resume: bool,
     /// The engine that makes the samples. `perf_event_open(2)` ignores it.
     pub engine: Engine,
-    /// Opens persistent: the event outlives its handles, as after [`crate::Event::detach`], and its
-    /// ring outlives a guest reset where the device supports that. Refused by `perf_event_open(2)`.
+    /// The event is persistent from the start: it outlives its handles, as after
+    /// [`crate::Event::detach`], and its ring outlives a guest reset where the device supports
+    /// that. `perf_event_open(2)` refuses this option.
     pub persistent: bool,
     /// Counts and samples only once its starter overflows: [`crate::Event::set_starter_of`].
     pub enable_on_starter: bool,
@@ -197,7 +204,7 @@ impl EventAttr {
         }
     }
 
-    /// Takes a sample every `period`, with the fields of [`SAMPLE_DEFAULT`].
+    /// Takes a sample every `period` events, with the fields of [`SAMPLE_DEFAULT`].
     #[must_use]
     pub fn sampling(self, period: u64) -> Self {
         Self {
@@ -237,7 +244,7 @@ impl EventAttr {
         }
     }
 
-    /// Adds the registers at the overflow in `mask` to samples.
+    /// Adds the registers in `mask` to samples, with their values at the overflow.
     #[must_use]
     pub fn with_registers(self, mask: u64) -> Self {
         Self {
@@ -257,7 +264,8 @@ impl EventAttr {
         }
     }
 
-    /// Reads the whole group at one moment: [`crate::Event::read_group`].
+    /// Makes a read return the counts of the whole group at one moment:
+    /// [`crate::Event::read_group`].
     #[must_use]
     pub fn reading_group(self) -> Self {
         Self {
@@ -282,8 +290,8 @@ impl EventAttr {
         }
     }
 
-    /// For a trace: wakes the reader every `bytes` of the AUX area and adds the lost bytes to
-    /// readings.
+    /// For a trace: wakes the reader every `bytes` of the AUX area, and makes readings report the
+    /// lost bytes.
     #[must_use]
     pub fn tracing(self, bytes: u32) -> Self {
         Self {
@@ -338,8 +346,8 @@ impl EventAttr {
         }
     }
 
-    /// Overflows every `period` to start and stop other events before the next instruction; its own
-    /// records carry no fields.
+    /// Makes the event overflow every `period` events, so that it can start or stop other events
+    /// before the next instruction. The samples of the event itself carry no fields.
     #[must_use]
     pub fn triggering(self, period: u64) -> Self {
         Self {
@@ -376,7 +384,7 @@ impl EventAttr {
     }
 
     /// Flags of `VPMU_IOC_OPEN` for attributes that `perf_event_attr` lacks.
-    pub(crate) fn door_flags(&self) -> u64 {
+    pub(crate) fn device_flags(&self) -> u64 {
         let flag = |asked, flag| if asked { flag } else { 0 };
         flag(self.persistent, uapi::FLAG_PERSISTENT)
             | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
@@ -398,7 +406,7 @@ impl EventAttr {
             ..perf_event_attr::default()
         };
         raw.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 {
-            // With the flag below, this word is `sample_freq`.
+            // A union: if the `freq` flag is set, the kernel reads this word as `sample_freq`.
             sample_period: self.period,
         };
         raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {

@@ -139,7 +139,8 @@ fn attr_from_kernel_bytes_equals_request() {
         let raw = attr.to_raw();
         let mut bytes = [0; vpmu_abi::uapi::ATTR_SIZE];
         #[expect(unsafe_code, reason = "its fields have unions among them")]
-        // SAFETY: the kernel's struct is longer than these bytes and holds only plain numbers.
+        // SAFETY: the kernel's struct is at least as long as `bytes`, so both ranges are valid, and
+        // it holds only plain numbers.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 (&raw const raw).cast::<u8>(),
@@ -154,9 +155,9 @@ fn attr_from_kernel_bytes_equals_request() {
 #[test]
 fn options_without_perf_bit_become_flags() {
     let attr = EventAttr::new(9, 7);
-    assert_eq!(attr.door_flags(), 0);
-    assert_eq!(attr.clone().persistent().door_flags(), 1 << 32);
-    assert_eq!(attr.clone().enabled_on_starter().door_flags(), 1 << 33);
+    assert_eq!(attr.device_flags(), 0);
+    assert_eq!(attr.clone().persistent().device_flags(), 1 << 32);
+    assert_eq!(attr.clone().enabled_on_starter().device_flags(), 1 << 33);
     let trigger = attr.sampling(9).triggering(4);
     assert_eq!((trigger.period, trigger.sample_type), (4, 0));
     assert_eq!(trigger.engine, Engine::Exit);

@@ -24,7 +24,8 @@ pub enum EventError {
     /// The id cannot be read.
     #[error("reading the event's id")]
     Id(#[source] io::Error),
-    /// More overflows cannot be granted: the event does not sample, or is inherited.
+    /// `PERF_EVENT_IOC_REFRESH` failed: the event does not sample, or was opened with
+    /// [`EventAttr::inherit`](crate::EventAttr::inherit).
     #[error("granting the event more overflows")]
     Refresh(#[source] io::Error),
     /// The records cannot be redirected.
@@ -52,14 +53,14 @@ pub enum EventError {
     #[error("the event's counter on the host was lost: close the event and open it again")]
     Dead,
     /// The kernel returned fewer bytes than the read format needs.
-    #[error("reading the event: {got} bytes where its read format has {expected}")]
+    #[error("reading the event: got {got} bytes, but its read format needs {expected}")]
     ShortRead {
         /// Bytes read.
         got: usize,
         /// Bytes that the read format needs; for a group, a lower bound.
         expected: usize,
     },
-    /// The call does not match the event's read format, single or group.
+    /// `read` was called for an event with a group's read format, or `read_group` for an event without.
     #[error("the event's read format is {}", if *.group { "a group's: call `read_group`" } else { "not a group's: call `read`" })]
     Format {
         /// Whether the event has a group's read format.

@@ -1,4 +1,4 @@
-//! Fields of an event's records, from its attributes.
+//! Derives the layout of an event's records from its attributes.
 
 use crate::attr::{
     EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
@@ -22,7 +22,7 @@ pub(super) const KNOWN: u64 = SAMPLE_IP
     | SAMPLE_IDENTIFIER
     | SAMPLE_REGS_INTR;
 
-/// Fields at the end of records other than samples, with `sample_id_all`.
+/// Fields that `sample_id_all` adds to the end of records other than samples.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
@@ -53,7 +53,7 @@ impl Layout {
         self.sample_type & field != 0
     }
 
-    /// Words at the end of a record other than a sample, with `sample_id_all`.
+    /// Number of words that `sample_id_all` adds to the end of a record other than a sample.
     pub(super) fn trailer(&self) -> usize {
         (self.sample_type & TRAILER).count_ones() as usize
     }

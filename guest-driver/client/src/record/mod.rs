@@ -1,5 +1,5 @@
-//! Parses records from a ring. Does not trust their bytes: malformed records return errors and
-//! never panic.
+//! Parses records from a ring. Does not trust their bytes: malformed records lead to errors, never to
+//! panics.
 
 mod layout;
 mod sample;
@@ -16,7 +16,7 @@ use vpmu_perf::record::{
 use crate::attr::FORMAT_GROUP;
 use crate::reading::{self, Reading};
 
-/// A record that contradicts its type.
+/// A record that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
@@ -63,7 +63,7 @@ pub enum Record {
         /// Present with `sample_id_all`.
         who: Option<SampleId>,
     },
-    /// The AUX area holds new bytes of a trace.
+    /// The AUX area contains new bytes of a trace.
     Aux(Aux),
     /// A trace with an AUX area begins.
     ItraceStart {
@@ -98,12 +98,12 @@ pub struct Throttle {
     pub who: Option<SampleId>,
 }
 
-/// Bytes written to an AUX area.
+/// A span of new bytes in an AUX area, as one record reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aux {
-    /// Bytes written to the area before these.
+    /// Bytes written to the area before the span.
     pub offset: u64,
-    /// Bytes in this span.
+    /// Bytes in the span.
     pub size: u64,
     /// perf's `PERF_AUX_FLAG_*`.
     pub flags: u64,
@@ -163,7 +163,7 @@ impl Record {
     }
 }
 
-/// Parses a record of a known type. The outer `None` means another type, the inner `None` a
+/// Parses a record. Returns `None` for a type that this library does not parse, and `Some(None)` for a
 /// truncated record.
 fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option<Record>> {
     if header.kind == TYPE_SAMPLE {

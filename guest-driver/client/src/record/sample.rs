@@ -39,9 +39,9 @@ pub struct Sample {
     pub stream_id: u64,
     /// Whether the guest was in user mode.
     pub user: bool,
-    /// The event's count, or each group member's, the leader's first.
+    /// The event's reading or, for a group, the readings of all members, the leader's first.
     pub counts: Vec<Reading>,
-    /// The call chain as recorded, with perf's contexts; see [`Sample::frames`].
+    /// The call chain as recorded, including perf's `PERF_CONTEXT_*` markers; see [`Sample::frames`].
     pub chain: Vec<u64>,
     /// The user-mode registers; `None` for a kernel thread.
     pub user_registers: Option<Box<Registers>>,
@@ -63,7 +63,8 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// The register with the kernel's number `number`, if the mask has it.
+    /// The value of register `number`, numbered as in the kernel's `asm/perf_regs.h`; `None` if the
+    /// register is not in the mask.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<u64> {
         let bit = 1u64
@@ -164,8 +165,8 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
     })
 }
 
-/// Parses a register set. The outer `None` means a truncated record, the inner `None` a sample
-/// without registers.
+/// Parses a register set. Returns `None` if the record is truncated, and `Some(None)` if the sample
+/// has no registers.
 fn registers(
     layout: &Layout,
     field: u64,

@@ -73,7 +73,7 @@ fn traces_report_the_offsets_of_their_bytes() {
         let short = parse(record_type, &[1; 3][..words], &plain(0));
         assert!(matches!(short, Err(RecordError::Short { .. })), "{short:?}");
     }
-    // With sample_id_all the trailer is the last words of any record.
+    // With `sample_id_all`, any record ends with the trailer.
     let layout = Layout {
         sample_id_all: true,
         ..plain(SAMPLE_TID)
@@ -312,7 +312,7 @@ fn read_record_of_child_has_counts_of_group() {
 }
 
 proptest! {
-    /// Parsing arbitrary bytes ends, and returns no more than they hold.
+    /// Parsing arbitrary bytes terminates without a panic, and returns no more data than they hold.
     #[test]
     fn random_record_neither_panics_nor_grows(
         record_type in 0u32..12,

@@ -21,8 +21,8 @@ pub(crate) fn persistent(
         reserved: 0,
         entries: entries.as_mut_ptr().expose_provenance() as u64,
     };
-    // SAFETY: the driver writes at most `count` entries at `entries`, which is that long and
-    // borrowed mutably until it returns.
+    // SAFETY: the driver writes at most `count` entries to `entries`, which has room for them, and is
+    // borrowed mutably until the call returns.
     let filled = checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),
@@ -99,10 +99,10 @@ pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) ->
     by_value(event, role.request(), target)
 }
 
-/// Makes one of the device's calls on an event of `perf_event_open(2)`.
+/// Calls one of this driver's ioctls on an event of `perf_event_open(2)`.
 fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
-    // SAFETY: the driver reads one uapi::Perf, which outlives the call. Callers pass in `arg` a
-    // plain number, or the address of a struct that outlives the call.
+    // SAFETY: the driver reads one uapi::Perf, which outlives the call. Its `arg` is a plain number,
+    // or the address of a struct that outlives the call.
     checked(unsafe {
         libc::ioctl(
             device.as_raw_fd(),

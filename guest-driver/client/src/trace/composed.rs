@@ -1,6 +1,6 @@
-//! Packets composed byte by byte like a host's, for tests.
+//! Composes packets byte by byte, as the host writes them, for tests.
 
-/// An exit of the CPU `vcpu`; `reason` and `flags` are wire values.
+/// An exit packet of the vCPU `vcpu`; `reason` and `flags` are wire values.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Exit {
     pub(crate) flags: u8,

@@ -1,5 +1,5 @@
 //! Parses the packets that the host writes to an AUX area. Does not trust their bytes: malformed
-//! packets return errors with their position and never panic.
+//! packets lead to errors with their position, never to panics.
 
 mod packet;
 
@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 /// Every page of an area begins with a [`Sync`], and packets do not cross pages.
 const PAGE: u64 = 4096;
 
-/// The packets of a trace, from its catalogue entry.
+/// The kind of packets in a trace, as its catalogue entry specifies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -73,10 +73,10 @@ impl Packet<'_> {
     }
 }
 
-/// Whole packets, copied from an area at once.
+/// Whole packets, copied from an area in one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk {
-    /// Bytes written to the area before these, since it was mapped.
+    /// Number of bytes that were written to the area before `bytes`, since the area was mapped.
     pub position: u64,
     /// The bytes as the host wrote them.
     pub bytes: Vec<u8>,
@@ -90,9 +90,9 @@ impl Chunk {
     }
 }
 
-/// Iterates over packets. After a malformed packet, skips the rest of the page: the next page
-/// begins with a [`Sync`], whereas bytes that resemble one in the middle of garbage may be a
-/// guest's registers.
+/// Iterates over packets. After a malformed packet, skips the rest of the page, because the next page
+/// begins with a [`Sync`]. Does not search the rest of the page for a [`Sync`]: bytes that resemble a
+/// [`Sync`] may be a guest's registers.
 #[derive(Debug, Clone)]
 pub struct Packets<'a> {
     position: u64,
@@ -100,8 +100,7 @@ pub struct Packets<'a> {
 }
 
 impl<'a> Packets<'a> {
-    /// Iterates over the packets in `bytes`, whose first byte is the start of the packet at
-    /// `position` of the area.
+    /// Iterates over the packets in `bytes`. The first packet begins at `position` of the area.
     #[must_use]
     pub fn new(position: u64, bytes: &'a [u8]) -> Self {
         Self { position, bytes }

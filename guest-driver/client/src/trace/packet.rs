@@ -33,10 +33,10 @@ pub enum Reason {
     Unknown(u16),
 }
 
-/// The access that an exit emulated, where it is known.
+/// The access that the host emulated at an exit, where it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Access {
-    /// The port, or the guest-physical address with [`Access::memory`].
+    /// The port or, if [`Access::memory`], the guest-physical address.
     pub address: u64,
     /// Whether the access is to memory.
     pub memory: bool,
@@ -116,7 +116,8 @@ impl Exit {
         self.0.flags & PACKET_USER != 0
     }
 
-    /// Nanoseconds until guest re-entry; of a cut exit, the known part, which can be 0.
+    /// Nanoseconds from the exit until the vCPU re-entered the guest. If [`Exit::is_cut`], the host
+    /// knows only part of this time, and the value can be 0.
     #[must_use]
     pub fn outside(&self) -> u64 {
         self.0.outside.get()
@@ -129,14 +130,15 @@ impl Exit {
         self.0.flags & PACKET_CUT != 0
     }
 
-    /// The packet's first detail word; for a hardware exit, the processor's qualification.
+    /// The packet's first detail word; for a hardware exit, the exit qualification (VMX) or EXITINFO1
+    /// (SVM), without the bits that describe the host.
     #[must_use]
     pub fn qualification(&self) -> u64 {
         self.0.qualification.get()
     }
 
-    /// The packet's second detail word; for a hardware exit, more information from the
-    /// processor.
+    /// The packet's second detail word; for a hardware exit, the IDT-vectoring information (VMX) or
+    /// EXITINFO2 (SVM), without the bits that describe the host.
     #[must_use]
     pub fn detail(&self) -> u64 {
         self.0.detail.get()
@@ -154,7 +156,7 @@ impl Exit {
         self.0.tid.get()
     }
 
-    /// Its sequence number in the trace; lost packets take numbers, too.
+    /// The packet's sequence number in the trace. Lost packets have numbers, too.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.0.sequence.get()
@@ -215,13 +217,14 @@ impl TraceSample {
         self.0.tid.get()
     }
 
-    /// Its sequence number in the trace; lost packets take numbers, too.
+    /// The packet's sequence number in the trace. Lost packets have numbers, too.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.0.sequence.get()
     }
 
-    /// The register with the kernel's number `number`, if the packet has registers.
+    /// The value of register `number`, numbered as in the kernel's `asm/perf_regs.h`; `None` if the
+    /// packet lacks the register.
     #[must_use]
     pub fn register(&self, number: u32) -> Option<u64> {
         let register = self.0.regs.get(packet_register(number)?)?;
@@ -229,7 +232,7 @@ impl TraceSample {
     }
 }
 
-/// A position where a reader can begin, with the bytes lost before it.
+/// A position where a reader can begin, with the number of bytes that were lost before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Sync(SyncPacket);
@@ -259,7 +262,7 @@ impl Sync {
         self.0.flags & SYNC_PAGE != 0
     }
 
-    /// The trace's packet format, by the device's number.
+    /// The device's number for the trace's packet format.
     #[must_use]
     pub fn format(&self) -> u16 {
         self.0.format.get()
@@ -271,13 +274,13 @@ impl Sync {
         self.0.vcpu.get()
     }
 
-    /// The traced event's id, as from [`crate::Event::id`].
+    /// The traced event's id, as returned by [`crate::Event::id`].
     #[must_use]
     pub fn event(&self) -> u64 {
         self.0.event.get()
     }
 
-    /// Its time, in nanoseconds of the guest's clock.
+    /// Time of the sync, in nanoseconds of the guest's clock.
     #[must_use]
     pub fn time(&self) -> u64 {
         self.0.time.get()

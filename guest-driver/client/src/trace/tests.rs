@@ -195,7 +195,8 @@ fn packets_follow_one_another() {
 
 #[test]
 fn after_garbage_the_next_page_is_read() {
-    // Garbage in the second page that contains a valid sync, then the start of the third page.
+    // The data begins in the second page, with garbage that contains a valid sync, and ends in the
+    // third page.
     let mut stream = vec![9; 64];
     stream.extend(sync(1, 5, 0));
     stream.resize(4096 - 64, 0xee);
@@ -205,7 +206,7 @@ fn after_garbage_the_next_page_is_read() {
         shapes(4096 + 64, &stream),
         [Err(4096 + 64), Ok(("sync", 6)), Ok(("exit", 6))]
     );
-    // Without a page start in the data, nothing follows.
+    // If the data ends before the next page, the garbage yields one error and no packet.
     assert_eq!(shapes(64, &stream[..256]), [Err(64)]);
 }
 

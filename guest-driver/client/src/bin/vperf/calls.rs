@@ -1,5 +1,5 @@
-//! Call trees: callers and callees, with each function's share of an event, once without and once
-//! with its callees. Functions are given by name.
+//! Call trees: callers and callees. Each function has two shares of an event: the self share, and
+//! the share that includes its callees. Functions are identified by name.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use clap::ValueEnum;
 /// The direction in which a tree grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
-    /// From the programs' entries to the functions that they call.
+    /// From the outermost callers to the functions that they call.
     Down,
     /// From the sampled functions to their callers.
     Up,
 }
 
-/// A line of the tree: a function that its parent line's function calls or, in an upward tree, a
-/// function that calls its parent line's function.
+/// A line of the tree. Its function is called by the function of the parent line or, in an upward
+/// tree, calls the function of the parent line.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Call {
     /// 0 for a process; for a function, one more than its parent line.
@@ -50,8 +50,9 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Adds a sample of `weight`. `path` leads from a root to the sampled function, or from the
-    /// sampled function to the outermost caller; its element `own` is the sampled function.
+    /// Adds a sample of `weight`. `path` is the process's name, followed by the functions: from the
+    /// outermost caller to the sampled function or, in an upward tree, in the opposite order.
+    /// `path[own]` is the sampled function.
     pub(crate) fn add(&mut self, path: Vec<String>, own: usize, weight: u64) {
         self.weight = self.weight.saturating_add(weight);
         let mut parent = None;

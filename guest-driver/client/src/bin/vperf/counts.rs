@@ -90,7 +90,7 @@ fn scaled(reading: &Reading) -> Option<u64> {
     Some(u64::try_from(scaled).unwrap_or(u64::MAX))
 }
 
-/// All counts of one run.
+/// All counts of one measurement.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct Counts {
     pub(crate) target: String,

@@ -30,9 +30,9 @@ const TO_SAMPLE: [&str; 3] = ["cycles", "task-clock", "cpu-clock"];
 pub(crate) struct EventArgs {
     /// Events, as `vperf list` names them; may be given several times.
     ///
-    /// `mark=7` counts marks of the value 7; `cycles:u` counts user mode only, `cycles:k`
-    /// the kernel only, if the event's source can exclude modes. `{a,b}` is a group: its
-    /// events count over the same time.
+    /// `mark=7` counts marks with the value 7; `cycles:u` counts user mode only, `cycles:k` the
+    /// kernel only, if the event's source can exclude modes. `{a,b}` is a group: its events count
+    /// over the same time.
     #[arg(
         short = 'e',
         long = "event",
@@ -48,7 +48,7 @@ pub(crate) struct Chosen {
     pub(crate) name: String,
     pub(crate) entry: Entry,
     pub(crate) attr: EventAttr,
-    /// Index of the event that leads this one's group.
+    /// Index of the group leader; `None` if this event leads a group or is in no group.
     pub(crate) leader: Option<usize>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum EventsError {
 }
 
 impl EventArgs {
-    /// Whether the user named the events: then a refusal of one is an error.
+    /// Whether the user named the events. If so, a refused event is an error.
     pub(crate) fn explicit(&self) -> bool {
         !self.specs.is_empty()
     }
@@ -100,7 +100,8 @@ impl EventArgs {
     }
 }
 
-/// Removes the braces; returns each spec with the index of its leader, if another event leads it.
+/// Removes the braces. Returns each spec with the index of its group's leader; `None` if the event
+/// leads a group or is in none.
 fn grouped<'a>(specs: &[&'a str]) -> Result<Vec<(&'a str, Option<usize>)>, EventsError> {
     let wrong = || EventsError::Braces(specs.join(","));
     let mut open = None;

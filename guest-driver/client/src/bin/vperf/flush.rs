@@ -35,7 +35,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<(), FlushError> {
     if args.events.is_empty() {
         return Ok(vpmu.flush()?);
     }
-    // Look all events up before the first flush, so that a mistyped name flushes none.
+    // Look all events up before the first flush: if a name is mistyped, no event is flushed.
     let events = args.events.iter().map(|name| vpmu.find_persistent(name));
     for event in events.collect::<Result<Vec<_>, _>>()? {
         let handle = vpmu.reopen(&event)?;

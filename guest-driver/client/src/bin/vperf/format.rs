@@ -22,7 +22,8 @@ pub(crate) fn seconds(nanoseconds: u64) -> String {
     )
 }
 
-/// Nanoseconds in the largest of ns, us, ms and s that leaves a digit before the point.
+/// Formats nanoseconds as ns, us, ms or s: in the largest of these units in which the value is at
+/// least 1.
 pub(crate) fn duration(nanoseconds: u64) -> String {
     let (unit, name) = match nanoseconds {
         0..1_000 => return format!("{nanoseconds} ns"),
@@ -54,7 +55,7 @@ pub(crate) enum Align {
     Right,
 }
 
-/// Lines of `rows` with columns two spaces apart and no trailing blanks.
+/// Formats `rows` as lines of text, with columns two spaces apart and without trailing blanks.
 pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter()

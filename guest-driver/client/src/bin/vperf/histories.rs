@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use crate::data::{Action, Process, Task};
 
-/// States of each pid, each valid from its `time` on, in order of time.
+/// The states of each pid, in order of time. A state is valid from its `time` until the `time` of
+/// the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Histories(HashMap<u32, Vec<Process>>);
 
@@ -116,11 +117,11 @@ mod tests {
             let paths: Vec<&str> = process.maps.iter().map(|map| map.path.as_str()).collect();
             (process.comm.as_str(), paths.join(" "))
         };
-        assert_eq!(at(1, 0), ("sh", "/bin/sh".into()), "before the first sight");
+        assert_eq!(at(1, 0), ("sh", "/bin/sh".into()), "before its first state");
         assert_eq!(at(2, 150), ("sh", "/bin/sh".into()));
         assert_eq!(at(2, 200), ("work", String::new()));
         assert_eq!(at(2, 350), ("work", "/bin/work".into()));
-        assert_eq!(at(2, 450), ("work", "/lib/over".into()), "mapped over");
+        assert_eq!(at(2, 450), ("work", "/lib/over".into()), "map replaced");
         assert_eq!(at(2, 999), ("renamed", "/lib/over".into()));
         assert!(histories.at(3, 0).is_none());
     }

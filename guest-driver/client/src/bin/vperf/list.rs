@@ -12,8 +12,8 @@ use crate::format::{Align, table};
 /// Show what this host can count.
 ///
 /// The table has each event's name for -e, its source, what exactly it counts, what can be recorded
-/// (samples: vperf record; every exit: vperf exits), and whether the host's work for this machine is
-/// left out or counted too. An event that is not in the table cannot be counted here.
+/// (samples: vperf record; every exit: vperf exits), and whether the event excludes or includes the
+/// host's work for this machine. An event that is not in the table cannot be counted here.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     /// Print one JSON object: "device", and "events" with their names, units, sources.

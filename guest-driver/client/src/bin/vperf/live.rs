@@ -13,14 +13,15 @@ use crate::processes::Processes;
 use crate::profile::{Row, Sums};
 use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
-/// Most distinct positions in one frame; samples at any other position are still counted.
+/// Maximum number of distinct positions ([`Spot`]) in one frame; samples at further positions are
+/// counted in one row.
 const MOST_SPOTS: usize = 1 << 16;
-/// Most processes looked up in one frame.
+/// Maximum number of processes looked up in one frame.
 const MOST_PROCESSES: usize = 1 << 12;
-/// Most programs with cached symbols.
+/// Maximum number of programs with cached symbols.
 const MOST_PROGRAMS: usize = 64;
 
-/// Label for samples at all other positions, once a frame has [`MOST_SPOTS`].
+/// Label for the samples at all further positions, once a frame has [`MOST_SPOTS`] positions.
 const OTHERS: &str = "[others]";
 
 /// Samples since the last frame.
@@ -104,9 +105,10 @@ impl Live {
         }
     }
 
-    /// Looks up the sampled processes while they live. Call it after each read of the rings.
+    /// Looks up the processes in the samples added since the last call. Call it after each read of
+    /// the rings: once a process has exited, its name cannot be found.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
-        // Tasks are not followed here, so no time needs conversion.
+        // This view gets no task notices from the kernel, so no times need conversion.
         let lines = self.processes.news(&Clocks::default())?;
         let room = MOST_PROCESSES.saturating_sub(self.since.processes.len());
         let processes = lines.into_iter().filter_map(|line| match line {
@@ -134,7 +136,7 @@ impl Live {
         let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
-            // Name the process as of the frame's end: after an exec, by the new program.
+            // Use the process's last name in the frame: after an exec, the new program's name.
             let spot = Spot {
                 time: u64::MAX,
                 ..*spot

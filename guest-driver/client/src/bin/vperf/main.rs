@@ -49,18 +49,18 @@ const FAILED: u8 = 125;
 ///   vperf stat -- make                  counts of a command and its children
 ///   vperf stat -e exits,halts -a        ... of all CPUs, until Ctrl-C
 ///   vperf record -- make                samples of a command, into vperf.data
-///   vperf report                        its hot functions
+///   vperf report                        hot functions in vperf.data
 ///   vperf record -g -- make             ... with their callers
 ///   vperf report --call-graph
 ///   vperf top                           hot functions of the whole machine, live
-///   vperf exits -- make                 what the host had to do for it, and how long it took
-///   vperf stat --from 7 --to 8 -- prog  counts between the marks 7 and 8 that it places
-///   vperf persist new -F 100            a flight recorder: samples from now on, for ever
-///   vperf persist dump                  what it holds
+///   vperf exits -- make                 VM exits of a command: reasons, times, causes
+///   vperf stat --from 7 --to 8 -- prog  counts between the marks 7 and 8 of prog
+///   vperf persist new -F 100            a flight recorder: samples each CPU from now on
+///   vperf persist dump                  samples in the flight recorder
 ///
-/// Exit codes: stat, record, top and exits return their workload's (128 + N if signal N ended it,
-/// 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf, a wrong option
-/// included.
+/// Exit codes: stat, record, top and exits return the exit code of their workload (128 + N if
+/// signal N ended it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf,
+/// a wrong option included.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
@@ -68,7 +68,7 @@ struct Cli {
     command: Command,
 }
 
-// Each command's description is beside its arguments.
+// The description of each command is on its argument struct.
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::ListArgs),
@@ -117,8 +117,8 @@ impl CliError {
         }
     }
 
-    /// Whether the reader of standard output closed it, as in `vperf report | head`: this is not a
-    /// failure. A pipe to the workload is not output.
+    /// Whether vperf ends because the reader of its standard output has closed the pipe, as in
+    /// `vperf report | head`: this is not a failure. A broken pipe to the workload is a failure.
     fn is_broken_pipe(&self) -> bool {
         if self.workload().is_some() {
             return false;
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed output cannot show the error.
+            // Ignore an error: if the output is closed, nothing can show it.
             let _ = error.print();
             return if error.use_stderr() {
                 FAILED.into()

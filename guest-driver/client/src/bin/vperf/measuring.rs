@@ -1,4 +1,4 @@
-//! A measurement from start to end: until a command or processes exit, or a signal.
+//! A measurement from its start to its end: until a command or processes exit, or a signal arrives.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct Measuring {
 
 impl Measuring {
     /// Measures until `child` exits or, without a child, until all `processes` have exited; without
-    /// both, until a signal.
+    /// either, until a signal arrives.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
         Self {
             signals,
@@ -32,12 +32,12 @@ impl Measuring {
         }
     }
 
-    /// Whether a command runs, whose output may share this program's terminal.
+    /// Whether a command runs. Its output may go to the same terminal as this program's output.
     pub(crate) fn has_command(&self) -> bool {
         self.child.is_some()
     }
 
-    /// Snapshots requested since the last call.
+    /// Returns the number of snapshots requested since the last call.
     pub(crate) fn snapshots(&mut self) -> u32 {
         std::mem::take(&mut self.snapshots)
     }
@@ -74,8 +74,9 @@ impl Measuring {
         Ok(had_processes && self.processes.is_empty())
     }
 
-    /// Forwards a signal to the child, whose exit ends the measurement; a second signal kills the
-    /// child. Without a child returns true: the signal itself ends the measurement.
+    /// Reads a signal. Forwards the first one to the child, whose exit ends the measurement; kills
+    /// the child at a second one. Without a child, returns true: the signal itself ends the
+    /// measurement. The signal [`SNAPSHOT`] is only counted.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {
@@ -98,8 +99,8 @@ impl Measuring {
         Ok(false)
     }
 
-    /// Stops counting. Ignores the errors of events on an offline CPU, which have stopped already,
-    /// and of events that the driver cannot stop.
+    /// Stops the events. Two errors are ignored: an event on an offline CPU has stopped already,
+    /// and the driver cannot stop some events.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
             match opened.event.disable() {
@@ -111,8 +112,9 @@ impl Measuring {
         Ok(())
     }
 
-    /// Terminates a command that still runs and returns 0: ending it early is not a failure. A
-    /// signal during the wait kills the command. If the command had exited, returns its exit code.
+    /// Ends the measurement. If the command has already exited, returns its exit code. Otherwise
+    /// terminates the command and waits for it, and returns 0: ending a command early is not a
+    /// failure. A signal during this wait kills the command.
     pub(crate) fn end(mut self) -> Result<u8, TargetError> {
         let Some(child) = &self.child else {
             return Ok(0);
@@ -131,7 +133,7 @@ impl Measuring {
         Ok(0)
     }
 
-    /// Returns the exit code: the command's, else 0.
+    /// Returns the command's exit code, or 0 without a command.
     pub(crate) fn finish(self) -> Result<u8, TargetError> {
         match self.child {
             Some(child) => Ok(workload::exit_code(child.wait()?)),

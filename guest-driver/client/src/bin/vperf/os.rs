@@ -1,4 +1,5 @@
-//! Signals and processes as descriptors, and the signal mask of a new program, which std lacks.
+//! Signals and processes as file descriptors, and the signal mask of a new program. std has no
+//! functions for these.
 #![expect(
     unsafe_code,
     reason = "signal masks and signalfd(2) are in neither std nor rustix"
@@ -25,8 +26,8 @@ fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-/// Signals read from a descriptor instead of terminating this process: SIGINT, SIGTERM, SIGHUP,
-/// SIGQUIT and others.
+/// A signalfd(2) from which this process reads the signals that would terminate it (SIGINT,
+/// SIGTERM, SIGHUP, SIGQUIT), and those that its creator adds.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 
@@ -41,12 +42,12 @@ impl Signals {
         if result != 0 {
             return Err(io::Error::from_raw_os_error(result));
         }
-        // SAFETY: reads the set; -1 asks for a new descriptor.
+        // SAFETY: reads the set; with -1, signalfd creates a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just returned the descriptor, and nothing else has it.
+        // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 

@@ -16,8 +16,8 @@ pub(crate) struct PeriodArgs {
     #[arg(short = 'c', long = "count", value_name = "COUNT",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Take about HZ samples per second of CPU time: exactly for a clock, for other events by
-    /// adjusting the period to their rate.
+    /// Take about HZ samples per second of CPU time. For a clock the frequency is exact; for
+    /// another event, the device adapts the period to the event's rate.
     #[arg(short = 'F', long = "freq", value_name = "HZ",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     frequency: Option<u64>,
@@ -31,7 +31,7 @@ pub(crate) enum PeriodError {
 }
 
 impl PeriodArgs {
-    /// Makes `attr` sample, for the event `name` that counts in `unit`.
+    /// Adds the period to `attr`, the attributes of the event `name`, which counts in `unit`.
     pub(crate) fn apply(
         &self,
         attr: EventAttr,

@@ -1,7 +1,7 @@
 //! Identities of the sampled processes. The kernel reports their changes during the recording;
-//! /proc describes processes that started earlier, while they live.
+//! /proc describes processes that started earlier, until they exit.
 //!
-//! If the kernel refuses to report, /proc serves for all processes and is read whenever samples are
+//! If the kernel refuses to report changes, all processes are read from /proc, whenever samples are
 //! read. Then a process that starts and exits between two reads has no name, and samples between an
 //! exec and the next read carry the old program's name.
 
@@ -17,14 +17,15 @@ use crate::data::{Action, Line, Map, Process, Task};
 #[derive(Debug)]
 pub(crate) struct Processes {
     proc: PathBuf,
-    /// Empty if the kernel refuses.
+    /// The kernel's reports of changes; empty if the kernel refuses them.
     followed: Vec<Tasks>,
     /// The last written state of processes read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Processes that are not looked up again: until the next read of samples or, if the kernel
-    /// reports changes, until the end.
+    /// Processes that need no look-up: if the kernel reports changes, for the whole recording; else
+    /// until the next call of [`Processes::news`].
     told: HashSet<u32>,
-    /// Processes in samples since the last read, with the time of the first sample.
+    /// Processes that the next call of [`Processes::news`] looks up, each with the time of its
+    /// first sample.
     seen: Vec<(u32, u64)>,
 }
 
@@ -57,7 +58,8 @@ impl Processes {
             }
         }
         for (pid, time) in std::mem::take(&mut self.seen) {
-            // A process that forked or called exec while followed is known.
+            // The kernel's notices, read above, already describe a process that forked or called
+            // exec.
             if !active.contains(&pid) {
                 lines.extend(self.look(pid, time).map(Line::Process));
             }
@@ -70,12 +72,12 @@ impl Processes {
         Ok(lines)
     }
 
-    /// Number of the kernel's notices that were lost.
+    /// Number of kernel notices that were lost because a ring was full.
     pub(crate) fn lost(&self) -> u64 {
         self.followed.iter().map(Tasks::lost).sum()
     }
 
-    /// Reads a process from /proc; `None` if it exited or is unchanged.
+    /// Reads a process from /proc; `None` if it has exited, or is unchanged since it was last read.
     pub(crate) fn look(&mut self, pid: u32, time: u64) -> Option<Process> {
         let dir = self.proc.join(pid.to_string());
         let comm = fs::read_to_string(dir.join("comm"))
@@ -119,7 +121,7 @@ fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
         tasks::Action::Exec(name) => Action::Exec(name),
         tasks::Action::ForkOf(parent) => Action::Fork(parent),
         tasks::Action::Name(name) => Action::Name(name),
-        // Ignore actions that the library adds later.
+        // Ignore actions that later versions of the library add.
         _ => return None,
     };
     Some(Task {
@@ -215,7 +217,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         );
         assert_eq!(saw(7, 150), None);
         put("workload\n", "");
-        assert_eq!(saw(7, 200), None, "what it had mapped is kept to its end");
+        assert_eq!(saw(7, 200), None, "an exiting process keeps its mappings");
         put("workload\n", MAPS);
         let Some(Line::Process(second)) = saw(7, 300) else {
             panic!()

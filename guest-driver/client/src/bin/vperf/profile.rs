@@ -1,4 +1,4 @@
-//! A profile of a recording: each event's share per function.
+//! The profiles of a recording: for each event, the share of each function.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -21,10 +21,10 @@ pub(crate) struct View {
     pub(crate) calls: Option<Direction>,
 }
 
-/// Samples that are equal in all keys.
+/// The samples that have the same value for every key.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Row {
-    /// In the order of the keys.
+    /// These values, in the order of the keys.
     #[serde(skip)]
     pub(crate) cells: Vec<String>,
     #[serde(flatten)]
@@ -50,7 +50,7 @@ pub(crate) struct Profile {
     pub(crate) freq: bool,
     pub(crate) samples: u64,
     pub(crate) lost: u64,
-    /// Times that the device throttled the event.
+    /// How often the device throttled the event.
     pub(crate) throttled: u64,
     pub(crate) period: u64,
     pub(crate) rows: Vec<Row>,
@@ -71,7 +71,7 @@ pub(crate) struct TraceBytes {
 }
 
 impl TraceBytes {
-    /// Whether it is a trace of samples, which is shown as an event.
+    /// Whether this is a trace of samples. Such a trace is shown as an event.
     pub(crate) fn is_event(&self) -> bool {
         self.event.is_some()
     }
@@ -119,7 +119,7 @@ impl Recording {
         }
     }
 
-    /// Adds a trace. A trace of samples is also an event like any other.
+    /// Adds a trace. A trace of samples is also added as an event.
     fn add_trace(&mut self, line: TraceLine) {
         let samples = line.format == Format::Samples;
         self.traces.push(TraceBytes {
@@ -219,7 +219,7 @@ impl Recording {
                 let path = path(spots, direction, names);
                 let own = match direction {
                     Direction::Down => path.len().saturating_sub(1),
-                    // The sampled function follows the process.
+                    // `path` begins with the process and the sampled function.
                     Direction::Up => 1,
                 };
                 tree.add(path, own, sample.6);
@@ -291,7 +291,7 @@ impl Sums {
         }
     }
 
-    /// Rows by descending share, which includes callees with `children`.
+    /// Returns the rows by descending share. With `children`, the share includes callees.
     pub(crate) fn rows(self, keys: &[Key], children: bool) -> Vec<Row> {
         let total = self.total;
         let heads: Vec<&'static str> = keys.iter().map(|&key| name(key)).collect();

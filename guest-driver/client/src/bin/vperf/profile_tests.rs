@@ -124,12 +124,13 @@ fn samples_of_no_event_are_nobodys() {
     );
 }
 
-/// In `work`, the page at 0x1000 calls the page at 0x2000 twice, once with its last instruction,
-/// and the kernel once.
+/// Samples of the process `work`. Its functions have no names, so the report shows their pages.
+/// Page 0x1000 calls the kernel once, and page 0x2000 twice; the second of these two calls is the
+/// last instruction of page 0x1000.
 fn chains() -> Recording {
     let mut recording = recording();
     recording.samples.clear();
-    // 0x9000 is not code: its function kept no frame pointer.
+    // 0x9000 is not code: the function at 0x1180 kept no frame pointer.
     let mut sample = |kernel: &[u64], user: &[u64], period| {
         let is_user = kernel.is_empty();
         let ip = if is_user { user[0] } else { kernel[0] };
@@ -166,7 +167,7 @@ fn call_tree_merges_equal_callers() {
             "2 [.] 0x2000-0x2fff 80",
             "2 [k] do_work 20",
         ],
-        "a return to 0x2000 is a call from the page before"
+        "the call that returns to 0x2000 is in the page before it"
     );
     assert_eq!(
         lines(Direction::Up),

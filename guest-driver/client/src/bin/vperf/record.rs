@@ -18,17 +18,18 @@ use crate::workload::WorkloadError;
 /// Sample where an event occurs in a command, in tasks, or on CPUs.
 ///
 /// At each period of the event (-c) the host writes a sample to a ring in this machine's memory, and
-/// vperf copies it to a file, which `vperf report` shows. Samples that a ring had no room for are
-/// counted as lost: give it more pages (-m) or a longer period (-c).
+/// vperf copies it to a file, which `vperf report` shows. When a ring is full, further samples are
+/// lost, and vperf reports their number: give the ring more pages (-m) or the event a longer period
+/// (-c).
 ///
-/// With -g each sample has its callers, found by frame pointers (Rust:
-/// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer). Few distributions build their
-/// kernel with them: elsewhere only the innermost function of the kernel is known.
+/// With -g each sample has its callers, found by frame pointers (Rust: -C force-frame-pointers=yes,
+/// C: -fno-omit-frame-pointer). Few distributions build their kernel with frame pointers; in other
+/// kernels only the innermost function is known.
 ///
 /// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples;
-/// `vperf exits report` shows it. Packets that the traces' AUX areas had no room for are counted in
-/// bytes. With --snapshot only the newest packets in the areas are written, at the end and at each
-/// signal USR2.
+/// `vperf exits report` shows it. If an AUX area has no room for a packet, the packet is lost, and
+/// vperf reports the number of lost bytes. With --snapshot only the newest packets in the areas are
+/// written, at the end and on each SIGUSR2.
 ///
 /// Examples:
 ///   vperf record -- make -j2
@@ -49,7 +50,7 @@ pub(crate) struct RecordArgs {
     #[arg(short = 'g', long, value_enum, value_name = "HOW", num_args = 0..=1,
           require_equals = true, default_missing_value = "fp")]
     call_graph: Option<CallGraph>,
-    /// Most addresses of a call chain.
+    /// Maximum number of addresses in a call chain.
     #[arg(long, value_name = "N", requires = "call_graph",
           value_parser = clap::value_parser!(u16).range(1..=127))]
     max_stack: Option<u16>,
@@ -57,11 +58,11 @@ pub(crate) struct RecordArgs {
     /// apply to a trace of samples as well.
     #[arg(long, value_name = "TRACE,...", value_delimiter = ',')]
     aux: Vec<String>,
-    /// Bytes of each trace's AUX area, a power of two: 64K, 4M. [default: 4M, or the device's
-    /// limit]
+    /// Bytes of each trace's AUX area, a power of two such as 64K or 4M. [default: 4M, or the
+    /// device's limit]
     #[arg(long, value_name = "SIZE", value_parser = tracing::area_size, requires = "aux")]
     aux_size: Option<u32>,
-    /// Keep only the newest packets of traces: at the end, and at each signal USR2.
+    /// Keep only the newest packets of traces, and write them at the end and on each SIGUSR2.
     #[arg(long, requires = "aux")]
     snapshot: bool,
     /// The file to write; an existing one is kept as FILE.old.
@@ -149,8 +150,8 @@ impl RecordArgs {
     fn with_chains(&self, attr: EventAttr) -> EventAttr {
         match self.call_graph {
             None => attr,
-            // Users who may not see the kernel's addresses may sample user mode, but not with a
-            // kernel call chain.
+            // Omit the frames of an excluded mode: users who may not see kernel addresses can
+            // sample user mode, but only if the chains omit the kernel's frames.
             Some(CallGraph::Fp) => EventAttr {
                 exclude_callchain_kernel: attr.exclude_kernel,
                 exclude_callchain_user: attr.exclude_user,

@@ -1,5 +1,5 @@
 //! Regions of interest: events count and sample only between two marks that the measured programs
-//! place. Starters and stoppers on the host switch them.
+//! place. Starters and stoppers on the host switch the events on and off.
 
 use clap::Args;
 use vpmu_client::trigger::TriggerError;
@@ -13,12 +13,13 @@ pub(crate) struct RegionArgs {
     /// Measure only from this mark on: a number that the program places (0 to 4294967295, or
     /// 0x and hexadecimal digits).
     ///
-    /// The host starts the events at the instruction after the mark. With --to it stops them
-    /// at the mark that ends the region; the exit of that mark still counts. Marks, exits and
-    /// other events of the device are exact; events of the host's counters are late by their
-    /// skid. Each thread begins outside the region, and enters and leaves it by its own marks;
-    /// with -a and -C each CPU does so by the marks placed on it. Without --to the region has no
-    /// end. If --from and --to are the same mark, the first enters the region, the next leaves it.
+    /// The host starts the events at the instruction after the mark. With --to it stops them at the
+    /// mark that ends the region; the VM exit that this mark causes is still counted. Marks, exits
+    /// and other events of the device are exact; events that a host counter counts are late by the
+    /// counter's skid. Each thread begins outside the region, and enters and leaves it by its own
+    /// marks; with -a and -C each CPU does so by the marks placed on it. Without --to the region
+    /// has no end. If --from and --to are the same mark, the first enters the region, the next
+    /// leaves it.
     #[arg(long, value_name = "MARK", value_parser = mark)]
     from: Option<u32>,
     /// Measure only up to this mark; without --from, from the beginning to the first such mark.
@@ -48,7 +49,7 @@ pub(crate) enum RegionError {
     Read(#[source] vpmu_client::event::EventError),
 }
 
-/// Number of times that regions were entered and left.
+/// The marks that delimit a region, and how often the measured tasks or CPUs entered and left it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Passages {
     from: Option<u32>,
@@ -59,7 +60,8 @@ pub(crate) struct Passages {
     left: Option<u64>,
 }
 
-/// The events that delimit a region and count its passages, each on all tasks or CPUs.
+/// The events that delimit a region, and those that count how often it is entered and left. Each of
+/// them is opened on all measured tasks or CPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Region {
     from: Option<u32>,
@@ -69,7 +71,7 @@ pub(crate) struct Region {
     /// Counts end marks, while inside the region.
     left: Vec<Opened>,
     stoppers: Vec<Opened>,
-    /// Empty if `from` and `to` are the same mark: the stoppers then also start.
+    /// Empty if `from` and `to` are the same mark: then the stoppers are also the starters.
     starters: Vec<Opened>,
 }
 
@@ -143,8 +145,9 @@ fn open_mark(
 }
 
 impl Region {
-    /// Links the events so that the targets and the counter of end marks run inside the region, and
-    /// the counter of start marks outside it: only marks that cross the boundary are counted.
+    /// Makes the targets and the counter of end marks count only inside the region, and the counter
+    /// of start marks only outside it. So only the marks that enter or leave the region are
+    /// counted.
     fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
         let inside = || targets.iter().chain(&self.left);
         if let Some(mark) = self.from {
@@ -165,7 +168,8 @@ impl Region {
         Ok(())
     }
 
-    /// The events in enabling order, after the targets: a starter must find its targets enabled.
+    /// The events in the order in which to enable them, after the targets. Starters come last, so
+    /// that all their targets are enabled before their first overflow.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Opened> {
         let counters = self.entered.iter().chain(&self.left);
         counters.chain(&self.stoppers).chain(&self.starters)

@@ -13,9 +13,9 @@ use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 
 /// Show the functions that the samples of `vperf record` hit.
 ///
-/// `[.]` is a function of a program, named by the program's file, `[k]` one of the kernel.
-/// An address without a name shows as its page. Run the report on the machine of the recording,
-/// which has the programs' files.
+/// `[.]` marks a function of a program, `[k]` a function of the kernel. The names of a program's
+/// functions come from its file, so run the report on the machine that was recorded. An address
+/// without a name is shown as its page.
 ///
 /// With --call-graph, for a recording made with -g, each function is shown below its caller, with
 /// its own share (SELF) and its share with all callees (CHILDREN); with --call-graph=up, callers
@@ -36,15 +36,15 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
           default_values = ["comm", "object", "symbol"])]
     sort: Vec<Key>,
-    /// Show the call tree instead: down, from the programs' entries to the functions that they call,
+    /// Show the call tree instead: down, from the outermost callers to the functions that they call,
     /// or up, from the sampled functions to their callers.
     #[arg(short = 'g', long, value_enum, value_name = "DIRECTION", num_args = 0..=1,
           require_equals = true, default_missing_value = "down")]
     call_graph: Option<Direction>,
-    /// Show each line's share including its callees too, and sort by it.
+    /// Also show each line's share with all callees, and sort by this share.
     #[arg(long, conflicts_with = "call_graph")]
     children: bool,
-    /// Omit calls below this percentage from the tree; JSON has all.
+    /// Omit calls below this percentage from the tree. JSON has all calls.
     #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = percent)]
     least: f64,
     /// Show at most this many lines of each event.
@@ -226,11 +226,11 @@ pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     table(&columns, &lines)
 }
 
-/// Formats a call tree. Omits calls below the least share; the shares in their subtrees are not
-/// larger.
+/// Formats a call tree. Omits calls below the minimum share. This also omits their subtrees, in
+/// which no share is larger.
 fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
-    // In an upward tree SELF would repeat SHARE for sampled functions, and be zero for their
-    // callers.
+    // An upward tree has no SELF column: it would repeat SHARE for sampled functions, and be zero
+    // for their callers.
     let up = args.call_graph == Some(Direction::Up);
     let heads: &[&str] = if up {
         &["SHARE", "CALLED FROM"]

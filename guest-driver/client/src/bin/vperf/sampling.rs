@@ -16,11 +16,12 @@ const DEFAULT_PAGES_LOG2: u32 = 6;
 pub(crate) struct SamplingArgs {
     #[command(flatten)]
     period: PeriodArgs,
-    /// How samples are taken: by the host in batches while the machine runs (batched), or by a VM exit
-    /// each (exit). auto is batched where the host supports it.
+    /// How samples are taken: by the host in batches while the machine runs (batched), or with one
+    /// VM exit for each sample (exit). auto selects batched where the host supports it.
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
-    /// Data pages of 4 KiB of each ring, a power of two. [default: 64, or the device's limit]
+    /// Number of data pages (4 KiB each) of each ring, a power of two. [default: 64, or the
+    /// device's limit]
     #[arg(short = 'm', long, value_name = "PAGES", value_parser = power_of_two)]
     pages: Option<u32>,
 }
@@ -41,16 +42,16 @@ pub(crate) enum SamplingError {
     #[error(transparent)]
     Events(#[from] EventsError),
     #[error(
-        "no default event samples on this host: name one with -e; `vperf list` shows which can"
+        "no default event can be sampled on this host: name an event with -e; `vperf list` shows the events that can be sampled"
     )]
     NoDefault,
     #[error(
-        "event {0:?} counts, but takes no samples: `vperf list` shows which do, `vperf stat` counts it"
+        "event {0:?} takes no samples: count it with `vperf stat`; `vperf list` shows the events that take samples"
     )]
     NoSamples(String),
-    #[error("event {0:?} is a trace and takes no samples: `vperf record --aux {0}` records it")]
+    #[error("event {0:?} is a trace and takes no samples: record it with `vperf record --aux {0}`")]
     Trace(String),
-    #[error("event {0:?} is in a group: groups are counted (`vperf stat`), not sampled")]
+    #[error("event {0:?} is in a group: groups cannot be sampled, only counted (`vperf stat`)")]
     Group(String),
     #[error(transparent)]
     Period(#[from] PeriodError),
@@ -67,7 +68,7 @@ pub(crate) enum SamplingError {
     Map { name: String, source: RingError },
 }
 
-/// Parses a number of pages; returns its logarithm.
+/// Parses a number of pages, a power of two; returns its base-2 logarithm.
 fn power_of_two(text: &str) -> Result<u32, String> {
     let pages: u32 = text
         .parse()
@@ -79,7 +80,8 @@ fn power_of_two(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Returns the requested size as a logarithm of pages, checked against `most` pages.
+/// Returns the base-2 logarithm of the number of data pages. `asked` is such a logarithm; if it is
+/// `None`, returns the default, reduced to fit `most` pages. Fails if `asked` exceeds `most` pages.
 fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     let most_log2 = most.checked_ilog2().unwrap_or(0);
     match asked {
@@ -90,8 +92,8 @@ fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl SamplingArgs {
-    /// Selects the events and makes them sample. As the last step for each event, `finish` adjusts
-    /// its attributes.
+    /// Selects the events and sets their periods and engine. Passes the attributes of each event
+    /// through `finish` last.
     pub(crate) fn choose(
         &self,
         events: &EventArgs,

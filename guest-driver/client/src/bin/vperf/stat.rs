@@ -18,16 +18,17 @@ use crate::workload::WorkloadError;
 
 /// Count events of a command, of tasks, or of CPUs.
 ///
-/// The table goes to standard error, apart from the command's output; JSON and separated lines go
-/// to standard output, for programs. A count that was taken for part of the time shows that share
-/// and an estimate for the whole; a star marks events whose source cannot exclude the host's work.
+/// The table goes to standard error, so that it does not mix with the command's output; JSON and
+/// separated lines go to standard output, for programs. If an event was counted only part of the
+/// time, the table shows that share and an estimate for the whole time. A star marks events whose
+/// source cannot exclude the host's work.
 ///
 /// Examples:
 ///   vperf stat -- make -j2
 ///   vperf stat -e task-clock,exits-io -- dd if=/dev/zero of=/dev/vda count=1
 ///   vperf stat -e '{exits,tsc}' -a -- sleep 5
 ///   vperf stat -p 42 --json -o counts.json
-///   vperf stat --from 7 --to 8 -- program       between the marks 7 and 8 that it places
+///   vperf stat --from 7 --to 8 -- program       between the program's marks 7 and 8
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct StatArgs {
@@ -36,8 +37,9 @@ pub(crate) struct StatArgs {
     /// Print one line of JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print lines of count, unit, event, time counted in ns, and its share in percent, separated by
-    /// this text.
+    /// Print a line for each event, with this text between the fields: count, unit, event, the time
+    /// in ns for which the event was counted, and that time as a percentage of the time for which
+    /// it was enabled.
     #[arg(short = 'x', long, value_name = "SEPARATOR", conflicts_with = "json")]
     separator: Option<String>,
     /// Write the counts to a file instead.
@@ -131,7 +133,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     Ok(counts.exit_code)
 }
 
-/// By event index, the reason for a refusal.
+/// For each event, by index, the reason why it was refused.
 type Refused = Vec<Option<String>>;
 
 /// Opens the selected events. A refusal is an error only for an event that the user named.
@@ -179,8 +181,8 @@ fn of(opened: &[Opened], index: usize) -> Vec<&Opened> {
         .collect()
 }
 
-/// Opens a group member, whose leader is on the same targets. Members are enabled from the start:
-/// the group counts while its leader is enabled.
+/// Opens an event as a member of its leader's group, on each target of the leader. Members are
+/// opened enabled: they count while their leader is enabled.
 fn open_members(
     vpmu: &Vpmu,
     target: &Target,
@@ -189,15 +191,18 @@ fn open_members(
     leaders: &[&Opened],
 ) -> Result<Vec<Opened>, vpmu_client::Error> {
     target.open(index, &event.attr, |place, attr| {
-        let attr = EventAttr {
+        let leader = leaders.iter().find(|leader| leader.place == place);
+        let Some(leader) = leader else {
+            // The CPU was offline when the leader was opened, and has come online since: the event
+            // counts here without a leader, and starts with the other events.
+            return vpmu.open_event(attr);
+        };
+        let member = EventAttr {
             disabled: false,
             enable_on_exec: false,
             ..attr.clone()
         };
-        match leaders.iter().find(|leader| leader.place == place) {
-            Some(leader) => vpmu.open_member(&attr, &leader.event),
-            None => vpmu.open_event(&attr),
-        }
+        vpmu.open_member(&member, &leader.event)
     })
 }
 

@@ -14,13 +14,14 @@ use crate::data::{Kernel, Map, Symbol};
 /// The kernel's list of its functions.
 pub(crate) const KALLSYMS: &str = "/proc/kallsyms";
 
-/// Most characters of the name of a program's function, generic arguments included.
+/// Maximum length of a function's name, in characters, generic arguments included.
 const NAME_MAX: usize = 4096;
 
-/// Most bytes of a program file; larger ones are not read.
+/// Maximum size of a program file, in bytes; larger files are not read.
 const LARGEST: u64 = 1 << 30;
 
-/// The functions of `kallsyms` that contain `addresses`; a missing file also counts as hidden.
+/// The functions of `kallsyms` that contain `addresses`. If the file is missing, the addresses
+/// count as hidden.
 pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
     if addresses.is_empty() {
         return Kernel::default();
@@ -39,7 +40,7 @@ impl KernelFunctions {
         Self(functions)
     }
 
-    /// Whether the addresses are hidden: users without permission read zeros.
+    /// Whether the kernel hides the addresses: users without permission read zeros instead.
     pub(crate) fn are_hidden(&self) -> bool {
         self.0.is_empty()
     }
@@ -88,8 +89,8 @@ impl Program {
     }
 }
 
-/// Reads a regular file; returns `None` for any other file. A process chooses the files at the paths
-/// of its mappings: a FIFO would block, /dev/zero never ends.
+/// Reads a regular file; returns `None` for any other file. The path is from a measured process's
+/// mappings, so a process chooses the file: a FIFO would block, and /dev/zero never ends.
 fn regular(path: &Path) -> Option<Vec<u8>> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);

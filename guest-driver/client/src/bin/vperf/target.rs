@@ -33,8 +33,9 @@ pub(crate) struct TargetArgs {
     #[arg(short, long, value_name = "PID", value_delimiter = ',',
           value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["all_cpus", "cpus"])]
     pid: Vec<i32>,
-    /// A command to run. Alone, it is measured with its children; with -a, -C or -p the measurement
-    /// lasts as long as it runs. Without a command, Ctrl-C (or the processes' end) ends it.
+    /// A command to run. Without -a, -C and -p, the command and its children are measured; with one
+    /// of these options, the command only determines how long the measurement lasts. Without a
+    /// command, the measurement ends at Ctrl-C, or when all processes of -p have exited.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
@@ -69,7 +70,7 @@ pub(crate) enum TargetError {
     Nothing,
     #[error("{0:?} is not a list of CPUs such as 0 or 0,2-3")]
     CpuList(String),
-    #[error("CPU {cpu} is not online; online are {online}")]
+    #[error("CPU {cpu} is not online; the online CPUs are {online}")]
     Offline { cpu: u32, online: String },
     #[error("reading {ONLINE}")]
     Online(#[source] io::Error),
@@ -93,7 +94,7 @@ pub(crate) struct Opened {
     pub(crate) event: Event,
 }
 
-/// Whether an event was refused because its CPU went offline, or its device was removed.
+/// Whether the cause of `error` is that an event's CPU is offline, or that the device was removed.
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -108,7 +109,7 @@ pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// The places of events: tasks or CPUs.
+/// The tasks or CPUs on which each event is opened.
 #[derive(Debug)]
 enum Places {
     Child(i32),
@@ -141,7 +142,8 @@ impl TargetArgs {
         self.prepare_catching(&[])
     }
 
-    /// Like [`TargetArgs::prepare`]; `signals` neither end this program nor reach the command.
+    /// Like [`TargetArgs::prepare`], but also catches `signals`, which then do not end this
+    /// program.
     pub(crate) fn prepare_catching(&self, signals: &[i32]) -> Result<Target, TargetError> {
         let cpus = self.cpus()?;
         if cpus.is_none() && self.pid.is_empty() && self.command.is_empty() {
@@ -156,7 +158,8 @@ impl TargetArgs {
         for &pid in &self.pid {
             threads.extend(threads_of(pid)?);
         }
-        // Block the signals before the fork: the thread that forks inherits the mask.
+        // Block the signals before `Held::start`, which starts a thread to fork the command: that
+        // thread inherits this mask.
         let signals = Signals::catch(signals).map_err(TargetError::Signals)?;
         let held = match self.command.as_slice() {
             [] => None,
@@ -249,15 +252,15 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 }
 
 impl Target {
-    /// Opens the `index`th event with `door`, which receives the place's number, on every measured
-    /// task or CPU, in the same order for all events. A command's event is enabled by the command's
-    /// exec, any other event by [`Target::start`]. Skips CPUs that went offline after the target was
-    /// prepared, unless all did.
+    /// Opens the `index`th event on every measured task or CPU, in the same order for all events.
+    /// Calls `open` for each, with its [`Opened::place`]. A command's event is enabled by the
+    /// command's exec, any other event by [`Target::start`]. Skips CPUs that went offline after the
+    /// target was prepared, unless all did.
     pub(crate) fn open(
         &self,
         index: usize,
         attr: &EventAttr,
-        door: impl Fn(usize, &EventAttr) -> Result<Event, vpmu_client::Error>,
+        open: impl Fn(usize, &EventAttr) -> Result<Event, vpmu_client::Error>,
     ) -> Result<Vec<Opened>, vpmu_client::Error> {
         let attrs: Vec<EventAttr> = match &self.places {
             Places::Child(pid) => vec![EventAttr {
@@ -281,7 +284,7 @@ impl Target {
         let mut opened = Vec::new();
         let mut away = None;
         for (place, attr) in attrs.iter().enumerate() {
-            match door(place, attr) {
+            match open(place, attr) {
                 Ok(event) => opened.push(Opened {
                     index,
                     place,
@@ -301,7 +304,7 @@ impl Target {
         matches!(self.places, Places::Cpus(_))
     }
 
-    /// Begins to follow the activity of the measured tasks.
+    /// Opens rings in which the kernel reports what the measured tasks fork, execute and map.
     pub(crate) fn follow(&self) -> Result<Vec<Tasks>, TasksError> {
         let online = || {
             fs::read_to_string(ONLINE)
@@ -322,8 +325,8 @@ impl Target {
             .collect()
     }
 
-    /// Ids of measured processes that run already. Processes that start later are reported through
-    /// [`Target::follow`].
+    /// Ids of the measured processes that already run. Processes that start later are reported
+    /// through [`Target::follow`].
     pub(crate) fn present(&self) -> Vec<u32> {
         let is_everybody = match &self.places {
             Places::Child(_) => return Vec::new(),
@@ -339,8 +342,8 @@ impl Target {
             .collect()
     }
 
-    /// Starts the measurement: enables the remaining events in order and releases the command.
-    /// Skips events on CPUs that went offline.
+    /// Starts the measurement: enables the events `opened` in order, unless the command's exec
+    /// enables them, and releases the command. Skips events on CPUs that went offline.
     pub(crate) fn start<'a>(
         self,
         opened: impl IntoIterator<Item = &'a Opened>,

@@ -1,4 +1,4 @@
-//! Targets on this machine, measured with the kernel's task clock.
+//! Tests that measure targets on this machine with the kernel's task clock, which needs no vPMU.
 
 use super::*;
 use crate::data::{Action, Line, Task};
@@ -17,7 +17,7 @@ fn lists_of_cpus() {
     }
 }
 
-/// The kernel's task clock with perf_event_open(2), which every machine supports.
+/// The kernel's task clock, which every machine supports, as an event of perf_event_open(2).
 fn task_clock(dir: &Path) -> (PerfPmu, EventAttr) {
     fs::write(dir.join("type"), "1").unwrap();
     (PerfPmu::open_at(dir).unwrap(), EventAttr::new(1, 1))
@@ -56,7 +56,7 @@ fn command_is_measured_with_children() {
     let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
     let (code, own) = measure(&args(&["sh", "-c", &format!("{line}; exit 3")]), || ());
     assert_eq!(code, 3);
-    // Twice the work in two children, and little in the waiting shell.
+    // Each of two children does the work of the first command, and the shell only waits for them.
     let (code, children) = measure(
         &args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]),
         || (),
@@ -76,7 +76,7 @@ fn short_lived_child_of_command_is_followed() {
     let mut measuring = target.start(&[]).unwrap();
     while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
     assert_eq!(measuring.finish().unwrap(), 0);
-    // Present in a sample, but already reported by the kernel.
+    // The kernel has already reported the shell, so its sample causes no look-up in /proc.
     processes.saw(shell, 0);
     let lines = processes.news(&Clocks::default()).unwrap();
     let mut tasks: Vec<Task> = lines

@@ -1,4 +1,5 @@
-//! The terminal of a live view: the alternate screen, and keys that are read without a newline.
+//! The terminal in live mode: it shows the alternate screen, and delivers each key at once instead of at
+//! the end of a line.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -48,7 +49,8 @@ impl Terminal {
             before: before.clone(),
         };
         let mut live = before;
-        // Ctrl-C stays a signal: the view waits for it. A stop or a core dump would leave the screen as it is.
+        // Ctrl-C stays enabled: the view handles its signal. The keys that stop the program or make
+        // it dump core are disabled: they would leave the terminal in live mode.
         live.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO);
         for key in [SpecialCodeIndex::VSUSP, SpecialCodeIndex::VQUIT] {
             live.special_codes[key] = NO_KEY;
@@ -69,7 +71,8 @@ impl Terminal {
         size(&self.output).0
     }
 
-    /// Reads the pressed keys, waiting for one if necessary; returns true if one of them quits.
+    /// Reads the pressed keys; waits for one if none was pressed. Returns true if the view should
+    /// end: `q` was pressed, or the terminal is gone.
     pub(crate) fn wants_end(&mut self) -> io::Result<bool> {
         let mut keys = [0; 64];
         let got = self.input.read(&mut keys)?;
@@ -123,7 +126,7 @@ mod tests {
         assert_eq!(
             frame(text, (2, 4)),
             "\x1b[H1234\x1b[K\r\na[31\x1b[K\x1b[J",
-            "cut to two lines of four characters, without the escape"
+            "cut to two lines of four characters, the escape character removed"
         );
         assert_eq!(frame("", (2, 4)), "\x1b[H\x1b[J");
     }
@@ -154,7 +157,7 @@ mod tests {
         let live = flags(&slave);
         assert!(!live.0.intersects(LocalModes::ICANON | LocalModes::ECHO));
         assert_eq!(live.1, NO_KEY);
-        assert!(live.0.contains(LocalModes::ISIG), "Ctrl-C stays a signal");
+        assert!(live.0.contains(LocalModes::ISIG), "Ctrl-C sends a signal");
         terminal.show("hello\n").unwrap();
         drop(terminal);
         assert_eq!(flags(&slave), before);

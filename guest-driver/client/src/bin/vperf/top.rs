@@ -22,17 +22,17 @@ use crate::target::{Opened, TargetArgs, TargetError};
 use crate::terminal::Terminal;
 use crate::workload::WorkloadError;
 
-/// Longest time that samples wait in a ring before their processes are looked up.
+/// Maximum time that samples wait in a ring before their processes are looked up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Rows of a frame without a screen.
+/// Rows of a frame that is not shown on a terminal.
 const USUAL_ROWS: usize = 20;
 /// Lines of a frame besides the rows of its table.
 const HEAD_LINES: usize = 4;
 
 /// Show live which functions the samples of an event hit.
 ///
-/// Without a target, measures all CPUs. Each refresh shows the samples since the last. On a
-/// terminal q ends it; elsewhere, or with --batch, one table follows the other.
+/// Without a target, measures all CPUs. Each refresh shows the samples since the previous one. On
+/// a terminal, press q to quit. Elsewhere, or with --batch, one table is written after the other.
 ///
 /// Examples:
 ///   vperf top
@@ -165,8 +165,9 @@ impl Top<'_> {
                 break;
             }
             if woken == Woken::End {
-                // Reading an event makes the device write the record of its last loss. An event in
-                // error has no such record, so its failure is ignored.
+                // Read each event: the device then writes the event's pending record of lost samples.
+                // Ignore failures: an event in the error state cannot be read, but has no pending
+                // record.
                 measuring.stop(opened)?;
                 for opened in opened {
                     let _ = opened.event.read();
@@ -185,7 +186,7 @@ impl Top<'_> {
         Ok(measuring.end()?)
     }
 
-    /// Reads the rings until `due`, a quitting key, or the end of the measurement.
+    /// Reads the rings until `due`, until a key ends the view, or until the measurement ends.
     fn wait(
         &mut self,
         measuring: &mut Measuring,
@@ -274,7 +275,7 @@ impl Top<'_> {
         );
         if self.live.kernel_is_hidden() {
             text.push_str(
-                " The kernel hides its addresses: be root, or set kernel.kptr_restrict to 0.",
+                " The kernel hides its addresses: run as root, or set kernel.kptr_restrict to 0.",
             );
         }
         if let Some(error) = unreadable {

@@ -1,4 +1,5 @@
-//! Traces in addition to or instead of samples: selects and opens them, and maps their AUX areas.
+//! Selects and opens traces, and maps their AUX areas. Traces are recorded in addition to samples, or
+//! instead of them.
 
 use std::fs;
 
@@ -15,7 +16,7 @@ use crate::target::{Opened, Target};
 
 /// 4 MiB: about sixty thousand exits.
 const DEFAULT_PAGES_LOG2: u32 = 10;
-/// 8 pages: the ring of a trace holds only records that announce spans.
+/// 8 pages are enough: the ring of a trace holds only records that report new bytes in the area.
 const RING_PAGES_LOG2: u32 = 3;
 const PAGE: u64 = 4096;
 const CPUINFO: &str = "/proc/cpuinfo";
@@ -65,7 +66,7 @@ pub(crate) struct Place<'a> {
     pub(crate) area: Mapped<'a>,
     /// Bytes written to the file.
     pub(crate) written: u64,
-    /// For a snapshot: the area's position after the written bytes.
+    /// For a snapshot: the position in the area up to which bytes have been written to the file.
     pub(crate) until: u64,
 }
 
@@ -76,7 +77,7 @@ pub(crate) enum Mapped<'a> {
     Newest(Snapshot<'a>),
 }
 
-/// Parses `64K`, `4M` or a number of bytes; returns the logarithm of pages.
+/// Parses `64K`, `4M` or a number of bytes; returns the number of pages, as a base-2 logarithm.
 pub(crate) fn area_size(text: &str) -> Result<u32, String> {
     let wrong = || "not a size such as 256K, 4M or 1G".to_owned();
     let (digits, shift) = match text.char_indices().next_back() {
@@ -90,12 +91,12 @@ pub(crate) fn area_size(text: &str) -> Result<u32, String> {
     if bytes >= PAGE && bytes.is_power_of_two() {
         Ok((bytes / PAGE).ilog2())
     } else {
-        Err("not a power of two from 4K on, such as 4M".into())
+        Err("the size must be a power of two and at least 4K".into())
     }
 }
 
 impl AreaChoice {
-    /// Returns the requested size as a logarithm of pages, checked against `most` pages.
+    /// Returns the number of pages, as a base-2 logarithm. Fails if more than `most` are requested.
     fn pages_log2(self, most: u32) -> Result<u32, TracingError> {
         let most_log2 = most.checked_ilog2().ok_or(TracingError::NoAreas)?;
         match self.pages {
@@ -105,8 +106,9 @@ impl AreaChoice {
         }
     }
 
-    /// Opens the traces, numbered after `first` events. Readers wake when a quarter of an area is
-    /// full, which leaves room for packets until the reader runs.
+    /// Opens the traces. Their indexes begin at `first`, after the indexes of the events. Sets the AUX
+    /// watermark to a quarter of the area, so that the host still has room for packets until the
+    /// reader runs.
     pub(crate) fn open(
         self,
         vpmu: &Vpmu,
@@ -133,8 +135,8 @@ impl AreaChoice {
         Ok(opened)
     }
 
-    /// Maps a ring and an area for each trace in `opened`; traces are numbered after `first`
-    /// events.
+    /// Maps a ring and an area for each trace in `opened`. Entries with an index below `first` are not
+    /// traces.
     pub(crate) fn map<'a>(
         self,
         vpmu: &Vpmu,
@@ -201,7 +203,8 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// Name and unit of a sample trace's period; the trace itself counts bytes.
+/// Returns the name of the event that a sample trace samples, and the unit of its period. The count of
+/// the trace itself is in bytes.
 fn pace(entry: &Entry) -> (&str, &'static str) {
     match (entry.kind, entry.config) {
         (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK) => ("cpu-clock", "ns"),
@@ -224,7 +227,8 @@ pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
     }
 }
 
-/// The virtualization extension, known from the vendor, that defines the hardware exit reasons.
+/// The virtualization extension that defines the hardware exit reasons. The vendor in `cpuinfo`
+/// determines it.
 fn processor(cpuinfo: &str) -> Processor {
     let maker = cpuinfo.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -38,7 +38,7 @@ impl WorkloadError {
     }
 }
 
-/// A child that waits before its exec. Dropping this makes the child exit without an exec.
+/// A child that waits before its exec. If a `Held` is dropped, the child exits without an exec.
 #[derive(Debug)]
 pub(crate) struct Held {
     program: OsString,
@@ -75,7 +75,7 @@ impl Held {
             spawning: Some(spawning),
         };
         held.pid = read_pid(ready).map_err(|source| {
-            // Without a pid the fork failed: the thread returns the cause.
+            // If no pid arrives, the fork has failed, and the thread returns the cause.
             error(held.finish().err().unwrap_or(source))
         })?;
         Ok(held)
@@ -94,7 +94,7 @@ impl Held {
         };
         if let Some(mut go) = self.go.take() {
             match go.write_all(&[1]) {
-                // The child was killed while it was held: its exit status shows that.
+                // The child was killed before its release; its exit status contains the signal.
                 Err(broken) if broken.kind() == io::ErrorKind::BrokenPipe => {}
                 written => written.map_err(error)?,
             }
@@ -118,7 +118,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The child reads end-of-file from the pipe and exits: the error is intended.
+        // The child reads end-of-file from the pipe and exits, so the spawn fails, as intended.
         let _ = self.finish();
     }
 }
@@ -129,7 +129,7 @@ fn read_pid(mut ready: PipeReader) -> io::Result<i32> {
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// Makes the child send its pid and wait for a byte; end-of-file instead makes it exit.
+/// Makes the child send its pid and then wait for a byte. If it reads end-of-file instead, it exits.
 fn hold_before_exec(
     command: &mut Command,
     go: &PipeWriter,
@@ -138,8 +138,8 @@ fn hold_before_exec(
 ) {
     let go = go.as_raw_fd();
     let hold = move || {
-        // Close the child's own copy, or it would never read end-of-file. SAFETY: the child
-        // inherited the descriptor, and nothing in it uses it.
+        // Close the child's own copy of the pipe's write end: while any copy is open, the child does
+        // not read end-of-file. SAFETY: the child inherited the descriptor and does not use it otherwise.
         unsafe { libc::close(go) };
         let pid = i32::try_from(std::process::id()).map_err(|_| io::ErrorKind::InvalidData)?;
         tell_ready.write_all(&pid.to_ne_bytes())?;
@@ -158,7 +158,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Readable once it has exited; also the target of signals.
+    /// The child's pidfd, for poll(2) and signals. It is readable once the child has exited.
     pub(crate) fn process(&self) -> &Process {
         &self.process
     }
@@ -221,7 +221,8 @@ mod tests {
         let held = Held::start(&words("/bin/true")).unwrap();
         let process = Process::open(held.pid()).unwrap();
         process.signal(libc::SIGKILL).unwrap();
-        // The pipe has no reader left once the thread that spawned the child ends.
+        // Wait until the thread that spawned the child has ended: the pipe then has no reader left,
+        // and `release` cannot write to it.
         while !held.spawning.as_ref().unwrap().is_finished() {
             std::thread::yield_now();
         }

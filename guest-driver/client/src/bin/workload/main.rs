@@ -18,13 +18,13 @@ use vpmu_client::{Vpmu, error};
 /// Examples:
 ///   workload hot --ms 500      3/4 of the time in one function, 1/4 in another
 ///   workload hot --rounds 100  the same, as a fixed amount of work
-///   workload tree              one leaf, 3/4 of the time by one caller, 1/4 by another
+///   workload tree              one leaf, called 3/4 of the time by one caller, 1/4 by another
 ///   workload spin 200          200 ms of CPU time in one function
-///   workload loop 1000000      2,000,000 instructions, besides those of its start and end
+///   workload loop 1000000      2,000,000 instructions, plus those of program start and exit
 ///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
-///   workload marks 10 7        10 marks of the value 7
+///   workload marks 10 7        10 marks with the value 7
 ///   workload marks 10 1 --step 1       10 marks, numbered from 1
-///   workload regions 100 --ports 3     100 times mark 1, 3 port writes, mark 2
+///   workload regions 100 --ports 3     100 times: mark 1, 3 port writes, mark 2
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
@@ -36,8 +36,8 @@ struct Cli {
 enum Work {
     /// Spend 3/4 of the work in `hot_three_quarters`, 1/4 in `warm_one_quarter`.
     Hot(Amount),
-    /// Spend the work in `hot_leaf`, 3/4 of it called by `three_quarters`, 1/4 by
-    /// `one_quarter`, both called by `tree`.
+    /// Spend the work in `hot_leaf`: 3/4 in calls from `three_quarters`, 1/4 in calls from
+    /// `one_quarter`. `tree` calls both.
     Tree(Amount),
     /// Spend CPU time in `spin`.
     Spin {
@@ -51,7 +51,7 @@ enum Work {
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         rounds: u64,
     },
-    /// Write to port 0x80, from user mode.
+    /// Write to port 0x80 or, on aarch64, to an address without a device, from user mode.
     Ports {
         /// Number of writes.
         count: u64,
@@ -75,15 +75,15 @@ struct Amount {
     /// Duration in milliseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     ms: u64,
-    /// Do this number of rounds instead, however long they take.
+    /// Number of rounds, instead of a duration.
     #[arg(long)]
     rounds: Option<u64>,
 }
 
-/// Steps of the generator in a quarter of a round: tens of microseconds.
+/// Steps of the random number generator in a quarter of a round. They take tens of microseconds.
 const QUARTER: u32 = 10_000;
 
-/// Inlined into both functions, so that their time depends only on the number of steps.
+/// Runs `count` steps. Inlined, so that a caller's time depends only on the number of steps.
 #[inline(always)]
 fn steps(mut state: u64, count: u32) -> u64 {
     for _ in 0..count {
@@ -115,7 +115,8 @@ fn spin(until: Instant) -> u64 {
     state
 }
 
-/// Calls `round` for the requested time or number, and prints the number.
+/// Calls `round` for the requested time or the requested number of times, and prints the number of
+/// calls.
 fn rounds(name: &str, amount: &Amount, mut round: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(amount.ms);
     let mut rounds = 0;
@@ -178,7 +179,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // A closed stderr cannot show the error.
+            // Ignore an error: if stderr is closed, nothing can show it.
             let _ = writeln!(io::stderr(), "workload: {error}");
             ExitCode::FAILURE
         }

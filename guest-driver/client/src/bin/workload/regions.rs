@@ -1,4 +1,5 @@
-//! Work between marks, a known number of times, to be measured with `vperf stat --from --to`.
+//! Repeats the same work a known number of times, each time between two marks, for
+//! `vperf stat --from --to`.
 
 use std::thread;
 
@@ -9,7 +10,8 @@ use crate::arch::Port;
 
 /// Place marks around regions of equal work.
 ///
-/// A region is the mark --from, the port writes, the marks, and the mark --to.
+/// A region consists of a mark with the value of --from, the port writes (--ports), more marks (--marks),
+/// and a mark with the value of --to, in this order.
 #[derive(Debug, Args)]
 pub(crate) struct RegionsArgs {
     /// Regions per thread.
@@ -20,7 +22,7 @@ pub(crate) struct RegionsArgs {
     /// The mark that ends a region.
     #[arg(long, default_value_t = 2)]
     to: u32,
-    /// Writes to port 0x80 in each region: a VM exit each.
+    /// Writes in each region like those of `workload ports`: a VM exit each.
     #[arg(long, default_value_t = 0)]
     ports: u64,
     /// Marks in each region.
@@ -32,7 +34,7 @@ pub(crate) struct RegionsArgs {
     /// Repeat the same work between regions.
     #[arg(long)]
     outside: bool,
-    /// Threads that run at once.
+    /// Threads that do this at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 }
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
         Some(refusal) => format!("a system call (mapping the doorbell: {refusal})"),
     };
     println!(
-        "regions: {} in {} threads, each mark by {how}",
+        "regions: {} in each of {} threads, each mark by {how}",
         args.count, args.threads
     );
     Ok(())

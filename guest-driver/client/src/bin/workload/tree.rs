@@ -1,21 +1,21 @@
-//! A program with a known call tree: two callers of one leaf, one with three times the work. Its
-//! functions keep frame pointers whatever the compiler's options for the rest of the program are,
-//! and their call chains end at `begin`.
+//! A program with a known call tree: two callers of one leaf, which does three times as much work
+//! for one caller as for the other. Its functions keep frame pointers, regardless of the compiler
+//! options for the rest of the program, and their call chains end at `begin`.
 #![expect(unsafe_code, reason = "functions that are written in assembly")]
 
 use crate::arch::{begin, exact_loop};
 
-/// Iterations of the leaf's loop in a quarter of a round: tens of microseconds.
+/// Iterations of the leaf's loop in a quarter of a round. They take tens of microseconds.
 pub(crate) const QUARTER: u32 = 20_000;
 
-/// Calls `tree` once as the outermost function: no frame is above it.
+/// Calls `begin`, which calls `tree` once. No call chain has a frame above `begin`.
 pub(crate) fn round() {
     // SAFETY: the function preserves the registers that C's calling convention requires, and
     // touches no memory but its own stack.
     unsafe { begin() };
 }
 
-/// Runs `rounds` rounds, at least one, of a loop of two instructions.
+/// Runs a loop of two instructions `rounds` times, but at least once.
 pub(crate) fn run_loop(rounds: u64) {
     // SAFETY: counts its argument down, and touches no memory.
     unsafe { exact_loop(rounds.max(1)) };

@@ -22,10 +22,10 @@ pub(crate) enum DataError {
     #[error("not a recording of `vperf record` or `vperf exits`")]
     NotOurs,
     #[error(
-        "format {0} of the recording is unknown; this vperf reads {OLDEST} to {VERSION}: use the vperf that recorded it"
+        "the recording has the unknown format {0}; this vperf reads formats {OLDEST} to {VERSION}: use the vperf that recorded it"
     )]
     Version(u32),
-    #[error("line {0} announces a different number of bytes than follow it")]
+    #[error("line {0} is not followed by the number of bytes that it states")]
     Aux(usize),
     #[error("line {line} cannot be read")]
     Line {
@@ -73,7 +73,7 @@ impl Writer {
 }
 
 /// Passes the lines to `each`, the header first. Returns true if the file ends in the middle of a
-/// line or of its data.
+/// line, or in the middle of the bytes that follow an `aux` line.
 pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, DataError> {
     let mut file = BufReader::new(File::open(path).map_err(DataError::Open)?);
     let mut bytes = Vec::new();

@@ -7,8 +7,8 @@
 //! | `event` | an event, numbered from 0 in the file's order |
 //! | `process` | name and executable mappings of a process from `time` on |
 //! | `task` | an action of a process at `time`: fork, exec, mmap, rename |
-//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`; the last element is the call chain's addresses, innermost first, and is left out without a chain |
-//! | `lost` | records of an event lost because the ring was full |
+//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`; the last element is the call chain's addresses, innermost first, and is left out if the sample has no chain |
+//! | `lost` | number of an event's records that were lost because the ring was full |
 //! | `trace` | a trace, numbered from 0 in the file's order |
 //! | `aux` | packets of a trace: the given number of raw bytes follows the line, then a newline |
 //! | `traced` | bytes that a trace produced on one CPU or thread, and its lost bytes |
@@ -100,14 +100,15 @@ pub(crate) struct Task {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Action {
     Map(Map),
-    /// Its new name.
+    /// The process executed a program: the new name of the process.
     Exec(String),
     Name(String),
-    /// Its parent.
+    /// The parent process.
     Fork(u32),
 }
 
-/// The addresses of a call chain by mode, kernel then user, each innermost first.
+/// The addresses of a call chain: first the list of those in the kernel, then the list of those in
+/// user mode. Each list begins with the innermost address.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Chain(pub(crate) Vec<u64>, pub(crate) Vec<u64>);
 
@@ -122,7 +123,8 @@ impl Chain {
     }
 }
 
-/// Event, ip, pid, tid, time, cpu, period, user mode, call chain.
+/// A sample. Its fields are, in this order: event, ip, pid, tid, time, cpu, period, user mode, call
+/// chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sample(
     pub(crate) usize,
@@ -153,7 +155,7 @@ pub(crate) struct TraceLine {
     pub(crate) unit: String,
     pub(crate) source: String,
     pub(crate) guest_only: bool,
-    /// The processor that defines the hardware exit reasons.
+    /// The host's virtualization extension, which defines the numbers of hardware exit reasons.
     pub(crate) processor: Processor,
     /// Whether only the newest packets were kept.
     pub(crate) snapshot: bool,
@@ -210,7 +212,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the functions by address. A forged file may list them in any order and overlapping.
+    /// Returns the functions, for look-ups by address. A forged file may list them in any order,
+    /// and they may overlap.
     pub(crate) fn functions(&self) -> Functions<&str> {
         let symbols = self.symbols.iter().map(|symbol| vpmu_symbols::Symbol {
             address: symbol.start,

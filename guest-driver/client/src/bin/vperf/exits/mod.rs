@@ -37,7 +37,7 @@ pub(crate) struct ExitsArgs {
     record: record::RecordArgs,
 }
 
-// Each command's description is beside its arguments.
+// The description of each command is on its argument struct.
 #[derive(Debug, Subcommand)]
 enum ExitsCommand {
     Record(record::RecordArgs),
@@ -57,7 +57,7 @@ pub(crate) enum ExitsError {
 }
 
 impl ExitsError {
-    /// The error of the measured command, if that is the cause.
+    /// The measured command's error; `None` if `self` has another cause.
     pub(crate) fn workload(&self) -> Option<&WorkloadError> {
         match self {
             Self::Record(record::RecordError::Workload(error)) => Some(error),

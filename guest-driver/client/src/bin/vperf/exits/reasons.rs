@@ -44,7 +44,8 @@ pub(super) fn what(exit: &Exit, processor: Processor) -> String {
     };
     let (first, second) = (exit.qualification(), exit.detail());
     match (processor, number) {
-        // Direction in bit 0, bytes in bits 4 to 6, the port in bits 16 to 31.
+        // SVM, EXITINFO1 of an I/O instruction: the direction (1 to read) in bit 0, the number of
+        // bytes in bits 4 to 6, the port in bits 16 to 31.
         (Processor::Svm, 0x7b) => described(
             "port",
             first >> 16 & 0xffff,
@@ -61,7 +62,8 @@ pub(super) fn what(exit: &Exit, processor: Processor) -> String {
             };
             format!("memory {second:#x} {access}")
         }
-        // Bytes less one in bits 0 to 2, direction in bit 3, the port in bits 16 to 31.
+        // VMX, exit qualification of an I/O instruction: the number of bytes minus one in bits 0 to
+        // 2, the direction (1 to read) in bit 3, the port in bits 16 to 31.
         (Processor::Vmx, 30) => {
             let size = (first & 7) + 1;
             described("port", first >> 16 & 0xffff, first & 8 == 0, size, 1)

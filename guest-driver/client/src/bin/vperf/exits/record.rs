@@ -18,8 +18,9 @@ use crate::workload::WorkloadError;
 /// Record every exit of a command, tasks, or CPUs.
 ///
 /// The host writes exits into AUX areas in this machine's memory; vperf copies them to a file for
-/// `vperf exits report` and `vperf exits timeline`. Exits that a full area drops are counted in
-/// bytes: enlarge it (--aux-size) or select fewer exits (--reason).
+/// `vperf exits report` and `vperf exits timeline`. When an area is full, further exits are lost,
+/// and vperf reports the number of lost bytes: enlarge the area (--aux-size) or select fewer exits
+/// (--reason).
 ///
 /// With --snapshot, vperf writes only the newest exits in the areas, at the end and at each signal
 /// USR2.
@@ -31,15 +32,16 @@ use crate::workload::WorkloadError;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RecordArgs {
-    /// The exits to record. [default: all, where the host can trace the exits that its kernel
-    /// handles, else user: exits that reach its user space]
+    /// The exits to record. [default: all if the host can trace the exits that its kernel handles,
+    /// else user]
     #[arg(long, value_enum, value_name = "REASON,...", value_delimiter = ',')]
     reason: Vec<Reason>,
-    /// Bytes of each AUX area, a power of two: 64K, 4M. [default: 4M, or the device's limit]
+    /// Bytes of each AUX area, a power of two such as 64K or 4M. [default: 4M, or the device's
+    /// limit]
     #[arg(short = 'm', long, alias = "aux", value_name = "SIZE",
           value_parser = tracing::area_size)]
     aux_size: Option<u32>,
-    /// Keep only the newest exits: at the end, and at each signal USR2.
+    /// Keep only the newest exits, and write them at the end and on each SIGUSR2.
     #[arg(long)]
     snapshot: bool,
     /// The file to write; an existing one is kept as FILE.old.
@@ -49,7 +51,7 @@ pub(crate) struct RecordArgs {
     pub(crate) target: TargetArgs,
 }
 
-/// Exits to record: configs of the device's exit trace.
+/// Exits to record. Each value selects an exit trace of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Reason {
     /// Every exit, with the hardware's reason.
@@ -103,8 +105,8 @@ impl RecordArgs {
     }
 }
 
-/// Names of the traces in `entries` for `reasons`. Without reasons: the trace of all exits, else of
-/// exits to user space.
+/// Names of the traces in `entries` for `reasons`. If `reasons` is empty, the trace of all exits
+/// or, if the host lacks this trace, the trace of exits to user space.
 fn names(entries: &[Entry], reasons: &[Reason]) -> Result<Vec<String>, RecordError> {
     let is_trace =
         |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);

@@ -1,5 +1,5 @@
-//! Exits of a recording. There may be many, so they are read on demand. The processes that caused
-//! them are described all over the file, so those lines are read first.
+//! Exits of a recording. There may be many, so they are read from the file on demand. Lines that
+//! describe the processes are spread over the whole file, so a first pass reads those lines.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ pub(super) struct Trace {
     pub(super) produced: u64,
     pub(super) lost: u64,
     pub(super) written: u64,
-    /// Malformed pages of the area.
+    /// Pages of the area in which a packet is malformed.
     pub(super) unreadable: u64,
 }
 
@@ -73,12 +73,14 @@ impl Recorded {
             began: u64::MAX,
             ..Self::default()
         };
-        // The lost bytes that each event last reported, by trace, place and event.
+        // Lost bytes, as counted in each event's last sync packet. The key is the trace, the number
+        // of the task or CPU, and the event.
         let mut losses = HashMap::new();
         let cut = read_lines(path, |line| recorded.add(line, &mut losses))?;
         recorded.complete &= !cut;
         if !recorded.complete {
-            // The lines with the traces' totals are missing: they are at the end of a recording.
+            // A truncated recording lacks the lines with the traces' totals, which are at the end.
+            // Add up the counts of the last sync packets instead.
             for ((trace, ..), lost) in losses {
                 if let Some(trace) = recorded.traces.get_mut(trace) {
                     trace.lost = trace.lost.saturating_add(lost);
@@ -175,7 +177,7 @@ fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError
 #[derive(Debug)]
 pub(super) struct Labels<'a> {
     names: Names<'a>,
-    /// By key, process, the process's version, address and mode.
+    /// Labels by sort key, pid, index of the process's state, address, and whether in user mode.
     known: HashMap<(Key, u32, usize, Option<u64>, bool), String>,
 }
 

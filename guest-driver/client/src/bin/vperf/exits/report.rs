@@ -14,11 +14,12 @@ use crate::symbols::Programs;
 const CALLERS: [Key; 4] = [Key::Reason, Key::What, Key::Task, Key::Symbol];
 const DEFAULT_TOP: usize = 10;
 
-/// Show why this machine left the guest, for how long, and what the guest did there.
+/// Show why this machine's CPUs left the guest, for how long, and what they executed then.
 ///
 /// The first table lists reasons; the second lists accesses with process and function. TIME is the
-/// total time outside the guest; for a halt it is idle time. `[.]` is a function of a program,
-/// named from its file, `[k]` one of the kernel: run the report on the machine of the recording.
+/// total time outside the guest; for a halt it is idle time. `[.]` marks a function of a program,
+/// `[k]` a function of the kernel. The names of a program's functions come from its file, so run
+/// the report on the machine that was recorded.
 ///
 /// Examples:
 ///   vperf exits report
@@ -36,7 +37,7 @@ pub(crate) struct ReportArgs {
     /// Show at most this many lines of each table.
     #[arg(long, alias = "limit", value_name = "N", default_value_t = DEFAULT_TOP)]
     top: usize,
-    /// Print one JSON object with every line.
+    /// Print one JSON object with all lines of each table.
     #[arg(long)]
     json: bool,
 }
@@ -198,7 +199,7 @@ fn heading(trace: &Traced<'_>) -> String {
     }
     if trace.cut > 0 {
         text.push_str(&format!(
-            "# {} exits were cut by the end of the trace: their times are lower bounds.\n",
+            "# {} exits were not traced to their end: their times are lower bounds.\n",
             grouped(trace.cut)
         ));
     }

@@ -67,10 +67,10 @@ impl Sum {
     }
 }
 
-/// Exits that are equal in all keys.
+/// The exits that have the same value for every key.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(super) struct Row {
-    /// In the order of the keys.
+    /// These values, in the order of the keys.
     #[serde(skip)]
     pub(super) cells: Vec<String>,
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! Recordings composed byte by byte, checked as displayed text.
+//! Tests compose recordings byte by byte and compare the text that is displayed.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ fn recorded(complete: bool, traces: &[(Format, Vec<Vec<u8>>)]) -> (TempDir, Path
             data,
         }));
     }
-    // Written after the exits, as during a recording.
+    // vperf writes the processes after the exits.
     line(Line::Process(Process {
         pid: 7,
         comm: "work".into(),
@@ -90,7 +90,8 @@ fn exit(flags: u8, reason: u16, outside: u64) -> composed::Exit {
     }
 }
 
-/// Two port writes of a kernel function, a memory read, a halt and a cut exit.
+/// Two port writes by a kernel function, a memory read, a halt, and an exit whose packet is marked
+/// `PACKET_CUT`.
 fn packets() -> Vec<Vec<u8>> {
     let port = composed::Exit {
         qualification: 0x3f8,
@@ -144,7 +145,7 @@ fn exits_report_shows_reason_task_and_time() {
          #\n\
          # trace-0: 5 exits, 100.000 us outside of the guest, 192 bytes lost\n\
          # traced by a source\n\
-         # 1 exits were cut by the end of the trace: their times are lower bounds.\n\
+         # 1 exits were not traced to their end: their times are lower bounds.\n\
          \n\
          EXITS  %EXITS       TIME   %TIME       MEAN      WORST  REASON\n\
          \u{20}   1  20.00%  90.000 us  90.00%  90.000 us  90.000 us  hlt\n\
@@ -248,7 +249,7 @@ fn timeline_is_chrome_trace_json() {
         |ph: &str| -> Vec<&Value> { events.iter().filter(|event| event["ph"] == ph).collect() };
     let exits = of("X");
     assert_eq!(exits.len(), 5);
-    // The time axis begins at the first sync's 5 ns.
+    // The time axis begins at 5 ns, the time of the first sync.
     let expected = serde_json::json!({
         "name": "io", "ph": "X", "pid": 0, "tid": 0, "ts": 5.995, "dur": 1.0,
         "args": {

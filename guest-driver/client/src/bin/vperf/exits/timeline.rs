@@ -55,7 +55,7 @@ struct Event<'a> {
     /// The CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     tid: Option<u32>,
-    /// The start in microseconds; `dur` is in microseconds, too.
+    /// The start, in microseconds. `dur`, the duration, is also in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     ts: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

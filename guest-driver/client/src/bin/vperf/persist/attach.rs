@@ -1,4 +1,5 @@
-//! `vperf persist attach`: makes a persistent event end with this reader.
+//! `vperf persist attach`: makes a persistent event non-persistent, and shows its records until a
+//! signal arrives.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,19 +20,21 @@ use crate::recording::say;
 use crate::symbols::{KernelFunctions, Programs};
 use crate::target::{TargetError, is_away};
 
-/// Longest delay of a sample in the ring before it is shown.
+/// Maximum time that a sample waits in the ring before it is shown.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Take over a persistent event and read it until Ctrl-C.
 ///
-/// The event is no longer persistent: its records so far and its new ones are shown as by `vperf
-/// persist dump`, and it ends with this program unless others have it open.
+/// The event is no longer persistent: it ends with this program, unless other programs have it
+/// open. Until Ctrl-C, vperf shows the event's past and new records, in the format of
+/// `vperf persist dump`.
 #[derive(Debug, Args)]
 pub(super) struct AttachArgs {
     /// Id or name of the event, as `vperf persist ls` shows them.
     #[arg(value_name = "ID|NAME")]
     event: String,
-    /// Write a file for `vperf report -i FILE` at the end instead of lines as they come.
+    /// Write a file for `vperf report -i FILE` at the end, instead of printing samples as they
+    /// come.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -98,8 +101,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
-    // Check for an offline CPU first: once attached, the event ends with this program, even if a
-    // later step fails.
+    // If the event's CPU is offline, fail before attaching: once attached, the event ends with this
+    // program, even if a later step fails.
     if let Err(error) = event.flush()
         && is_away(&error)
     {
@@ -118,8 +121,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let mut ended = matches!(reader, Reader::None);
     loop {
         if ended {
-            // Have the host write pending samples. Reading the count below reports an event in
-            // error.
+            // Have the host write pending samples. If the event is in the error state, reading its
+            // count below fails, too, and reports the error.
             let _ = event.flush();
         }
         missed += reader
@@ -170,11 +173,12 @@ impl Text {
     }
 }
 
-/// Waits for records, a signal or [`LOOK_EVERY`]. Returns true if the reader must end.
+/// Waits for records, a signal or [`LOOK_EVERY`]. Returns true if a signal arrived, or the event
+/// makes no more records.
 fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
-    // Don't poll an event whose ring is overwritten: each read flushes it, and a flush wakes
-    // readers.
+    // Don't poll an event whose ring is overwritten: each read flushes the event, and a flush wakes
+    // readers, so the poll would return immediately.
     if matches!(reader, Reader::Unread(_)) {
         fds.push(event.as_fd());
     }

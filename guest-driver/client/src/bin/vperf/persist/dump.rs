@@ -1,4 +1,4 @@
-//! `vperf persist dump`: contents of persistent events' rings while they continue.
+//! `vperf persist dump`: shows the contents of persistent events' rings while the events continue.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -16,10 +16,11 @@ use crate::symbols::Programs;
 
 /// Show what persistent events recorded.
 ///
-/// The rings are read while the host writes them: nothing stops, nothing is taken out, and other
-/// programs may read at the same time. A line has the program (its present name, if it still runs),
-/// thread, CPU, seconds of the guest's clock, the sample's period, the event's name, the value of a
-/// mark, and the address; its callers follow.
+/// The rings are read while the host writes them: the events continue, the records stay in the
+/// rings, and other programs may read them at the same time. Each sample is a line with the process
+/// (its present name, if it still runs), the thread, the CPU, seconds of the guest's clock, the
+/// sample's period, the event's name, the value of a mark, and the address. If callers were
+/// recorded, they follow, one per line.
 #[derive(Debug, Args)]
 pub(super) struct DumpArgs {
     /// Ids or names, as `vperf persist ls` shows them. [default: all that have a ring]

@@ -12,8 +12,9 @@ const PAGE: u64 = 4096;
 
 /// List persistent events.
 ///
-/// RING is the size of an event's ring, and whether it keeps the newest samples or the unread ones; a
-/// ring in the host's memory outlives a reset of this machine. COUNT needs CAP_PERFMON.
+/// RING is the size of an event's ring. KEEPS shows whether a full ring keeps the newest samples or
+/// the unread ones. A ring in the host's memory outlives a reset of this machine (OUTLIVES RESET).
+/// COUNT needs CAP_PERFMON.
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
     /// Print one JSON array.

@@ -22,18 +22,19 @@ use crate::target::TargetError;
 
 /// Make, list, read and end events that outlive the program that made them.
 ///
-/// A persistent event counts and samples a CPU until it is ended, and any number of programs
-/// can open it. Its ring holds the newest samples and outlives a reset of this machine if
-/// the host has memory for it. The host's operator may have started events before this machine
-/// booted: read them here, end them on the host (`vmm ctl`). /sys/bus/event_source/devices/
-/// persistent/events lists them all. Making, reading and ending events takes CAP_PERFMON.
+/// A persistent event counts and samples a CPU until it is ended, and any number of programs can
+/// open it. Its ring keeps the newest samples (or, with --until-full, the unread ones) and outlives
+/// a reset of this machine if the host has memory for it. The host's operator may have started
+/// events before this machine booted: read them here, end them on the host (`vmm ctl`). All events
+/// are listed in /sys/bus/event_source/devices/persistent/events. Making, reading and ending events
+/// requires CAP_PERFMON.
 ///
 /// Examples:
 ///   vperf persist new -e task-clock -F 100 --name flight   from now on, on each CPU
 ///   vperf persist ls
-///   vperf persist dump                  the records of all of them, as text
+///   vperf persist dump                  the records of all events, as text
 ///   vperf persist dump flight-0 -o flight.data && vperf report -i flight.data
-///   vperf persist attach flight-0       its samples as they come; Ctrl-C ends it
+///   vperf persist attach flight-0       its samples as they come; Ctrl-C ends the event
 ///   vperf persist rm flight-0 flight-1
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -42,7 +43,7 @@ pub(crate) struct PersistArgs {
     command: Command,
 }
 
-// Each command's description is beside its arguments.
+// The description of each command is on its argument struct.
 #[derive(Debug, Subcommand)]
 enum Command {
     Ls(list::ListArgs),
@@ -54,7 +55,7 @@ enum Command {
 
 /// End persistent events.
 ///
-/// Each ends when the last program that has it open closes it.
+/// If other programs have an event open, it ends when the last of them closes it.
 #[derive(Debug, Args)]
 struct RmArgs {
     /// Ids or names, as `vperf persist ls` shows them.
@@ -95,7 +96,7 @@ pub(crate) enum PersistError {
         cpu: u32,
         source: Error,
     },
-    #[error("--name {0}: name one event at a time; it gets the name on each CPU")]
+    #[error("--name {0}: give only one event with -e; several events cannot share a name")]
     Names(String),
     #[error("{path}")]
     Data { path: String, source: DataError },
@@ -141,7 +142,7 @@ fn not_operators(event: &Persistent) -> Result<(), PersistError> {
 
 fn remove(args: &RmArgs) -> Result<(), PersistError> {
     let vpmu = Vpmu::open()?;
-    // Look all events up before the first ends, so that a mistyped name ends none.
+    // Look all events up before the first ends: if a name is mistyped, no event ends.
     let events = named(&vpmu, &args.events)?;
     events.iter().try_for_each(not_operators)?;
     for event in &events {

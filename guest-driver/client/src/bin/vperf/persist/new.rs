@@ -20,9 +20,8 @@ const FIELDS: u64 =
 
 /// Make persistent events, which count and sample until they are ended.
 ///
-/// Makes one persistent event for each event and CPU. Its ring keeps the newest samples; with
-/// --until-full the ring keeps unread samples, and samples that it has no room for are counted as
-/// lost.
+/// Makes each event once on each CPU. A full ring keeps the newest samples; with --until-full it
+/// keeps the unread samples, and further samples are lost and counted.
 ///
 /// Examples:
 ///   vperf persist new -e task-clock -F 100 --name flight
@@ -37,8 +36,9 @@ pub(super) struct NewArgs {
     period: PeriodArgs,
     #[command(flatten)]
     cpus: CpuArgs,
-    /// Name of the event: lower-case letters, digits, - and _, a letter first; on several CPUs
-    /// followed by - and the CPU's number. [default: event and its id]
+    /// Name of the event: lower-case letters, digits, - and _, with a letter first. On several
+    /// CPUs, each event's name gets the suffix - and its CPU's number. [default: `event` followed
+    /// by its id]
     #[arg(long)]
     name: Option<String>,
     /// Bytes of each ring, 4K times a power of two, or 0 to only count. [default: 256K, or the
@@ -48,7 +48,7 @@ pub(super) struct NewArgs {
     /// Keep unread samples instead of the newest.
     #[arg(long)]
     until_full: bool,
-    /// Record call chains, by frame pointers: a VM exit for each sample.
+    /// Record call chains, found by frame pointers. Each sample then causes a VM exit.
     #[arg(short = 'g', long)]
     call_graph: bool,
     /// Print the new events as one JSON array.
@@ -56,7 +56,7 @@ pub(super) struct NewArgs {
     json: bool,
 }
 
-/// Parses a ring's size to data pages; zero for an event without a ring.
+/// Parses a ring's size in bytes; returns its number of data pages, zero for an event without ring.
 fn ring_size(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);
@@ -66,7 +66,8 @@ fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "larger than any ring".into())
 }
 
-/// Returns the data pages of a ring, checked against the device's limit.
+/// Returns the number of data pages of a ring: `asked`, or the default. Fails if `asked` exceeds
+/// `most`, the device's limit.
 fn data_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
     const DEFAULT: u32 = 64;
     match asked {
@@ -128,7 +129,7 @@ impl NewArgs {
         let event = vpmu.open_event(attr)?;
         let made = || -> Result<u64, Error> {
             let overwrites = !self.until_full;
-            // The first mapping creates the ring, which persists after the unmapping.
+            // The first mapping creates the ring. The ring remains after it is unmapped.
             if pages > 0 && overwrites {
                 event.map_history(pages, overwrites)?;
             } else if pages > 0 {

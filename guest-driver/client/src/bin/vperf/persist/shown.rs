@@ -1,5 +1,5 @@
 //! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes
-//! that still live have names: nothing recorded the names of processes that have exited.
+//! that still run have names: no program recorded the names of processes that have exited.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,15 +19,16 @@ use crate::processes::Processes;
 use crate::recording::sample_line;
 use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
-/// Records of several events to be shown.
+/// Records to be shown, from one or more events.
 #[derive(Debug)]
 pub(super) struct Shown {
     events: Vec<EventLine>,
-    /// For each event, whether its samples have an address or a mark's value.
+    /// For each event, whether its samples have the address field, which holds an address or a
+    /// mark's value.
     with_values: Vec<bool>,
     processes: Processes,
     known: Vec<Process>,
-    /// In the order added, each with the address field, which holds a mark's value.
+    /// The samples in the order in which they were added, each with its address field.
     samples: Vec<(Sample, u64)>,
     losses: Vec<Lost>,
     throttles: Vec<Throttle>,
@@ -113,7 +114,8 @@ impl Shown {
         Ok(())
     }
 
-    /// Removes the samples and returns them as text in order of time, with the number of lost ones.
+    /// Removes the samples and returns them as text, in order of time. The last lines are the
+    /// numbers of lost samples.
     pub(super) fn take_text(
         &mut self,
         vpmu: &Vpmu,
@@ -183,7 +185,8 @@ pub(super) fn kernel_functions() -> KernelFunctions {
     KernelFunctions::read(Path::new(KALLSYMS))
 }
 
-/// The file's line for an event. It has the persistent event's name, which differs between CPUs.
+/// The line that describes an event in the file. The line has the persistent event's own name, such
+/// as `flight-0`, because events on several CPUs can count the same thing.
 fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
     let spec = vpmu.catalogue().spec(vpmu.info().pmu_type, &event.attr);
     let entry = vpmu.catalogue().entry(&spec).ok();

@@ -1,5 +1,5 @@
 //! The shared part of `vperf record` and `vperf exits`: copies records from rings and packets from
-//! AUX areas to the file, with the identities of their processes.
+//! AUX areas to the file, and adds the names and mappings of the sampled processes.
 
 mod traces;
 
@@ -24,10 +24,10 @@ use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 use crate::tracing::{self, Place};
 
-/// Longest time from a sample to the look-up of its process, if the sample's ring does not fill.
+/// Maximum time from a sample to the look-up of its process, if the sample's ring does not fill.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Prints a message for people; a closed stderr cannot show an error.
+/// Prints a message for the user. Ignores an error: if stderr is closed, nothing can show it.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "vperf: {text}");
 }
@@ -43,7 +43,7 @@ pub(crate) enum RecordingError {
     Target(#[from] TargetError),
 }
 
-/// The line of a sample of the event with this index.
+/// Converts a sample of event number `event` to its line in the file.
 pub(crate) fn sample_line(event: usize, sample: &vpmu_client::Sample) -> Sample {
     Sample(
         event,
@@ -77,7 +77,7 @@ pub(crate) struct Sources<'a> {
     /// The sampled events.
     pub(crate) sampled: &'a [Chosen],
     pub(crate) rings: Rings,
-    /// The traces; among opened events, their indices follow those of the sampled events.
+    /// The traces. [`Opened::index`] numbers the sampled events first, then the traces.
     pub(crate) traced: &'a [Chosen],
     pub(crate) places: Vec<Place<'a>>,
     /// Whether only the newest part of AUX areas is read.
@@ -110,7 +110,8 @@ pub(crate) struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    /// Creates the file `path` with everything known before the start.
+    /// Creates the file `path`, and writes everything that is known before the recording starts:
+    /// the header, the events and the processes that already run.
     pub(crate) fn begin(
         path: &'a Path,
         heading: &str,
@@ -187,7 +188,8 @@ impl<'a> Recording<'a> {
         opened: &[Opened],
         measuring: &mut Measuring,
     ) -> Result<(), RecordingError> {
-        // Closed events are removed below: poll(2) would always report them ready.
+        // Events that make no more records are removed below: for them, poll(2) would always return
+        // immediately.
         let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
         let mut ready = Vec::new();
         let mut ended = false;
@@ -268,7 +270,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Stops the measurement and writes the rest; returns the exit code.
+    /// Stops the measurement and writes the rest of the recording; returns the exit code.
     pub(crate) fn finish(
         mut self,
         opened: &[Opened],
@@ -277,8 +279,8 @@ impl<'a> Recording<'a> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         measuring.stop(opened)?;
-        // Reading an event makes the device write the record of its last loss, for which the ring
-        // had no space before, and publish its trace.
+        // Reading an event makes the device publish the event's trace, and write the pending record
+        // of lost samples, for which the ring had no space before.
         let dead = first_error(opened.iter().map(|o| (o.index, o.event.read())));
         self.drain()?;
         self.take_snapshots()?;
@@ -289,7 +291,7 @@ impl<'a> Recording<'a> {
         if let Some((index, error)) = dead {
             let (name, error) = (self.sources.name(index), chain(&error));
             say(&format!(
-                "{name}: {error}: the recording holds what came before"
+                "{name}: {error}: the recording has only the event's earlier data"
             ));
         }
         Ok(self.end.exit_code)
@@ -314,7 +316,7 @@ impl<'a> Recording<'a> {
     fn tell(&self) {
         if self.end.throttled > 0 {
             say(&format!(
-                "too many samples: the device throttled the event {} times; lengthen the period (-c, -F)",
+                "too many samples: the device throttled the event {} times; raise -c or lower -F",
                 grouped(self.end.throttled)
             ));
         }
@@ -330,11 +332,11 @@ impl<'a> Recording<'a> {
         self.tell_traces();
         if let Some(first) = &self.unreadable {
             say(&format!(
-                "records that could not be read are missing; the first: {first}"
+                "records that could not be read are missing; the first error: {first}"
             ));
         }
         if self.processes.lost() > 0 {
-            say("notices of the kernel about processes were lost: some names may be wrong");
+            say("the kernel lost reports about processes: some names may be wrong");
         }
     }
 }

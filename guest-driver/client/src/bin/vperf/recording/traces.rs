@@ -17,9 +17,9 @@ pub(super) struct Taken {
     exits: u64,
     samples: u64,
     bytes: u64,
-    /// The traces' own count of lost bytes.
+    /// Lost bytes, from the readings of the traces.
     lost: u64,
-    /// Bytes at the last display.
+    /// The value of `bytes` when the progress was last shown.
     shown: u64,
 }
 
@@ -33,7 +33,8 @@ impl Recording<'_> {
             let Mapped::Emptied(area) = &mut place.area else {
                 continue;
             };
-            // Stop at the current head, as for rings.
+            // Stop at the current head: an area that fills as fast as it is read must not starve
+            // the others.
             let head = area.head();
             while head.wrapping_sub(area.tail()).cast_signed() > 0 {
                 match area.read(&mut self.chunk) {
@@ -53,8 +54,8 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// Discards the records of a trace's ring, so that it does not fill. They announce spans of the
-    /// area, which the area's head gives as well.
+    /// Discards the records of a trace's ring, so that the ring does not fill. They only report
+    /// that the area has new bytes, which the area's head shows as well.
     fn drain_notices(&mut self, place: &mut Place<'_>) {
         let head = place.ring.head();
         while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {
@@ -99,7 +100,8 @@ impl Recording<'_> {
         self.news()
     }
 
-    /// Writes a chunk of the area at `place` and notes its processes.
+    /// Writes the current chunk, which was read from the area at `place`, and notes the processes
+    /// in its packets.
     fn chunk(&mut self, trace: usize, place: usize, event: usize) -> Result<(), RecordingError> {
         let data = std::mem::take(&mut self.chunk.bytes);
         if data.is_empty() {

@@ -1,5 +1,5 @@
-//! Writes to an address without a device, like port writes on x86-64: a VM exit each, from user
-//! mode.
+//! Writes from user mode to an address without a device. Each causes a VM exit, like a port write
+//! on x86-64.
 #![expect(unsafe_code, reason = "memory of devices is mapped and written")]
 
 use std::arch::asm;
@@ -47,8 +47,8 @@ impl Port {
 
     /// Writes once.
     pub(crate) fn write(&self) {
-        // A store that KVM can emulate: the syndrome of other forms does not name the stored
-        // register. SAFETY: writes to a mapped page without a device behind it.
+        // KVM can emulate this form of store. For some other forms, ESR_EL2 does not report the
+        // stored register. SAFETY: writes to a mapped page without a device behind it.
         unsafe { asm!("strb wzr, [{}]", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }

@@ -8,7 +8,7 @@ use std::arch::naked_asm;
 
 use crate::tree::QUARTER;
 
-/// Ends the chain: the frame pointer that its callees save is zero.
+/// Ends the call chain: `tree` saves a frame pointer of zero.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn begin() {
     naked_asm!(

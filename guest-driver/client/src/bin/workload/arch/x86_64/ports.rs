@@ -1,4 +1,4 @@
-//! Writes to a port without a device: a VM exit each, from user mode.
+//! Writes from user mode to a port without a device. Each causes a VM exit.
 #![expect(unsafe_code, reason = "port I/O is an instruction")]
 
 use std::arch::asm;
@@ -7,8 +7,8 @@ use std::io;
 /// The POST code port; virtual machines have no device there.
 const PORT: u16 = 0x80;
 
-/// Permission to write to the port, for the thread that requested it and threads that it starts
-/// later.
+/// Permission to write to the port. The thread that calls [`Port::open`] gets the permission, and the
+/// threads that it starts later inherit it.
 #[derive(Debug)]
 pub(crate) struct Port(());
 
@@ -27,7 +27,7 @@ impl Port {
 
     /// Writes once, from a thread with the permission.
     pub(crate) fn write(&self) {
-        // SAFETY: one write to a port that does nothing; no memory or flag is touched.
+        // SAFETY: writes once to a port without a device, and touches no memory and no flag.
         unsafe {
             asm!("out dx, al", in("dx") PORT, in("al") 0u8,
                  options(nomem, nostack, preserves_flags));
