@@ -11,8 +11,8 @@ mount -t devtmpfs devtmpfs /dev
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t tmpfs tmpfs /tmp
 # Load KVM only once the kernel has refined the TSC's frequency. KVM keeps the frequency that it
-# finds. If the kernel then refines it by 250 ppm, later vCPUs have no TSC frequency that KVM can
-# use, and all their timers come late.
+# reads when it is loaded. If the kernel then refines its own value by 250 ppm, later vCPUs have no
+# TSC frequency that KVM can use, and all their timers come late.
 clocksource=/sys/devices/system/clocksource/clocksource0/current_clocksource
 while [ "$(cat $clocksource)" = tsc-early ]; do
 	sleep 0.02
@@ -21,7 +21,8 @@ while read -r module; do
 	insmod "/lib/modules/$module"
 done < /etc/modules
 echo -1 > /proc/sys/kernel/perf_event_paranoid
-# Don't throttle samples: the kernel would take the emulation's slowness for their cost.
+# Don't throttle samples: emulation is slow, and the kernel would conclude that samples cost too
+# much time.
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 
 cd /root

@@ -8,13 +8,13 @@ use crate::error::BootError;
 use crate::foreign::Files;
 use crate::host;
 
-/// A command that inspects what a guest left, and the files that it needs.
+/// A command that inspects a guest's results, and the files that the command needs.
 #[derive(Clone, Debug, Default)]
 pub struct Afterwards {
-    /// The shell command, which runs after the VMM has exited, in the VMM's directory. On this machine its
-    /// PATH has the machine's perf as `perf`; the lab has a perf only if `files` contains one.
+    /// The shell command. It runs in the VMM's directory after the VMM has exited. On this machine, `perf` in
+    /// the command is the machine's own perf; in the lab there is a `perf` only if `files` contains one.
     pub command: String,
-    /// Files for the lab's host.
+    /// Files to put on the lab's host.
     pub files: Files,
 }
 
@@ -27,7 +27,7 @@ pub struct Said {
     pub status: i32,
 }
 
-/// The lab's job: run the VMM, then the command.
+/// Returns the lab's shell script, which runs the VMM, then the command.
 pub(crate) fn job(vmm: &str) -> String {
     format!(
         r#"{vmm}
@@ -44,7 +44,8 @@ impl Afterwards {
     /// Runs the command on this machine, in `directory`.
     ///
     /// # Errors
-    /// [`BootError::Temporary`]: the command could not be started, or its directory of tools not created.
+    /// [`BootError::Temporary`]: the command could not be started, or its directory of tools could not be
+    /// created.
     pub(crate) fn run(&self, directory: &Path) -> Result<Said, BootError> {
         let tools = directory.join("bin");
         std::fs::create_dir(&tools).map_err(BootError::Temporary)?;

@@ -1,5 +1,5 @@
 //! Runs Debian's package tools, and refreshes their lists when an operation fails because the lists are
-//! stale. Does not know which packages are needed.
+//! stale. The callers choose the packages.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -130,19 +130,20 @@ pub fn blames_lists(error: &ProcessError) -> bool {
 /// An apt with its own set of lists.
 #[derive(Debug)]
 pub struct Apt {
-    /// A file that apt reads before the host's configuration, if any.
+    /// A configuration file that apt reads before the host's configuration; `None` if apt reads only the host's
+    /// configuration.
     config: Option<PathBuf>,
     lists: PathBuf,
     may_update: bool,
     locks: Cache,
     updated: Mutex<bool>,
     arch: Arch,
-    /// The apt of this machine's architecture; `None` if this apt is for that architecture.
+    /// The [`Apt`] for packages of this machine's architecture; `None` if `self` is for that architecture.
     native: Option<&'static Apt>,
 }
 
 impl Apt {
-    /// Returns the host's own apt, the same one throughout the process.
+    /// Returns the host's own apt. All calls in a process return the same [`Apt`].
     pub fn host() -> &'static Self {
         static HOST: LazyLock<Apt> = LazyLock::new(|| Apt {
             config: None,
@@ -156,8 +157,8 @@ impl Apt {
         &HOST
     }
 
-    /// Returns the apt for packages of `arch`, the same one throughout the process. For an architecture other
-    /// than the host's, the apt has its own lists, fetched from the host's archives.
+    /// Returns the apt for packages of `arch`. All calls in a process return the same [`Apt`]. For an architecture
+    /// other than the host's, the [`Apt`] has separate lists, fetched from the host's archives.
     ///
     /// # Errors
     /// [`AptError`].
@@ -227,7 +228,7 @@ impl Apt {
         self.arch
     }
 
-    /// The apt of this machine's architecture.
+    /// The apt for packages of this machine's architecture.
     pub fn native(&self) -> &Self {
         self.native.unwrap_or(self)
     }
@@ -253,8 +254,8 @@ impl Apt {
         self.command("apt-cache")
     }
 
-    /// Adds the state of the lists to `key`. The state changes whenever apt replaces a list, even by a list of
-    /// the same size and date.
+    /// Adds the state of the lists to `key`. The state changes whenever apt replaces a list, even if the new
+    /// list has the same size and date.
     ///
     /// # Errors
     /// [`AptError::Lists`].
@@ -287,7 +288,8 @@ impl Apt {
             done => return done,
         };
         let update = self.refresh(&before, error)?;
-        // The update may have failed only for sources that the operation does not need.
+        // Try again even if the update failed: it may have failed only for sources that the operation does not
+        // need.
         operation().map_err(|error| match update {
             Err(source) if error.is_stale() => E::from(AptError::Update {
                 operation: error.to_string(),
@@ -393,7 +395,7 @@ mod tests {
 
     const NAME: &str = "linux-kbuild-6.1";
 
-    /// Looks `NAME` up and fetches it; returns the version that its file holds.
+    /// Looks up the package `NAME` and fetches it. Returns the content of the package's file, which is its version.
     fn fetch(apt: &Apt) -> Result<String, PackageError> {
         let directory = tempfile::tempdir().unwrap();
         apt.refreshing(|| {
@@ -403,7 +405,7 @@ mod tests {
         Ok(fs::read_to_string(directory.path().join("usr/share").join(NAME)).unwrap())
     }
 
-    /// An archive whose lists name version 1, which it has replaced by version 2.
+    /// An archive that has replaced version 1 with version 2, while apt's lists still name version 1.
     fn stale() -> (Archive, Deb, Deb) {
         let archive = Archive::new();
         let (first, second) = (Deb::new(NAME, "6.1.1-1"), Deb::new(NAME, "6.1.2-1"));
@@ -538,7 +540,7 @@ mod tests {
 
     #[test]
     fn failed_update_is_the_cause_when_the_fetch_fails_again() {
-        let archive = Archive::new(); // publishes nothing: the update meets 404
+        let archive = Archive::new(); // publishes nothing: the update gets status 404
         let error = chain(&fetch(&archive.apt()).unwrap_err());
         let begin = "Debian's lists have no package linux-kbuild-6.1; \
             `apt-get update` failed before that: apt-get failed";

@@ -1,5 +1,5 @@
-//! The architectures of guests and labs. Only this module knows their names in Debian, in the kernel and
-//! for compilers, and how their machines differ.
+//! The architectures of guests and labs: their names in Debian, in the kernel and for compilers, and the
+//! differences between their machines.
 
 use std::fmt;
 
@@ -20,12 +20,12 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Whether this machine runs the architecture's programs.
+    /// Whether this machine can run the architecture's programs.
     pub fn is_native(self) -> bool {
         self == Self::default()
     }
 
-    /// The directory in the cache for results of kind `kind`: each architecture has its own.
+    /// The name of the cache directory for results of kind `kind`. Each architecture has its own directory.
     pub(crate) fn kind(self, kind: &str) -> String {
         match self.is_native() {
             true => kind.to_owned(),
@@ -117,7 +117,8 @@ impl Arch {
         }
     }
 
-    /// The workspace's packages whose programs go into every guest (all but the VMM) or into the lab.
+    /// The workspace's packages that are always built. Their programs go into every guest, except the VMM,
+    /// which goes into the lab.
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["vmm", "vpmu-client", "outb"],

@@ -1,5 +1,5 @@
-//! Boots a guest for one command: makes the missing parts, selects the machine, runs the command, returns its
-//! output and its result.
+//! Boots a guest for one command: builds the parts that are missing, selects the machine, runs the command, and
+//! returns the command's output and exit code.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,7 +22,7 @@ use crate::place::{self, Place, PlaceChoice};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
-/// The shell command in a guest's /init that reports to the VMM that init runs.
+/// The shell command with which a guest's /init tells the VMM that init has started.
 fn tells_of_init(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "outb 0x504 1",
@@ -31,7 +31,7 @@ fn tells_of_init(arch: Arch) -> &'static str {
 }
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// The job of the lab's /init that runs a command on the lab's host instead of the VMM.
+/// The script that the lab's /init runs if a command, rather than the VMM, is to run on the lab's host.
 const HOST_JOB: &str = r#"printf '\n@@vpmu:%s begin\n' "$MARK"
 sh /run/command 2>&1
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
@@ -44,19 +44,19 @@ const REPORT: &str = "/tmp/report";
 /// One command in one guest.
 #[derive(Clone, Debug)]
 pub struct Boot {
-    /// For the guest's shell.
+    /// The command, for the guest's shell.
     pub command: String,
     /// Number of vCPUs.
     pub vcpus: u32,
     /// The guest's memory.
     pub memory_mib: u32,
-    /// Programs of the `tests` crate that the guest gets in /bin, besides ours.
+    /// Programs of the `tests` crate that the guest gets in /bin, in addition to the project's programs.
     pub programs: Vec<String>,
     /// More files for the guest: path without the leading slash, contents.
     pub files: Vec<(String, Vec<u8>)>,
     /// The machine to run on.
     pub place: PlaceChoice,
-    /// Longest run time of the machine.
+    /// Maximum run time of the machine.
     pub timeout: Duration,
     /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes the arguments of
     /// `vmm`.
@@ -147,8 +147,8 @@ impl Boot {
         })
     }
 
-    /// Returns the token that marks this run's lines on the console. Equal runs have equal tokens, so that
-    /// runs of the exact lab repeat bit for bit.
+    /// Returns the token that marks this run's lines on the console. Runs with the same command and files have
+    /// equal tokens, so that runs of the exact lab repeat bit for bit.
     fn mark(&self) -> String {
         let mut key = Key::new("run").text("command", &self.command);
         for (name, contents) in &self.files {
@@ -268,7 +268,7 @@ impl Boot {
         self.emulate(&parts, &mark, run)
     }
 
-    /// Boots the lab with the files of `run` unpacked over its initramfs.
+    /// Boots the lab with the files of `run`, which the lab's kernel unpacks after those of the lab's initramfs.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
         let exact = self.place == PlaceChoice::Exact;
@@ -284,8 +284,7 @@ impl Boot {
         run.file("run/settings", 0o644, settings.as_bytes())?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
-        // An emulated machine keeps a processor busy, and more machines than processors would not be faster.
-        let _turn = parts.cache.turn()?;
+        let _slot = parts.cache.slot()?;
         let run = run::watch(self, &parts.cache, &mut command, mark, &place)?;
         if run.transcript.vmm.is_none() {
             let said = run
@@ -295,7 +294,7 @@ impl Boot {
                 .rfind(|line| !line.contains("TCG doesn't support"));
             let said = said.map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!(
-                "the lab ended before its job did (QEMU: {}){said}",
+                "the lab ended before its script did (QEMU: {}){said}",
                 run.ended.status
             );
             return Err(BootError::Ended {

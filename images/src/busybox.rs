@@ -17,7 +17,7 @@ use crate::progress::Step;
 
 const PACKAGE: &str = "busybox-static";
 const PROGRAM: &str = "bin/busybox";
-/// The program lists its own name among its tools. It needs no link: it has that name already.
+/// The program's own name, which is also in its list of tools. Only the other tools need a link to the program.
 const OWN: &str = "busybox";
 
 /// Errors of getting busybox.

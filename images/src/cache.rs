@@ -1,6 +1,5 @@
-//! Keeps results by the content of their inputs: equal inputs get the same result, different inputs
-//! never do.
-//! Independent of the kind of result.
+//! Keeps results by the content of their inputs: equal inputs get the same result, different inputs never share
+//! a result. A result is a directory with any content.
 
 use std::fs;
 use std::io;
@@ -30,6 +29,13 @@ pub enum CacheError {
         #[source]
         source: io::Error,
     },
+}
+
+/// The number of emulated machines that may run at a time: three for every two processors. A machine keeps at most one
+/// processor busy, and leaves it idle while its guest sleeps.
+pub fn slots() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors + processors.div_ceil(2)
 }
 
 /// A directory of results, shared by any number of processes.
@@ -84,7 +90,7 @@ impl Cache {
         Ok(place)
     }
 
-    /// Takes the lock `name`: other threads and processes that take it wait until it is dropped.
+    /// Takes the lock `name`. Other threads and processes that want this lock wait until it is dropped.
     ///
     /// # Errors
     /// [`CacheError`].
@@ -98,26 +104,25 @@ impl Cache {
         .map_err(|source| failed("lock", &path, source))
     }
 
-    /// Takes one of the turns, of which there are as many as this machine has processors. A holder may keep
-    /// one processor busy. Waits while all turns are taken.
+    /// Takes one of the [`slots`] for emulated machines. Waits while all are taken.
     ///
     /// # Errors
     /// [`CacheError`].
-    pub fn turn(&self) -> Result<Lock, CacheError> {
+    pub fn slot(&self) -> Result<Lock, CacheError> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let turns = thread::available_parallelism().map_or(1, usize::from);
+        let slots = slots();
         let home = self.directory.join("run");
         fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
-        let path = |turn| home.join(format!("{turn}.lock"));
-        for turn in (0..turns).map(path) {
-            let lock = Lock::try_take(&turn).map_err(|source| failed("lock", &turn, source))?;
+        let path = |slot| home.join(format!("{slot}.lock"));
+        for slot in (0..slots).map(path) {
+            let lock = Lock::try_take(&slot).map_err(|source| failed("lock", &slot, source))?;
             if let Some(lock) = lock {
                 return Ok(lock);
             }
         }
-        // Spread the waiters over the turns.
-        let turn = path(NEXT.fetch_add(1, Ordering::Relaxed) % turns);
-        Lock::take(&turn, || ()).map_err(|source| failed("lock", &turn, source))
+        // Spread the waiters over the slots.
+        let slot = path(NEXT.fetch_add(1, Ordering::Relaxed) % slots);
+        Lock::take(&slot, || ()).map_err(|source| failed("lock", &slot, source))
     }
 
     /// Removes everything.
@@ -133,7 +138,7 @@ impl Cache {
         }
     }
 
-    /// Removes the oldest results of `kind`, and unfinished results whose maker was killed.
+    /// Removes the oldest results of `kind`, and unfinished results of killed processes.
     fn prune(&self, kind: &str, newest: &Path) -> Result<(), CacheError> {
         let home = self.directory.join(kind);
         let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -228,23 +233,23 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_as_many_as_processors() {
+    fn machines_beyond_the_slots_wait() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().to_owned());
-        let processors = thread::available_parallelism().unwrap().get();
-        let mut turns: Vec<Lock> = (0..processors).map(|_| cache.turn().unwrap()).collect();
+        let mut taken_slots: Vec<Lock> = (0..slots()).map(|_| cache.slot().unwrap()).collect();
         let (taken, was_taken) = mpsc::channel();
         thread::scope(|scope| {
             let cache = &cache;
-            for _ in 0..processors {
+            for _ in 0..slots() {
                 let taken = taken.clone();
-                scope.spawn(move || taken.send(cache.turn().unwrap()).unwrap());
+                scope.spawn(move || taken.send(cache.slot().unwrap()).unwrap());
             }
             let early = was_taken.recv_timeout(Duration::from_millis(50));
-            assert!(early.is_err(), "a turn beyond the processors");
-            turns.clear();
-            // One by one or all at once.
-            for _ in 0..processors {
+            assert!(early.is_err(), "more machines than slots");
+            taken_slots.clear();
+            // The waiters get the released locks in any order. If two waiters wait for the same lock, the second
+            // gets it only after this loop has received it from the first and dropped it.
+            for _ in 0..slots() {
                 was_taken.recv().unwrap();
             }
         });

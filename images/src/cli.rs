@@ -1,4 +1,4 @@
-//! The command line, and its translation for the library.
+//! Parses the command line, and converts the arguments to the library's types.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 
-/// Makes guests, and boots them.
+/// Builds guests and boots them.
 ///
-/// Everything is fetched and built when it is first needed and kept under images/cache. A
+/// Everything is fetched or built when it is first needed, and kept under images/cache. A
 /// guest runs on this machine's KVM if a stock kernel boots there, else in the lab: QEMU
-/// emulates a CPU with SVM, and a stock kernel on it has a standard /dev/kvm.
+/// emulates a CPU with SVM, and a stock kernel on this CPU provides a standard /dev/kvm.
 #[derive(Debug, Parser)]
 #[command(name = "images", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
@@ -20,7 +20,8 @@ pub(crate) struct Cli {
     pub(crate) action: Action,
 }
 
-/// Drops the `--` of `cargo demo -- --lab`: cargo's alias ends in one already.
+/// Drops the `--` of `cargo demo -- --lab`: the user need not type it, since cargo's alias already ends in
+/// `--`.
 pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.collect();
     if arguments.get(1..3).is_some_and(|two| two == ["demo", "--"]) {
@@ -40,18 +41,18 @@ const EXAMPLES: &str = "Examples:
   images boot --kernel-debug kasan --memory 1024 -- 'dmesg | grep KASAN'
   images boot --append 'slub_debug=FZPU' -- 'cat /proc/cmdline'
 
-Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's own.";
+Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` and `lab` exit with the command's exit code.";
 
 /// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Fetch a stock kernel with its headers, make its System.map; print where they are
+    /// Fetch a stock kernel with its headers and make its System.map; print where they are
     Kernel(ArchKernelArgs),
     /// Build the guest's driver for a kernel; print where it is
     Module(ArchKernelArgs),
-    /// Have Debian's DKMS build the driver for a kernel and install it in a directory of its own
+    /// Have Debian's DKMS build the driver for a kernel and install it in a separate directory
     Dkms(KernelArgs),
-    /// Check the driver's style with the kernel's own script; print its complaints
+    /// Check the driver's style with the kernel's checkpatch.pl; print its messages
     Style,
     /// Build our programs statically; print where they are
     Programs {
@@ -69,7 +70,7 @@ pub(crate) enum Action {
         #[arg(long = "program", value_name = "NAME")]
         programs: Vec<String>,
     },
-    /// Run a command in a guest; its exit code becomes ours
+    /// Run a command in a guest; exit with the command's exit code
     Boot(BootArgs),
     /// Run a command on the lab's own KVM host, with a guest's kernel and initramfs in /guest
     Lab(BootArgs),
@@ -108,19 +109,19 @@ pub(crate) struct KernelArgs {
     /// Series or release of Debian's cloud kernel [default: the newest 6.1]
     #[arg(long, value_name = "VERSION", conflicts_with = "kernel")]
     kernel_version: Option<String>,
-    /// Build that series from Debian's source with a checker; the first build takes many minutes
+    /// Build the kernel from Debian's source, with this checker in it; the first build takes many minutes
     #[arg(long, value_name = "CHECKER", value_enum, conflicts_with = "kernel")]
     kernel_debug: Option<Debug>,
     /// A kernel of your own: vmlinux or bzImage; needs --headers
     #[arg(long, value_name = "FILE", requires = "headers")]
     kernel: Option<PathBuf>,
-    /// Its build directory, like /lib/modules/VERSION/build
+    /// Build directory of your own kernel, like /lib/modules/VERSION/build
     #[arg(long, value_name = "DIR", requires = "kernel")]
     headers: Option<PathBuf>,
-    /// Its modules, like /lib/modules/VERSION [default: all it needs is built in]
+    /// Modules of your own kernel, like /lib/modules/VERSION [default: none; all drivers are built in]
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
-    /// An initramfs of your own to unpack before ours, which replaces files of the same names
+    /// An initramfs of your own; ours is unpacked after it and replaces files of the same names
     #[arg(long, value_name = "FILE")]
     initramfs: Option<PathBuf>,
 }
@@ -150,7 +151,7 @@ pub(crate) struct PlaceArgs {
     /// Run on this machine's KVM, even if `vmm check` advises against it
     #[arg(long)]
     direct: bool,
-    /// In the lab, count retired instructions as time: runs repeat bit for bit
+    /// Run in the exact lab: its time advances only with retired instructions, so runs repeat bit for bit
     #[arg(long, conflicts_with = "direct")]
     exact: bool,
 }
@@ -160,8 +161,8 @@ impl PlaceArgs {
         self.lab.unwrap_or_default()
     }
 
-    /// The aarch64 lab of the command line is always exact, for hardware counters: QEMU's PMU counts
-    /// instructions only in the exact lab.
+    /// The machine that the arguments select. `--lab aarch64` always selects the exact lab, because QEMU's PMU
+    /// counts instructions only there.
     pub(crate) fn choice(self) -> PlaceChoice {
         let exact = self.exact || self.lab == Some(Arch::Aarch64);
         match (exact, self.lab.is_some(), self.direct) {
@@ -187,17 +188,17 @@ pub(crate) struct BootArgs {
     #[arg(long, value_name = "MIB", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(64..=65536))]
     memory: u32,
-    /// Seconds after which the guest is ended
+    /// Seconds after which a guest that is still running is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 180,
           value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// Programs of the tests crate to put into the guest
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
-    /// A file to put into the guest, by its path there
+    /// A file to put into the guest, with its path in the guest
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
-    /// A program of the tests crate to run the guest in place of `vmm`
+    /// A program of the tests crate that runs the guest instead of `vmm`
     #[arg(long = "vmm", value_name = "NAME", default_value = "vmm")]
     vmm: String,
     /// One more argument for `vmm run`; may be given again
@@ -209,7 +210,7 @@ pub(crate) struct BootArgs {
     /// Write the VMM's report (JSON) here
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// For the guest's shell; words are joined by blanks
+    /// The command for the guest's shell; its words are joined by spaces
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

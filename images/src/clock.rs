@@ -10,10 +10,10 @@ use crate::sys;
 
 /// Time between the two readings. Each reading takes less than a microsecond, so the error is a few ppm.
 const MEASURED: Duration = Duration::from_millis(100);
-/// Attempts at each reading, enough for one without an interruption.
+/// Attempts at each reading: enough that at least one is not interrupted.
 const READINGS: usize = 16;
 
-/// The counter's value at a time.
+/// The counter's value and the time at which it was read.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     time: Instant,

@@ -1,4 +1,4 @@
-//! The `newc` archives that Linux unpacks as an initramfs. Knows bytes and names, not their purpose.
+//! Makes the `newc` archives that Linux unpacks as an initramfs. The callers choose the entries.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ const CHARACTER_DEVICE: u32 = 0o020_600;
 /// Errors of adding an entry to an archive.
 #[derive(Debug, Error)]
 pub enum CpioError {
-    /// The format counts a file's bytes in 32 bits.
-    #[error("{name} is {size} bytes long; an initramfs holds files of up to 4 GiB")]
+    /// The file is too long: the format stores its length in 32 bits.
+    #[error("{name} is {size} bytes long; a file in an initramfs must be smaller than 4 GiB")]
     TooBig {
         /// Path in the archive.
         name: String,
@@ -23,7 +23,7 @@ pub enum CpioError {
         size: usize,
     },
     /// The name is empty, absolute, or has a part like `..`.
-    #[error("{0:?} is not a path an initramfs can hold: give a relative path without `.` and `..`")]
+    #[error("{0:?} is not a valid path in an initramfs: give a relative path without `.` and `..`")]
     BadName(String),
 }
 
@@ -42,7 +42,7 @@ impl Archive {
         Self::default()
     }
 
-    /// Adds a directory, and those above it.
+    /// Adds a directory and its parent directories.
     ///
     /// # Errors
     /// [`CpioError::BadName`].

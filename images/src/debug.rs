@@ -1,5 +1,5 @@
-//! Debug kernels: Debian's source, with Debian's configuration reduced to the guest's devices and with a
-//! checker added. Knows how such a kernel is built, not which guests boot it.
+//! Builds debug kernels from Debian's source, with Debian's configuration reduced to the guest's devices, plus
+//! the options of a checker.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const KASAN: &str = include_str!("../kernel/kasan.config");
 /// Compiled files per update of the progress.
 const STRIDE: usize = 250;
 
-/// Files that building a module needs, besides the directories in [`BUILD_TREES`].
+/// Files that are needed to build a module, besides the directories in [`BUILD_TREES`].
 const BUILD_FILES: [&str; 8] = [
     ".config",
     "Makefile",
@@ -54,9 +54,9 @@ const NEEDS: [Need; 9] = [
 /// The checker of a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Debug {
-    /// Locks, sleeping where that is forbidden, RCU, lifetimes of timers and work items
+    /// Checks locks, sleeping in atomic context, RCU, and the lifetimes of timers and work items
     Lockdep,
-    /// Memory: use after free, out of bounds; indices and shifts
+    /// Checks memory accesses for use after free and out of bounds, and checks indices and shifts
     Kasan,
 }
 
@@ -90,7 +90,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
     host::ensure(&NEEDS)?;
     let compiler = process::output(Command::new("gcc").arg("--version"));
     let compiler = compiler.map_err(KernelError::Build)?;
-    // The refreshed lists may name another version.
+    // Look the version up in each attempt: refreshed lists may name another.
     apt.refreshing(|| {
         let (source, _) = packages::candidate(apt, &format!("linux-source-{series}"))?;
         let key = Key::new("debug kernel, recipe 1")
@@ -163,8 +163,8 @@ fn build(
     Ok(())
 }
 
-/// Writes `source/.config`: the stock kernel's configuration without modules, cut down by [`GUEST`], with the
-/// checker's options, which the source must accept.
+/// Writes `source/.config`: the stock kernel's configuration without modules, cut down by [`GUEST`], and the
+/// checker's options. Fails if the source does not accept one of the checker's options.
 fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelError> {
     let path = source.join(".config");
     fs::copy(stock, &path).map_err(FileError::at(stock))?;

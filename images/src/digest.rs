@@ -46,7 +46,7 @@ impl Key {
     /// Adds a file's contents.
     ///
     /// # Errors
-    /// [`DigestError`] when it cannot be read.
+    /// [`DigestError`] when the file cannot be read.
     pub fn file(self, label: &str, path: &Path) -> Result<Self, DigestError> {
         let contents = fs::read(path).map_err(|source| failed(path, source))?;
         Ok(self.bytes(label, &contents))
@@ -55,7 +55,7 @@ impl Key {
     /// Adds the names and contents of all files below `directory`.
     ///
     /// # Errors
-    /// [`DigestError`] when something in it cannot be read.
+    /// [`DigestError`] when a file or a directory below `directory` cannot be read.
     pub fn tree(mut self, label: &str, directory: &Path) -> Result<Self, DigestError> {
         let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         let mut entries = entries.map_err(|source| failed(directory, source))?;

@@ -1,5 +1,5 @@
-//! Builds and installs the driver with Debian's DKMS, as distributions do for each new kernel, in
-//! directories of its own: the host's modules stay untouched.
+//! Builds and installs the driver with Debian's DKMS, as distributions do for each new kernel. DKMS works in separate
+//! directories, so the host's modules stay untouched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,11 +33,11 @@ pub enum DkmsError {
     /// The driver's files cannot be listed.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// The kernel is not one of Debian's.
-    #[error("DKMS needs one of Debian's kernels, whose file names hold the release")]
+    /// The kernel is not Debian's.
+    #[error("DKMS needs a Debian kernel (vmlinuz-RELEASE): the release is read from the file name")]
     NoRelease,
     /// DKMS failed.
-    #[error("DKMS does not install the driver")]
+    #[error("DKMS cannot install the driver")]
     Install(#[source] ProcessError),
     /// DKMS succeeded, but the module is missing.
     #[error("DKMS did not install {}", module::NAME)]
@@ -83,7 +83,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
         let copy = at("driver").join(source.file_name().unwrap_or_default());
         fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
-    // depmod would update the host's index of modules.
+    // Don't run depmod: it would update the host's index of modules.
     let mut dkms = Command::new("bash");
     dkms.arg(at("package/usr/sbin/dkms"))
         .args(["install", "--no-depmod"]);

@@ -1,4 +1,4 @@
-//! The errors of running a command in a guest, and [`FileError`], which many of its steps share.
+//! The errors of running a command in a guest, and [`FileError`], which many other errors contain.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum BootError {
     /// The initramfs could not be packed.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
-    /// A file that the caller added cannot go in.
+    /// A file that the caller added cannot be put into the initramfs.
     #[error(transparent)]
     File(#[from] CpioError),
     /// The lab is not available.
@@ -47,7 +47,7 @@ pub enum BootError {
     )]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
-    #[error("this machine's KVM cannot run guests of {0}; leave out --direct")]
+    #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
     ForeignDirect(Arch),
     /// A temporary file could not be written.
     #[error("cannot write a temporary file; is there space?")]
@@ -84,7 +84,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// For `map_err`: the failed operation was on `path`.
+    /// For `map_err`: makes the error of a failed operation on `path`.
     pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self {
             path: path.to_owned(),

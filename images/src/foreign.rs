@@ -1,5 +1,5 @@
 //! Third-party programs that check the driver in a guest: this host's, or Debian's for another architecture.
-//! They are linked dynamically, so each brings its libraries and their loader.
+//! They are linked dynamically, so their libraries and the loader are added to the guest, too.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -53,7 +53,7 @@ pub enum ForeignError {
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
     /// The kernel is not available.
-    #[error("no kernel for a guest to start")]
+    #[error("cannot get the kernel that the guest is to start with kexec")]
     Kernel(#[source] KernelError),
     /// The host lacks one of the program's libraries.
     #[error("{program} lacks {library} on this host; reinstall the package that provides it")]
@@ -77,7 +77,7 @@ pub enum ForeignError {
 /// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
 pub type Files = Vec<(String, Vec<u8>)>;
 
-/// The kernel's own `perf`, as the distribution built it for `arch`, for the guest's /bin.
+/// The distribution's `perf` for `arch`, for the guest's /bin.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -91,7 +91,7 @@ pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
     }
 }
 
-/// Like [`perf`], with these other programs of the distribution.
+/// Like [`perf`], plus the distribution's programs in `others`.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -111,8 +111,8 @@ pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
     Ok(files.into_iter().collect())
 }
 
-/// Debian's QEMU for x86 and the firmware of its microvm, in /firmware: a VMM to compare ours with, on
-/// the lab's KVM host.
+/// Debian's QEMU for x86, and the firmware of its microvm in /firmware: a VMM to compare with this project's
+/// VMM on the lab's KVM host.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -132,7 +132,7 @@ fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError
     Ok(unpacked::program(&Cache::project(), arch, package, name)?)
 }
 
-/// The kernel of `sources` as `boot/kernel`, for a guest that starts another kernel by itself.
+/// The kernel of `sources` as `boot/kernel`, for a guest that starts another kernel with kexec.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -141,7 +141,8 @@ pub fn kernel(sources: &Sources) -> Result<Files, ForeignError> {
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
-/// The C program `source` for `arch` as /bin/`name`, linked statically; it finds headers in `headers`.
+/// The C program `source` for `arch` as /bin/`name`, linked statically; the compiler searches `headers` for
+/// header files.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -208,7 +209,7 @@ pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError>
 fn libraries(list: &str) -> Result<Vec<String>, String> {
     let mut paths = Vec::new();
     for line in list.lines().map(str::trim) {
-        // `name => path (address)`, `path (address)` for the loader, a name for the vDSO.
+        // A line is `name => path (address)`, or `path (address)` for the loader, or `name (address)` for the vDSO.
         let (name, rest) = line.split_once(" => ").unwrap_or(("", line));
         if rest == "not found" {
             return Err(name.to_owned());

@@ -1,6 +1,6 @@
-//! Separates a command's output from everything else on a console. The guest's and the lab's `/init` put
-//! marked lines round each part; a program cannot write them by accident, because the mark carries a digest
-//! of the run.
+//! Separates a command's output from everything else on a console. The guest's and the lab's `/init` write a line
+//! before and after each part. Here, such a line is called a mark; it is not a mark of the PMU. A mark contains a
+//! digest of the run, so a program cannot write one by accident.
 
 const START: &str = "\n@@vpmu:";
 
@@ -60,7 +60,7 @@ impl Frames {
         }
     }
 
-    /// Takes the next bytes; returns those that were the command's output.
+    /// Takes the console's next bytes; returns those that belong to the command's output.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         for &byte in bytes {
             if byte == b'\n' && self.held.last() == Some(&b'\r') {
@@ -73,7 +73,7 @@ impl Frames {
         self.transcript.output[shown..].to_vec()
     }
 
-    /// Returns the parts once the console has ended.
+    /// Returns the parts. Call it once the console has ended.
     pub fn finish(mut self) -> Transcript {
         let rest = std::mem::take(&mut self.held);
         self.keep(&rest);

@@ -16,7 +16,7 @@ use crate::sys;
 /// Something is missing and cannot be installed.
 #[derive(Debug, Error)]
 pub enum HostError {
-    /// Not root, not Debian, or installed but not found.
+    /// The process is not root, the host has no `apt-get`, or the installed program or library was not found.
     #[error("this host lacks {what}; {remedy}")]
     Missing {
         /// Programs and libraries, separated by commas.
@@ -49,39 +49,39 @@ impl Stale for HostError {
 pub enum Need {
     /// The lab's firmware: a BIOS, and QEMU's option ROM that loads kernels.
     Firmware,
-    /// For the kernel module and the lab.
+    /// To build the kernel module and the lab's QEMU.
     Gcc,
-    /// For the kernel module and the lab.
+    /// To build the kernel module and the lab's QEMU.
     Make,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Ninja,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Meson,
-    /// For the lab.
+    /// To build the lab's QEMU.
     PkgConfig,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Glib,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Pixman,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Fdt,
-    /// For the lab.
+    /// To build the lab's QEMU.
     Python,
-    /// For the lab's fixes.
+    /// Applies the patches to QEMU's source.
     Patch,
     /// Unpacks Debian's sources.
     DpkgSource,
     /// The kernel's build tools load it.
     LibElf,
-    /// For kernels with checkers.
+    /// To build kernels with checkers.
     LibElfHeader,
-    /// For kernels with checkers.
+    /// To build kernels with checkers.
     OpensslHeader,
-    /// For kernels with checkers.
+    /// To build kernels with checkers.
     Flex,
-    /// For kernels with checkers.
+    /// To build kernels with checkers.
     Bison,
-    /// For kernels with checkers.
+    /// To build kernels with checkers.
     Bc,
     /// Runs the kernel's script that checks the driver's style.
     Perl,
@@ -97,17 +97,17 @@ pub enum Need {
     Xz,
     /// Unpacks some kernels and modules.
     Zstd,
-    /// The kernel's own tool, which the driver is checked against.
+    /// The kernel's own tool, which tests use with the driver.
     Perf,
     /// Disassembles programs for perf.
     Objdump,
-    /// A tool that the driver is checked against.
+    /// A third-party tool, which tests use with the driver.
     Bpftrace,
-    /// A tool that the driver is checked against.
+    /// A third-party tool, which tests use with the driver.
     Papi,
-    /// A tool that the driver is checked against.
+    /// A third-party tool, which tests use with the driver.
     StressNg,
-    /// A tool that the driver is checked against.
+    /// A third-party tool, which tests use with the driver.
     TraceCmd,
 }
 
@@ -206,7 +206,7 @@ impl Need {
     }
 }
 
-/// A file of each package of [`Need::Firmware`].
+/// One file from each package of [`Need::Firmware`]: if all exist, the packages are installed.
 const FIRMWARE: [&str; 2] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/linuxboot_dma.bin",
@@ -264,7 +264,7 @@ fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
         let step = Step::new(format!("installing {packages}"));
         let mut command = apt.get();
         command.args(["install", "-y", "--no-install-recommends"]);
-        // Waits for other installations to finish: new machines install packages by themselves.
+        // Wait for other installations to finish: new machines install packages by themselves.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
         command
             .args(packages.split(' '))
@@ -365,7 +365,8 @@ mod tests {
 
     #[test]
     fn installation_with_lists_older_than_the_host_refreshes_them() {
-        // The headers need the library in exactly their own version, and the host has a newer library.
+        // The package of the headers depends on the library of the same version. The lists name version 1 of both
+        // packages, but version 2 of the library is installed.
         let library = |version| Deb::new("libglib2.0-0", version);
         let headers = |version: &str| {
             let mut deb = Deb::new("libglib2.0-dev", version);

@@ -1,5 +1,5 @@
-//! Packs the initramfs of guests and of the lab. The big part is cached. The files of one run are a small
-//! archive behind the big part; the kernel unpacks the small archive last.
+//! Packs the initramfs of guests and of the lab. The large part is cached. The files of one run are in a small
+//! archive that follows the large part, so the kernel unpacks them last.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +41,7 @@ pub enum InitramfsError {
     /// A program is missing.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A file cannot go in.
+    /// A file cannot be put into the archive.
     #[error(transparent)]
     Cpio(#[from] CpioError),
     /// A file could not be read or written.
@@ -140,7 +140,7 @@ fn pack(
         for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
             archive.directory(directory)?;
         }
-        // The kernel opens the console for /init, before anything is mounted.
+        // The kernel opens /dev/console for /init before anything is mounted, so the archive must contain the device.
         archive.device("dev/console", 5, 1)?;
         // On a machine without ports, /init writes to the VMM through /dev/mem.
         if !arch.is_native() {
@@ -175,7 +175,7 @@ fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsEr
     Ok(archive.file(name, 0o755, &bytes)?)
 }
 
-/// Concatenates archives, `last` behind the others; the kernel unpacks them in this order.
+/// Concatenates archives, `last` after the others; the kernel unpacks them in this order.
 ///
 /// # Errors
 /// [`InitramfsError::File`].

@@ -1,19 +1,20 @@
 //! Reads the names of a kernel's functions from the kernel itself: stock kernels come without symbols and
 //! without a System.map, but carry a table for their own use (`scripts/kallsyms.c` of Linux).
 //!
-//! The table's place is not recorded anywhere. Its parts are found by their form, and used only if they are
-//! consistent with each other.
+//! The kernel does not record where the table is. The table's parts are recognised by their form, and used only
+//! if they are consistent with each other.
 
 use std::fmt::Write as _;
 
-/// Names are sequences of tokens, each given by its number, a byte.
+/// Number of tokens. A name is a sequence of tokens, and each byte of a name is the number of a token.
 const TOKENS: usize = 256;
-/// Every character of names is also a token, numbered by its ASCII code: so the digits are consecutive.
+/// The tokens of the digits. The parser searches for them to find the table of tokens. Each character of a name is
+/// also a token, and the token's number is the character's ASCII code, so the digits are consecutive.
 const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 /// Number of the first digit's token.
 const FIRST_DIGIT: usize = b'0' as usize;
 const LONGEST_TOKEN: usize = 128;
-/// Names per marker.
+/// Number of names per marker. The markers are the offsets of every 256th name, from the first name on.
 const MARKED: usize = 256;
 /// Plausible numbers of names.
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
@@ -22,8 +23,8 @@ const LOWEST: u64 = 0xffff_ffff_8000_0000;
 /// Maximum number of bytes between the number of names and the tokens.
 const REACH: usize = 32 << 20;
 
-/// The lines of a `System.map`, sorted by address as the kernel was linked; `None` if the kernel has no
-/// table, or one of an unknown format.
+/// The lines of a `System.map`, with the addresses that the kernel was linked at, in ascending order; `None` if the
+/// kernel has no table, or one of an unknown format.
 #[must_use]
 pub fn system_map(kernel: &[u8]) -> Option<String> {
     let tokens = (0..kernel.len())
@@ -47,7 +48,7 @@ pub fn system_map(kernel: &[u8]) -> Option<String> {
 struct Tokens {
     start: usize,
     texts: Vec<Vec<u8>>,
-    /// The end of the index of the tokens, which follows them.
+    /// The end of the token index, which follows the tokens.
     end: usize,
 }
 
@@ -82,7 +83,7 @@ impl Tokens {
     }
 }
 
-/// The names, and the offset of their number.
+/// The names, and the offset in the kernel at which the number of names is stored.
 struct Names {
     number_at: usize,
     texts: Vec<String>,
@@ -95,7 +96,7 @@ impl Names {
         places.find_map(|at| Self::at(kernel, at, tokens))
     }
 
-    /// Reads the number, the names, and the markers: the place of each 256th name.
+    /// Reads the number of names, the names, and the markers; `None` if they are not consistent.
     fn at(kernel: &[u8], number_at: usize, tokens: &Tokens) -> Option<Self> {
         let number = usize::try_from(word(kernel, number_at)?).ok()?;
         if !NAMES.contains(&number) {
@@ -137,7 +138,8 @@ impl Names {
     }
 }
 
-/// A name's length: seven bits, or fourteen in two bytes.
+/// Reads a name's length: seven bits in one byte, or fourteen bits in two. Returns the length, and the number of
+/// bytes that encode it.
 fn length(kernel: &[u8], at: usize) -> Option<(usize, usize)> {
     let low = usize::from(*kernel.get(at)?);
     if low < 0x80 {
@@ -147,8 +149,8 @@ fn length(kernel: &[u8], at: usize) -> Option<(usize, usize)> {
     Some((low & 0x7f | high << 7, 2))
 }
 
-/// The addresses, stored as offsets from the kernel's base: behind the tokens, or, before Linux 6.4, in
-/// front of the names.
+/// The addresses, which are stored as offsets from the kernel's base. The offsets follow the tokens or, before
+/// Linux 6.4, precede the names.
 fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> {
     let number = names.texts.len();
     let size = (4 * number).next_multiple_of(8);
@@ -163,7 +165,7 @@ fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> 
     })
 }
 
-/// Resolves an offset. An offset of zero or more is an absolute address, of a per-CPU variable.
+/// Resolves an offset. An offset of zero or more is the absolute address of a per-CPU variable.
 fn address(offset: &[u8], base: u64) -> u64 {
     let offset = offset.try_into().map_or(0, i32::from_le_bytes);
     match u64::try_from(offset) {
@@ -183,7 +185,8 @@ mod tests {
 
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
-    /// Characters of names are tokens for themselves; other bytes are tokens for words.
+    /// The text of a token of the test's kernel: a character if `number` is its ASCII code, or else a word made
+    /// from `number`.
     fn token(number: u8) -> Vec<u8> {
         match number {
             b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'_' => vec![number],
@@ -195,7 +198,8 @@ mod tests {
         bytes.resize(bytes.len().next_multiple_of(8), 0);
     }
 
-    /// Offsets of `number` functions of 16 bytes each from the base on, except the first, which is absolute.
+    /// The stored offsets of `number` symbols, then the base. The first offset is an absolute address; the other
+    /// symbols are functions of 16 bytes each.
     fn offsets(number: usize) -> Vec<u8> {
         let offset = |index: i32| if index == 0 { 64 } else { -1 - 16 * index };
         let mut bytes: Vec<u8> = (0..i32::try_from(number).unwrap())

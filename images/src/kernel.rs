@@ -1,4 +1,4 @@
-//! A kernel to boot with all that belongs to it: Debian's stock one, or the user's own.
+//! A kernel to boot, with its modules and headers: Debian's stock kernel, or the user's own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub enum KernelError {
     #[error(transparent)]
     Digest(#[from] DigestError),
     /// The package's image has an unknown form.
-    #[error("cannot take the kernel out of {image}")]
+    #[error("cannot extract the kernel from {image}")]
     Extract {
         /// The bzImage.
         image: PathBuf,
@@ -70,7 +70,7 @@ pub enum KernelError {
     )]
     NoHeaders,
     /// The directory given as headers is not a build directory.
-    #[error("{0} is not a kernel build directory: it must hold a Makefile and Module.symvers")]
+    #[error("{0} is not a kernel build directory: it must contain a Makefile and Module.symvers")]
     BadHeaders(PathBuf),
 }
 
@@ -93,14 +93,15 @@ pub struct Sources {
     pub kernel: Option<PathBuf>,
     /// The kernel's build directory.
     pub headers: Option<PathBuf>,
-    /// Its modules, like /lib/modules/VERSION. `None` with a kernel of the user's own means that everything
-    /// is built in.
+    /// The kernel's modules, like /lib/modules/VERSION. `None` with a kernel of the user's own means that all
+    /// drivers are built in.
     pub modules: Option<PathBuf>,
-    /// An initramfs to unpack before ours, which replaces files of the same names.
+    /// An initramfs of the user's own. The guest's initramfs is unpacked after it, and replaces files of the
+    /// same names.
     pub initramfs: Option<PathBuf>,
 }
 
-/// A kernel and what belongs to it.
+/// A kernel with its modules and headers.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// The image to boot: on x86 an ELF vmlinux, unless the user gave another.
@@ -151,11 +152,12 @@ impl Kernel {
     }
 
     fn stock_from(apt: &Apt, cache: &Cache, series: &str) -> Result<Self, KernelError> {
-        // The refreshed lists may name another kernel.
+        // Look the kernel up in each attempt: refreshed lists may name another.
         let get = || Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?);
         match apt.arch().is_native() {
             true => apt.refreshing(get),
-            // The package that is missing may be a tool of this machine's architecture.
+            // Refresh the lists of both architectures: the missing package may be a tool for this machine's
+            // architecture.
             false => apt.native().refreshing(|| apt.refreshing(get)),
         }
     }
@@ -176,7 +178,7 @@ impl Kernel {
                 packages::unpack(apt.native(), package, root, &step)?;
             }
             if compressed {
-                step.detail("taking the kernel out of its image");
+                step.detail("extracting the kernel from its image");
                 extract(&bzimage(root, &found.release), &root.join("vmlinux"))?;
             }
             relocate(&headers(root, &found.release))?;
@@ -202,7 +204,7 @@ impl Kernel {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
 
-    /// The configuration file in the directory of a packaged kernel's image; `None` without such a file.
+    /// The configuration file beside the image, as in Debian's packages; `None` if the file is missing.
     pub fn config(&self) -> Option<PathBuf> {
         let release = self.release()?;
         let path = self.bzimage.with_file_name(format!("config-{release}"));
@@ -251,7 +253,7 @@ impl Kernel {
     }
 }
 
-/// Takes the kernel itself out of `image`.
+/// Extracts the kernel proper from `image`.
 fn extract(image: &Path, vmlinux: &Path) -> Result<(), KernelError> {
     let bytes = fs::read(image).map_err(FileError::at(image))?;
     let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
@@ -270,8 +272,8 @@ fn headers(root: &Path, release: &str) -> PathBuf {
         .join(format!("linux-headers-{release}"))
 }
 
-/// Makes the headers usable where they are: their Makefile includes the common headers by the path of an
-/// installed package.
+/// Makes the headers usable where they were unpacked: changes the include of the common headers' Makefile from its
+/// installed path, below /usr/src, to a relative one.
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
     let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
@@ -326,7 +328,7 @@ mod tests {
     const FIRST: &str = "6.1.0-1-cloud-amd64";
     const SECOND: &str = "6.1.0-2-cloud-amd64";
 
-    /// An archive whose lists name the first kernel, which it has replaced by the second.
+    /// An archive that has replaced the first kernel with the second, while apt's lists still name the first.
     fn stale() -> (Archive, Cache) {
         let archive = Archive::new();
         archive.publish(&debs(FIRST, "6.1.1-1"), &[]);
@@ -339,7 +341,7 @@ mod tests {
     #[test]
     fn stock_kernel_replaced_in_archive_is_the_new_one_after_one_refresh() {
         let (archive, cache) = stale();
-        // The cache holds the packages that the stale lists name.
+        // The cache contains the packages that the stale lists name.
         let named = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
         assert_eq!(named.release, FIRST);
         let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
@@ -430,7 +432,7 @@ mod tests {
 
     #[test]
     fn stock_kernel_installed_without_lists_is_fetched_after_one_refresh() {
-        // apt-cache then knows the installed packages, which apt-get has no source for.
+        // Without lists, apt-cache shows the installed packages, but apt-get does not know where to fetch them.
         let archive = Archive::new();
         archive.publish(&debs(SECOND, "6.1.2-1"), &[]);
         archive.pretend_installed(&debs(FIRST, "6.1.1-1"));

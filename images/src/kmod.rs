@@ -1,5 +1,5 @@
 //! Finds a kernel's own modules and the order in which to load them, from the modules
-//! themselves: package archives carry no index of them.
+//! themselves: packages do not contain an index of them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -53,7 +53,7 @@ pub enum KmodError {
 /// A module, unpacked.
 #[derive(Debug)]
 pub struct Module {
-    /// Its name, such as `virtio_mmio`, with underscores for dashes.
+    /// The module's name, such as `virtio_mmio`, with underscores for dashes.
     pub name: String,
     /// The ELF file.
     pub bytes: Vec<u8>,

@@ -16,16 +16,16 @@ use crate::qemu::{self, QemuError};
 const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
 const EXIT_PORT: u16 = 0xf4;
-/// The lab's memory besides the guest's: for its kernel, the archives and their copies.
+/// The lab's memory in addition to the guest's: for its kernel, the initramfs archives and their unpacked files.
 const OWN_MEMORY_MIB: u32 = 768;
 /// Without `cryptomgr.notests` the self-test of ciphers would take 40 % of the boot. With `loglevel=2`, only
-/// messages of a dying kernel get between the lines of the guest's console.
+/// messages of a crashing kernel get between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// Without this option the kernel checks its TSC against another timer. Both are emulated from the host's
-/// clock, and a busy host reads them late.
+/// Without this option the kernel checks its TSC against another timer. QEMU emulates both from the host's clock.
+/// A busy host may read them late, and the TSC would seem unstable.
 const CLOCK: &str = "tsc=reliable";
-/// The exact lab's TSC: one nanosecond an instruction.
+/// The frequency of the exact lab's TSC: one tick per nanosecond. Each instruction takes one nanosecond there.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
 /// Errors of getting the lab.
@@ -49,7 +49,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Gets QEMU. With `exact`, time is counted in retired instructions, and runs repeat bit for bit.
+    /// Gets QEMU. With `exact`, time advances only with retired instructions, so runs repeat bit for bit.
     ///
     /// # Errors
     /// [`LabError`].
@@ -70,7 +70,7 @@ impl Lab {
         format!("{major}.{minor} with {}", qemu::fix_name(self.arch))
     }
 
-    /// The command that runs the lab; [`Lab::end`] ends it from within.
+    /// The QEMU command that runs the lab until the command of [`Lab::end`] is run inside the lab.
     pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
         let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
         let mut qemu = Command::new(&self.qemu);
@@ -108,7 +108,8 @@ impl Lab {
             qemu.args(["-L", directory]);
         }
         qemu.args(["-M", "q35"]);
-        // Without XSAVE: TCG does not intercept a guest's XSETBV, so KVM's CPUID would contradict it.
+        // Leave out XSAVE: TCG does not intercept a guest's XSETBV, so the CPUID that KVM emulates for the guest
+        // would not match the guest's XCR0.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
@@ -122,22 +123,23 @@ impl Lab {
         format!("console=ttyS0 {CMDLINE} {CLOCK} tsc_early_khz={tsc_khz}")
     }
 
-    /// Like [`Lab::x86_64`], for a CPU with EL2, whose counters are exact in the exact lab.
+    /// Like [`Lab::x86_64`], for a CPU that has EL2 and event counters. The counters are exact in the exact lab.
     fn aarch64(&self, qemu: &mut Command) -> String {
         qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
         if self.exact {
-            // Authenticate pointers with QEMU's own algorithm: the architecture's would take most of the time.
+            // Authenticate pointers with QEMU's own algorithm: emulating the architecture's algorithm would
+            // take most of the time.
             qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
         } else {
-            // Use a processor whose events are in the tables of libraries.
+            // Use a processor whose events user-space libraries know.
             qemu.args(["-accel", "tcg,thread=multi", "-cpu", "neoverse-n1"]);
         }
         format!("console=ttyAMA0 {CMDLINE}")
     }
 
-    /// The number of the lab's processors. More do not shorten a boot. But on a single aarch64 processor, a vCPU that
-    /// waits for another vCPU runs until its time slice ends: KVM on aarch64 does not yield to a vCPU that was in
-    /// user mode.
+    /// The number of the lab's processors. A boot is no faster with more than one. The inexact aarch64 lab has two:
+    /// with only one, a vCPU that waits for another vCPU would run until its time slice ends, because KVM on
+    /// aarch64 does not yield to a vCPU that was in user mode.
     fn processors(&self) -> &'static str {
         match (self.arch, self.exact) {
             (Arch::Aarch64, false) => "2",

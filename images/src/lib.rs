@@ -1,6 +1,6 @@
-//! Makes guests, and boots them. Fetches a stock kernel, builds the guest's driver and static programs,
-//! packs initramfs archives, and runs a command in a guest: on this machine's KVM, or in the lab where that
-//! cannot boot a stock kernel.
+//! Builds guests and boots them. Fetches a stock kernel, builds the guest's driver and static programs, packs
+//! initramfs archives, and runs a command in a guest: on this machine's KVM or, if that cannot boot a stock
+//! kernel, in the lab.
 //!
 //! All results are kept under `images/cache`, by the content of their inputs.
 

@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn overlapping_match_with_long_length_repeats_literals() {
-        // "ab", then 4 + 15 + 3 bytes from 2 back, then "z".
+        // "ab", then a match that begins 2 bytes back, then "z". The match has 22 bytes: the minimum of 4, plus 15
+        // from the token, plus 3 from the byte after the offset.
         let packed = stream(&[&[0x2f, b'a', b'b', 2, 0, 3, 0x10, b'z']]);
         let expected = format!("{}z", "ab".repeat(12));
         assert_eq!(unpack(&packed).unwrap(), expected.as_bytes());
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn damage_and_truncation_are_different_errors() {
         assert!(matches!(unpack(b"ELF"), Err(Lz4Error::Magic)));
-        // A match of 9 bytes back, where only one precedes it.
+        // A match that begins 9 bytes back, where only one byte precedes it.
         let damaged = unpack(&stream(&[&[0x10, b'x', 9, 0, 0x10, b'y']]));
         assert!(matches!(
             damaged,
@@ -92,7 +93,8 @@ mod tests {
 
     #[test]
     fn chunk_beyond_eight_mebibytes_is_damaged() {
-        // One literal, then a match of 4 + 15 + 255 * n bytes from 1 back.
+        // One literal, then a match that begins 1 byte back. Each byte of 255 adds 255 to the length of the match,
+        // which becomes longer than a chunk may be.
         let mut chunk = vec![0x1f, b'x', 1, 0];
         chunk.resize(chunk.len() + CHUNK / 255 + 1, 255);
         chunk.extend([0, 0x10, b'y']);

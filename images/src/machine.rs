@@ -1,5 +1,5 @@
-//! Runs the program of a machine: passes its console on, ends it when its time is up, and never leaves it
-//! running.
+//! Runs the process of a machine, such as the VMM or QEMU: forwards its console output, kills it on timeout, and
+//! never leaves it running.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -50,7 +50,7 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// Kills its child unless the child's end has been seen.
+/// Kills the child when dropped, unless [`wait`] has already reaped the child.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -61,10 +61,13 @@ impl Drop for Guard {
     }
 }
 
-/// Runs `command` without input until it ends; passes its stdout on as it arrives.
+/// Replaces a timeout that is too long for the clock.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Runs `command` without input until it ends, and passes its stdout to `console` as it arrives.
 ///
 /// # Errors
-/// [`MachineError`], after the program was killed.
+/// [`MachineError`]. If the program was started, it has been killed.
 pub fn run(
     command: &mut Command,
     timeout: Duration,
@@ -75,7 +78,8 @@ pub fn run(
         program: program.clone(),
         source,
     };
-    let deadline = Instant::now() + timeout;
+    let now = Instant::now();
+    let deadline = now.checked_add(timeout).unwrap_or(now + LONGEST);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -87,7 +91,7 @@ pub fn run(
     let open = sender.clone();
     thread::spawn(move || stdout.map(|stream| forward(stream, &sender)));
     let complaints = thread::spawn(move || {
-        // Keeps the channel connected until stderr, too, is closed.
+        // This sender keeps the channel connected until stderr is closed, too.
         let _open = open;
         let mut text = Vec::new();
         // A stream that fails is treated as ended.
@@ -102,7 +106,7 @@ pub fn run(
             Err(RecvTimeoutError::Timeout) => return Err(MachineError::Timeout(timeout)),
         }
     }
-    // The program's streams are closed: it is ending, unless it closed them and runs on.
+    // The program's streams are closed: either it is ending, or it closed them itself and keeps running.
     let status = wait(&mut child.0, deadline)
         .map_err(|source| MachineError::Wait { program, source })?
         .ok_or(MachineError::Timeout(timeout))?;
@@ -157,6 +161,13 @@ mod tests {
             (ended.status.code(), ended.stderr.as_str()),
             (Some(7), "err\n")
         );
+    }
+
+    #[test]
+    fn timeout_beyond_the_clock_is_no_limit() {
+        let mut command = shell("exit 7");
+        let ended = run(&mut command, Duration::MAX, |_| {}).unwrap();
+        assert_eq!(ended.status.code(), Some(7));
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
         let step = Step::new("building the guest's driver");
         for source in &sources {
-            // kbuild writes its products beside the sources, so it gets a copy.
+            // kbuild writes its products beside the sources, so it builds from copies in the cache.
             fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
         let mut make = make(kernel, dir, toolchain.as_ref());
@@ -116,8 +116,8 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
-/// The complaints of sparse about the driver's sources in `driver`, one per line: address spaces, byte
-/// orders, and locks that a function leaves held.
+/// Returns sparse's errors and warnings for the driver's sources in `driver`, one per line. Sparse checks address
+/// spaces and byte orders, and that functions release the locks that they take.
 ///
 /// # Errors
 /// [`ModuleError`].
@@ -129,7 +129,7 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
         fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
     let mut make = make(kernel, work.path(), None);
-    // `C=1` runs sparse on each file that is compiled; its complaints fail the build.
+    // `C=1` runs sparse on each file that is compiled; `-Wsparse-error` makes its warnings fail the build.
     make.args(["C=1", "CF=-Wsparse-error"]);
     complaints(process::output(&mut make)).map_err(|source| ModuleError::Build {
         headers: kernel.headers.clone(),
@@ -137,7 +137,8 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     })
 }
 
-/// The complaints in the output of a make that ran sparse, or the make's error if it failed without one.
+/// Returns sparse's errors and warnings from the output of `make`. If `make` failed without any, returns the
+/// error of `make`.
 fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, ProcessError> {
     let failure = match made {
         Ok(_) => return Ok(Vec::new()),
@@ -174,7 +175,7 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     make
 }
 
-/// The driver's sources, without the products of a build by hand.
+/// The driver's sources, without the files that a manual build leaves beside them.
 ///
 /// # Errors
 /// [`ModuleError::File`].

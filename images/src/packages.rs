@@ -1,5 +1,5 @@
-//! Debian packages, fetched and unpacked without being installed. Knows the names and the dependencies of
-//! kernels' packages, not their contents.
+//! Fetches Debian packages and unpacks them, without installing them. Finds the packages of a kernel by their
+//! names and dependencies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub enum PackageError {
     /// The lists have no kernel of that version.
     #[error("Debian's lists have no cloud kernel {wanted}; there are: {known}")]
     NoKernel {
-        /// The version asked for.
+        /// The requested version.
         wanted: String,
         /// The versions that the lists have.
         known: String,
@@ -106,14 +106,14 @@ pub struct KernelPackages {
     pub tools: Vec<Package>,
 }
 
-/// The packages of the newest kernel whose version begins with `wanted`, say `6.1`. Takes the
-/// lists as they are: call it within [`Apt::refreshing`].
+/// The packages of the newest kernel whose version begins with `wanted`, say `6.1`. Does not refresh stale
+/// lists: call it within [`Apt::refreshing`].
 ///
 /// # Errors
 /// [`PackageError`].
 pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
     host::ensure(&[Need::Apt])?;
-    // apt takes most of a second to read its lists; the result changes only with them.
+    // Keep the result: apt takes most of a second to read its lists, and the result changes only if they do.
     let mut key = Key::new("packages").text("wanted", wanted);
     if !apt.arch().is_native() {
         key = apt.native().state(key.text("arch", apt.arch().debian()))?;
@@ -127,7 +127,7 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
     })
 }
 
-/// Returns the result of `ask`, which the cache keeps as `kind` for `key`.
+/// Returns the cached result of kind `kind` for `key`. If the cache has none, calls `ask` and caches its result.
 pub(crate) fn keep<T, E>(
     cache: &Cache,
     kind: &str,
@@ -152,8 +152,8 @@ where
     Ok(answer.map_err(FileError::at(&file))?)
 }
 
-/// Fetches `package` and unpacks it into `root`. Nothing but the package's files is stored in
-/// `root`.
+/// Fetches `package` and unpacks it into `root`. Adds only the package's files to `root`: the downloaded archive does
+/// not stay there.
 ///
 /// # Errors
 /// [`PackageError`].
@@ -220,7 +220,7 @@ fn is_common(name: &str) -> bool {
     name.starts_with("linux-headers-") && name.contains("-common")
 }
 
-/// Whether the package has programs that run where modules are built.
+/// Whether the package has programs that run on the machine that builds modules.
 fn is_tool(name: &str) -> bool {
     name.starts_with("linux-kbuild-")
 }

@@ -30,7 +30,7 @@ pub enum PlaceError {
     },
     /// The VMM's answer lacks the verdict on stock kernels.
     #[error(
-        "`vmm check --json` does not say whether a stock kernel boots here; choose with --lab or --direct"
+        "`vmm check --json` does not report whether a stock kernel boots here; choose with --lab or --direct"
     )]
     Answer,
     /// The cache cannot be used.
@@ -54,7 +54,7 @@ pub enum PlaceChoice {
     Direct,
     /// In the lab.
     Lab,
-    /// In the lab, with retired instructions as time.
+    /// In the exact lab, where time advances only with retired instructions.
     Exact,
 }
 
@@ -69,7 +69,7 @@ pub enum Place {
         arch: Arch,
         /// QEMU's version.
         qemu: String,
-        /// Whether time was counted in retired instructions.
+        /// Whether time advanced only with retired instructions.
         exact: bool,
     },
 }
@@ -92,8 +92,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Whether a stock kernel boots on this machine's KVM, by `vmm check`. The answer is kept until the machine's
-/// next boot, or until the VMM, the permissions of /dev/kvm or the user (root or not) change.
+/// Whether a stock kernel boots on this machine's KVM, according to `vmm check`. The answer is kept until the
+/// machine's next boot, or until the VMM, the permissions of /dev/kvm or the user (root or not) change.
 ///
 /// # Errors
 /// [`PlaceError`].

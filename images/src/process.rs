@@ -1,4 +1,4 @@
-//! Runs other programs to their end, and keeps their output for the error.
+//! Runs other programs until they end, and keeps their output for error messages.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -11,7 +11,8 @@ use crate::sys;
 /// Errors of running a program.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// The program is missing or not executable; from [`follow`], also a failed read or wait.
+    /// The program is missing or not executable. [`follow`] also returns this if it cannot read the program's output
+    /// or wait for its end.
     #[error("cannot start {program}")]
     Start {
         /// Its name.
@@ -77,7 +78,8 @@ pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), P
         .stderr(writer)
         .spawn()
         .map_err(start)?;
-    // `command` holds the pipe's write end until its streams are replaced.
+    // Drop the pipe's write ends, which `command` still holds: otherwise the loop below would never read
+    // end-of-file.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut everything = String::new();
     for bytes in BufReader::new(reader).split(b'\n') {

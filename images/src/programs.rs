@@ -17,9 +17,9 @@ use crate::sys;
 use crate::toolchain::{Toolchain, ToolchainError};
 
 const STATIC: &str = "-C target-feature=+crt-static";
-/// Packages that are built on demand: the first for any program of the tests, the second only for the program
-/// of its name.
-const TESTS: &str = "tests";
+/// Packages that are built on demand: [`TESTS`] if any test program is wanted, [`TRAPPED`] only if the program
+/// `trapped` is wanted.
+const TESTS: &str = "guest-tests";
 const TRAPPED: &str = "trapped";
 
 /// Errors of building the programs.
@@ -40,7 +40,7 @@ pub enum ProgramError {
     /// The tests have no program of that name.
     #[error("the tests have no program {wanted}; they have: {known}")]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         wanted: String,
         /// The names of all programs.
         known: String,
@@ -68,7 +68,7 @@ struct Target {
 }
 
 impl Programs {
-    /// Builds the programs for `arch`, and the tests' programs if `tests` names any.
+    /// Builds the programs for `arch`, and the test programs if `tests` names any.
     ///
     /// # Errors
     /// [`ProgramError`].
@@ -100,7 +100,7 @@ impl Programs {
         let target = arch.target().to_uppercase().replace('-', "_");
         let setting = |name: &str| format!("CARGO_TARGET_{target}_{name}");
         if let Some(toolchain) = &toolchain {
-            // This Rust also compiles build scripts and procedural macros, which run on this machine.
+            // This rustc also compiles the build scripts and procedural macros, although they run on this machine.
             cargo.env("RUSTC", toolchain.rustc());
             cargo.env(setting("LINKER"), toolchain.gnu("gcc"));
             for variable in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
@@ -140,8 +140,9 @@ impl Programs {
                 continue;
             };
             let package = message.package_id.unwrap_or_default();
-            let mut theirs = [TESTS, TRAPPED].into_iter();
-            let is_test = theirs.any(|theirs| package.contains(&format!("/{theirs}#")));
+            let is_test = ["/tests/guest#", "/tests/trapped#"]
+                .iter()
+                .any(|directory| package.contains(directory));
             let list = if is_test {
                 &mut built.tests
             } else {
@@ -155,7 +156,7 @@ impl Programs {
     /// The VMM.
     ///
     /// # Errors
-    /// [`ProgramError::Unknown`] if the workspace no longer has it.
+    /// [`ProgramError::Unknown`] if the workspace no longer has the program.
     pub fn vmm(&self) -> Result<&Path, ProgramError> {
         self.one("vmm")
     }
@@ -174,7 +175,7 @@ impl Programs {
             })
     }
 
-    /// A guest's programs: all but the VMM, and those of the tests' programs that `tests` names.
+    /// The programs for a guest: every program except the VMM, plus the test programs named in `tests`.
     pub fn guest<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Path)> {
         let ours = self.files.iter().filter(|(name, _)| *name != "vmm");
         let theirs = self.tests.iter().filter(|(name, _)| tests.contains(name));
@@ -197,7 +198,7 @@ mod tests {
 
     const MESSAGES: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/vmm#0.1.0","target":{"name":"vmm"},"executable":"/t/vmm"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/guest-driver/client#vpmu-client@0.1.0","target":{"name":"vperf"},"executable":"/t/vperf"}
-{"reason":"compiler-artifact","package_id":"path+file:///p/tests#0.1.0","target":{"name":"probe"},"executable":"/t/probe"}
+{"reason":"compiler-artifact","package_id":"path+file:///p/tests/guest#guest-tests@0.1.0","target":{"name":"probe"},"executable":"/t/probe"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/tests/trapped#0.1.0","target":{"name":"trapped"},"executable":"/t/trapped"}
 {"reason":"compiler-artifact","package_id":"registry+x#libc@0.2.0","target":{"name":"libc"},"executable":null}
 {"reason":"build-finished","success":true}"#;

@@ -16,7 +16,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Announces `what`.
+    /// Shows that the step `what` begins.
     pub fn new(what: impl Into<String>) -> Self {
         let what = what.into();
         let bar = if stderr().is_terminal() {

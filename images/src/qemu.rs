@@ -18,7 +18,7 @@ use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sources;
 
-/// Debian's package whose version is built.
+/// The Debian package that determines which version of QEMU's source is built.
 const PACKAGE: &str = "qemu-system-x86";
 /// The series that the fixes are for.
 const SERIES: &str = "7.2";
@@ -118,7 +118,7 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// This host's Debian has a QEMU of another series than the fixes are for.
+    /// The QEMU in this host's package lists is of a different series than the fixes are for.
     #[error("the lab is built from Debian 12's QEMU {SERIES}; this host's lists have {0}")]
     Series(String),
     /// The cache cannot be used.
@@ -160,8 +160,8 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
     })
 }
 
-/// Returns the program that `build` makes. `build` needs `needs`; its arguments are a directory with the
-/// unpacked `source` and the directory of the result.
+/// Returns the program that `build` makes. The arguments of `build` are a directory that contains the unpacked
+/// `source`, and the directory for the result. `needs` are the host's programs and libraries that `build` uses.
 fn get_from(
     apt: &Apt,
     cache: &Cache,
@@ -178,7 +178,7 @@ fn get_from(
         step.done();
         Ok::<_, QemuError>(())
     };
-    // The refreshed lists may name another version.
+    // Look the version up in each attempt: refreshed lists may name another.
     apt.refreshing(|| {
         let version = sources::version(apt, cache, PACKAGE)?;
         if !is_of_series(&version) {
@@ -280,7 +280,7 @@ mod tests {
         archive.publish(&[binary(version)], &[source]);
     }
 
-    /// Builds a program that consists of its source's version.
+    /// Gets a stand-in for QEMU: a copy of the source's file `version`. Returns the content of this file.
     fn get_version(archive: &Archive, apt: &Apt) -> Result<String, QemuError> {
         let cache = Cache::at(archive.root().join("cache"));
         let machine = Machine::of(Arch::X86_64);
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn source_of_installed_package_without_lists_is_fetched_after_one_refresh() {
-        // apt knows the installed version then, but no archive that has its source.
+        // Without lists, apt knows the installed version, but no archive that has its source.
         let archive = Archive::new();
         publish(&archive, SECOND, ("qemu", SECOND));
         archive.pretend_installed(&[binary(FIRST)]);

@@ -1,4 +1,4 @@
-//! One machine's run: splits its console as it arrives, and judges how the run ended.
+//! The run of one machine: splits its console output into parts as it arrives, and decides whether the run succeeded.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use crate::place::Place;
 /// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its output on the console, with `\n` at the end of lines.
+    /// The command's output on the console, with `\n` at the end of lines.
     pub output: String,
-    /// Its exit code; -1 if the guest's kernel panicked first, which is an error unless a command runs
-    /// afterwards.
+    /// The command's exit code. If the guest's kernel panicked before the command had ended, the run is an error,
+    /// unless `Boot::afterwards` is set: then the exit code is -1.
     pub status: i32,
     /// The result of the command that ran afterwards, if any.
     pub afterwards: Option<Said>,
@@ -39,7 +39,7 @@ pub(crate) struct Run {
     pub(crate) wall: Duration,
 }
 
-/// A machine's console, kept for when something goes wrong.
+/// A machine's console output, which is written to a file if the run fails.
 pub(crate) struct Console {
     directory: PathBuf,
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ pub(crate) fn watch(
         let output = frames.push(bytes);
         if boot.echo {
             let mut stdout = io::stdout().lock();
-            // A reader that closed our stdout is not an error.
+            // Ignore errors: the reader of our stdout may have closed it.
             let _ = stdout.write_all(&output).and_then(|()| stdout.flush());
         }
     });
@@ -102,8 +102,8 @@ pub(crate) fn watch(
 /// The VMM's exit code when the guest's kernel has panicked.
 const PANICKED: i32 = 5;
 
-/// The outcome of a run. A run is an error unless its command ended and its VMM succeeded. With a command that
-/// runs afterwards, a panic of the guest's kernel is not an error either.
+/// The outcome of a run. A run is an error unless its command ended and its VMM succeeded. There is one exception: if
+/// another command runs afterwards, the guest's kernel may panic before the first command has ended.
 pub(crate) fn outcome(
     boot: &Boot,
     transcript: Transcript,
@@ -162,7 +162,7 @@ fn ending(code: Option<i32>) -> String {
         Some(3) => "the guest asked for a reset".to_owned(),
         Some(4) => "the guest's processor shut down (triple fault)".to_owned(),
         Some(PANICKED) => "the guest's kernel panicked".to_owned(),
-        Some(6) => "the guest was ended by hand".to_owned(),
+        Some(6) => "the operator ended the guest".to_owned(),
         Some(8) => "KVM could not continue the guest".to_owned(),
         Some(code) => format!("the VMM failed (exit code {code})"),
         None => "the VMM was killed".to_owned(),

@@ -1,5 +1,5 @@
-//! Debian's source packages, fetched and unpacked. Knows how to name and find them, not their contents.
-//! Fetches its own lists, since few hosts list sources.
+//! Finds Debian's source packages, fetches and unpacks them. Fetches separate lists of source packages, because few
+//! hosts configure them for apt.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::packages::{self, PackageError};
 use crate::process;
 use crate::progress::Step;
 
-/// The version of the source that the newest `package` was built from. Takes the lists as they
-/// are: call it within [`Apt::refreshing`].
+/// The version of the source that the newest `package` was built from. Does not refresh stale lists: call it
+/// within [`Apt::refreshing`].
 ///
 /// # Errors
 /// [`PackageError`].
@@ -74,7 +74,8 @@ pub fn unpack(
             .current_dir(dir);
         process::output(&mut get)
     };
-    // If the source is not found, its list may be one that could not be fetched: report that error.
+    // If the update fails, try anyway: it may have failed only for lists that are not needed. If the source is not
+    // found then, report the error of the update, which may be the cause.
     let update = get(&["-o", apt::UPDATE_OR_FAIL, "update"]);
     get(&["source", "--download-only", &format!("{name}={version}")])
         .map_err(|error| fetch(update.err().unwrap_or(error)))?;
@@ -104,7 +105,7 @@ fn source(text: &str) -> Option<String> {
     Some(version.to_owned())
 }
 
-/// The file that describes a source; it lacks the version's epoch.
+/// The name of the file that describes a source. This name contains the version without its epoch.
 fn description(name: &str, version: &str) -> String {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     format!("{name}_{version}.dsc")

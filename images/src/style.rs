@@ -1,5 +1,5 @@
-//! Runs the kernel's checkpatch.pl over the driver. Knows where the script comes from, and which of its
-//! rules do not apply to this driver.
+//! Fetches the kernel's checkpatch.pl, and runs it over the driver without the rules that do not apply to this
+//! driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ const SCRIPTS: [&str; 3] = [
 /// directory the script expects headers without the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
-/// Rules that a file breaks by its purpose.
+/// Files, and the rules that each file must break because of its purpose.
 const EXCEPTIONS: [(&str, &str); 2] = [
     // An out-of-tree driver supports more than one kernel version.
     ("compat.h", "LINUX_VERSION_CODE,CONSTANT_COMPARISON"),
@@ -71,7 +71,7 @@ impl Stale for StyleError {
     }
 }
 
-/// The complaints of `checkpatch.pl --strict` about the driver's sources in `driver`, one per line.
+/// Returns the messages of `checkpatch.pl --strict` about the driver's sources in `driver`, one per line.
 ///
 /// # Errors
 /// [`StyleError`].
@@ -118,7 +118,7 @@ fn complaints_about(
     command.args(["-f", path]);
     match process::output(&mut command) {
         Ok(_) => Ok(Vec::new()),
-        // The script exits with an error if it complains.
+        // The script exits with an error if it reports anything.
         Err(ProcessError::Failed(failure)) if failure.everything.contains(&format!("{path}:")) => {
             Ok(failure.everything.lines().map(str::to_owned).collect())
         }
@@ -136,7 +136,7 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
         let step = Step::new("getting the kernel's checkpatch.pl");
         let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
         packages::unpack(apt, &package, work.path(), &step)?;
-        step.detail("taking the script out of the source");
+        step.detail("extracting the script from the source");
         let archive = format!("usr/src/{name}.tar.xz");
         let mut tar = Command::new("tar");
         tar.arg("-xf")

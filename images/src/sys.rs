@@ -9,14 +9,14 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// An exclusive lock between processes and threads; free when dropped or when its owner dies.
+/// An exclusive lock between processes and threads; released when dropped or when its owner dies.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock named `path`; calls `waiting` once if somebody else has it, then waits.
+    /// Takes the lock on the file `path`. If another owner holds it, calls `waiting` once, then waits.
     ///
     /// # Errors
     /// When the file cannot be made or locked.
@@ -34,7 +34,7 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// Takes the lock named `path`, unless somebody else has it.
+    /// Takes the lock on the file `path`; `None` if another owner holds it.
     ///
     /// # Errors
     /// When the file cannot be made or locked.
@@ -60,7 +60,7 @@ fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Makes the kernel kill the child when the thread that starts it ends, however it ends.
+/// Makes the kernel kill the child when the thread that has started the child ends, for whatever reason.
 pub fn dies_with_us(command: &mut Command) -> &mut Command {
     let parent = std::process::id();
     let arm = move || {
@@ -68,7 +68,7 @@ pub fn dies_with_us(command: &mut Command) -> &mut Command {
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have gone before the line above.
+        // The parent may have died before the signal was requested above; the child would then never get it.
         if std::os::unix::process::parent_id() != parent {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -87,7 +87,7 @@ pub fn is_root() -> bool {
 /// This processor's time-stamp counter.
 #[cfg(target_arch = "x86_64")]
 pub fn tsc() -> u64 {
-    // SAFETY: every x86-64 processor has it, and Linux lets programs read it.
+    // SAFETY: every x86-64 processor has this counter, and Linux lets programs read it.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -95,7 +95,7 @@ pub fn tsc() -> u64 {
 #[cfg(target_arch = "aarch64")]
 pub fn tsc() -> u64 {
     let counter;
-    // SAFETY: every processor has it, and Linux lets programs read it.
+    // SAFETY: every processor has this counter, and Linux lets programs read it.
     unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) counter, options(nomem, nostack)) };
     counter
 }

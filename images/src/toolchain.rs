@@ -1,6 +1,5 @@
 //! Compilers for an architecture other than this machine's, from Debian packages that are unpacked, not
-//! installed. Each program has a wrapper, since the loader would not find the program's libraries. Knows which
-//! packages are needed.
+//! installed. Each program has a wrapper that points the loader to the program's libraries.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,12 +18,13 @@ use crate::error::FileError;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
 
-/// Debian's newest Rust, which it packages to build browsers. Unpacked, it does not conflict with an
-/// installed Rust.
+/// Debian's newest Rust, a package that exists to build browsers. Here it is unpacked, not installed, so it does not
+/// conflict with an installed Rust.
 const RUST: &str = "rustc-web";
 /// Rust's standard library. Programs need the library for their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
-/// Packages that the compilers depend on, and that every host with a compiler has already.
+/// Packages that the compilers depend on, but that need not be fetched, since every host with a compiler has
+/// them.
 const HOSTS: [&str; 9] = [
     "binutils",
     "debconf",
@@ -80,7 +80,8 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Gets the compilers for `arch`; `None` if this machine's own will do.
+    /// Gets the compilers for `arch`; `None` if `arch` is this machine's architecture, for which its own
+    /// compilers are used.
     ///
     /// # Errors
     /// [`ToolchainError`].
@@ -161,8 +162,8 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     })
 }
 
-/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GNU's, and the C
-/// library, which GNU's compiler only recommends.
+/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GNU's compiler, and the C
+/// library. GNU's compiler does not depend on the C library, but only recommends it.
 fn names(arch: Arch) -> [String; 3] {
     [
         RUST.to_owned(),

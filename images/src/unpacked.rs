@@ -1,5 +1,5 @@
-//! A program from Debian for another architecture, with the libraries that it loads, from packages that are
-//! unpacked and never installed.
+//! Gets a program from Debian packages for another architecture, with its shared libraries. The packages are unpacked,
+//! not installed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -46,7 +46,7 @@ pub enum UnpackedError {
         source: object::Error,
     },
     /// The packages lack one of the program's libraries.
-    #[error("{program} loads {library}, which none of its packages has")]
+    #[error("{program} needs {library}, which is in none of the unpacked packages")]
     Library {
         /// The program.
         program: String,
@@ -65,7 +65,8 @@ impl Stale for UnpackedError {
     }
 }
 
-/// The program usr/bin/`name` of `package`, as bin/`name`, with its libraries and their loader.
+/// Returns the program usr/bin/`name` of `package` as the file bin/`name`, and the shared libraries and the loader that
+/// it needs.
 ///
 /// # Errors
 /// [`UnpackedError`].
@@ -106,7 +107,7 @@ pub fn program(
     Ok(files.into_iter().collect())
 }
 
-/// The root of an unpacked package and its dependencies. Takes the lists as they are.
+/// Returns the root directory of `package`, unpacked with its dependencies. Does not refresh stale package lists.
 fn unpack(apt: &Apt, cache: &Cache, package: &str) -> Result<PathBuf, UnpackedError> {
     let arch = apt.arch();
     let key = apt.state(Key::new("unpacked").text("package", package))?;

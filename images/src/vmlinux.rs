@@ -1,5 +1,5 @@
-//! Takes the kernel proper, an ELF file, out of the bzImage that packages carry. A guest that
-//! starts from the ELF file does not have to unpack itself first.
+//! Extracts the kernel proper, an ELF file, from the bzImage that packages contain. A guest that starts from
+//! the ELF file does not have to unpack itself first.
 
 use std::io;
 use std::io::Write;
@@ -17,7 +17,7 @@ const SIGNATURE: std::ops::Range<usize> = 0x202..0x206;
 const VERSION: usize = 0x206;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
-/// The boot protocol that introduced the payload fields.
+/// The first version of the boot protocol that has the payload fields.
 const PAYLOAD_VERSION: u16 = 0x208;
 
 /// Errors of extracting the kernel.
@@ -32,14 +32,14 @@ pub enum VmlinuxError {
     /// The kernel is compressed in an unknown format.
     #[error("the kernel is compressed in an unknown format (it begins with {0:02x?})")]
     Compression(Vec<u8>),
-    /// LZ4 data that does not unpack.
-    #[error("the kernel does not unpack")]
+    /// The LZ4 data cannot be unpacked.
+    #[error("cannot unpack the kernel")]
     Lz4(#[from] Lz4Error),
-    /// A program that unpacks is missing.
+    /// The program that unpacks the kernel is missing.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A program that unpacks failed.
-    #[error("{program} does not unpack the kernel")]
+    /// The program that unpacks the kernel failed.
+    #[error("{program} cannot unpack the kernel")]
     Unpack {
         /// Its name.
         program: &'static str,
@@ -48,7 +48,7 @@ pub enum VmlinuxError {
         source: io::Error,
     },
     /// The unpacked payload is not an ELF file.
-    #[error("the bzImage holds no ELF kernel")]
+    #[error("the bzImage does not contain an ELF kernel")]
     NotElf,
 }
 
@@ -99,10 +99,10 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     image.get(start..end).ok_or(VmlinuxError::Truncated)
 }
 
-/// Returns the output of `program -dc` for `bytes`. The last four bytes are the length of the output: gzip's
-/// format ends with it, and the kernel's build appends it to other formats. Programs other than gzip write
-/// all of the output and then fail on these bytes, so their exit status is ignored and only the length is
-/// checked.
+/// Returns the output of `program -dc` for the input `bytes`. The last four bytes of the input are the length of the
+/// output: gzip's format ends with this length, and the kernel's build appends it to other formats. Programs other than
+/// gzip write all of the output and then fail on these four bytes, so their exit status is ignored and only the length
+/// is checked.
 fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     host::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
@@ -168,7 +168,7 @@ pub(crate) mod tests {
     #[test]
     fn damaged_gzip_kernel_is_refused() {
         let mut packed = pipe_through_gzip(b"\x7fELFgz");
-        // The checksum before the length.
+        // The position of the checksum, which precedes the length.
         let checksum = packed.len() - 8;
         packed[checksum] ^= 1;
         assert!(matches!(

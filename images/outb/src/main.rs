@@ -1,5 +1,5 @@
-//! Writes one byte to an I/O port. Stock kernels have no /dev/port, and a shell cannot ask for
-//! I/O permissions; so a guest's /init needs a program to reach the machine's debug ports.
+//! Writes one byte to an I/O port. Stock kernels have no /dev/port, and a shell cannot request I/O permissions.
+//! So the /init of a guest or of the lab needs this program to write to the machine's debug ports.
 #![allow(unsafe_code)]
 
 use std::arch::asm;

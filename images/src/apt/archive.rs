@@ -33,7 +33,7 @@ pub(crate) struct Deb {
 }
 
 impl Deb {
-    /// A package that holds its version in `usr/share/NAME`.
+    /// A package that contains its version in `usr/share/NAME`.
     pub(crate) fn new(name: &str, version: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -81,7 +81,7 @@ impl Deb {
     }
 }
 
-/// A source package that holds its version in `version`.
+/// A source package that contains its version in `version`.
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) version: String,
@@ -240,7 +240,7 @@ impl Archive {
         self.server.state.lock().unwrap().files = files;
     }
 
-    /// Drops the file of `deb`, which stays in the index.
+    /// Drops the file of `deb`, but keeps `deb` in the index.
     pub(crate) fn drop_file(&self, deb: &Deb) {
         let path = format!("/debian/{}", deb.path());
         let dropped = self.server.state.lock().unwrap().files.remove(&path);
@@ -252,7 +252,7 @@ impl Archive {
         self.server.stop();
     }
 
-    /// Returns an apt that may refresh its lists and has not yet, as in a new process of root.
+    /// Returns an apt that may refresh its lists but has not done so yet, as if in a new process run by root.
     pub(crate) fn apt(&self) -> Apt {
         let root = self.root();
         Apt {
@@ -279,7 +279,8 @@ impl Archive {
         process::output(self.apt().get().arg("update")).unwrap();
     }
 
-    /// Number of times the lists were fetched or found unchanged: apt requests `InRelease` each time.
+    /// Number of times that the lists were updated: each update requests `InRelease`, even if the lists are
+    /// unchanged.
     pub(crate) fn updates(&self) -> usize {
         self.answers(&format!("{DIST}/InRelease")).len()
     }

@@ -1,5 +1,5 @@
-//! The demo of hardware counters: Debian's perf in a stock guest counts a program to the instruction, and
-//! samples another by cycles.
+//! The demo of hardware counters: Debian's perf in a stock guest counts the instructions of a program exactly,
+//! and samples another program by cycles.
 
 use std::path::Path;
 
@@ -9,13 +9,15 @@ use crate::boot::Boot;
 use crate::foreign;
 use crate::place::PlaceChoice;
 
-/// A program of known length, `million.S`, without a C library: the length of a C library's startup varies
-/// with random addresses.
+/// A program that executes a known number of instructions, `million.S`. It has no C library, because the number
+/// of instructions of a C library's startup varies with random addresses.
 const PROGRAM: &str = "million";
-/// Words of the program's command line in each run: a million rounds each.
+/// For each run, the number of words on the program's command line. The program loops a million rounds for each
+/// word.
 const WORDS: [u64; 3] = [1, 2, 5];
-/// Instructions of the program per word, and outside the loop.
+/// The number of instructions that the program executes for each word.
 const PER_WORD: u64 = 2_000_000;
+/// The number of instructions that the program executes outside its loop.
 const BESIDES: u64 = 6;
 /// The event, as perf prints it beside its count.
 const EVENT: &str = "instructions:u";
@@ -40,10 +42,10 @@ show perf report -q -i hot.data --stdio --stdio-color=never --percent-limit 1
     )
 }
 
-/// Boots a guest on the lab of `arch` and checks its perf counts.
+/// Boots a guest in the lab of `arch` and checks the counts that its perf prints.
 ///
 /// # Errors
-/// [`DemoError`]: a count is wrong, or the profile is not the program's.
+/// [`DemoError`]: a count is wrong, or the profile lacks [`HOT`].
 pub(super) fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo/million.S");
     let mut files = foreign::perf(arch)?;

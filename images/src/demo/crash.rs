@@ -1,4 +1,4 @@
-//! The last part of the demo: a guest panics on purpose, and its flight recorder has its last events.
+//! The last part of the demo: a guest panics on purpose, and its flight recorder shows its last events.
 
 use super::DemoError;
 use crate::afterwards::Afterwards;
@@ -10,11 +10,11 @@ use crate::host::{self, Need};
 use crate::kernel::{Kernel, Sources};
 use crate::place::{Place, PlaceChoice};
 
-/// Marks that the guest numbers and places before it panics.
+/// Number of marks that the guest places before it panics, with the values 1, 2, ...
 const MARKS: u64 = 40;
-/// Events that the flight recorder keeps.
+/// Events that the flight recorder records.
 const EVENTS: [&str; 2] = ["marks", "cpu-clock,freq=100"];
-/// The line between the output for people and the output that is checked.
+/// The line between the output that is shown to the user and the output that the demo checks.
 const CHECKED: &str = "@@marks";
 /// The path in the lab of the guest kernel's symbols.
 const LAB_SYMBOLS: &str = "guest/System.map";
@@ -22,13 +22,13 @@ const LAB_SYMBOLS: &str = "guest/System.map";
 /// Makes a guest panic in `place` and checks its recording.
 ///
 /// # Errors
-/// [`DemoError`]: the recording cannot be read, or lacks something.
+/// [`DemoError`]: the recording cannot be read, or lacks marks.
 pub(super) fn run(place: &Place) -> Result<(), DemoError> {
     let (choice, lab) = match place {
         Place::Direct => (PlaceChoice::Direct, false),
         Place::Lab { .. } => (PlaceChoice::Lab, true),
     };
-    println!("\nThe last act: a guest panics, and the host reads its flight recorder");
+    println!("\nThe last part: a guest panics, and the host reads the guest's flight recorder");
     host::ensure(&[Need::Perf]).map_err(foreign::ForeignError::from)?;
     let mut arguments: Vec<String> = EVENTS
         .iter()

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * An aarch64 program of known length: for each of its words (argv), a million rounds of a loop of
- * two instructions, and six more in all. Without a C library, nothing else runs.
+ * An aarch64 program that executes a known number of instructions: for each word of its command line
+ * (argv), a million rounds of a loop of two instructions; in addition, six instructions in total. It
+ * has no C library, so nothing else runs.
  */
 	.globl	_start
 _start:

@@ -17,8 +17,8 @@ use crate::kernel::KernelError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
-/// Commands typed in the guest. The outer command starts once init has loaded the driver: it records all
-/// exits while the inner commands run, and the last command reports the exits.
+/// The guest runs this script once init has loaded the driver. `vperf exits record` runs the script again, with the
+/// argument `tour`, and records all exits until that run ends. The last command reports the exits.
 const SCRIPT: &str = r#"
 show() { echo; echo "guest# $*"; "$@"; }
 set -e
@@ -47,17 +47,17 @@ pub enum DemoError {
     /// A command failed in the guest.
     #[error("a command failed in the guest, with exit code {0}; see its message above")]
     Command(i32),
-    /// The guest ran, but the profile is not the workload's.
+    /// The guest ran, but the profile lacks the workload's hottest function.
     #[error("the report lacks {HOT}, where the workload spends its time")]
     Profile,
-    /// The guest ran, but the report lacks the guest's exits.
-    #[error("the report of exits has no reason with its time")]
+    /// The guest ran, but the report of exits has no row with a reason.
+    #[error("the report of exits has no row with a reason and its time")]
     Exits,
     /// The VMM's report lacks a figure.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
-    /// The count differs from the executed instructions.
-    #[error("perf counted {found} instructions of a program of {expected}")]
+    /// perf's count differs from the number of executed instructions.
+    #[error("the program executed {expected} instructions, but perf counted {found}")]
     Instructions {
         /// The program's instructions.
         expected: u64,
@@ -73,7 +73,7 @@ pub enum DemoError {
     /// perf, which reads recordings, is missing.
     #[error(transparent)]
     Perf(#[from] ForeignError),
-    /// The guest that should have panicked ended otherwise.
+    /// The guest ended without the expected panic.
     #[error("the guest should have panicked, but ended with exit code {0}")]
     NoPanic(i32),
     /// perf cannot read the flight recorder's file.
@@ -90,7 +90,7 @@ pub enum DemoError {
 }
 
 /// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets another guest panic
-/// and prints what the flight recorder holds. If `arch` is not this machine's architecture, shows the hardware
+/// and prints the contents of its flight recorder. If `arch` is not this machine's architecture, shows the hardware
 /// counters of a guest in the lab of `arch` instead.
 ///
 /// # Errors
@@ -119,7 +119,7 @@ pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     crash::run(&outcome.place)
 }
 
-/// Returns the row of the reason that took the longest: the first below the heading.
+/// Returns the row of the exit reason that took most time: the first row below the heading.
 fn top_reason(output: &str) -> Option<&str> {
     let mut lines = output.lines().map(str::trim);
     lines.find(|line| line.ends_with(REASONS))?;
@@ -140,7 +140,7 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
     let requests = number(vpmu, "control_requests")?;
     let notices = number(vpmu, "notices")?;
     if written == 0 {
-        return Err(DemoError::Report("any sample written"));
+        return Err(DemoError::Report("a count of written samples above zero"));
     }
     let traced = number(vpmu, "aux_written")?;
     let untraced = number(vpmu, "aux_lost")?;
