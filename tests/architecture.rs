@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the names of a workspace member's normal dependencies, without those of builds and tests.
+/// Returns the names of a workspace member's dependencies, except its build and dev dependencies.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -39,7 +39,7 @@ fn dependencies(package: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Directories of the workspace's members, in order of names.
+/// Directories of the workspace's members, sorted by name.
 fn members() -> Vec<String> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("default-members = [").unwrap();
@@ -112,8 +112,8 @@ fn abi_is_layouts_alone() {
     assert_eq!(found, BTreeSet::from(["zerocopy".to_owned()]));
 }
 
-/// `vpmu-perf` alone calls perf, maps events and reads records, for the host and the guest. The tests make raw calls
-/// of their own, with arguments that its safe functions do not take.
+/// Only `vpmu-perf` calls perf, maps events and reads records, for the host and the guest. The tests may also make raw
+/// calls, with arguments that the safe functions of `vpmu-perf` do not accept.
 #[test]
 fn only_one_crate_calls_perf() {
     let mut members = members();
@@ -121,13 +121,13 @@ fn only_one_crate_calls_perf() {
         let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
         manifest.contains("\nperf-event-open-sys")
     });
-    assert_eq!(members, ["tests", "vpmu/perf"]);
+    assert_eq!(members, ["tests/guest", "vpmu/perf"]);
     let found = dependencies("vpmu-perf");
     let expected = ["libc", "perf-event-open-sys"].map(str::to_owned);
     assert_eq!(found, BTreeSet::from(expected));
 }
 
-/// `vpmu-symbols` alone reads ELF symbol tables and `/proc/kallsyms`, for the host and the guest. Tests of other
+/// Only `vpmu-symbols` reads ELF symbol tables and `/proc/kallsyms`, for the host and the guest. Tests of other
 /// crates may compare with a reader of their own.
 #[test]
 fn only_one_crate_reads_symbols() {
@@ -151,9 +151,14 @@ fn only_one_crate_reads_symbols() {
 
 #[test]
 fn tests_import_no_internals() {
-    let found = dependencies("tests");
-    for forbidden in ["vpmu", "vmm"] {
-        assert!(!found.contains(forbidden), "tests depends on {forbidden}");
+    for package in ["tests", "guest-tests"] {
+        let found = dependencies(package);
+        for forbidden in ["vpmu", "vmm"] {
+            assert!(
+                !found.contains(forbidden),
+                "{package} depends on {forbidden}"
+            );
+        }
     }
 }
 
@@ -180,7 +185,8 @@ fn only_the_host_module_of_the_device_calls_perf() {
     }
 }
 
-/// The edges are run pages, ioctls that kvm-ioctls does not wrap, and signals.
+/// `vpmu-kvm` has unsafe code only in the modules that access run pages, make ioctls that kvm-ioctls does not wrap, or
+/// send and handle signals.
 #[test]
 fn only_edges_of_the_kvm_half_are_unsafe() {
     let src = root().join("vpmu/kvm/src");
@@ -241,7 +247,8 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
-/// Returns the code of a file in a build without tests: no comments, no items under `#[cfg(test)]`.
+/// Returns the code of a file as it is in a build without tests: without comments, and without items under
+/// `#[cfg(test)]`.
 fn built_code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let mut kept = String::new();
@@ -252,7 +259,7 @@ fn built_code(path: &Path) -> String {
             kept.push('\n');
             continue;
         }
-        // rustfmt closes an item with a line at the item's own indentation.
+        // In rustfmt's layout, the last line of an item has the same indentation as its first line.
         let indent = &line[..line.len() - line.trim_start().len()];
         for line in lines.by_ref() {
             let Some(item) = line.strip_prefix(indent) else {
@@ -267,7 +274,7 @@ fn built_code(path: &Path) -> String {
     kept
 }
 
-/// Returns the names that follow `prefix` in paths, alone or in a group.
+/// Returns the names that follow `prefix` in paths, including each name of a list in braces.
 fn names_after<'a>(code: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     let ident = |text: &str| {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
@@ -306,7 +313,7 @@ fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
         let below = file.strip_prefix(src).unwrap().with_extension("");
         let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
         let module = parts[0];
-        // `lib` and `main` are crate roots, not modules; files of tests are not in a build without tests.
+        // `lib` and `main` are crate roots, not modules. A build without tests does not include the files of tests.
         if ["lib", "main"].contains(&module) || parts.contains(&"tests") {
             continue;
         }
@@ -330,8 +337,8 @@ fn modules_of_the_vmm_form_no_circle() {
     let mut graph = module_graph(&root().join("vmm/src"));
     assert!(graph.len() > 20, "its sources moved");
     assert!(graph["vm"].contains("vcpu"), "no path is found");
-    // Removes modules that use no other module and modules that no other module uses, until only circles are left,
-    // with the modules between two circles.
+    // Repeatedly removes modules that use no other module, and modules that no other module uses. The loop leaves only
+    // the modules of cycles, and those on paths from one cycle to another.
     loop {
         let left = graph.len();
         let modules: BTreeSet<String> = graph.keys().cloned().collect();
@@ -353,12 +360,12 @@ fn modules_of_the_vmm_form_no_circle() {
         .collect();
     assert!(
         edges.is_empty(),
-        "modules use each other in a circle; move a definition to the lower one:\n{}",
+        "modules depend on each other in a cycle; move the shared definition to the lower module:\n{}",
         edges.join("\n")
     );
 }
 
-/// One header accesses perf core's private fields, and says why each access is safe.
+/// Only one header accesses perf core's private fields. Its comments explain why each access is safe.
 #[test]
 fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     const HEADER: &str = "perf_core_private.h";
@@ -395,8 +402,9 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         "total_time_running",
         "tstamp",
     ];
-    // The driver's own structures also have fields of these names, so the type of the variable decides. Each
-    // row has the type, the usual name of a variable, the text before it, and the field.
+    // The driver's own structures also have fields with these names, so the test looks only for accesses by pointers to
+    // perf's structures. Each row has the structure, the usual name of a pointer to it, the text before the pointer in
+    // an access, and the field.
     const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
         ("perf_event", "event", "", "ctx"),
         ("perf_event_context", "ctx", "&", "lock"),
@@ -432,7 +440,7 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     }
 }
 
-/// Whether `text` has `word`, and not only as a part of longer names.
+/// Whether `text` contains `word` as a whole name. A part of a longer name does not count.
 fn has_word(text: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let names_meet = |left: Option<char>, right: Option<char>| {
@@ -461,7 +469,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
         .filter(|path| {
             let name = path.file_name().unwrap().to_str().unwrap();
             let code = name.ends_with(".c") || name.ends_with(".h");
-            // kbuild's own file, left by a manual build, names the version.
+            // A manual build leaves a `.mod.c` file, which kbuild generates and which names the kernel version.
             let source = code && !name.ends_with(".mod.c");
             (source || name == "Kbuild" || name == "Makefile") && asks(path)
         })

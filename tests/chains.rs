@@ -23,7 +23,7 @@ const KERNEL_SP: u64 = KERNEL_STACK + 0x3000;
 const KERNEL_BP: u64 = KERNEL_SP + 0x20;
 const USER_SP: u64 = USER_STACK + 0xfd0;
 const USER_BP: u64 = USER_STACK + 0x800;
-/// The task's instruction at kernel entry, and its frame there.
+/// The program's instruction pointer and frame pointer when it enters the kernel.
 const ENTERED: u64 = USER + 0x123;
 const ENTERED_BP: u64 = USER_STACK + 0x820;
 
@@ -62,8 +62,8 @@ fn open(sample_type: u64, flags: u64) -> Vec<u64> {
     ]
 }
 
-/// A guest with two frames in the kernel, two in the program at its kernel entry, and three in the
-/// program at its own mark.
+/// A guest that places a mark in the kernel and a mark in the program. At the kernel's mark, there are two frames of
+/// the kernel and two of the program. At the program's mark, there are three frames of the program.
 fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     let mut guest = Sampled::new();
     let mut frame = |at: u64, next: u64, caller: u64, user: bool| {
@@ -99,7 +99,8 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     guest
 }
 
-/// The samples of ring 0 and of ring 3, without their headers.
+/// Runs `guest`. Returns the return addresses of its two marks, and the sample of each mark without its header: first
+/// the sample in kernel mode, then the sample in user mode.
 fn samples(guest: Sampled) -> (Marked, [Vec<u64>; 2]) {
     let (kernel, at) = guest.kernel(MARK, [KERNEL_BP, KERNEL_SP], [USER_BP, USER_SP]);
     let ran = run(&kernel, 1, &[]);
@@ -149,7 +150,8 @@ fn chains_without_kernel_or_program() {
 fn registers_and_stack_of_kernel_and_program() {
     let all = REGS_USER | STACK_USER | REGS_INTR;
     let (at, [of_kernel, of_user]) = samples(guest(all, 0, SAVED));
-    // The page of the stack ends six words above the stack pointer.
+    // The stack's page ends six words above the stack pointer. So only six of the eight requested words are copied: 48
+    // bytes.
     let mut stack = vec![STACK];
     stack.extend((0..6).map(|word| 0x7700 + word));
     stack.extend([0, 0, 48]);

@@ -1,5 +1,5 @@
-//! Privileges of a running VMM according to `/proc`: threads, filters, capabilities, the user, the
-//! root directory and descriptors. Guests have a few instructions, on this machine's `/dev/kvm`.
+//! Privileges of a running VMM according to `/proc`: threads, filters, capabilities, the user, the root directory and
+//! descriptors. The guests are programs of a few instructions, and run on this machine's `/dev/kvm`.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::BTreeMap;
@@ -36,7 +36,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// Runs `guest` with persistent marks and a control socket. The command line begins with the words of `before`.
+    /// Runs the VMM with `guest`, persistent marks and a control socket. The words of `before` precede the VMM on the
+    /// command line.
     fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("out")).expect("a directory");
@@ -136,7 +137,7 @@ impl Machine {
         (status.code(), errors)
     }
 
-    /// Ends the machine with a signal; returns its report.
+    /// Ends the machine with a signal; returns the report that the VMM has written.
     fn report(&mut self) -> Value {
         let (status, errors) = self.end();
         assert_eq!(status, Some(6), "{errors}");
@@ -147,7 +148,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // After a failed test.
+        // After a failed test the process may still run.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -265,7 +266,8 @@ fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
     assert_eq!((status, errors.as_str()), (Some(6), ""));
 }
 
-/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before.
+/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before. So
+/// the test makes several large recordings.
 #[test]
 fn large_recordings_again_and_again_are_within_the_filters() {
     let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));
@@ -346,8 +348,8 @@ fn logging_of_everything_is_within_the_filters() {
     assert!(errors.contains("boots again"), "{errors}");
 }
 
-/// Returns false as root. As another user, checks that the VMM refuses to start with these arguments, and returns
-/// true.
+/// Returns false if this process runs as root. Otherwise checks that the VMM refuses to start with these arguments, and
+/// returns true.
 fn refused_unless_root(arguments: &[&str]) -> bool {
     if is_root() {
         return false;
@@ -486,7 +488,7 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
 }
 
-/// Restores the snapshot in `directory`. The command line begins with the words of `before`.
+/// Restores the snapshot in `directory`. The words of `before` precede the VMM on the command line.
 fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
     let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
     let (program, first) = whole.split_first().expect("a program");
@@ -515,7 +517,7 @@ fn snapshot_of_one_user_continues_as_another_in_another_root() {
     machine.done(&["snapshot", here.to_str().expect("a plain path")]);
     let (status, errors) = machine.end();
     assert_eq!(status, Some(6), "{errors}");
-    // The snapshot belongs to another user; root may still read it.
+    // Gives the snapshot to another user. Root may still read it.
     for file in ["memory", "state", "."] {
         std::os::unix::fs::chown(here.join(file), Some(7), Some(7)).expect("root gives it away");
     }
@@ -538,7 +540,7 @@ fn snapshot_of_one_user_continues_as_another_in_another_root() {
         let thread = machine.process().join("task").join(id);
         assert_eq!(fs::read_link(thread.join("root")).expect("a thread"), root);
     }
-    // Root can save the restored machine again, whole and as a diff.
+    // Root can take snapshots of the restored machine: a full one, and then a diff against it.
     let [whole, part] = ["whole", "part"].map(|name| text(&machine.path(name)));
     machine.done(&["snapshot", &whole]);
     machine.await_bytes(3);

@@ -1,5 +1,5 @@
-//! The cost of a sample to a guest, by engine: a program in ring 3 that makes no exits of its own
-//! while it is sampled, through the built VMM on this machine's `/dev/kvm`.
+//! The cost of a sample to the guest, for each engine. The built VMM runs a program in ring 3 on this machine's
+//! `/dev/kvm`. The program makes no exits of its own while it is sampled.
 
 use serde_json::Value;
 use tests::micro::device::Device;
@@ -65,7 +65,7 @@ fn exits(ran: &Ran) -> &Value {
 
 /// Checks the ring's records: at least `least`, in order of time, with addresses in the program.
 fn check_records(ran: &Ran, at: &Looping, least: u32) {
-    // The sent part of the ring may end within a record.
+    // The guest sends only the beginning of the ring. The last record sent may be incomplete.
     let whole = ran.console.len() - ran.console.len() % RECORD as usize;
     let records = records(&ran.console[..whole]);
     assert!(records.len() >= least as usize, "{} records", records.len());
@@ -80,7 +80,8 @@ fn check_records(ran: &Ran, at: &Looping, least: u32) {
         .iter()
         .filter(|r| at.in_loop.contains(&r[1]))
         .count();
-    // Other samples may be in the program's waits before and after the loop.
+    // At least nine tenths of `least` samples must have addresses in the loop. The others may have addresses outside
+    // the loop, where the program waits before and after it.
     assert!(
         inside >= (least - least / 10) as usize,
         "{inside} in the loop"
@@ -109,7 +110,8 @@ fn exit_engine_costs_one_exit_per_sample() {
     check_records(&ran, &at, 80);
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
     let signals = number(&exits(&ran)["signal"]);
-    // Overflows that follow each other outside the guest share one exit.
+    // Several overflows share one exit if they occur while the vCPU is outside the guest. At most a tenth of the
+    // overflows may have no exit of their own.
     assert!(
         (overflows - overflows / 10..=overflows).contains(&signals),
         "{signals} exits for {overflows} overflows"

@@ -1,540 +1,531 @@
 //! Attacks on the machine from inside a guest. The machine keeps running and responds.
+//!
+//! The guests are kernels of a few instructions, on this machine's `/dev/kvm`. `groups/hostile.rs` has the attacks by
+//! an unprivileged program, `vpmu/perfdata/tests/memory.rs` measures the memory of a recording, and
+//! `vpmu/tests/device` measures what attacks cost the device.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-/// Programs of an unprivileged guest.
-mod programs {
-    tests::guest_tests! {
-        "hostile":
-        doorbell_map_without_capability_is_refused,
-        signal_frame_of_nobody_never_reaches_the_doorbell,
-        mark_of_nobody_is_exact,
-        accesses_to_a_mapped_doorbell_leave_the_machine_running,
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{fs, thread};
+
+use serde_json::Value;
+use tests::micro::attack::{
+    MOST_COMMANDS, again, fill_with_switches, for_ever, kick, kick_for_ever, make_indirect,
+};
+use tests::micro::device::{Device, REGISTERS};
+use tests::micro::{Code, Ran, kernel, power_off, run, single, vmm_binary};
+
+const KIND_SOFTWARE: u64 = 1;
+const CPU_CLOCK: u64 = 0;
+const KIND_MARK: u64 = 0x104;
+const OPEN_ENABLED: u64 = 1;
+/// perf's `PERF_SAMPLE_READ`, `PERF_FORMAT_GROUP`.
+const SAMPLE_READ: u64 = 1 << 4;
+const FORMAT_GROUP: u64 = 1 << 3;
+const DOORBELL: u32 = REGISTERS + 0x1000;
+const RESET_PORT: u16 = 0x64;
+const SERIAL: u16 = 0x3f8;
+
+/// The request that opens an event on vCPU 0.
+struct Open {
+    kind: u64,
+    config: u64,
+    period: u64,
+    sample_type: u64,
+    leader: u64,
+    read_format: u64,
+}
+
+impl Open {
+    fn words(&self) -> [u64; 14] {
+        [
+            1,
+            0,
+            self.kind,
+            self.config,
+            self.period,
+            self.sample_type,
+            OPEN_ENABLED,
+            0,
+            0,
+            self.leader,
+            self.read_format,
+            0,
+            0,
+            0,
+        ]
     }
 }
 
-/// Kernels of a few instructions, on this machine's `/dev/kvm`. `vpmu/perfdata/tests/memory.rs`
-/// measures the memory of a recording, and `vpmu/tests/device` the cost of attacks to the device.
-mod kernels {
-    use std::fs::File;
-    use std::io::{BufRead, BufReader};
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::{Child, Command, Stdio};
-    use std::time::Duration;
-    use std::{fs, thread};
+/// A host clock that samples every `period` nanoseconds.
+fn clock(period: u64) -> Open {
+    Open {
+        kind: KIND_SOFTWARE,
+        config: CPU_CLOCK,
+        period,
+        sample_type: 1,
+        leader: 0,
+        read_format: 0,
+    }
+}
 
-    use serde_json::Value;
-    use tests::micro::attack::{
-        MOST_COMMANDS, again, fill_with_switches, for_ever, kick, kick_for_ever, make_indirect,
+fn number(report: &Value, path: &str) -> u64 {
+    let value = report.pointer(path).and_then(Value::as_u64);
+    value.unwrap_or_else(|| panic!("no {path} in {report:#}"))
+}
+
+/// A VMM that runs until it is terminated.
+struct Running {
+    vmm: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(kernel: &[u8], arguments: &[&str]) -> Self {
+        Self::start_by(Command::new(vmm_binary()), kernel, arguments)
+    }
+
+    /// Starts the VMM with the command `vmm`, which is the VMM's program or a wrapper. Appends the VMM's arguments.
+    fn start_by(mut vmm: Command, kernel: &[u8], arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("kernel"), kernel).expect("room for a small kernel");
+        let console = File::create(path("console")).expect("room for its output");
+        let vmm = vmm
+            .arg("run")
+            .arg("--kernel")
+            .arg(path("kernel"))
+            .arg("--report")
+            .arg(path("report"))
+            .arg("--ctl")
+            .arg(path("ctl"))
+            .args(["--memory", "32"])
+            .args(arguments)
+            // Recordings go to the current directory by default.
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(console)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the VMM starts");
+        Self { vmm, directory }
+    }
+
+    /// Whether the machine executes an operator's request.
+    fn does(&self, words: &[&str]) -> bool {
+        let asked = Command::new(vmm_binary())
+            .args(["ctl", "--socket"])
+            .arg(self.directory.path().join("ctl"))
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        asked.expect("vmm ctl starts").success()
+    }
+
+    /// Whether the machine answers its operator.
+    fn answers(&self) -> bool {
+        self.does(&["list"])
+    }
+
+    /// Waits until the guest has written to its console.
+    fn await_console(&mut self) {
+        let console = self.directory.path().join("console");
+        while fs::metadata(&console).expect("its output").len() == 0 {
+            let ended = self.vmm.try_wait().expect("a child");
+            assert_eq!(ended, None, "it ended by itself");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the machine answers for the first time.
+    fn await_answer(&mut self) {
+        while !self.answers() {
+            let ended = self.vmm.try_wait().expect("a child");
+            assert_eq!(ended, None, "it ended by itself");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the machine logs a line with `text`.
+    fn await_line(&mut self, text: &str) {
+        let errors = self.vmm.stderr.take().expect("piped above");
+        let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains(text)), "no line of {text}");
+    }
+
+    /// Terminates the machine and waits for its end; returns its report.
+    fn terminate(mut self) -> Value {
+        let id = self.vmm.id().to_string();
+        let sent = Command::new("kill").arg(&id).status().expect("kill starts");
+        assert!(sent.success());
+        let status = self.vmm.wait().expect("a child");
+        assert_eq!((status.code(), status.signal()), (Some(6), None));
+        let report = fs::read(self.directory.path().join("report")).expect("a report");
+        serde_json::from_slice(&report).expect("a report in JSON")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has exited, unless a test failed.
+        let _ = self.vmm.kill();
+    }
+}
+
+/// A kernel that opens a group of `events` page-fault events on vCPU 0.
+fn group_of(events: u32) -> (Device, Code) {
+    let (mut device, up) = Device::bring_up(1);
+    let event = |leader| Open {
+        kind: KIND_SOFTWARE,
+        config: 2,
+        period: 0,
+        sample_type: 0,
+        leader,
+        read_format: 0,
     };
-    use tests::micro::device::{Device, REGISTERS};
-    use tests::micro::{Code, Ran, kernel, power_off, run, single, vmm_binary};
+    let code = up
+        .then(&device.request(&event(0).words()))
+        .then(&device.request(&event(1).words()));
+    let code = code.then(&again(&mut device, events - 2));
+    (device, code)
+}
 
-    const KIND_SOFTWARE: u64 = 1;
-    const CPU_CLOCK: u64 = 0;
-    const KIND_MARK: u64 = 0x104;
-    const OPEN_ENABLED: u64 = 1;
-    /// perf's `PERF_SAMPLE_READ`, `PERF_FORMAT_GROUP`.
-    const SAMPLE_READ: u64 = 1 << 4;
-    const FORMAT_GROUP: u64 = 1 << 3;
-    const DOORBELL: u32 = REGISTERS + 0x1000;
-    const RESET_PORT: u16 = 0x64;
-    const SERIAL: u16 = 0x3f8;
-
-    /// The request that opens an event on vCPU 0.
-    struct Open {
-        kind: u64,
-        config: u64,
-        period: u64,
-        sample_type: u64,
-        leader: u64,
-        read_format: u64,
-    }
-
-    impl Open {
-        fn words(&self) -> [u64; 14] {
-            [
-                1,
-                0,
-                self.kind,
-                self.config,
-                self.period,
-                self.sample_type,
-                OPEN_ENABLED,
-                0,
-                0,
-                self.leader,
-                self.read_format,
-                0,
-                0,
-                0,
-            ]
-        }
-    }
-
-    /// A host clock that samples every `period` nanoseconds.
-    fn clock(period: u64) -> Open {
-        Open {
-            kind: KIND_SOFTWARE,
-            config: CPU_CLOCK,
-            period,
-            sample_type: 1,
-            leader: 0,
-            read_format: 0,
-        }
-    }
-
-    fn number(report: &Value, path: &str) -> u64 {
-        let value = report.pointer(path).and_then(Value::as_u64);
-        value.unwrap_or_else(|| panic!("no {path} in {report:#}"))
-    }
-
-    /// A VMM that runs until it is terminated.
-    struct Running {
-        vmm: Child,
-        directory: tempfile::TempDir,
-    }
-
-    impl Running {
-        fn start(kernel: &[u8], arguments: &[&str]) -> Self {
-            Self::start_by(Command::new(vmm_binary()), kernel, arguments)
-        }
-
-        /// Starts the VMM with a command that takes its arguments.
-        fn start_by(mut vmm: Command, kernel: &[u8], arguments: &[&str]) -> Self {
-            let directory = tempfile::tempdir().expect("a temporary directory");
-            let path = |name: &str| directory.path().join(name);
-            fs::write(path("kernel"), kernel).expect("room for a small kernel");
-            let console = File::create(path("console")).expect("room for its output");
-            let vmm = vmm
-                .arg("run")
-                .arg("--kernel")
-                .arg(path("kernel"))
-                .arg("--report")
-                .arg(path("report"))
-                .arg("--ctl")
-                .arg(path("ctl"))
-                .args(["--memory", "32"])
-                .args(arguments)
-                // Recordings go to the current directory by default.
-                .current_dir(directory.path())
-                .stdin(Stdio::null())
-                .stdout(console)
-                .stderr(Stdio::piped())
-                .spawn()
-                .expect("the VMM starts");
-            Self { vmm, directory }
-        }
-
-        /// Whether the machine executes an operator's request.
-        fn does(&self, words: &[&str]) -> bool {
-            let asked = Command::new(vmm_binary())
-                .args(["ctl", "--socket"])
-                .arg(self.directory.path().join("ctl"))
-                .args(words)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
-            asked.expect("vmm ctl starts").success()
-        }
-
-        /// Whether the machine answers its operator.
-        fn answers(&self) -> bool {
-            self.does(&["list"])
-        }
-
-        /// Waits until the guest has written to its console.
-        fn await_console(&mut self) {
-            let console = self.directory.path().join("console");
-            while fs::metadata(&console).expect("its output").len() == 0 {
-                let ended = self.vmm.try_wait().expect("a child");
-                assert_eq!(ended, None, "it ended by itself");
-                thread::sleep(Duration::from_millis(20));
-            }
-        }
-
-        /// Waits until the machine answers for the first time.
-        fn await_answer(&mut self) {
-            while !self.answers() {
-                let ended = self.vmm.try_wait().expect("a child");
-                assert_eq!(ended, None, "it ended by itself");
-                thread::sleep(Duration::from_millis(20));
-            }
-        }
-
-        /// Waits until the machine logs a line with `text`.
-        fn await_line(&mut self, text: &str) {
-            let errors = self.vmm.stderr.take().expect("piped above");
-            let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
-            assert!(lines.any(|line| line.contains(text)), "no line of {text}");
-        }
-
-        /// Terminates the machine and waits for its end; returns its report.
-        fn terminate(mut self) -> Value {
-            let id = self.vmm.id().to_string();
-            let sent = Command::new("kill").arg(&id).status().expect("kill starts");
-            assert!(sent.success());
-            let status = self.vmm.wait().expect("a child");
-            assert_eq!((status.code(), status.signal()), (Some(6), None));
-            let report = fs::read(self.directory.path().join("report")).expect("a report");
-            serde_json::from_slice(&report).expect("a report in JSON")
-        }
-    }
-
-    impl Drop for Running {
-        fn drop(&mut self) {
-            // It has exited, unless a test failed.
-            let _ = self.vmm.kill();
-        }
-    }
-
-    /// A kernel that opens a group of `events` of page faults on vCPU 0.
-    fn group_of(events: u32) -> (Device, Code) {
-        let (mut device, up) = Device::bring_up(1);
-        let event = |leader| Open {
-            kind: KIND_SOFTWARE,
-            config: 2,
-            period: 0,
-            sample_type: 0,
-            leader,
-            read_format: 0,
-        };
-        let code = up
-            .then(&device.request(&event(0).words()))
-            .then(&device.request(&event(1).words()));
-        let code = code.then(&again(&mut device, events - 2));
-        (device, code)
-    }
-
-    #[test]
-    fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
-        let (_, code) = group_of(1024);
-        // The guest writes to its console when it has sent the first commands.
-        let code = code
-            .then(&fill_with_switches(1))
-            .then(&kick(2, 1))
-            .out8(SERIAL, b'!')
-            .then(&kick_for_ever(2))
-            .halt_for_ever();
-        let mut machine = Running::start(&single(&code), &[]);
-        machine.await_answer();
-        // These requests run concurrently with the attack, which begins during them.
-        for _ in 0..10 {
-            assert!(machine.answers());
-        }
-        machine.await_console();
+#[test]
+fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
+    let (_, code) = group_of(1024);
+    // The guest writes to its console when it has sent the first commands.
+    let code = code
+        .then(&fill_with_switches(1))
+        .then(&kick(2, 1))
+        .out8(SERIAL, b'!')
+        .then(&kick_for_ever(2))
+        .halt_for_ever();
+    let mut machine = Running::start(&single(&code), &[]);
+    machine.await_answer();
+    // These requests run concurrently with the attack, which begins during them.
+    for _ in 0..10 {
         assert!(machine.answers());
-        let report = machine.terminate();
-        assert!(number(&report, "/vpmu/turns_unfinished") > 0);
-        let turn = number(&report, "/vpmu/largest_turn/operations");
-        // A turn can exceed its budget by one command, which examines and changes each of 1,023 members, and
-        // the leader.
-        assert!(turn <= 4096 + 2 * 1023 + 3, "{turn}");
-        let calls = number(&report, "/vpmu/largest_turn/host_calls");
-        assert!(calls <= 512 + 2, "{calls}");
     }
+    machine.await_console();
+    assert!(machine.answers());
+    let report = machine.terminate();
+    assert!(number(&report, "/vpmu/turns_unfinished") > 0);
+    let turn = number(&report, "/vpmu/largest_turn/operations");
+    // A turn can exceed its budget by the cost of one command. This command examines and changes each of the 1,023
+    // members, and the leader.
+    assert!(turn <= 4096 + 2 * 1023 + 3, "{turn}");
+    let calls = number(&report, "/vpmu/largest_turn/host_calls");
+    assert!(calls <= 512 + 2, "{calls}");
+}
 
-    /// VPMU-D-6.4-2.
-    #[test]
-    fn notification_of_2048_group_switches_is_answered_in_the_end() {
-        let (_, code) = group_of(64);
-        let code = code
-            .then(&fill_with_switches(1))
-            .then(&kick(2, 1))
-            .then(&power_off());
-        let ran = run(&single(&code), 1, &[]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        let figure = |path: &str| number(&ran.report, path);
-        assert_eq!(figure("/vpmu/commands"), u64::from(MOST_COMMANDS));
-        assert_eq!(figure("/vpmu/bad_requests"), 0);
-        // Each of the 2,048 commands is for a group of 64 events, and examines each of the 63 members.
-        let least = u64::from(MOST_COMMANDS) * (1 + 64 + 63);
-        assert!(figure("/vpmu/work/operations") >= least);
-        assert!(figure("/vpmu/turns_unfinished") >= least / (4096 + 2 * 64));
-    }
+/// VPMU-D-6.4-2.
+#[test]
+fn notification_of_2048_group_switches_is_answered_in_the_end() {
+    let (_, code) = group_of(64);
+    let code = code
+        .then(&fill_with_switches(1))
+        .then(&kick(2, 1))
+        .then(&power_off());
+    let ran = run(&single(&code), 1, &[]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    let figure = |path: &str| number(&ran.report, path);
+    assert_eq!(figure("/vpmu/commands"), u64::from(MOST_COMMANDS));
+    assert_eq!(figure("/vpmu/bad_requests"), 0);
+    // Each of the 2,048 commands switches a group of 64 events, after it has examined each of the 63 members.
+    let least = u64::from(MOST_COMMANDS) * (1 + 64 + 63);
+    assert!(figure("/vpmu/work/operations") >= least);
+    assert!(figure("/vpmu/turns_unfinished") >= least / (4096 + 2 * 64));
+}
 
-    #[test]
-    fn indirect_chains_are_refused_on_every_queue() {
-        let (_, up) = Device::bring_up(1);
-        let code = up
-            .then(&make_indirect(0))
-            .then(&make_indirect(2))
-            .then(&kick(0, 1))
-            .wait_for(tests::micro::attack::used(0), 1 << 16)
-            .then(&kick(2, 1))
-            .wait_for(tests::micro::attack::used(2), 1 << 16)
-            .then(&power_off());
-        let ran = run(&single(&code), 1, &[]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        assert_eq!(number(&ran.report, "/vpmu/bad_requests"), 2);
-        assert_eq!(number(&ran.report, "/vpmu/commands"), 0);
-    }
+#[test]
+fn indirect_chains_are_refused_on_every_queue() {
+    let (_, up) = Device::bring_up(1);
+    let code = up
+        .then(&make_indirect(0))
+        .then(&make_indirect(2))
+        .then(&kick(0, 1))
+        .wait_for(tests::micro::attack::used(0), 1 << 16)
+        .then(&kick(2, 1))
+        .wait_for(tests::micro::attack::used(2), 1 << 16)
+        .then(&power_off());
+    let ran = run(&single(&code), 1, &[]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    assert_eq!(number(&ran.report, "/vpmu/bad_requests"), 2);
+    assert_eq!(number(&ran.report, "/vpmu/commands"), 0);
+}
 
-    #[test]
-    fn mark_of_a_large_group_costs_each_event_once() {
-        let (mut device, up) = Device::bring_up(1);
-        let event = |leader| Open {
-            kind: KIND_MARK,
-            config: 5,
-            period: 1,
-            sample_type: SAMPLE_READ,
-            leader,
-            read_format: FORMAT_GROUP,
-        };
-        let code = up
-            .then(&device.request(&event(0).words()))
-            .then(&device.request(&event(1).words()))
-            .then(&again(&mut device, 1022))
-            .store(DOORBELL, 5)
-            .then(&power_off());
-        let ran = run(&single(&code), 1, &[]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        assert_eq!(ran.marks(), 1);
-        assert_eq!(number(&ran.report, "/vpmu/events_opened"), 1024);
-        // At most four operations for each event: counting, publishing, reading and recording it.
-        let turn = number(&ran.report, "/vpmu/largest_turn/operations");
-        assert!(turn <= 4 * 1024, "{turn}");
-    }
+#[test]
+fn mark_of_a_large_group_costs_each_event_once() {
+    let (mut device, up) = Device::bring_up(1);
+    let event = |leader| Open {
+        kind: KIND_MARK,
+        config: 5,
+        period: 1,
+        sample_type: SAMPLE_READ,
+        leader,
+        read_format: FORMAT_GROUP,
+    };
+    let code = up
+        .then(&device.request(&event(0).words()))
+        .then(&device.request(&event(1).words()))
+        .then(&again(&mut device, 1022))
+        .store(DOORBELL, 5)
+        .then(&power_off());
+    let ran = run(&single(&code), 1, &[]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    assert_eq!(ran.marks(), 1);
+    assert_eq!(number(&ran.report, "/vpmu/events_opened"), 1024);
+    // A turn makes at most four operations per event: it counts the event, and publishes, reads and records the
+    // count.
+    let turn = number(&ran.report, "/vpmu/largest_turn/operations");
+    assert!(turn <= 4 * 1024, "{turn}");
+}
 
-    #[test]
-    fn events_beyond_the_host_counters_of_a_vcpu_wait() {
-        let (mut device, up) = Device::bring_up(1);
-        let clock = clock(100_000_000);
-        let code = up
-            .then(&device.request(&clock.words()))
-            .then(&again(&mut device, 69))
-            .then(&power_off());
-        let ran = run(&single(&code), 1, &[]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        assert_eq!(number(&ran.report, "/vpmu/host_counters"), 70);
-        assert_eq!(number(&ran.report, "/vpmu/counter_waits"), 70 - 64);
-        let few = run(&single(&code), 1, &["--max-active-counters", "3"]);
-        assert_eq!(number(&few.report, "/vpmu/counter_waits"), 70 - 3);
-    }
+#[test]
+fn events_beyond_the_host_counters_of_a_vcpu_wait() {
+    let (mut device, up) = Device::bring_up(1);
+    let clock = clock(100_000_000);
+    let code = up
+        .then(&device.request(&clock.words()))
+        .then(&again(&mut device, 69))
+        .then(&power_off());
+    let ran = run(&single(&code), 1, &[]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    assert_eq!(number(&ran.report, "/vpmu/host_counters"), 70);
+    assert_eq!(number(&ran.report, "/vpmu/counter_waits"), 70 - 64);
+    let few = run(&single(&code), 1, &["--max-active-counters", "3"]);
+    assert_eq!(number(&few.report, "/vpmu/counter_waits"), 70 - 3);
+}
 
-    #[test]
-    fn clocks_beyond_the_interrupts_of_a_vcpu_wait() {
-        let (mut device, up) = Device::bring_up(1);
-        // Each of the five clocks samples 500 times a second.
-        let clock = clock(2_000_000);
-        let code = up
-            .then(&device.request(&clock.words()))
-            .then(&again(&mut device, 4))
-            .then(&power_off());
-        let ran = run(&single(&code), 1, &["--max-sample-rate", "1000"]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        assert_eq!(number(&ran.report, "/vpmu/counter_waits"), 3);
-    }
+#[test]
+fn clocks_beyond_the_interrupts_of_a_vcpu_wait() {
+    let (mut device, up) = Device::bring_up(1);
+    // Each of the five clocks samples 500 times a second.
+    let clock = clock(2_000_000);
+    let code = up
+        .then(&device.request(&clock.words()))
+        .then(&again(&mut device, 4))
+        .then(&power_off());
+    let ran = run(&single(&code), 1, &["--max-sample-rate", "1000"]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    assert_eq!(number(&ran.report, "/vpmu/counter_waits"), 3);
+}
 
-    #[test]
-    fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
-        const DETACH: u64 = 11;
-        const MAP: u64 = 3;
-        const IN_WINDOW: u64 = 4 << 32;
-        let (mut device, up) = Device::bring_up_with(1, 0x1f);
-        let mark = Open {
-            kind: KIND_MARK,
-            config: 5,
-            period: 1,
-            sample_type: 1,
-            leader: 0,
-            read_format: 0,
-        };
-        let name = |text: &[u8]| {
-            let mut name = [0; 8];
-            name[..text.len()].copy_from_slice(text);
-            u64::from_le_bytes(name)
-        };
-        let mut code = up;
-        // The two rings, of 9 and 3 pages, take all of the guest's 12 pages.
-        for (event, called, pages) in [(1, name(b"marks"), 9), (2, name(b"other"), 3)] {
-            code = code
-                .then(&device.request(&mark.words()))
-                .then(&device.request(&[DETACH, event, called, 0, 0, 0, 0]))
-                .then(&device.request(&[MAP, event, pages | IN_WINDOW]));
-        }
-        let code = code.out8(SERIAL, b'!').halt_for_ever();
-        let mut machine = Running::start(&single(&code), &["--window", "64K"]);
-        machine.await_console();
-        assert!(machine.does(&["start", "marks,size=8K"]));
-        assert!(machine.does(&["end", "marks"]));
-        // The guest's event is now named after its id.
-        assert!(!machine.does(&["end", "marks"]) && machine.does(&["end", "event1"]));
-        machine.terminate();
+#[test]
+fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
+    const DETACH: u64 = 11;
+    const MAP: u64 = 3;
+    const IN_WINDOW: u64 = 4 << 32;
+    let (mut device, up) = Device::bring_up_with(1, 0x1f);
+    let mark = Open {
+        kind: KIND_MARK,
+        config: 5,
+        period: 1,
+        sample_type: 1,
+        leader: 0,
+        read_format: 0,
+    };
+    let name = |text: &[u8]| {
+        let mut name = [0; 8];
+        name[..text.len()].copy_from_slice(text);
+        u64::from_le_bytes(name)
+    };
+    let mut code = up;
+    // The two rings, of 9 and 3 pages, take all of the guest's 12 pages.
+    for (event, called, pages) in [(1, name(b"marks"), 9), (2, name(b"other"), 3)] {
+        code = code
+            .then(&device.request(&mark.words()))
+            .then(&device.request(&[DETACH, event, called, 0, 0, 0, 0]))
+            .then(&device.request(&[MAP, event, pages | IN_WINDOW]));
     }
+    let code = code.out8(SERIAL, b'!').halt_for_ever();
+    let mut machine = Running::start(&single(&code), &["--window", "64K"]);
+    machine.await_console();
+    assert!(machine.does(&["start", "marks,size=8K"]));
+    assert!(machine.does(&["end", "marks"]));
+    // The guest's event is now named after its id.
+    assert!(!machine.does(&["end", "marks"]) && machine.does(&["end", "event1"]));
+    machine.terminate();
+}
 
-    #[test]
-    fn operator_has_a_host_counter_when_the_guest_has_used_up_its_own() {
-        let (mut device, up) = Device::bring_up(1);
-        let clock = clock(100_000_000);
-        let code = up
-            .then(&device.request(&clock.words()))
-            .then(&again(&mut device, 299))
-            .out8(SERIAL, b'!')
-            .halt_for_ever();
-        let mut poor = Command::new("sh");
-        poor.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]);
-        poor.arg(vmm_binary());
-        let mut machine = Running::start_by(poor, &single(&code), &[]);
-        machine.await_console();
-        let opened = |report: &Value| number(report, "/vpmu/host_counters");
-        for name in ["one", "two", "three"] {
-            let event = format!("cpu-clock,freq=10,size=4K,name={name}");
-            assert!(machine.does(&["start", &event]), "{name}");
-        }
-        let report = machine.terminate();
-        // 256 descriptors, less 72 for the VMM, 10 for a vCPU and 32 for the operator.
-        assert_eq!(opened(&report), 256 - 72 - 10 - 32);
-        assert_eq!(number(&report, "/vpmu/events_opened"), 142 + 3);
+#[test]
+fn operator_has_a_host_counter_when_the_guest_has_used_up_its_own() {
+    let (mut device, up) = Device::bring_up(1);
+    let clock = clock(100_000_000);
+    let code = up
+        .then(&device.request(&clock.words()))
+        .then(&again(&mut device, 299))
+        .out8(SERIAL, b'!')
+        .halt_for_ever();
+    let mut poor = Command::new("sh");
+    poor.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]);
+    poor.arg(vmm_binary());
+    let mut machine = Running::start_by(poor, &single(&code), &[]);
+    machine.await_console();
+    let opened = |report: &Value| number(report, "/vpmu/host_counters");
+    for name in ["one", "two", "three"] {
+        let event = format!("cpu-clock,freq=10,size=4K,name={name}");
+        assert!(machine.does(&["start", &event]), "{name}");
     }
+    let report = machine.terminate();
+    // Of 256 descriptors, 72 are reserved for the VMM, 10 for the vCPU and 32 for the operator; the guest's
+    // counters use the rest.
+    assert_eq!(opened(&report), 256 - 72 - 10 - 32);
+    assert_eq!(number(&report, "/vpmu/events_opened"), 142 + 3);
+}
 
-    #[test]
-    fn host_counters_beyond_the_descriptors_are_refused_at_the_start() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let image = directory.path().join("kernel");
-        fs::write(&image, single(&power_off())).expect("room for a small kernel");
-        let output = Command::new("sh")
-            .args(["-c", "ulimit -n 256; exec \"$@\"", "sh"])
-            .arg(vmm_binary())
-            .args(["run", "--max-host-counters", "1000", "--kernel"])
-            .arg(&image)
-            .output()
-            .expect("vmm starts");
-        assert_eq!(output.status.code(), Some(1));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        for part in ["--max-host-counters 1000", "ulimit -Hn"] {
-            assert!(errors.contains(part), "{errors}");
-        }
+#[test]
+fn host_counters_beyond_the_descriptors_are_refused_at_the_start() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("kernel");
+    fs::write(&image, single(&power_off())).expect("room for a small kernel");
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 256; exec \"$@\"", "sh"])
+        .arg(vmm_binary())
+        .args(["run", "--max-host-counters", "1000", "--kernel"])
+        .arg(&image)
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    for part in ["--max-host-counters 1000", "ulimit -Hn"] {
+        assert!(errors.contains(part), "{errors}");
     }
+}
 
-    /// Code that sets the device up `times` times, with a queue outside guest memory.
-    fn bad_setups(times: u32) -> Code {
-        let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
-        let setup = [
-            (0x70, 0),
-            (0x70, 1),
-            (0x70, 3),
-            (0x24, 1),
-            (0x20, 1),
-            (0x70, 0xb),
-            (0x30, 0),
-            (0x38, 8),
-            (0x80, 0xf000_0000),
-            (0x44, 1),
-            (0x70, 0xf),
-        ];
-        let body = setup.iter().fold(Code::new(), |code, &(offset, value)| {
-            write(code, offset, value)
-        });
-        Code::new().repeat(times, &body)
-    }
+/// Code that sets the device up `times` times, with a queue outside guest memory.
+fn bad_setups(times: u32) -> Code {
+    let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
+    let setup = [
+        (0x70, 0),
+        (0x70, 1),
+        (0x70, 3),
+        (0x24, 1),
+        (0x20, 1),
+        (0x70, 0xb),
+        (0x30, 0),
+        (0x38, 8),
+        (0x80, 0xf000_0000),
+        (0x44, 1),
+        (0x70, 0xf),
+    ];
+    let body = setup.iter().fold(Code::new(), |code, &(offset, value)| {
+        write(code, offset, value)
+    });
+    Code::new().repeat(times, &body)
+}
 
-    #[test]
-    fn lines_that_a_guest_brings_about_are_limited_and_counted() {
-        const SETUPS: u32 = 2000;
-        let ran = run(
-            &single(&bad_setups(SETUPS).then(&power_off())),
-            1,
-            &["--max-log-lines", "1"],
-        );
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        let lines = ran.errors.lines().count() as u64;
-        let [written, left_out] = ["log_lines", "log_lines_left_out"]
-            .map(|name| number(&ran.report, &format!("/limits/{name}")));
-        assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
-        // The log gets at most ten lines at once, then one line a second. A line with the number of omitted lines
-        // may precede each of them.
-        let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
-        assert!(written <= 10 + seconds, "{written} in {seconds} s");
-        assert!(lines <= 2 * written + 1, "{lines}");
-        assert!(ran.errors.contains("lines left out of this log"));
-        let all = run(
-            &single(&bad_setups(50).then(&power_off())),
-            1,
-            &["--max-log-lines", "0"],
-        );
-        assert_eq!(number(&all.report, "/limits/log_lines_left_out"), 0);
-        assert!(number(&all.report, "/limits/log_lines") >= 50);
-    }
+#[test]
+fn lines_that_a_guest_brings_about_are_limited_and_counted() {
+    const SETUPS: u32 = 2000;
+    let ran = run(
+        &single(&bad_setups(SETUPS).then(&power_off())),
+        1,
+        &["--max-log-lines", "1"],
+    );
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    let lines = ran.errors.lines().count() as u64;
+    let [written, left_out] = ["log_lines", "log_lines_left_out"]
+        .map(|name| number(&ran.report, &format!("/limits/{name}")));
+    assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
+    // The log gets at most ten lines at once, then one line a second. A line with the number of omitted lines
+    // may precede each of them.
+    let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
+    assert!(written <= 10 + seconds, "{written} in {seconds} s");
+    assert!(lines <= 2 * written + 1, "{lines}");
+    assert!(ran.errors.contains("lines left out of this log"));
+    let all = run(
+        &single(&bad_setups(50).then(&power_off())),
+        1,
+        &["--max-log-lines", "0"],
+    );
+    assert_eq!(number(&all.report, "/limits/log_lines_left_out"), 0);
+    assert!(number(&all.report, "/limits/log_lines") >= 50);
+}
 
-    #[test]
-    fn console_output_is_limited_and_counted() {
-        const BYTES: u32 = 60_000;
-        let code = Code::new()
-            .repeat(BYTES, &Code::new().out8(SERIAL, b'x'))
-            .then(&power_off());
-        let figure = |ran: &Ran, name: &str| number(&ran.report, &format!("/limits/{name}"));
-        let ran = run(&single(&code), 1, &["--max-console", "1000"]);
-        assert_eq!(ran.status, 0, "{}", ran.errors);
-        let [taken, left_out] = ["console_bytes", "console_bytes_left_out"];
-        assert_eq!(ran.console.len() as u64, figure(&ran, taken));
-        assert_eq!(
-            figure(&ran, taken) + figure(&ran, left_out),
-            u64::from(BYTES)
-        );
-        let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
-        assert!(figure(&ran, taken) <= 1000 + 1000 * seconds);
-        assert!(ran.errors.contains("console output is left out"));
-        let all = run(&single(&code), 1, &["--max-console", "0"]);
-        assert_eq!(all.console.len() as u64, u64::from(BYTES));
-        assert_eq!(figure(&all, left_out), 0);
-    }
+#[test]
+fn console_output_is_limited_and_counted() {
+    const BYTES: u32 = 60_000;
+    let code = Code::new()
+        .repeat(BYTES, &Code::new().out8(SERIAL, b'x'))
+        .then(&power_off());
+    let figure = |ran: &Ran, name: &str| number(&ran.report, &format!("/limits/{name}"));
+    let ran = run(&single(&code), 1, &["--max-console", "1000"]);
+    assert_eq!(ran.status, 0, "{}", ran.errors);
+    let [taken, left_out] = ["console_bytes", "console_bytes_left_out"];
+    assert_eq!(ran.console.len() as u64, figure(&ran, taken));
+    assert_eq!(
+        figure(&ran, taken) + figure(&ran, left_out),
+        u64::from(BYTES)
+    );
+    let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
+    assert!(figure(&ran, taken) <= 1000 + 1000 * seconds);
+    assert!(ran.errors.contains("console output is left out"));
+    let all = run(&single(&code), 1, &["--max-console", "0"]);
+    assert_eq!(all.console.len() as u64, u64::from(BYTES));
+    assert_eq!(figure(&all, left_out), 0);
+}
 
-    #[test]
-    fn guest_that_resets_too_often_waits_and_the_machine_ends_when_asked() {
-        let code = Code::new().out8(RESET_PORT, 0xfe).halt_for_ever();
-        let arguments = ["--on-reset", "restart", "--max-resets", "3"];
-        let mut machine = Running::start(&single(&code), &arguments);
-        machine.await_line("--max-resets");
-        let report = machine.terminate();
-        assert_eq!(number(&report, "/boots"), 4);
-        assert_eq!(number(&report, "/limits/resets_delayed"), 1);
-    }
+#[test]
+fn guest_that_resets_too_often_waits_and_the_machine_ends_when_asked() {
+    let code = Code::new().out8(RESET_PORT, 0xfe).halt_for_ever();
+    let arguments = ["--on-reset", "restart", "--max-resets", "3"];
+    let mut machine = Running::start(&single(&code), &arguments);
+    machine.await_line("--max-resets");
+    let report = machine.terminate();
+    assert_eq!(number(&report, "/boots"), 4);
+    assert_eq!(number(&report, "/limits/resets_delayed"), 1);
+}
 
-    #[test]
-    fn recordings_of_a_guest_that_resets_are_limited() {
-        let marks = Code::new().repeat(1000, &Code::new().store(DOORBELL, 7));
-        let code = marks.out8(RESET_PORT, 0xfe).halt_for_ever();
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let recording = directory.path().join("perf.data");
-        let arguments = [
-            "--on-reset",
-            "restart",
-            "--max-resets",
-            "3",
-            "--persistent",
-            "marks,size=16K",
-            "--max-recordings",
-            "20K",
-            "--recording",
-            recording.to_str().expect("plain"),
-        ];
-        let mut machine = Running::start(&single(&code), &arguments);
-        machine.await_line("--max-resets");
-        let report = machine.terminate();
-        // Four boots have ended with a reset; the fifth waits. Two recordings of more than 16 KiB each use up the
-        // budget of two minutes, so the recordings of the two other boots are left out.
-        assert_eq!(number(&report, "/boots"), 4);
-        let left_out = number(&report, "/limits/recordings_left_out");
-        assert_eq!(left_out, 2);
-        assert!(recording.exists());
-    }
+#[test]
+fn recordings_of_a_guest_that_resets_are_limited() {
+    let marks = Code::new().repeat(1000, &Code::new().store(DOORBELL, 7));
+    let code = marks.out8(RESET_PORT, 0xfe).halt_for_ever();
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let recording = directory.path().join("perf.data");
+    let arguments = [
+        "--on-reset",
+        "restart",
+        "--max-resets",
+        "3",
+        "--persistent",
+        "marks,size=16K",
+        "--max-recordings",
+        "20K",
+        "--recording",
+        recording.to_str().expect("plain"),
+    ];
+    let mut machine = Running::start(&single(&code), &arguments);
+    machine.await_line("--max-resets");
+    let report = machine.terminate();
+    // Four boots have ended with a reset; the fifth waits. A recording is written if any of the budget of 20 KiB is
+    // left. Each recording has more than 16 KiB, so two are written, and the other two are left out.
+    assert_eq!(number(&report, "/boots"), 4);
+    let left_out = number(&report, "/limits/recordings_left_out");
+    assert_eq!(left_out, 2);
+    assert!(recording.exists());
+}
 
-    #[test]
-    fn every_end_of_a_guest_has_its_own_status() {
-        let bad = for_ever(Code::new(), &Code::new().store(REGISTERS + 0x50, 0xffff));
-        let kernels = [
-            Code::new().die(),
-            Code::new().out8(RESET_PORT, 0xfe).halt_for_ever(),
-            bad_setups(3).then(&power_off()),
-            Code::new().store_unemulated(REGISTERS),
-        ];
-        for (code, status) in kernels.iter().zip([4, 3, 0, 8]) {
-            let ran = run(&single(code), 1, &[]);
-            assert_eq!(ran.status, status, "{}", ran.errors);
-        }
-        let machine = Running::start(&kernel(&[bad]), &[]);
-        let mut machine = machine;
-        machine.await_answer();
-        machine.terminate();
+#[test]
+fn every_end_of_a_guest_has_its_own_status() {
+    let bad = for_ever(Code::new(), &Code::new().store(REGISTERS + 0x50, 0xffff));
+    let kernels = [
+        Code::new().die(),
+        Code::new().out8(RESET_PORT, 0xfe).halt_for_ever(),
+        bad_setups(3).then(&power_off()),
+        Code::new().store_unemulated(REGISTERS),
+    ];
+    for (code, status) in kernels.iter().zip([4, 3, 0, 8]) {
+        let ran = run(&single(code), 1, &[]);
+        assert_eq!(ran.status, status, "{}", ran.errors);
     }
+    let machine = Running::start(&kernel(&[bad]), &[]);
+    let mut machine = machine;
+    machine.await_answer();
+    machine.terminate();
 }

@@ -1,7 +1,7 @@
-//! Guests of a few instructions on this machine's `/dev/kvm`, counted to the last exit.
+//! Guests of a few instructions on this machine's `/dev/kvm`, whose exits are known exactly.
 //!
-//! A stock kernel makes exits of its own; these guests make only their programs' exits, so the
-//! VMM's numbers must equal the known numbers exactly.
+//! A stock kernel causes exits in addition to those of its programs. These guests have no such exits, so the VMM must
+//! count exactly the exits of their programs.
 
 use std::process::Command;
 

@@ -42,7 +42,7 @@ struct Made {
     reason: u64,
     qualification: u64,
     detail: u64,
-    /// Start and end of its instruction, relative to the part.
+    /// Start and end of the exit's instruction, in bytes from the start of the [`Part`].
     at: [usize; 2],
 }
 
@@ -185,7 +185,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Parses the output of [`Trace::send`] for `pages`, at the front of the remaining console output.
+/// Removes the output of [`Trace::send`] from the front of `console`, and parses it. The area has `pages` pages.
 fn sent(console: &mut &[u8], pages: u32) -> Sent {
     let (fixed, rest) = console.split_at(REPLY as usize + 8);
     let (area, rest) = rest.split_at((pages * PAGE) as usize);
@@ -213,7 +213,7 @@ struct Exit {
 }
 
 impl Sent {
-    /// The exit packets between the positions `from` and `to`, which are still in the area.
+    /// The exit packets between the positions `from` and `to`. The area must still hold all bytes between the two.
     fn exits(&self, from: u64, to: u64) -> Vec<Exit> {
         const EXIT: u8 = 1;
         let size = self.area.len() as u64;
@@ -238,10 +238,9 @@ impl Sent {
     }
 }
 
-/// Checks that the area has every exit of the part, in order and once; then the exit that ended the
-/// trace.
+/// Checks that `exits` are the exits in `made`, each once and in order, and then the exit that ended the trace.
 fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
-    // Exits caused by the host on a vCPU's thread come at any time.
+    // Ignores exits that the host causes: they can come at any time.
     let own: Vec<&Exit> = exits
         .iter()
         .filter(|exit| [EXIT_IO, EXIT_MMIO].contains(&exit.reason))
@@ -251,7 +250,7 @@ fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
         assert_eq!(exit.reason, made.reason, "{exit:#x?}");
         assert_eq!(exit.qualification, made.qualification, "{exit:#x?}");
         assert_eq!(exit.detail, made.detail, "{exit:#x?}");
-        // Hypervisors report the instruction or the one after it.
+        // KVM reports the address of the exit's instruction, or of the next instruction.
         let at = made.at.map(|at| base + at as u64);
         assert!(at.contains(&exit.ip), "{exit:#x?} {made:x?} at {base:#x}");
         // Ring 0, a known address, a complete exit.
@@ -345,7 +344,8 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     let open = trace.open(&mut device);
     let (on, _) = trace.turn(&mut device, true);
     let (off, answer) = trace.turn(&mut device, false);
-    // The area is full from byte 8,192 on; the reader then frees it.
+    // The first round fills the area's 8,192 bytes and loses exits. Then the reader moves the tail, which frees the
+    // whole area.
     let whole = boot
         .then(&open)
         .then(&on)
@@ -363,11 +363,12 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     // The second round: a sync packet and 63 exits on each page.
     let exits = sent.exits(size, 2 * size);
     assert_eq!(exits.len(), 2 * 63);
-    // The area held as many exits of the first round as of the second. Each lost exit took a sequence number.
+    // The area held 2 * 63 exits of each round. Lost exits also have sequence numbers, so the gap before the second
+    // round's first exit is the first round's loss.
     let between = exits[0].sequence - 2 * 63;
     let after = sent.lost / 64 - between;
     assert_eq!(sent.lost % 64, 0);
-    // The program's exits, the command that ended the trace, and the host's exits.
+    // All exits are those of the program, the exit of the command that ended the trace, and those that the host caused.
     let made = 2 * u64::from(EXITS) + 1;
     let all = 4 * 63 + between + after;
     let of_the_host: u64 = ["signal", "other"]

@@ -1,8 +1,10 @@
-//! Time and exits of a boot up to the guest's init, and memory of the VMM besides the guest's: this
-//! project's VMM with and without the device, and QEMU's microvm, with one kernel and one init.
+//! Measures boots up to the guest's init: their time, their exits, and the memory that the VMM uses in addition to the
+//! guest's. Compares this project's VMM, with and without the device, and QEMU's microvm. All boot the same kernel and
+//! init.
 //!
-//! The three VMMs boot in turns on the exact lab, where a nanosecond is an instruction. The device's share of the
-//! VMM's start is measured on this machine's own `/dev/kvm` too, where the host's kernel waits as it does on any host.
+//! The three VMMs boot in turns on the exact lab, where each instruction takes one nanosecond. How much time the device
+//! adds to the VMM's start is also measured on this machine's own `/dev/kvm`, because there the start includes real
+//! waits in the host's kernel.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -13,23 +15,23 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_tests::figures::{self, Figures};
 use images::{Boot, PlaceChoice, foreign};
-use tests::figures::{self, Figures};
 use tests::micro::{Code, power_off, single, vmm_binary};
 use vpmu_client::error::chain;
 
-/// Measured boots of each VMM, after a first boot that is not measured.
+/// Number of measured boots of each VMM, after a first boot that is not measured.
 const ROUNDS: u64 = 5;
 const NAMES: [(&str, &str); 3] = [
     ("vmm", "vmm"),
     ("vmm-without", "vmm --no-vpmu"),
     ("qemu-microvm", "QEMU microvm"),
 ];
-/// Bytes that the VMM may take besides the guest's memory.
+/// Maximum bytes of memory that the VMM may use in addition to the guest's.
 const MEMORY: u64 = 5 << 20;
-/// Nanoseconds that an unused device may add to a start on this machine's own KVM.
+/// Maximum time, in nanoseconds, that an unused device may add to a start on this machine's own KVM.
 const DEVICE: u64 = 1_000_000;
-/// Measured starts with the device, and as many without it, on this machine's own KVM.
+/// Number of measured starts with the device on this machine's own KVM. As many starts are measured without the device.
 const STARTS: u32 = 200;
 /// The guest's first serial port.
 const SERIAL: u16 = 0x3f8;
@@ -64,7 +66,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
         vcpus: 1,
         programs: vec!["guest-tests".to_owned()],
         files: foreign::microvm().map_err(|error| chain(&error))?,
-        // For the archive of the initramfs and its unpacked copy.
+        // Enough for the initramfs archive and its unpacked copy, which are in memory at the same time.
         memory_mib: 1024,
         place: PlaceChoice::Exact,
         timeout: Duration::from_secs(900),
@@ -79,7 +81,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
     Ok((outcome.place.to_string(), told.collect()))
 }
 
-/// Prints the table and the limits; returns whether all hold, `None` if a figure is missing.
+/// Prints the table and the limits. Returns whether all limits are kept, or `None` if a figure is missing.
 fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
     println!(
         "\n  {:16} {:>22} {:>22} {:>18}",
@@ -128,7 +130,7 @@ fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
     Some(hold(&limits))
 }
 
-/// Prints the limits; returns whether all hold.
+/// Prints the limits; returns whether all are kept.
 fn hold(limits: &[(bool, String)]) -> bool {
     for (kept, limit) in limits {
         println!("  {limit}{}", if *kept { "" } else { "  exceeded" });
@@ -136,8 +138,8 @@ fn hold(limits: &[(bool, String)]) -> bool {
     limits.iter().all(|(kept, _)| *kept)
 }
 
-/// Starts a guest of a few instructions with and without the device, in turns, on this machine's own KVM; returns
-/// whether the limit holds, or true without `/dev/kvm`.
+/// Starts a guest of a few instructions on this machine's own KVM, in turns with and without the device. Returns
+/// whether the time that the device adds is within its limit. Returns true if there is no `/dev/kvm`.
 fn starts() -> Result<bool, Box<dyn Error>> {
     if !Path::new("/dev/kvm").exists() {
         println!("\nStarts: not measured, this machine has no /dev/kvm");
@@ -176,8 +178,8 @@ fn starts() -> Result<bool, Box<dyn Error>> {
 
 /// The time from the start of the VMM to its guest's first output.
 fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<dyn Error>> {
-    // Some waits of the host's kernel end only at its next tick, so starts are spread over the time between two
-    // ticks.
+    // Some waits in the host's kernel end only at its next tick. The sleeps differ, so that the starts are spread over
+    // the time between two ticks.
     thread::sleep(Duration::from_micros(20_000 + u64::from(turn * 617 % 4000)));
     let began = Instant::now();
     let mut vmm = Command::new(vmm_binary())

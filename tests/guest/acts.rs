@@ -1,5 +1,5 @@
-//! Acts of a guest for tests on its host: it places marks in sequence, and then the kernel panics, resets, or waits
-//! for the host. The kernel's command line selects the act, as `act=WORD`.
+//! The guest's part of tests that run on the host. The guest places marks, and then panics, resets or waits for the
+//! host, depending on the word `act=WORD` on the kernel's command line.
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +22,7 @@ use crate::{Outcome, cpu, os};
 const MARKS: u32 = 1_000;
 /// Marks that the guest's own persistent event counts in each boot.
 const OWN: u32 = 50;
-/// Events of one group that [`close`] closes: a group may have no more.
+/// Size of the group that [`close`] closes: the maximum for a group.
 const CLOSED_GROUP: usize = 64;
 const OWN_NAME: &str = "own";
 /// The value of the marks that the guest's own event counts.
@@ -42,7 +42,7 @@ pub(crate) fn act() -> ExitCode {
 /// Prints a line for the host, which reads the console.
 pub(crate) fn say(what: &str) {
     println!("@guest {what}");
-    // Nobody reads a closed console.
+    // A failure means that the console is closed, so nobody reads it.
     let _ = std::io::stdout().flush();
     os::drain_console();
 }
@@ -92,8 +92,8 @@ fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Opens, enables and closes `count` events of this task. Nothing else runs on the CPU, so every switch is one that
-/// the closing causes.
+/// Opens, enables and closes `count` events of this task, and prints how often the task slept while it enabled and
+/// closed them. Nothing else runs on the CPU, so the task is switched out only if it sleeps.
 fn close(count: usize) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -110,7 +110,7 @@ fn close(count: usize) -> Outcome {
         }
         groups.push(group);
     }
-    // A task that waits for the control queue sleeps, because there is always another request.
+    // The other thread always has a request in the control queue, so this task sleeps whenever it waits for the queue.
     let stop = AtomicBool::new(false);
     let slept = thread::scope(|scope| -> Result<i64, Box<dyn std::error::Error>> {
         let (asked, asking) = mpsc::channel();
@@ -138,7 +138,7 @@ fn reboot() -> Outcome {
     Err("the machine did not reset".into())
 }
 
-/// Marks from `first` on, in order, on one vCPU and then on the other in turn.
+/// Places [`MARKS`] marks whose values count up from `first`, in ten pieces. The two vCPUs place the pieces in turns.
 fn sequence(first: u32) -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -158,7 +158,8 @@ fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     Ok((event, ring))
 }
 
-/// The first boot makes an event of its own and resets; the second finds the event with its records.
+/// In the first boot, the guest opens a persistent event and resets. In the second boot, it finds that event with its
+/// records.
 fn twice() -> Outcome {
     let device = Device::open()?;
     let found = device
@@ -202,7 +203,11 @@ fn twice() -> Outcome {
         vec![OWN_VALUE; OWN as usize],
         "records of this boot"
     );
-    ensure_eq!(event.count()?, u64::from(2 * OWN), "of both boots");
+    ensure_eq!(
+        event.count()?,
+        u64::from(2 * OWN),
+        "its count after both boots"
+    );
     sequence(1 + MARKS)?;
     say("whole");
     Ok(())
@@ -215,25 +220,26 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
         .find(|entry| entry.name() == name)
         .ok_or("not listed")?;
     let event = device.reopen(entry.id, entry.cpu.try_into()?)?;
-    let pages = entry.data_pages().ok_or("it has no ring")?;
+    let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = look(&event, pages)?;
     ensure!(
         os::is_readable(ring.address())? && event.count()? > 0,
         "{name} before its end"
     );
-    // Takes a wakeup that is older than this descriptor, because poll reports such wakeups, too.
+    // Consumes a wakeup from before this descriptor was opened, because poll reports such wakeups, too.
     event.poll(0)?;
     Ok((event, ring))
 }
 
-/// Checks that an event ended by the host is over for all its descriptors, and its pages are unmapped.
+/// Checks an event that the host has ended: its descriptor reports the end and refuses every request, and its pages are
+/// unmapped.
 fn is_over(event: &Event, ring: &Pages) -> Outcome {
     ensure_eq!(
         event.poll(300_000)?,
         libc::POLLHUP | libc::POLLERR,
         "poll of an event that has ended"
     );
-    ensure_eq!(event.read_into(64)?.len(), 0, "words read of it");
+    ensure_eq!(event.read_into(64)?.len(), 0, "words read from it");
     for (what, errno) in [
         ("enabling", refused(event.enable(0))),
         ("resetting", refused(event.reset(0))),

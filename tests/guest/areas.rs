@@ -1,4 +1,4 @@
-//! Mapped AUX areas, as `<linux/perf_event.h>` has a program map and read them.
+//! Mapped AUX areas, which the tests map and read by the rules of `<linux/perf_event.h>`.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -29,14 +29,15 @@ pub(crate) struct Area {
     tail: u64,
 }
 
-/// Announces an area in the ring's metadata page, which must precede a map of the area.
+/// Announces an area: writes its offset and size to the ring's metadata page. A program must do so before it maps
+/// the area.
 pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
     ring.store_release(AUX_OFFSET, offset);
     ring.store_release(AUX_SIZE, size);
 }
 
 impl Area {
-    /// mmap(2) without an announcement before it.
+    /// Maps an area without announcing it first.
     pub(crate) fn map_raw(
         event: &Event,
         bytes: usize,
@@ -70,12 +71,12 @@ impl Area {
         self.pages.address()
     }
 
-    /// Returns the word at `position`, which grows without wrapping.
+    /// Returns the word at `position`. Like the head, `position` does not wrap to zero at the end of the area.
     pub(crate) fn word(&self, position: u64) -> u64 {
         self.pages.load((position % self.size()) as usize)
     }
 
-    /// Takes the packets up to the head in the ring's page.
+    /// Takes the packets up to the area's head.
     pub(crate) fn take(&mut self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let available = head.wrapping_sub(self.tail);
@@ -88,7 +89,7 @@ impl Area {
         Ok(packets)
     }
 
-    /// The packets of a snapshot: those from the oldest whole page on.
+    /// The packets of a snapshot, from the oldest page that is still whole.
     pub(crate) fn newest(&self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let oldest = head.saturating_sub(self.size());
@@ -98,7 +99,7 @@ impl Area {
     }
 }
 
-/// The area's head in the ring's page.
+/// The area's head, which is in the ring's metadata page.
 pub(crate) fn head(ring: &Pages) -> u64 {
     ring.load_acquire(AUX_HEAD)
 }
@@ -132,7 +133,8 @@ impl Told {
     }
 }
 
-/// Parses the records of a ring, which must all be about its area.
+/// Parses the records of a ring. Each record must be about the ring's AUX area: a `PERF_RECORD_AUX` or a
+/// `PERF_RECORD_ITRACE_START`.
 pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, String> {
     let mut told = Told::default();
     for record in records {

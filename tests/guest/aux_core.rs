@@ -1,5 +1,5 @@
-//! AUX areas through `perf_event_open(2)` on the PMU of traces, in a stock perf core, which writes the
-//! records itself.
+//! AUX areas of traces that `perf_event_open(2)` has opened. A stock perf core writes the records about these areas by
+//! itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
         .parse()?)
 }
 
-/// An attr of the PMU of traces, disabled.
+/// An attr of the PMU `vpmu_trace`. The event starts disabled.
 pub(crate) fn attr(
     device: &Device,
     kind: u64,
@@ -63,14 +63,14 @@ pub(crate) fn attr(
     })
 }
 
-/// An attr that traces programs' port accesses, disabled.
+/// The attr of a trace of programs' port accesses. The trace starts disabled.
 pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
     let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
     Ok(attr)
 }
 
-/// An event with a ring and an area that perf core keeps.
+/// A trace whose ring and AUX area perf core manages.
 pub(crate) struct Kept {
     pub(crate) event: Event,
     pub(crate) ring: Pages,
@@ -100,9 +100,11 @@ impl Kept {
         })
     }
 
-    /// Takes the exits and the records of pieces. Each piece must begin where the previous one ended, and the last
-    /// must end at the head. A piece may end during this call, but only on this CPU: perf core writes the record of
-    /// a piece before it moves the head. Returns the exits and the flags of the pieces.
+    /// Takes the exits from the area, and the records about its chunks from the ring. Each chunk must begin where the
+    /// previous one ended, and the last must end at the head. A chunk may end during this call, and then the head
+    /// moves. The caller must run on the CPU of the trace: perf core writes the record of a chunk before it moves the
+    /// head, so a reader on another CPU could see the record but not yet the new head. Returns the exits and the flags
+    /// of the chunks.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let before = areas::head(&self.ring);
         let packets = self.area.take(&self.ring)?;
@@ -111,7 +113,7 @@ impl Kept {
         self.told = contiguous(&told.chunks, self.told)?;
         let heads = before..=areas::head(&self.ring);
         if !heads.contains(&self.told) {
-            return Err(format!("pieces up to {}, head {heads:?}", self.told));
+            return Err(format!("chunks up to {}, head {heads:?}", self.told));
         }
         Ok((exits(&packets), told.flags()))
     }
@@ -124,7 +126,7 @@ fn perf_lists_the_traces() -> Outcome {
         for file in fs::read_dir(sysfs(pmu).join("events"))? {
             let file = file?;
             let terms = fs::read_to_string(file.path())?;
-            // Files of units and scales are beside those of events.
+            // The directory also contains an event's unit and scale files, which have no `kind` term.
             let kind = terms
                 .trim()
                 .split(',')
@@ -163,24 +165,24 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     ensure_eq!(
         open(&attr(&device, KIND_MARK, 3)?),
         Some(libc::ENOENT),
-        "marks of the PMU of traces"
+        "an event of marks of the PMU vpmu_trace"
     );
     ensure_eq!(
         open(&device.attr(KIND_EXIT_TRACE, EXIT_PORT)),
         Some(libc::ENOENT),
-        "a trace of the other PMU"
+        "a trace of the PMU vpmu"
     );
     ensure!(
         open(&attr(&device, KIND_EXIT_TRACE, 77)?).is_some(),
-        "a trace of no kind"
+        "a trace with an unknown config was accepted"
     );
     ensure!(
         open(&attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?).is_some(),
-        "samples without a period"
+        "a trace of samples without a period was accepted"
     );
     let mut frequency = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 100, 0);
     frequency.set_freq(1);
-    ensure!(open(&frequency).is_some(), "a frequency");
+    ensure!(open(&frequency).is_some(), "a frequency was accepted");
     // perf core never runs a trace without an area.
     let event = kernels(&port_trace(&device)?, How::OWN)?;
     cpu::allow_ports()?;
@@ -214,7 +216,7 @@ fn perf_traces_a_task() -> Outcome {
     for (number, exit) in own.iter().enumerate() {
         ensure_eq!(exit.ip, accesses::out_loop_ip(), "the IP");
         ensure_eq!(exit.qualification, u64::from(cpu::IDLE_PORT), "the port");
-        ensure_eq!(exit.pid_tid, who, "who");
+        ensure_eq!(exit.pid_tid, who, "the task");
         ensure_eq!(
             exit.vcpu as usize,
             number / 50 % 2,
@@ -223,7 +225,7 @@ fn perf_traces_a_task() -> Outcome {
     }
     let told = told(&kept.ring.take()?, &attr)?;
     let head = areas::head(&kept.ring);
-    ensure_eq!(contiguous(&told.chunks, 0)?, head, "where the pieces end");
+    ensure_eq!(contiguous(&told.chunks, 0)?, head, "where the chunks end");
     ensure!(told.flags().iter().all(|&flags| flags == 0), "{told:x?}");
     ensure_eq!(told.starts, [who], "whose trace started");
     ensure_eq!(kept.event.count()?, head, "bytes counted");
@@ -260,12 +262,15 @@ fn perf_traces_a_cpu() -> Outcome {
     for (vcpu, kept) in (0..).zip(&mut both) {
         kept.event.disable(0)?;
         let (exits, _) = kept.take()?;
-        ensure!(exits.iter().all(|exit| exit.vcpu == vcpu), "another vCPU's");
+        ensure!(
+            exits.iter().all(|exit| exit.vcpu == vcpu),
+            "an exit of another vCPU"
+        );
         let own = exits.iter().filter(|e| e.ip == accesses::out_loop_ip());
         ensure_eq!(
             own.count() as u64,
             MADE + u64::from(vcpu),
-            "exits of {vcpu}"
+            "exits of vCPU {vcpu}"
         );
         ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
     }
@@ -279,7 +284,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     ensure_eq!(
         refused(Area::map_raw(&event, PAGE, READ_WRITE, 2 * P)),
         Some(libc::EINVAL),
-        "before the ring"
+        "an area mapped before the ring"
     );
     let ring = Pages::map(&event, 1, READ_WRITE)?;
     let most = u64::from(device.info.max_aux_pages);
@@ -287,7 +292,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     let cases = [
         ("nothing announced", 0, 0, 4, 2 * P, libc::EINVAL),
         ("in the data", P, 4 * P, 4, P, libc::EINVAL),
-        ("another size", 2 * P, 4 * P, 2, 2 * P, libc::EINVAL),
+        ("a different size", 2 * P, 4 * P, 2, 2 * P, libc::EINVAL),
         ("three pages", 2 * P, 3 * P, 3, 2 * P, libc::EINVAL),
         (
             "too many",
@@ -309,7 +314,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     ensure_eq!(
         refused(Area::map_raw(&event, 8 * PAGE, READ_WRITE, 2 * P)),
         Some(libc::EINVAL),
-        "another size beside it"
+        "a different size beside it"
     );
     drop(first);
     Area::map(&event, &ring, 8, READ_WRITE)?;

@@ -1,4 +1,4 @@
-//! One area, written by perf core's writer and the device: pieces, stalls, snapshots.
+//! AUX areas that perf core manages and the device writes: records of chunks, readers that stall, and snapshots.
 
 use crate::aux_core::{Kept, P, attr, port_trace};
 use std::thread;
@@ -36,7 +36,10 @@ pub(crate) const TESTS: &[Test] = &[
         perfs_children_write_into_the_area,
     ),
     ("perf_traces_samples", perf_traces_samples),
-    ("both_doors_trace_at_once", both_doors_trace_at_once),
+    (
+        "both_interfaces_trace_at_once",
+        both_interfaces_trace_at_once,
+    ),
 ];
 
 const LONG: i32 = 10_000;
@@ -59,7 +62,10 @@ fn perfs_reader_keeps_up() -> Outcome {
     }
     ensure_eq!(kept.ledger.packets, made, "exits");
     ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
-    ensure!(kept.told > 10 * kept.area.size(), "wrapped too seldom");
+    ensure!(
+        kept.told > 10 * kept.area.size(),
+        "the area wrapped too seldom"
+    );
     Ok(())
 }
 
@@ -72,10 +78,14 @@ fn watermark_wakes_perfs_reader() -> Outcome {
     kept.event.enable(0)?;
     let mut made = 0;
     for _ in 0..20 {
-        // A sync and 31 exits reach the watermark, wherever the previous piece ended.
+        // The watermark is the size of 32 packets. So 40 exits reach it, wherever the previous chunk ended.
         ports(40);
         made += 40;
-        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "past the watermark");
+        ensure_eq!(
+            kept.event.poll(LONG)?,
+            libc::POLLIN,
+            "poll past the watermark"
+        );
         let (exits, flags) = kept.take()?;
         ensure!(!exits.is_empty(), "woken for nothing");
         ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
@@ -104,9 +114,9 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     ensure_eq!(
         flags.last().map(|flags| flags & TRUNCATED),
         Some(TRUNCATED),
-        "flags {flags:x?} of the last piece"
+        "flags {flags:x?} of the last chunk"
     );
-    // perf core has disabled the event: the area has room now, but nothing is written.
+    // perf core has disabled the event. So nothing is written, although the area has room again.
     ports(50);
     let count = kept.event.count()?;
     ports(50);
@@ -145,11 +155,11 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    // The bytes written never reach this watermark, so only the full area can wake.
+    // The trace never writes as many bytes as this watermark, so only the full area can wake the reader.
     let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
-        // Not one packet fits: perf core keeps a byte free.
+        // The room left has the size of a packet, but perf core keeps one byte free. So not one packet fits.
         let full = kept.told.wrapping_add(PACKET).wrapping_sub(P);
         kept.ring.store_release(AUX_TAIL, full);
         kept.event.enable(0)?;
@@ -214,7 +224,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&anywhere, 1, READ_WRITE)),
         Some(libc::EINVAL),
-        "a ring of a family on any CPU"
+        "a ring of an inherited event on any CPU"
     );
     drop(anywhere);
     let how = How { cpu: 1, ..How::OWN };
@@ -281,7 +291,7 @@ fn perf_traces_samples() -> Outcome {
     Ok(())
 }
 
-fn both_doors_trace_at_once() -> Outcome {
+fn both_interfaces_trace_at_once() -> Outcome {
     const MADE: u64 = 200;
     let device = Device::open()?;
     cpu::allow_ports()?;

@@ -1,4 +1,4 @@
-//! Contents of an exit trace: each exit of the guest once, in order, as the guest made it.
+//! Checks that an exit trace contains each exit of the guest exactly once, in order, with the details of the access.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -66,7 +66,7 @@ fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     ensure_eq!(exit.flags, USER | HAS_IP, "the flags");
     ensure_eq!(exit.vcpu, vcpu, "the vCPU");
     let own = (std::process::id(), cpu::thread_id());
-    ensure_eq!(exit.pid_tid, own, "who");
+    ensure_eq!(exit.pid_tid, own, "the task");
     ensure!(exit.outside > 0, "no time outside");
     Ok(())
 }
@@ -152,18 +152,19 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
         ensure_eq!(
             (mark.ip, mark.qualification, mark.detail),
             (marks[0].ip, marks[0].qualification, 1 << 8 | 4),
-            "where and what"
+            "IP, qualification and detail of a mark"
         );
-        ensure_eq!(mark.pid_tid, own, "who");
+        ensure_eq!(mark.pid_tid, own, "the task");
         // The driver writes the mark, for the program.
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
     ensure!(marks[0].ip >> 63 == 1, "a user IP: {:#x}", marks[0].ip);
-    // The command that disabled the trace wrote to another register of the device.
+    // The last exit is the command that disabled the trace. It wrote to a register of the device other than the marks'
+    // register.
     ensure_eq!(end.flags, HAS_IP | CUT, "flags of the end");
     ensure!(
         end.qualification != marks[0].qualification,
-        "the command has the address of the marks"
+        "the command wrote to the marks' register"
     );
     Ok(())
 }
@@ -251,7 +252,7 @@ fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
 fn traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
-    ensure_eq!(open(&trace(&device, EXIT_USER)), None, "the plain one");
+    ensure_eq!(open(&trace(&device, EXIT_USER)), None, "a plain trace");
     let all = open(&trace(&device, EXIT_ALL));
     ensure!(
         all.is_none() || all == Some(libc::ENOENT),
@@ -260,7 +261,7 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
     ensure_eq!(
         open(&trace(&device, 7)),
         Some(libc::ENOENT),
-        "an unknown reason of exits"
+        "an unknown exit reason"
     );
     ensure_eq!(
         open(&sampling(trace(&device, EXIT_PORT), 100, 0)),
@@ -269,21 +270,21 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
     );
     let mut frequency = sampling(trace(&device, EXIT_PORT), 100, 0);
     frequency.set_freq(1);
-    ensure!(open(&frequency).is_some(), "a frequency");
+    ensure!(open(&frequency).is_some(), "a frequency was accepted");
     let mut output = trace(&device, EXIT_PORT);
     output.set_aux_output(1);
-    ensure!(open(&output).is_some(), "aux_output");
+    ensure!(open(&output).is_some(), "aux_output was accepted");
     let sampled = perf_event_attr {
         aux_sample_size: 4096,
         ..trace(&device, EXIT_PORT)
     };
-    ensure!(open(&sampled).is_some(), "aux_sample_size");
+    ensure!(open(&sampled).is_some(), "aux_sample_size was accepted");
     let marks = perf_event_attr {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
     };
-    // As in perf, which uses `aux_watermark` only where there is an area.
-    ensure_eq!(open(&marks), None, "aux_watermark of marks");
+    // Other events accept `aux_watermark`, as in perf, which uses it only if the event has an area.
+    ensure_eq!(open(&marks), None, "marks with aux_watermark");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
     ensure_eq!(open(&host), Some(libc::EOPNOTSUPP), "the host's own trace");
     Ok(())

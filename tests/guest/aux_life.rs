@@ -1,4 +1,4 @@
-//! How long an AUX area lives, what keeps it, and which user its memory is charged to.
+//! The lifetime of an AUX area: which references keep it, and which user is charged for its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -63,7 +63,7 @@ fn forked_child_does_not_inherit_the_area() -> Outcome {
             _ => 4,
         }
     })?;
-    ensure_eq!(code, 0, "what the child found");
+    ensure_eq!(code, 0, "the child's exit code");
     event.enable(0)?;
     ports(4);
     event.disable(0)?;
@@ -88,14 +88,14 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         Some(libc::EINVAL),
-        "another size of the ring"
+        "a different size of the ring"
     );
     let ring = Pages::map(&event, 1, READ_WRITE)?;
     event.disable(0)?;
     let packets = area.take(&ring)?;
     Ledger::default().follow(&packets)?;
     ensure_eq!(exits(&packets).len(), 5, "exits");
-    // If the area is unmapped first, the ring stays without an area.
+    // If the area is unmapped first, the ring remains, without an area.
     drop(area);
     event.enable(0)?;
     ports(6);
@@ -107,7 +107,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         None,
-        "another size when all is gone"
+        "a different size after all maps are gone"
     );
     Ok(())
 }
@@ -124,8 +124,8 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     ports(2);
     drop(event);
-    // The map keeps the event's file open, so the trace goes on. Half of the area, a sync and 31 exits, is published
-    // without a request.
+    // The map keeps the event's file open, so the trace goes on. The device publishes each half of the area by itself,
+    // without a flush or a read. A half holds a sync and 31 exits.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;
@@ -256,13 +256,13 @@ fn areas_are_accounted_and_given_back() -> Outcome {
                 .map_err(|error| format!("round {round}, area {number}: {error}"))?;
             kept.push((area, ring, event));
         }
-        // A ring takes two of the pages left; fewer than 64 remain for an area.
+        // A ring takes two of the remaining pages. Fewer than 64 then remain for an area.
         if left >= 2 {
             let (event, ring) = pair()?;
             ensure_eq!(
                 refused(Area::map(&event, &ring, 64, READ_WRITE)),
                 Some(libc::EPERM),
-                "round {round}: an area more than {allowance} + {beyond} pages allow"
+                "round {round}: an area beyond the limit of {allowance} + {beyond} pages"
             );
             let fits = (left - 2).checked_ilog2().map(|order| 1 << order);
             if let Some(fits) = fits {

@@ -25,12 +25,12 @@ fn locked_down_kernel_hides_registers() -> Outcome {
     ensure_eq!(
         refused(kernels(&registers, How::OWN)),
         None,
-        "by perf, before"
+        "by perf, before the lockdown"
     );
     ensure_eq!(
         refused(device.open_event(&registers, How::OWN)),
         None,
-        "by /dev/vpmu, before"
+        "by /dev/vpmu, before the lockdown"
     );
     os::mount(c"securityfs", SECURITY)?;
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;

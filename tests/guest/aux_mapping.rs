@@ -1,4 +1,4 @@
-//! How an AUX area is mapped: announced first, by the rules of perf.
+//! How an AUX area is mapped. By perf's rules, a program first announces the area in the ring's metadata page.
 
 use std::os::fd::AsRawFd;
 
@@ -39,7 +39,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const P: u64 = PAGE as u64;
 
-/// An attr that traces port I/O; its records never wake.
+/// The attr of a trace of port I/O whose records never wake a reader.
 pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
     let mut attr = silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT));
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
@@ -51,12 +51,12 @@ pub(crate) fn event(device: &Device) -> std::io::Result<Event> {
     device.open_event(&io_trace(device), How::OWN)
 }
 
-/// Port writes, each an exit.
+/// Makes `times` port writes. Each is an exit.
 pub(crate) fn ports(times: u64) {
     (0..times).for_each(|_| cpu::port_write());
 }
 
-/// The errno of a map of `pages` pages at `offset`, after announcing the offset and the size in `announced`.
+/// Announces the offset and the size in `announced`, and maps `pages` pages at `offset`. Returns the errno of mmap(2).
 fn map_errno(
     event: &Event,
     ring: &Pages,
@@ -76,7 +76,7 @@ fn area_is_mapped_only_as_announced() -> Outcome {
     ensure_eq!(
         refused(Area::map_raw(&event, bytes, READ_WRITE, 3 * P)),
         Some(libc::EINVAL),
-        "before the ring"
+        "an area mapped before the ring"
     );
     let ring = Pages::map(&event, 2, READ_WRITE)?;
     ensure_eq!(
@@ -91,14 +91,24 @@ fn area_is_mapped_only_as_announced() -> Outcome {
     );
     // The ring ends at page 3.
     let cases = [
-        ("another offset", (3 * P, 4 * P), 4, 4 * P),
-        ("another size", (3 * P, 4 * P), 2, 3 * P),
+        ("a different offset", (3 * P, 4 * P), 4, 4 * P),
+        ("a smaller size", (3 * P, 4 * P), 2, 3 * P),
         ("a bigger size", (3 * P, 4 * P), 8, 3 * P),
         ("in the data", (2 * P, 4 * P), 4, 2 * P),
         ("at the first page of the data", (P, 4 * P), 4, P),
-        ("an offset that is no page's", (3 * P + 8, 4 * P), 4, 3 * P),
-        ("a size that is no page's", (3 * P, 4 * P - 8), 4, 3 * P),
-        ("an offset beyond all", (u64::MAX - P + 1, 4 * P), 4, 3 * P),
+        (
+            "an offset that is not a multiple of the page size",
+            (3 * P + 8, 4 * P),
+            4,
+            3 * P,
+        ),
+        (
+            "a size that is not a multiple of the page size",
+            (3 * P, 4 * P - 8),
+            4,
+            3 * P,
+        ),
+        ("the highest offset", (u64::MAX - P + 1, 4 * P), 4, 3 * P),
         ("no size", (3 * P, 0), 4, 3 * P),
     ];
     for (what, announced, pages, offset) in cases {
@@ -140,7 +150,10 @@ fn area_is_a_power_of_two_of_pages() -> Outcome {
         );
     }
     let most = u64::from(device.info.max_aux_pages);
-    ensure!(most.is_power_of_two(), "at most {most} pages");
+    ensure!(
+        most.is_power_of_two(),
+        "{most} pages, the maximum, are not a power of two"
+    );
     ensure_eq!(
         map_errno(&event, &ring, (2 * P, 2 * most * P), 2 * most, 2 * P),
         Some(libc::ENOMEM),
@@ -156,12 +169,12 @@ fn only_traces_have_areas() -> Outcome {
     ensure_eq!(
         map_errno(&event, &ring, (2 * P, 4 * P), 4, 2 * P),
         Some(libc::EOPNOTSUPP),
-        "an area of marks"
+        "an area of an event of marks"
     );
     ensure_eq!(
         map_errno(&event, &ring, (2 * P, 3 * P), 3, 2 * P),
         Some(libc::EINVAL),
-        "three pages of it"
+        "an area of three pages"
     );
     Ok(())
 }
@@ -173,9 +186,9 @@ fn later_maps_of_an_area_are_equal_until_all_are_gone() -> Outcome {
     let first = Area::map(&event, &ring, 4, READ_WRITE)?;
     let second = Area::map(&event, &ring, 4, READ_WRITE)?;
     let others = [
-        ("another size", 2 * P, 2),
+        ("a smaller size", 2 * P, 2),
         ("a bigger size", 2 * P, 8),
-        ("another offset", 3 * P, 4),
+        ("a different offset", 3 * P, 4),
     ];
     let refuse_all = || -> Outcome {
         for (what, offset, pages) in others {
@@ -195,7 +208,7 @@ fn later_maps_of_an_area_are_equal_until_all_are_gone() -> Outcome {
         ensure_eq!(
             map_errno(&event, &ring, (offset, pages * P), pages, offset),
             None,
-            "{what} when all are gone"
+            "{what} after all maps are gone"
         );
     }
     Ok(())
@@ -235,7 +248,10 @@ fn part_of_an_area_cannot_be_unmapped() -> Outcome {
             "unmapping its {what}"
         );
     }
-    ensure!(os::is_mapped(area.address()), "it is gone");
+    ensure!(
+        os::is_mapped(area.address()),
+        "the area is no longer mapped"
+    );
     Ok(())
 }
 

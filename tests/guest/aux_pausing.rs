@@ -1,4 +1,4 @@
-//! Pausing and resuming a trace without closing it: by overflows of its group's members, exact to
+//! Pausing and resuming a trace without closing it, by overflows of the events in its group. The checks are exact to
 //! the exit.
 
 use std::os::fd::AsFd;
@@ -42,7 +42,8 @@ const RESUME: u64 = 60;
 const PAUSE: u64 = 61;
 const REGIONS: u64 = 1_000;
 
-/// A trace that starts paused, and the marks that resume and pause it; all are off until the trace is enabled.
+/// Opens a trace that starts paused, and the events of marks that resume and pause it. All three are off until the
+/// trace is enabled.
 fn regions(
     device: &Device,
     attr: perf_event_attr,
@@ -150,7 +151,7 @@ fn pause_of_a_trace_follows_its_task() -> Outcome {
         cpu::pin(vcpu as usize)?;
         device.mark(RESUME)?;
         ports(2);
-        // The trace keeps its state when the task moves to the other CPU.
+        // The trace still runs after the task has moved to the other CPU.
         cpu::pin((vcpu ^ 1) as usize)?;
         ports(1);
         device.mark(PAUSE)?;
@@ -181,7 +182,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
         group: Some(traced.event.as_fd()),
         ..How::on_cpu(1)
     };
-    // Every third port write resumes, every fifth pauses.
+    // Every third port write resumes the trace, and every fifth pauses it.
     let member = |period, action| {
         let attr = device.port_exits();
         let mut attr = acting(sampling(attr, period, 0), action);
@@ -195,8 +196,8 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     traced.balance()?;
     drop(members);
     let packets = traced.area.take(&traced.ring)?;
-    // Whether the trace runs at each write: it has the exit that pauses it and not the one that
-    // resumes it. At an exit that does both, the members act in the order in which they were opened.
+    // Computes for each write whether the trace contains it. The trace contains an exit that pauses it, but not one
+    // that resumes it. At an exit that does both, the members act in the order in which they were opened.
     let mut running = false;
     let mut inside = 0;
     for write in 1..=30 {
@@ -274,7 +275,7 @@ fn pausing_is_for_members_of_a_trace() -> Outcome {
     ensure_eq!(
         open(&both, Some(&leader)),
         Some(libc::EINVAL),
-        "both at once"
+        "two actions at once"
     );
     let start = acting(device.marks(4, 1, 0), AUX_START_PAUSED);
     ensure_eq!(

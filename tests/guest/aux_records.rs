@@ -1,4 +1,4 @@
-//! Records of a ring about its area: each piece by each writer, and the beginning of a trace.
+//! The records that a ring has about its AUX area: one when a trace starts, and one for each chunk.
 
 use crate::areas::{self, Area, told};
 use crate::aux_mapping::{io_trace, ports};
@@ -26,9 +26,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Bytes of a record about a piece, and of one about a trace's start, without trailers.
+/// Size of a `PERF_RECORD_AUX` in bytes, without the trailer.
 const AUX_RECORD: u64 = 32;
 
+/// Size of a `PERF_RECORD_ITRACE_START` in bytes, without the trailer.
 const START_RECORD: u64 = 16;
 
 fn start_is_recorded_once() -> Outcome {
@@ -59,7 +60,7 @@ fn start_is_recorded_once() -> Outcome {
         );
         let told = told(&records, &attr)?;
         ensure_eq!(told.starts, [own], "whose trace started");
-        ensure!(told.bytes() > 0, "no piece is recorded");
+        ensure!(told.bytes() > 0, "no chunk is recorded");
     }
     Ok(())
 }
@@ -77,12 +78,13 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     ensure_eq!(
         chunks.len() as u64,
         fit,
-        "pieces that the ring had room for"
+        "chunks that the ring had room for"
     );
     traced.read()?;
     let chunks = traced.chunks()?;
-    ensure_eq!(chunks.len(), 1, "records of the other pieces");
-    // A page may begin among the exits, with a sync.
+    ensure_eq!(chunks.len(), 1, "records of the other chunks");
+    // If a page of the area begins within the chunk, the chunk also contains a sync. A sync has the same size as an
+    // exit.
     let exits = chunks[0].size / EXIT_BYTES;
     ensure!((more..=more + 1).contains(&exits), "{chunks:x?}");
     traced.balance()?;
@@ -129,7 +131,7 @@ fn records_of_an_area_name_their_task() -> Outcome {
         ensure_eq!(
             trailer.pid_tid,
             Some((std::process::id(), cpu::thread_id())),
-            "who"
+            "the task"
         );
         ensure_eq!(
             [trailer.id, trailer.stream_id, trailer.identifier],

@@ -1,4 +1,5 @@
-//! Sample packets: one for each period of the pace, with the registers of that moment.
+//! Sample packets. The *pace* of a trace is the event that drives it: each time the pace has counted a period, the
+//! trace makes one packet with the current registers.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -29,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// An attr with a packet every `period` units of the pace, in user mode.
+/// The attr of a trace that makes a packet for every `period` units of `pace`, in user mode.
 fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
     let mut attr = sampling(silent(device.attr(KIND_SAMPLE_TRACE, pace)), period, 0);
     attr.set_exclude_kernel(1);
@@ -43,7 +44,7 @@ fn each_period_makes_a_packet() -> Outcome {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     for period in [1, 2, 7, 100] {
-        // Counts the exits that set the pace: a signal may add some to the port writes.
+        // Counts the exits that pace the trace: the port writes, and perhaps exits for a signal.
         let mut counting = device.attr(KIND_EXITS, EXIT_USER);
         counting.set_exclude_kernel(1);
         let counter = device.open_event(&counting, How::on_cpu(1))?;
@@ -64,7 +65,7 @@ fn each_period_makes_a_packet() -> Outcome {
         ensure_eq!(own.len() as u64, exits / period, "packets of {exits} exits");
         ensure!(
             own.iter().all(|sample| sample.period == period),
-            "another period than {period}"
+            "a packet with a period other than {period}"
         );
         ensure!(
             syncs(&packets)
@@ -103,7 +104,12 @@ fn packet_holds_all_registers() -> Outcome {
         .into_iter()
         .filter(|sample| sample.ip == stubs::out_known_ip())
         .collect();
-    ensure_eq!(own.len(), MADE, "packets of {} in all", packets.len());
+    ensure_eq!(
+        own.len(),
+        MADE,
+        "packets from user mode, of {} in total",
+        packets.len()
+    );
     for (sample, sp) in own.iter().zip(stacks) {
         known(sample, sp).map_err(|error| format!("{error}: {sample:x?}"))?;
         ensure!(
@@ -121,7 +127,7 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
     ensure_eq!(
         sample.pid_tid,
         (std::process::id(), cpu::thread_id()),
-        "who"
+        "the task"
     );
     ensure_eq!(sample.vcpu, 0, "the vCPU");
     for (place, &value) in sample.regs.iter().enumerate() {
@@ -136,7 +142,7 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn clock_paces_packets() -> Outcome {
-    // Long compared with the cost of a packet on an emulated host, whose clock goes on meanwhile.
+    // The period is long compared with the time that a packet takes on an emulated host: the clock continues meanwhile.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -213,7 +219,8 @@ fn stalled_readers_samples_are_counted() -> Outcome {
         return Err("no reading".into());
     };
     let head = areas::head(&ring);
-    // A page holds a sync and 15 packets, and padding behind them where another page follows.
+    // A page holds a sync and 15 packets. Padding fills the rest of a page if another page follows. Packets that do not
+    // fit into the two pages are lost.
     ensure_eq!(count, head + lost, "produced");
     ensure!(
         lost % 256 == 0 && lost >= (MADE - 30) * 256,

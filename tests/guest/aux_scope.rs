@@ -1,4 +1,4 @@
-//! Scope of a trace: the exits of a task, of a CPU, of one mode; and the exits that tracing itself costs.
+//! The scope of a trace: the exits of a task, of a CPU, or of one mode. Also checks that tracing causes no exits.
 
 use std::sync::Barrier;
 use std::thread;
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("excluded_mode_is_not_traced", excluded_mode_is_not_traced),
 ];
 
-/// Makes exits on `cpu` while `body` runs. Also returns the maker's thread id and the number of its exits.
+/// Runs `body` while another thread makes exits on `cpu`. Also returns that thread's id and the number of its exits.
 fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), String> {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -218,7 +218,7 @@ fn trace_causes_no_exits() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let without = counted(&device, || ports(MADE))?;
-    // The trace never wakes: taking an interrupt makes exits, too.
+    // The trace's watermark is never reached. A wakeup would need an interrupt, which makes exits, too.
     let attr = aux_watermark(trace(&device, EXIT_USER), u32::MAX);
     let mut traced = start(&device, attr, 64, READ_WRITE)?;
     let with = counted(&device, || ports(MADE))?;

@@ -1,5 +1,4 @@
-//! `vperf exits` and `vperf record --aux` as a person uses them, on commands whose exits are
-//! known to the last one.
+//! `vperf exits` and `vperf record --aux` as users run them, on commands whose exits are known exactly.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -48,7 +47,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
-/// The device's numbers of two kinds of traces, of the exits to the VMM, and of a pace.
+/// Numbers that the device defines: the kinds of the two traces, the config for exits to the VMM, and the pace that
+/// counts exits.
 const KIND_EXIT_TRACE: u32 = 0x105;
 const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
@@ -78,7 +78,7 @@ fn record(file: &str, args: &[&str]) -> Fallible<String> {
     Ok(text(&output.stderr))
 }
 
-/// The first trace in the output of `vperf exits report` on `file`, with rows by `keys`.
+/// The first trace in the output of `vperf exits report --sort KEYS` on `file`.
 fn report(file: &str, keys: &str) -> Fallible<Value> {
     let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     succeeded(&output)?;
@@ -132,7 +132,7 @@ fn exits_of_a_command_are_all_there() -> Outcome {
 
 fn exits_name_who_caused_them() -> Outcome {
     let file = "/tmp/callers.vperf";
-    // On all CPUs, so that the report must tell others' exits apart.
+    // Records all CPUs, so that the report must distinguish the command's exits from those of other tasks.
     record(
         file,
         &[
@@ -174,7 +174,7 @@ fn exits_name_who_caused_them() -> Outcome {
 
 fn exits_alone_records_and_shows() -> Outcome {
     let file = "/tmp/alone.vperf";
-    // Exits for every reason that the host reports.
+    // Without `--reason`, vperf records the exits for every reason that the host reports.
     let command = ["sh", "-c", "guest-tests ports 20; exit 7"];
     let output = vperf(&[&["exits", "-o", file, "--"], &command[..]].concat())?;
     ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
@@ -182,7 +182,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    // The device's reasons and the hardware's describe an access in the same words.
+    // The report describes an access in the same words for the device's reasons and for the hardware's.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
     let ports = rows(&trace)?
@@ -208,14 +208,14 @@ fn timeline_has_every_exit() -> Outcome {
         .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
         .collect();
     ensure_eq!(ports.len(), 400, "bars");
-    // One task's exits follow one another: no bar begins before the previous one has ended.
+    // In the timeline, the exits of one task do not overlap: none begins before the previous one has ended.
     let mut after = f64::MIN;
     for event in ports {
         let (at, lasted) = (event["ts"].as_f64(), event["dur"].as_f64());
         let (Some(at), Some(lasted)) = (at, lasted) else {
             return Err(format!("no time: {event}").into());
         };
-        // A sum of such numbers may be off by a thousandth of a nanosecond.
+        // The sum is rounded, so it may be off by a thousandth of a nanosecond.
         ensure!(at >= after - 1e-6 && lasted > 0.0, "{event} before {after}");
         after = at + lasted;
     }
@@ -294,7 +294,7 @@ fn trace_of_samples_is_a_profile() -> Outcome {
         .find(|event| event["event"] == trace.name.as_str());
     let profile = profile.ok_or_else(|| format!("no {}: {report}", trace.name))?;
     ensure_eq!(profile["lost"], 0, "{report}");
-    // Every tenth exit to the VMM, of which the command made a thousand and a few.
+    // There is a sample for every tenth exit to the VMM, and the command made a few more than a thousand exits.
     let samples = profile["samples"].as_u64().unwrap_or_default();
     ensure!((100..150).contains(&samples), "{samples} samples: {report}");
     Ok(())
@@ -313,7 +313,7 @@ fn snapshot_holds_the_newest_exits() -> Outcome {
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
     let bytes = |key: &str| trace[key].as_u64().unwrap_or_default();
     ensure!(bytes("produced_bytes") > 2000 * 64, "{trace}");
-    // All of the area except the page that is being overwritten.
+    // The snapshot has the whole area of two pages, except for the page that is being overwritten.
     ensure!((4096..=8192).contains(&bytes("written_bytes")), "{trace}");
     ensure!(bytes("exits") >= 62, "{trace}");
     Ok(())
@@ -321,7 +321,7 @@ fn snapshot_holds_the_newest_exits() -> Outcome {
 
 fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let file = "/tmp/signal.vperf";
-    // The command says when it is done with its exits, and waits.
+    // The command prints a line after its last exit, and then waits.
     let mut recorder = Command::new("vperf")
         .args([
             "exits",
@@ -362,7 +362,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     }
     kill("-INT")?;
     let status = recorder.wait()?;
-    // The status of the command, which the signal ended.
+    // The signal ended the command, and vperf returns the command's status.
     ensure_eq!(status.code(), Some(128 + 2), "vperf's end");
     let trace = report(file, "what,task")?;
     let row = |row: &&Value| row["what"] == PORT_WRITTEN && row["task"] == "guest-tests";
@@ -374,7 +374,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
 
 fn recorder_that_stalls_reports_losses() -> Outcome {
     let file = "/tmp/stalled.vperf";
-    // The command stops its recorder, so that the area of two pages fills.
+    // The command stops vperf, its parent process, so that the area of two pages fills.
     let script = "kill -STOP $PPID; guest-tests ports 1000; kill -CONT $PPID; guest-tests ports 50";
     let said = record(
         file,
@@ -389,15 +389,15 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
             script,
         ],
     )?;
-    ensure!(said.contains("--aux-size"), "no remedy: {said}");
+    ensure!(said.contains("--aux-size"), "no remedy is named: {said}");
     let trace = report(file, "what")?;
     let number = |key: &str| trace[key].as_u64().unwrap_or_default();
     let (written, lost) = (number("written_bytes"), number("lost_bytes"));
     ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
-    // The lost packets are of exits, and have 64 bytes each. The command caused these exits. Where port accesses
-    // are memory accesses, the driver's notifications caused some of them.
+    // Each lost packet is an exit, and has 64 bytes. On an architecture with ports, all exits are the command's
+    // accesses. Otherwise the driver's notifications are among the exits, too.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
         true => ensure!(exits >= 1050, "{exits}: {trace}"),

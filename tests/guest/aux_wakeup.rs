@@ -14,8 +14,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("first_loss_in_an_area_wakes", first_loss_in_an_area_wakes),
 ];
 
-/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check
-/// that none has.
+/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check that
+/// no wakeup has come.
 const LONG: i32 = 10_000;
 
 const NOW: i32 = 0;
@@ -42,13 +42,13 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
-    // Seven exits behind a sync are 512 bytes; each page begins with a sync.
+    // At the beginning of a page, a sync and seven exits reach the watermark of 512 bytes. Elsewhere, eight exits do.
     let marks: Vec<u64> = (1..=16)
         .map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64))
         .collect();
     wakes_at(&traced, &marks)?;
     let sizes: Vec<u64> = traced.chunks()?.iter().map(|chunk| chunk.size).collect();
-    ensure_eq!(sizes, [512; 16], "bytes of the pieces");
+    ensure_eq!(sizes, [512; 16], "bytes of the chunks");
     let made = *marks.last().ok_or("no marks")?;
     ensure_eq!(traced.take()?.len() as u64, made, "exits");
     // In the other half of the area the wakeups come at the same exits.

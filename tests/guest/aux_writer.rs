@@ -1,4 +1,4 @@
-//! The writer of AUX areas: whole packets, each byte counted once, and every loss reported.
+//! The writer of AUX areas. It must write only whole packets, count each byte once, and report every loss.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -56,7 +56,7 @@ fn trace_wraps_without_loss() -> Outcome {
     let (count, lost) = traced.read()?;
     ensure_eq!(lost, 0, "lost");
     ensure_eq!(traced.ledger.packets, made, "exits in the trace");
-    // A sync for each page begun; no padding, since 64 packets fill a page.
+    // There is a sync for each page that was begun. There is no padding, because 64 packets fill a page.
     let packets = made + made.div_ceil(PER_PAGE);
     ensure_eq!(count, packets * EXIT_BYTES, "bytes of {made} exits");
     ensure!(
@@ -93,16 +93,16 @@ fn stalled_readers_losses_are_recorded() -> Outcome {
     ensure_eq!(exits(&packets).len(), 5, "exits after the loss");
     let chunks = traced.chunks()?;
     let flags: Vec<u64> = chunks.iter().map(|chunk| chunk.flags).collect();
-    ensure_eq!(flags, [PARTIAL], "flags of the piece after the loss");
+    ensure_eq!(flags, [PARTIAL], "flags of the chunk after the loss");
     ports(5);
     traced.read()?;
     let chunks = traced.chunks()?;
-    ensure_eq!(chunks.len(), 1, "pieces after that");
+    ensure_eq!(chunks.len(), 1, "chunks after that");
     ensure_eq!(chunks[0].flags, 0, "flags once nothing is missing");
     traced.balance()
 }
 
-/// The reader stalls by a schedule; the flags of the pieces must report each loss.
+/// The reader stalls on a fixed schedule. The flags of the chunks must report each loss.
 fn written_and_lost_are_all_that_was_produced() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_WRITE)?;
@@ -171,19 +171,23 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
         ensure_eq!(
             traced.read()?,
             (head + lost, lost),
-            "with a tail of {lie:#x}"
+            "produced and lost with a tail of {lie:#x}"
         );
-        ensure_eq!(areas::head(&traced.ring), head, "the head then");
+        ensure_eq!(
+            areas::head(&traced.ring),
+            head,
+            "the head with a tail of {lie:#x}"
+        );
     }
     // A correct tail frees the area.
     ensure_eq!(
         traced.take()?.len() as u64,
         PER_PAGE,
-        "exits before the lies"
+        "exits before the false tails"
     );
     ports(4);
     traced.balance()?;
-    ensure_eq!(traced.take()?.len(), 4, "exits after them");
+    ensure_eq!(traced.take()?.len(), 4, "exits after the false tails");
     ensure_eq!(traced.ledger.lost, lost, "bytes lost, by the sync");
     // The device keeps its own head: a guest's write to the page changes nothing.
     traced.ring.store_release(crate::pages::AUX_HEAD, 1 << 40);
@@ -232,7 +236,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
             size: count,
             flags: OVERWRITE
         }],
-        "pieces recorded"
+        "chunks recorded"
     );
     // The trace goes on from there.
     traced.event.enable(0)?;
@@ -312,7 +316,11 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
             "format, vCPU and event of the sync"
         );
         ensure_eq!(first.config, EXIT_PORT, "the config of the sync");
-        ensure_eq!(device.time_of(first.tsc), first.time, "its time by its TSC");
+        ensure_eq!(
+            device.time_of(first.tsc),
+            first.time,
+            "the time computed from its TSC"
+        );
         ensure!(
             (before..=after).contains(&first.time),
             "a sync at {} between {before} and {after}",
@@ -326,7 +334,7 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
     ports(2);
     let (count, lost) = traced.read()?;
     ensure_eq!((count, lost), (3 * 64, 0), "after a reset");
-    ensure_eq!(traced.take()?.len(), 2, "exits after it");
-    ensure_eq!(traced.ledger.packets, 8, "exits in all");
+    ensure_eq!(traced.take()?.len(), 2, "exits after the reset");
+    ensure_eq!(traced.ledger.packets, 8, "exits in total");
     Ok(())
 }

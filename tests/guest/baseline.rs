@@ -1,6 +1,6 @@
-//! Costs of samples and task switches for a guest: with a CPU PMU whose registers are trapped, run by the
-//! kernel's own driver, and with the paravirtual PMU, through perf core and through `/dev/vpmu`. All count
-//! the host's CPU clock of the vCPU.
+//! Costs of samples and task switches for a guest, with two PMUs: a CPU PMU whose registers are trapped, run by the
+//! kernel's own driver; and the paravirtual PMU, through perf core and through `/dev/vpmu`. All events count the host's
+//! CPU clock of the vCPU.
 
 use std::fs;
 use std::io;
@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_tests::figures;
 use perf_event_open_sys::bindings::{self, perf_event_attr};
-use tests::figures;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::Exit;
@@ -42,21 +42,21 @@ pub(crate) const TESTS: &[Test] = &[
 type Failure = Box<dyn std::error::Error>;
 type Shared<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// The CPU that everything is measured on, the only one there.
+/// The guest's only CPU.
 const CPU: usize = 0;
 const ON_CPU: How<'_> = How::on_cpu(0);
-/// In nanoseconds: far longer than a sample takes on an emulated machine.
+/// Sampling period in nanoseconds, far longer than a sample takes on an emulated machine.
 const PERIOD: u64 = 10_000_000;
 /// Records for each wakeup.
 const WAKEUP: u32 = 16;
 /// `PERF_RECORD_SAMPLE`.
 const RECORD_SAMPLE: u32 = 9;
 const RING_PAGES: usize = 8;
-/// A header and an address.
+/// Bytes of a sample: a header and an address.
 const SAMPLE_BYTES: u64 = 16;
 /// Pages of the area for the trace of every exit.
 const AREA_PAGES: usize = 256;
-/// SVM's number of an exit for an interrupt of the host.
+/// SVM's exit code for an interrupt of the host.
 const EXIT_OF_INTERRUPT: u16 = 0x60;
 
 /// Number of register accesses that the kernel's driver of a CPU PMU makes.
@@ -91,7 +91,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// How a program reaches a PMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
+enum Interface {
     /// The CPU's own PMU, by `perf_event_open(2)`.
     Trapped,
     /// The paravirtual PMU, by `perf_event_open(2)`.
@@ -100,7 +100,7 @@ enum Door {
     DeviceFile(u32),
 }
 
-impl Door {
+impl Interface {
     fn name(self) -> &'static str {
         match self {
             Self::Trapped => "trapped",
@@ -135,7 +135,7 @@ impl Door {
 struct Seen {
     /// All exits except for the host's own interrupts.
     exits: u64,
-    /// Exits for the host's own interrupts: of its timers and, with samples, of the overflow.
+    /// Exits for the host's own interrupts: those of its timers and, if the guest samples, those of the overflows.
     host: u64,
     /// The exits that reached the VMM, whatever their reason.
     user: u64,
@@ -169,17 +169,17 @@ impl Seen {
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     time: u64,
-    /// Number of exits to the VMM; then how many of these were for memory, for signals, and for registers.
+    /// Numbers of exits to the VMM: all, and those for memory, for signals and for registers.
     kept: [u64; 4],
     nmis: u64,
     lines: u64,
 }
 
-/// Watches [`CPU`]: counts what reaches the VMM, and has the host trace every exit.
+/// Watches [`CPU`]: counts the exits that reach the VMM, and has the host trace every exit.
 struct Watch<'a> {
     device: &'a Device,
     trace: Traced,
-    /// Counts in pages, which are read without an exit.
+    /// The metadata pages of the counting events: a read of a count from its page makes no exit.
     kept: [Pages; 4],
     _events: [Event; 4],
 }
@@ -218,7 +218,7 @@ impl<'a> Watch<'a> {
     fn between(mut self, before: Moment, after: Moment) -> Result<Seen, Failure> {
         self.trace.event.disable(0)?;
         let (_, lost) = self.trace.read()?;
-        ensure_eq!(lost, 0, "bytes of the trace that found no room");
+        ensure_eq!(lost, 0, "lost bytes of the trace");
         let exits = self.trace.take()?;
         let exits = exits
             .iter()
@@ -240,7 +240,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Sums the interrupts in the lines with `name`, of one CPU or of all.
+/// Sums the interrupts in those lines of `table` that contain `name`, on one CPU or on all.
 fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
     let lines = table.lines().filter(|line| line.contains(name));
     lines
@@ -255,33 +255,33 @@ fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
         .sum()
 }
 
-/// Opens `count` clocks of the calling thread and enables them.
-fn clocks(door: Door, device: &Device, count: u64) -> io::Result<Vec<Event>> {
+/// Opens and enables `count` events of the calling thread, each of which counts the vCPU's clock.
+fn clocks(interface: Interface, device: &Device, count: u64) -> io::Result<Vec<Event>> {
     let start = |_| {
-        let event = door.open(device, &door.clock(device))?;
+        let event = interface.open(device, &interface.clock(device))?;
         event.enable(0)?;
         Ok(event)
     };
     (0..count).map(start).collect()
 }
 
-/// Keeps this thread on [`CPU`]; besides its partner, nothing else runs there meanwhile.
+/// Keeps this thread on [`CPU`]. Besides a task that it takes turns with, no other task runs there.
 fn settle() -> io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
 }
 
-/// Returns the exits and interrupts of `rounds` switches to another task and back. Both tasks count `events`
-/// clocks.
-fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
+/// Returns the exits and interrupts of `rounds` switches to another task and back. Each of the two tasks has `events`
+/// enabled clock events.
+fn switches(interface: Interface, events: u64, rounds: u64) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
     let [mut one, mut other] = Turn::pair()?;
     let (before, after) = thread::scope(|scope| {
         let partner = scope.spawn(|| -> Shared<()> {
             settle()?;
-            let _events = clocks(door, &device, events)?;
-            // The first round comes before the count begins.
+            let _events = clocks(interface, &device, events)?;
+            // The first round is not counted.
             for _ in 0..=rounds {
                 other.wait()?;
                 other.give()?;
@@ -292,7 +292,7 @@ fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
         });
         let caller = scope.spawn(|| -> Shared<(Moment, Moment)> {
             settle()?;
-            let _events = clocks(door, &device, events)?;
+            let _events = clocks(interface, &device, events)?;
             one.give()?;
             one.wait()?;
             let before = watch.now()?;
@@ -312,7 +312,8 @@ fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
     watch.between(before, after)
 }
 
-/// Returns the counts at a moment at which no record is written, and the bytes of records until then.
+/// Returns the counts at one moment, and the number of bytes in all records up to then. Tries again if a record is
+/// written meanwhile.
 fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)> {
     loop {
         let head = pages.head();
@@ -323,14 +324,18 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Returns the exits and interrupts from one sample to another at least `count` samples later, the number of
-/// samples between them, and the time.
-fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
+/// Returns the exits and interrupts from one sample to another at least `count` samples later. Also returns the number
+/// of samples and the time between these two samples.
+fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
     settle()?;
-    let attr = sampling(door.clock(&device), PERIOD, bindings::PERF_SAMPLE_IP.into());
-    let event = door.open(&device, &waking(attr, WAKEUP))?;
+    let attr = sampling(
+        interface.clock(&device),
+        PERIOD,
+        bindings::PERF_SAMPLE_IP.into(),
+    );
+    let event = interface.open(&device, &waking(attr, WAKEUP))?;
     let mut pages = Pages::map(&event, RING_PAGES, READ_WRITE)?;
     let began = Instant::now();
     let wait = |bytes| -> Outcome {
@@ -351,7 +356,7 @@ fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
         .take()?
         .into_iter()
         .find(|it| it.kind != RECORD_SAMPLE);
-    ensure_eq!(others, None, "a record that is no sample");
+    ensure_eq!(others, None, "a record that is not a sample");
     let taken = (last - first) / SAMPLE_BYTES;
     Ok((watch.between(before, after)?, taken, took))
 }
@@ -368,7 +373,7 @@ fn idle(time: Duration) -> Result<Seen, Failure> {
     watch.between(before, after)
 }
 
-/// Keeps the kernel from sampling less often where a sample takes long, as on an emulated machine.
+/// Prevents the kernel from reducing the sampling rate when samples take long, as on an emulated machine.
 fn sample_as_asked() -> io::Result<()> {
     // While this is zero, the kernel refuses to change the rate.
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
@@ -393,31 +398,35 @@ pub(crate) fn measure(count: &str, rounds: &str) -> ExitCode {
 
 fn measure_all(count: u64, rounds: u64) -> Outcome {
     sample_as_asked()?;
-    for door in [
-        Door::Trapped,
-        Door::PerfCore,
-        Door::DeviceFile(ENGINE_EXIT),
-        Door::DeviceFile(ENGINE_BATCHED),
+    for interface in [
+        Interface::Trapped,
+        Interface::PerfCore,
+        Interface::DeviceFile(ENGINE_EXIT),
+        Interface::DeviceFile(ENGINE_BATCHED),
     ] {
-        match apart(move || samples(door, count)) {
+        match apart(move || samples(interface, count)) {
             Ok((seen, taken, took)) => {
-                seen.tell(&format!("sample:{}", door.name()), taken);
-                apart(move || idle(took))?.tell(&format!("idle:{}", door.name()), taken);
+                seen.tell(&format!("sample:{}", interface.name()), taken);
+                apart(move || idle(took))?.tell(&format!("idle:{}", interface.name()), taken);
             }
-            // If the host or the driver cannot take such samples, there is no row.
-            Err(error) => println!("no samples by {}: {error}", door.name()),
+            // If the host or the driver does not support such samples, prints the error instead of figures.
+            Err(error) => println!("no samples by {}: {error}", interface.name()),
         }
     }
-    for door in [Door::Trapped, Door::PerfCore, Door::DeviceFile(ENGINE_ANY)] {
+    for interface in [
+        Interface::Trapped,
+        Interface::PerfCore,
+        Interface::DeviceFile(ENGINE_ANY),
+    ] {
         for events in [0, 1, 6, 20] {
-            let seen = switches(door, events, rounds)?;
-            seen.tell(&format!("switch:{}:{events}", door.name()), 2 * rounds);
+            let seen = switches(interface, events, rounds)?;
+            seen.tell(&format!("switch:{}:{events}", interface.name()), 2 * rounds);
         }
     }
     Ok(())
 }
 
-/// Runs `act` on its own thread, so that the CPU and priority it sets end with it.
+/// Runs `act` on a new thread, so that the CPU and the priority that `act` sets do not affect the caller.
 fn apart<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -430,7 +439,7 @@ fn cpu_pmu_reads_cost_one_exit() -> Outcome {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
     settle()?;
-    let clock = clocks(Door::Trapped, &device, 1)?;
+    let clock = clocks(Interface::Trapped, &device, 1)?;
     let before = watch.now()?;
     for _ in 0..READS {
         clock[0].count()?;
@@ -450,7 +459,7 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
     const ROUNDS: u64 = 20;
     let driver = driver()?;
     for (events, each) in [(1, driver.switch), (6, driver.switch_of_six)] {
-        let seen = switches(Door::Trapped, events, ROUNDS)?;
+        let seen = switches(Interface::Trapped, events, ROUNDS)?;
         ensure_eq!(
             (seen.user, seen.register),
             (2 * ROUNDS * each, 2 * ROUNDS * each),
@@ -459,20 +468,21 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
         );
         ensure!(seen.exits >= seen.user, "{seen:?}");
     }
-    // More events than counters: as many as there are counters run at a time.
-    let seen = switches(Door::Trapped, 20, ROUNDS)?;
+    // There are more events than counters, so only as many events as counters run at a time. A switch takes at least as
+    // many accesses as with six events.
+    let seen = switches(Interface::Trapped, 20, ROUNDS)?;
     ensure!(
         seen.register >= 2 * ROUNDS * driver.switch_of_six,
         "{seen:?}"
     );
-    for door in [Door::PerfCore, Door::DeviceFile(ENGINE_ANY)] {
-        let seen = switches(door, 6, ROUNDS)?;
+    for interface in [Interface::PerfCore, Interface::DeviceFile(ENGINE_ANY)] {
+        let seen = switches(interface, 6, ROUNDS)?;
         ensure_eq!(
             (seen.user, seen.mmio),
             (2 * ROUNDS, 2 * ROUNDS),
             "exits of {} switches by {}",
             2 * ROUNDS,
-            door.name()
+            interface.name()
         );
     }
     Ok(())
@@ -481,7 +491,7 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
 fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
     const SAMPLES: u64 = 20;
     sample_as_asked()?;
-    let (seen, taken, _) = samples(Door::Trapped, SAMPLES)?;
+    let (seen, taken, _) = samples(Interface::Trapped, SAMPLES)?;
     ensure_eq!(
         (seen.nmis, seen.signal, seen.register),
         (taken, taken, taken * driver()?.sample),
@@ -493,10 +503,14 @@ fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
 fn vpmu_samples_return_once_or_never() -> Outcome {
     const SAMPLES: u64 = 40;
     for (engine, signals) in [(ENGINE_EXIT, 1), (ENGINE_BATCHED, 0)] {
-        let door = Door::DeviceFile(engine);
-        let (seen, taken, _) = samples(door, SAMPLES)?;
-        let name = door.name();
-        ensure_eq!(seen.signal, signals * taken, "signals of {taken}, {name}");
+        let interface = Interface::DeviceFile(engine);
+        let (seen, taken, _) = samples(interface, SAMPLES)?;
+        let name = interface.name();
+        ensure_eq!(
+            seen.signal,
+            signals * taken,
+            "signals of {taken} samples, {name}"
+        );
         // The driver reads an interrupt's cause and acknowledges it.
         ensure_eq!(
             (seen.user, seen.nmis),

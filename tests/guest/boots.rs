@@ -1,6 +1,6 @@
-//! `guest-tests boots`, on the lab's KVM host: machines with one kernel and one init, started in
-//! turns by this project's VMM with and without its device, and by QEMU. Outputs the time to the
-//! init's first line, the exits up to it, and the memory of the VMM besides the guest's.
+//! `guest-tests boots` runs on the lab's KVM host. This project's VMM, with and without its device, and QEMU take turns
+//! booting the same kernel and init. For each, the program prints the time to the init's first line, the number of
+//! exits up to that line, and the memory that the VMM uses in addition to the guest's.
 
 use std::error::Error;
 use std::fs;
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use tests::figures;
+use guest_tests::figures;
 
 use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
@@ -21,8 +21,8 @@ const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t pani
     random.trust_cpu=on cryptomgr.notests";
 /// All exits of all guests of this host.
 const EXITS: &str = "/sys/kernel/debug/kvm/exits";
-/// A VMM: the subject of its figures, its program, the arguments before the kernel, and the option for the command
-/// line.
+/// A VMM to boot: its name in the figures, its program, the arguments before the kernel, and the option that takes the
+/// kernel's command line.
 struct Vmm {
     subject: &'static str,
     program: &'static str,
@@ -156,7 +156,8 @@ fn exits() -> Result<u64, Box<dyn Error>> {
     Ok(text.trim().parse()?)
 }
 
-/// The process's resident memory, except the mapping of exactly the guest's size.
+/// The process's resident memory without the guest's memory. The guest's memory is the only mapping of exactly
+/// [`MEMORY_MIB`] MiB.
 fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;
     let (mut all, mut guests, mut is_guests) = (0, 0, false);
@@ -178,7 +179,8 @@ fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     Ok(all)
 }
 
-/// Packs an initramfs with only a shell, and mounts debugfs for [`EXITS`].
+/// Packs an initramfs with busybox and with an init that prints [`MARK`]. Also mounts debugfs on this host, so that
+/// [`EXITS`] can be read.
 fn pack() -> Result<(), Box<dyn Error>> {
     const SCRIPT: &str = "set -e
 mkdir -p /tmp/small/bin
@@ -193,7 +195,7 @@ mount -t debugfs debugfs /sys/kernel/debug";
     Ok(())
 }
 
-/// The median of an odd number of values, the least and the greatest.
+/// The median, the minimum and the maximum of an odd number of values.
 fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
     values.sort_unstable();
     Some([
@@ -206,7 +208,7 @@ fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
 fn measure_all(rounds: usize) -> Outcome {
     pack()?;
     let mut boots: [Vec<Boot>; 3] = [const { Vec::new() }; 3];
-    // The first boot of each VMM reads that VMM's files from the archive.
+    // The first boot of each VMM only warms up caches, so it is not measured.
     for round in 0..=rounds {
         for (vmm, boots) in VMMS.iter().zip(&mut boots) {
             let boot = vmm.boot()?;

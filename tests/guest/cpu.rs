@@ -1,4 +1,4 @@
-//! CPU and kernel interfaces below the client library: pinning, ports, and the counter behind times.
+//! CPU and kernel interfaces below the client library: pinning, ports, and the counter that times are computed from.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::fs;
@@ -27,11 +27,11 @@ pub(crate) fn own_port_exits_of_perf() -> String {
     format!("vpmu/{PORT_EXITS}/{modifier}")
 }
 
-/// Lets the calling thread run on `cpu` alone, from now.
+/// Restricts the calling thread to `cpu`.
 pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     // SAFETY: all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is a valid set; the macro's function bounds `cpu` by its size.
+    // SAFETY: `set` is a valid set, and `CPU_SET` checks that it has a bit for `cpu`.
     unsafe { libc::CPU_SET(cpu, &mut set) };
     // SAFETY: `set` lives through the call, and its size is given.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
@@ -58,11 +58,11 @@ pub(crate) fn keep() -> io::Result<()> {
 fn reserve_nothing() -> io::Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // By default real-time tasks leave some time to others.
+    // By default, real-time tasks must leave some time to others.
     set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
-    // From 6.12 on, a deadline server of each CPU runs ordinary tasks in spite of that. Once the servers have
-    // no share in its sum of bandwidths, 6.12 refuses another write of the limit above (EBUSY), so `set`
-    // writes only a value that differs.
+    // From Linux 6.12 on, a deadline server on each CPU runs ordinary tasks even so. Once the servers have no
+    // bandwidth, Linux 6.12 refuses any write of the limit above (EBUSY), even of the same value. So `set` writes a
+    // value only if it differs.
     for server in fair_servers()? {
         set(&server.join("runtime"), "0")?;
     }
@@ -95,8 +95,8 @@ const QUIET: usize = 1;
 
 /// Binds the console's interrupt to [`CONSOLE`]; the next interrupt moves it there.
 ///
-/// The last interrupt for a line of output may arrive long after the line has left: its handler's
-/// port accesses would count as those of the task that runs by then.
+/// The last interrupt for a line of output may arrive long after the line was sent. The port accesses of its handler
+/// would then count for whichever task runs at that time.
 pub(crate) fn bind_console() -> io::Result<()> {
     for entry in fs::read_dir("/proc/irq")? {
         let interrupt = entry?.path();
@@ -108,8 +108,8 @@ pub(crate) fn bind_console() -> io::Result<()> {
     Ok(())
 }
 
-/// Moves this thread, with programs that it starts, to a CPU without console interrupts, unless it
-/// is bound to CPUs of its own choice.
+/// Moves this thread, with programs that it starts later, to a CPU without console interrupts. If the thread may run on
+/// only one CPU, it stays there.
 pub(crate) fn leave_console() -> io::Result<()> {
     if thread::available_parallelism()?.get() > QUIET {
         pin(QUIET)?;
@@ -117,7 +117,7 @@ pub(crate) fn leave_console() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this thread reach every port, on a CPU without console interrupts.
+/// Gives this thread access to every port, and moves it to a CPU without console interrupts.
 pub(crate) fn allow_ports() -> io::Result<()> {
     leave_console()?;
     arch::allow_ports()
@@ -129,7 +129,7 @@ pub(crate) fn thread_id() -> u32 {
     unsafe { libc::gettid() }.cast_unsigned()
 }
 
-/// read(2) into a buffer of `len` bytes; the errno if refused.
+/// Calls read(2) with a buffer of `len` bytes. Returns the errno if read(2) fails.
 pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
     let mut buffer = vec![0_u8; len];
     // SAFETY: the buffer has `len` bytes.
@@ -137,7 +137,7 @@ pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// mmap(2) of `fd`, undone at once; the errno if refused.
+/// Maps `fd`, and immediately unmaps it again. Returns the errno if mmap(2) fails.
 pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice.

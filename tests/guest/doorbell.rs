@@ -36,12 +36,16 @@ fn store_to_the_doorbell_is_a_mark() -> Outcome {
     // The mapping outlives its file, and a child inherits it.
     drop(device);
     bell.mark(VALUE);
-    ensure_eq!(event.count()?, 201, "a mark without the file");
+    ensure_eq!(
+        event.count()?,
+        201,
+        "marks, the last one after the file was closed"
+    );
     let code = os::forked(|| {
         bell.mark(VALUE);
         0
     })?;
-    ensure_eq!(code, 0, "a child that marks, too");
+    ensure_eq!(code, 0, "exit code of a child that places a mark");
     ensure_eq!(all.count()?, 2, "marks with the child's");
     ensure_eq!(event.count()?, 201, "marks without the child's");
     Ok(())
@@ -74,7 +78,8 @@ fn mark_has_its_value() -> Outcome {
     }
     let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
     ensure_eq!(values(&ring.take()?, &attr)?, expected, "the values");
-    // Samples of one value report it, too; samples of other events report zero.
+    // An event that counts the marks of one value also reports this value in its samples. Events of other kinds report
+    // zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -105,11 +110,7 @@ fn doorbell_is_one_page() -> Outcome {
     let map = |bytes, protection, flags, offset| {
         refused(Doorbell::map_raw(&device, bytes, protection, flags, offset))
     };
-    ensure_eq!(
-        map(PAGE, write, libc::MAP_SHARED, 0),
-        None,
-        "a map by the rules"
-    );
+    ensure_eq!(map(PAGE, write, libc::MAP_SHARED, 0), None, "a valid map");
     ensure_eq!(
         map(PAGE, libc::PROT_WRITE, libc::MAP_SHARED, 0),
         None,

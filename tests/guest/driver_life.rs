@@ -1,4 +1,5 @@
-//! The driver's life: the device goes away, falls silent, or sleeps, with everything open.
+//! Tests of the guest driver when the device goes away or stops answering, or when the machine hibernates, while a
+//! program has everything open.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,10 +15,10 @@ use vpmu_client::perf::PerfPmu;
 
 use crate::arch::MOST_EXITS;
 use crate::areas::Area;
-use crate::doors::mark_attr;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TID;
 use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
+use crate::perf_core::mark_attr;
 use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
 use crate::programs::{text, vperf};
 use crate::raw::{
@@ -109,8 +110,8 @@ fn bind(transport: &str) -> io::Result<()> {
     fs::write(PathBuf::from(DRIVER).join("bind"), transport)
 }
 
-/// Resets the device without the driver's knowledge: the device forgets its queues, and answers nothing from
-/// then on.
+/// Resets the device without the driver's involvement, by a write of zero to the status register. The device then has
+/// no queues, and answers no command.
 fn mute() -> Outcome {
     let name = transport()?;
     let map = fs::read_to_string("/proc/iomem")?;
@@ -153,12 +154,12 @@ fn ensure_no_complaint() -> Outcome {
     Ok(())
 }
 
-/// The result of a poll without a limit, by another thread.
+/// Polls without a time limit in another thread. Returns the receiver of the result.
 fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     let event = event.duplicate()?;
     let (tell, told) = channel();
     thread::spawn(move || {
-        // The test may have failed and gone.
+        // The send fails only if the test has failed and dropped the receiver.
         let _ = tell.send(event.poll(-1));
     });
     Ok(told)
@@ -227,7 +228,7 @@ impl Open {
         Ok(())
     }
 
-    /// Checks that all of it has ended, and that no call waits.
+    /// Checks that everything has ended, and that no call blocks.
     fn ensure_ended(&self, errno: i32) -> Outcome {
         let own = [
             &self.counting,
@@ -255,7 +256,11 @@ impl Open {
         ensure_eq!(refused(open), Some(errno), "opening by the old descriptor");
         let open = kernels_own(&self.device.attr(KIND_MARK, VALUE));
         ensure_eq!(refused(open), Some(errno), "opening through perf core");
-        ensure_eq!(refused(self.device.mark(VALUE)), Some(errno), "a mark");
+        ensure_eq!(
+            refused(self.device.mark(VALUE)),
+            Some(errno),
+            "placing a mark"
+        );
         Ok(())
     }
 
@@ -272,7 +277,7 @@ impl Open {
     }
 }
 
-/// Checks that a new program's event counts, samples and wakes.
+/// Checks that a new program's event counts and samples, and wakes its reader.
 fn ensure_works() -> Outcome {
     let device = fresh()?;
     let event = device.start(&device.marks(VALUE, 1, TID), How::OWN)?;
@@ -296,7 +301,8 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     mute()?;
-    // The driver finds out by a command or, at the latest, by this request.
+    // The driver notices that the device no longer answers when a command times out. This may be the command of this
+    // request, or an earlier command.
     let refusal = refused(
         open.device
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
@@ -328,7 +334,7 @@ fn mute_device_without_events_fails_an_open() -> Outcome {
     drop(device);
     ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
     ensure!(module("insmod", MODULE)?, "not loaded again");
-    ensure!(transport()? == name, "another transport");
+    ensure!(transport()? == name, "the transport has a new name");
     ensure_works()?;
     ensure_no_complaint()
 }
@@ -344,7 +350,7 @@ fn killed_task_leaves_a_mute_device() -> Outcome {
         Ok(())
     })?;
     let stat = format!("/proc/{}/stat", doomed.hear()?);
-    // Until the task waits for the answer that never comes.
+    // Waits until the task blocks in the wait for an answer that never comes.
     while !fs::read_to_string(&stat)?.contains(") D ") {
         os::yield_cpu();
     }
@@ -383,7 +389,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting it");
         unbind(&name)?;
     }
-    // The last user leaves nothing behind, whether there is a device or not.
+    // Once the last user is gone, the module can be unloaded, whether there is a device or not.
     drop(open);
     ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
     ensure!(module("insmod", MODULE)?, "not loaded again");
@@ -392,13 +398,17 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Forks while the task has events that its children inherit; the child places marks if it can.
+/// Forks while the task has events that its children inherit. The child places marks, unless it cannot open the device.
 fn fork_and_place(times: u64) -> Outcome {
     let child = os::forked(|| {
         let placed = Device::open().and_then(|device| device.place(VALUE, times));
         i32::from(placed.is_err())
     })?;
-    ensure_eq!(child, i32::from(Device::open().is_err()), "the child");
+    ensure_eq!(
+        child,
+        i32::from(Device::open().is_err()),
+        "the child's exit code"
+    );
     Ok(())
 }
 
@@ -462,7 +472,7 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // The number of the programs' turns that no unbinding disturbed, and of the turns that one disturbed.
+    // The number of turns that worked, and of those that an unbinding disturbed.
     let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_more = |turns: &AtomicUsize| {
         let before = turns.load(Ordering::Relaxed);
@@ -482,7 +492,7 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
             })
             .collect();
         let done = (0..15).try_for_each(|round| {
-            // In the other rounds, unbinding and binding follow each other at once.
+            // Every third round waits for turns before and after the unbinding. The other rounds do not wait.
             let waits = round % 3 == 0;
             if waits {
                 until_more(&worked);
@@ -515,13 +525,13 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                     let _ = unload_refused.recv();
                 })
             });
-            // An error here means that the holder failed; its result says how.
+            // If the channel is closed, the holder has failed. Its result, below, has the error.
             if open.recv().is_ok() {
                 let refusal = refused(os::unload(c"virtio_pmu"));
                 let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
-                // Succeeds at the latest when the last program has closed its events.
+                // Unloading succeeds at the latest when the last program has closed its events.
                 while let Err(error) = os::unload(c"virtio_pmu") {
                     let errno = error.raw_os_error();
                     ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");
@@ -674,7 +684,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     let (order, orders) = channel();
     let (tell, told) = channel();
     thread::scope(|scope| -> Outcome {
-        // A task with inherited events lives across the hibernation.
+        // This task, which has inherited events, exists before and after the hibernation.
         let servant = &device;
         scope.spawn(move || {
             let mut placed = orders.into_iter().map(|times| servant.place(VALUE, times));
@@ -720,7 +730,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     drop((kept, window));
     ensure_works()?;
     hibernate()?;
-    ensure_eq!(own.count()?, 3 + 7, "after one more");
+    ensure_eq!(own.count()?, 3 + 7, "the count after a second hibernation");
     ensure_no_complaint()
 }
 
@@ -746,7 +756,8 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
-/// If the driver opened linked events again, they would lack their link, and the target would never start.
+/// If the driver opened linked events again after the hibernation, the link would be missing, and the target would
+/// never start.
 fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::pin(0)?;
@@ -763,7 +774,7 @@ fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     ensure_eq!(
         (target.read()?.value, other.read()?.value),
         (1, 2),
-        "before"
+        "counts before the hibernation"
     );
     hibernate()?;
     for value in [1, 3] {

@@ -9,7 +9,7 @@ macro_rules! ensure {
     };
 }
 
-/// Fails the test unless both are equal, and shows them.
+/// Fails the test unless both values are equal, and reports both values.
 macro_rules! ensure_eq {
     ($left:expr, $right:expr, $($message:tt)+) => {
         match (&$left, &$right) {
@@ -25,7 +25,8 @@ macro_rules! ensure_eq {
 
 pub(crate) use {ensure, ensure_eq};
 
-/// The errno at the end of an error's chain, zero if it has none.
+/// Returns the errno of an error or of its causes: the last one in the chain. Returns zero if none of them has an
+/// errno.
 pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> i32 {
     let mut cause = Some(error);
     let mut found = 0;

@@ -80,7 +80,7 @@ pub(crate) struct Sample {
     pub(crate) read: Option<Reading>,
     pub(crate) chain: Option<Vec<u64>>,
     pub(crate) regs_user: Option<Regs>,
-    /// The requested words, and how many bytes of them were copied from the stack.
+    /// The words of the requested size, and how many bytes of them were copied from the stack.
     pub(crate) stack: Option<(Vec<u64>, u64)>,
     pub(crate) regs_intr: Option<Regs>,
 }
@@ -178,7 +178,7 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// The reading in `words`, which read(2) returned: exactly the words of the format.
+/// Parses a reading that read(2) returned. `words` must have exactly the words of the format.
 pub(crate) fn reading(words: &[u64], format: u64) -> Result<Reading, String> {
     let mut words = Words(words.iter());
     let reading = words.reading(format)?;
@@ -193,7 +193,7 @@ pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, 
     }
     let asked = |bit| attr.sample_type & bit != 0;
     let mut words = Words(record.words.iter());
-    // Evaluated in the order written, which is the order of the words.
+    // The fields are evaluated in the order in which they are written here, which is the order of the words.
     let sample = Sample {
         misc: record.misc,
         identifier: words.when(asked(IDENTIFIER))?,

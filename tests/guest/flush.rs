@@ -1,5 +1,5 @@
-//! Flush: when the call returns, all that was sampled and traced before is in the pages, and waiting readers are
-//! woken.
+//! Flush: when the call returns, the pages contain everything that was sampled and traced before it, and waiting
+//! readers are woken.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use crate::stubs;
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu, os};
 
-/// On a machine whose operator allows only the batched engine.
+/// Tests for a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
     "flush_writes_samples_of_the_batched_engine",
     flush_writes_samples_of_the_batched_engine,
@@ -67,8 +67,8 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 70;
-/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check
-/// that none has.
+/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check that
+/// no wakeup has come.
 const LONG: i32 = 10_000;
 const NOW: i32 = 0;
 
@@ -76,7 +76,7 @@ fn marks(device: &Device) -> perf_event_attr {
     silent(device.marks(VALUE, 1, TIME | ADDR))
 }
 
-/// An event of marks on CPU 1, where it pins this thread, with a ring that never wakes by itself.
+/// Pins this thread to CPU 1. Returns an event of marks on that CPU, with a ring whose records never wake a reader.
 fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     cpu::pin(1)?;
     let event = device.start(&marks(device), How::on_cpu(1))?;
@@ -105,7 +105,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
         let epoll = os::Epoll::new(event.as_fd(), true)?;
-        // If the sleeper does not sleep yet, it finds the records at once.
+        // If the sleeper does not sleep yet, it finds the records immediately.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
@@ -138,7 +138,7 @@ fn pending_loss_is_recorded() -> Outcome {
     let fits = PAGE as u64 / 24;
     device.place(VALUE, fits + 11)?;
     ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the first loss");
-    // The ring is full: the loss cannot be recorded yet, which is not an error.
+    // The ring is full, so the loss cannot be recorded yet. This is not an error.
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
     ensure_eq!((samples.len() as u64, lost), (fits, 0), "what fitted");
@@ -171,13 +171,25 @@ fn group_is_flushed_as_one() -> Outcome {
     };
     device.place(VALUE, 1)?;
     members[0].flush(0)?;
-    ensure_eq!(polled()?, [false, true, false], "after a member's own");
+    ensure_eq!(
+        polled()?,
+        [false, true, false],
+        "polls after a member's flush"
+    );
     device.place(VALUE, 1)?;
     leader.flush(GROUP)?;
-    ensure_eq!(polled()?, [true; 3], "after the group's by its leader");
+    ensure_eq!(
+        polled()?,
+        [true; 3],
+        "polls after the leader flushed the group"
+    );
     device.place(VALUE, 1)?;
     members[1].flush(GROUP)?;
-    ensure_eq!(polled()?, [true; 3], "after the group's by a member");
+    ensure_eq!(
+        polled()?,
+        [true; 3],
+        "polls after a member flushed the group"
+    );
     Ok(())
 }
 
@@ -200,7 +212,11 @@ fn all_persistent_events_are_flushed_at_once() -> Outcome {
         ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of event {number}");
         ensure_eq!(ring.take()?.len(), 4, "records of event {number}");
     }
-    ensure_eq!(other.poll(NOW)?, 0, "poll of an event not persistent");
+    ensure_eq!(
+        other.poll(NOW)?,
+        0,
+        "poll of an event that is not persistent"
+    );
     for (event, _) in kept {
         event.attach()?;
     }
@@ -212,35 +228,47 @@ fn every_state_can_be_flushed() -> Outcome {
     let (event, mut ring) = quiet(&device)?;
     device.place(VALUE, 2)?;
     event.disable(0)?;
-    ensure_eq!(event.flush(0)?, 0, "an event that is off");
+    ensure_eq!(event.flush(0)?, 0, "flush of an event that is off");
     ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll for earlier records");
     ensure_eq!(ring.take()?.len(), 2, "records of an event that is off");
     event.pause(true)?;
     event.enable(0)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(event.flush(0)?, 0, "a ring that is paused");
+    ensure_eq!(event.flush(0)?, 0, "flush of an event whose ring is paused");
     event.pause(false)?;
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
     ensure_eq!((samples.len(), lost), (0, 2), "what a paused ring lost");
     let how = How::on_cpu(1);
     let waits = device.start(&marks(&device), how.with(FLAG_ON_STARTER))?;
-    ensure_eq!(waits.flush(0)?, 0, "one that waits for its starter");
+    ensure_eq!(
+        waits.flush(0)?,
+        0,
+        "flush of an event that waits for its starter"
+    );
     let counts = device.start(&device.attr(crate::raw::KIND_MARK, VALUE), how)?;
-    ensure_eq!(counts.flush(0)?, 0, "one that only counts");
+    ensure_eq!(counts.flush(0)?, 0, "flush of an event that only counts");
     let without = device.start(&marks(&device), how)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(without.flush(0)?, 0, "one without a ring");
+    ensure_eq!(without.flush(0)?, 0, "flush of an event without a ring");
     let never = device.open_event(&marks(&device), how)?;
-    ensure_eq!(never.flush(0)?, 0, "one that was never on");
+    ensure_eq!(
+        never.flush(0)?,
+        0,
+        "flush of an event that was never enabled"
+    );
     let looked = device.start(&marks(&device), how)?;
     let _looked = Pages::map(&looked, 1, READ)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(looked.flush(0)?, 0, "one that overwrites");
+    ensure_eq!(
+        looked.flush(0)?,
+        0,
+        "flush of an event whose ring overwrites"
+    );
     ensure_eq!(
         looked.poll(NOW)?,
         libc::POLLIN,
-        "poll of an event that overwrites"
+        "poll of an event whose ring overwrites"
     );
     // The task has ended; its records can be flushed all the same.
     let tid = AtomicU64::new(0);
@@ -255,8 +283,12 @@ fn every_state_can_be_flushed() -> Outcome {
         owner.join().map_err(|_| "the owner panicked")
     })?;
     let (event, mut ring) = gone?;
-    ensure_eq!(event.flush(0)?, 0, "an event of a task that has ended");
-    ensure_eq!(ring.take()?.len(), 3, "records of it");
+    ensure_eq!(
+        event.flush(0)?,
+        0,
+        "flush of an event of a task that has ended"
+    );
+    ensure_eq!(ring.take()?.len(), 3, "records of a task that has ended");
     Ok(())
 }
 
@@ -282,8 +314,8 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
         traced.ledger.follow(&packets)?;
         ensure_eq!(exits(&packets).len(), 4, "round {round}: exits");
         let chunks = traced.chunks()?;
-        ensure_eq!(chunks.len(), 1, "round {round}: records of pieces");
-        ensure_eq!(traced.told, head, "round {round}: where they end");
+        ensure_eq!(chunks.len(), 1, "round {round}: records of chunks");
+        ensure_eq!(traced.told, head, "round {round}: where the chunks end");
         ensure_eq!(
             traced.event.poll(NOW)?,
             libc::POLLIN,
@@ -295,7 +327,7 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
         ensure_eq!(
             traced.chunks()?.len(),
             0,
-            "round {round}: pieces without packets"
+            "round {round}: chunks without packets"
         );
     }
     Ok(())
@@ -331,12 +363,12 @@ fn held_samples_are_written(engine: u32) -> Outcome {
         for time in samples.iter().filter_map(|sample| sample.time) {
             ensure!(
                 time >= last && time <= taken,
-                "engine {engine}: a sample at {time}, after one at {last} and taken at {taken}"
+                "engine {engine}: sample time {time} is not between {last} (previous) and {taken} (read)"
             );
             last = time;
         }
-        // Records written after the flush were sampled after it: nothing was held back. A sample's time is known to
-        // within a microsecond.
+        // A sample that appears only after the flush must have been taken after the flush began, because the flush
+        // writes all earlier samples. A sample's time is known to within a microsecond.
         code.run(1 << 18);
         event.flush(0)?;
         let (samples, _) = fields::samples(&ring.take()?, &attr)?;
@@ -344,14 +376,14 @@ fn held_samples_are_written(engine: u32) -> Outcome {
         for time in samples.iter().filter_map(|sample| sample.time) {
             ensure!(
                 time + 1_000 >= asked,
-                "engine {engine}, round {round}: a sample of {time} was held back at {asked}"
+                "engine {engine}, round {round}: the flush at {asked} did not write the sample of {time}"
             );
             last = time;
         }
     }
     ensure!(
         records > 20,
-        "engine {engine}: {records} samples show nothing"
+        "engine {engine}: only {records} samples were taken"
     );
     Ok(())
 }
@@ -375,7 +407,7 @@ fn task_is_flushed_wherever_it_is() -> Outcome {
             // The task sleeps, so its event is on no CPU.
             ready.wait();
             done.wait();
-            // The task runs on the other CPU than the flush. It places fewer marks there than would be throttled.
+            // The task and the flush run on different CPUs. The task places too few marks to be throttled.
             device.place(VALUE, MARKS)?;
             while !stop.load(Ordering::Relaxed) {
                 thread::yield_now();
@@ -385,7 +417,7 @@ fn task_is_flushed_wherever_it_is() -> Outcome {
         let (event, mut ring) = receiver.recv().map_err(|_| "no event came")?;
         ready.wait();
         event.flush(0)?;
-        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll, the task asleep");
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll while the task sleeps");
         ensure_eq!(ring.take()?.len(), 3, "records of a sleeping task");
         done.wait();
         let flushed = (|| -> Outcome {

@@ -1,5 +1,5 @@
-//! Third-party programs and a library, other than perf. Those that find our events in sysfs count and sample them;
-//! those that know only the kernel's own events run beside ours.
+//! Third-party programs and a library, other than perf. Those that find vpmu's events in sysfs count and sample them.
+//! The others know only the kernel's own events, and run at the same time as vpmu's events.
 #![expect(unsafe_code, reason = "marks of a child before its exec")]
 
 use std::error::Error;
@@ -81,7 +81,7 @@ pub(crate) const BPFTRACE: &[Test] = &[
 /// An event by its name in sysfs, and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
-    // The library does not default a term of the format to zero.
+    // The library has no default value for a term of the format, so `paused` needs one.
     builder.event(name)?.field("paused", 0)?;
     if let Some(value) = value {
         builder.field("event", value)?;
@@ -130,8 +130,11 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
         error.map(std::io::Error::kind)
     });
     ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "an unknown event");
-    ensure!(event("mark", None).is_err(), "a mark without its value");
-    // The kernel refuses a kind that the device does not have, as any tool expects.
+    ensure!(
+        event("mark", None).is_err(),
+        "a mark without its value was accepted"
+    );
+    // A kind that the device does not have is refused with the errno that tools expect.
     let mut builder = Dynamic::builder("vpmu")?;
     builder
         .field("paused", 0)?
@@ -139,7 +142,7 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
         .field("event", 1)?;
     let refused = Builder::new(builder.build()?).include_kernel().build();
     let code = refused.err().and_then(|error| error.raw_os_error());
-    ensure_eq!(code, Some(libc::ENOENT), "a kind that nothing has");
+    ensure_eq!(code, Some(libc::ENOENT), "a kind that does not exist");
     Ok(())
 }
 
@@ -160,8 +163,9 @@ fn librarys_group_counts_its_members() -> Outcome {
     Ok(())
 }
 
-/// The library's own leader counts nothing. Linux 6.12 enables a member of another PMU, even of the kernel's own,
-/// only when the task is next scheduled in: ours must count whenever the kernel's does.
+/// The library's own leader counts nothing. If the PMUs of a member and its leader differ, Linux 6.12 enables the
+/// member only when the task is next scheduled in. This also applies to members on the kernel's own PMUs. So our member
+/// must count whenever the kernel's member does.
 fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outcome {
     let vpmu = Vpmu::open()?;
     let times = ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING;
@@ -269,7 +273,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
 
 /// PAPI looks its events up in tables of its own, which do not list PMUs of sysfs.
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
-    // At Debian's `perf_event_paranoid` PAPI does not even try.
+    // With 3, Debian's default of `perf_event_paranoid`, PAPI does not even try to open events.
     os::set_paranoid(2)?;
     let papi = "papi_command_line perf::TASK-CLOCK perf::PAGE-FAULTS";
     let script = format!("guest-tests mark 3 20; {papi}; guest-tests mark 3 30");
@@ -334,7 +338,7 @@ fn bpftrace(program: &str, command: &str) -> Fallible<(bool, String)> {
     Ok((output.status.success(), said))
 }
 
-/// The number that bpftrace prints at its end for a map.
+/// The number that bpftrace prints for `map` when it exits.
 fn printed(said: &str, map: &str) -> Fallible<u64> {
     let line = said.lines().find_map(|line| line.strip_prefix(map));
     let number = line.ok_or_else(|| format!("no {map} in:\n{said}"))?;
@@ -359,7 +363,8 @@ fn bpftrace_profiles_beside_exact_counts() -> Outcome {
     Ok(())
 }
 
-/// bpftrace's probes cannot name a PMU of sysfs. Perf core writes our samples, by a function that bpftrace can probe.
+/// bpftrace's probes cannot name a PMU from sysfs. But perf core writes our samples with a function that bpftrace can
+/// probe.
 fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     let program = "kprobe:perf_event_output_forward { @samples = count(); }";
     let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");

@@ -1,5 +1,5 @@
-//! Groups of events of `/dev/vpmu`: when members count, that they are read at one moment, and which events
-//! may join.
+//! Groups of events of `/dev/vpmu`: when their members count, whether one read returns counts that belong to the same
+//! moment, and which events may join.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The attribute of marks of `value`, reading the whole group.
+/// The attr of an event that counts marks of `value`. A read of the event returns the counts of its whole group.
 fn marks(vpmu: &Vpmu, value: u32) -> Result<EventAttr, Box<dyn std::error::Error>> {
     Ok(vpmu.attr(&format!("mark={value}"))?.reading_group())
 }
@@ -73,22 +73,26 @@ fn sibling_counts_while_its_leader_does() -> Outcome {
         let sibling = vpmu.open_member(&attr, &leader)?;
         sibling.enable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&sibling)?, [0, 0], "both, the leader off");
+        ensure_eq!(values(&sibling)?, [0, 0], "both counts, the leader off");
         leader.enable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&sibling)?, [1, 1], "both, both on");
+        ensure_eq!(values(&sibling)?, [1, 1], "both counts, both on");
         sibling.disable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&leader)?, [2, 1], "both, the sibling off");
+        ensure_eq!(values(&leader)?, [2, 1], "both counts, the sibling off");
         sibling.enable()?;
         leader.disable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&leader)?, [2, 1], "both, the leader off again");
+        ensure_eq!(
+            values(&leader)?,
+            [2, 1],
+            "both counts, the leader off again"
+        );
         let readings = leader.read_group()?;
         ensure_eq!(
             (readings[0].id, readings[1].id),
             (leader.id()?, sibling.id()?),
-            "whose counts those are"
+            "the ids of the two counts"
         );
     }
     Ok(())
@@ -120,7 +124,7 @@ fn group_is_switched_and_reset_as_one() -> Outcome {
 fn group_is_read_at_one_moment() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);
-    // A CPU's group while that CPU counts, and a task's while it moves between CPUs.
+    // Reads the group of a CPU while it counts there, and the group of a task while the task moves between CPUs.
     thread::scope(|scope| -> Outcome {
         let (tell, told) = std::sync::mpsc::channel();
         let placer = scope.spawn({
@@ -149,14 +153,14 @@ fn group_is_read_at_one_moment() -> Outcome {
             sibling.enable()?;
             let first = values(&leader)?;
             let (mut last, mut turn) = (0, 0);
-            // Enough readings, and enough marks between them.
+            // Continues until there are at least 300 reads, and at least 64 marks between the first and the last.
             while turn < 300 || last < first[0] + 64 {
                 turn += 1;
                 let now = values(if turn % 2 == 0 { &leader } else { &sibling })?;
                 ensure_eq!(
                     now[0] - first[0],
                     now[1] - first[1],
-                    "reading {turn}: what leader and sibling have counted since the first"
+                    "reading {turn}: increase of the leader's count, compared with the sibling's"
                 );
                 ensure!(now[0] >= last, "reading {turn}: the count fell");
                 last = now[0];
@@ -179,11 +183,11 @@ fn closed_leader_frees_its_siblings() -> Outcome {
         ];
         siblings[0].enable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&leader)?, [0, 0, 0], "all, the leader off");
+        ensure_eq!(values(&leader)?, [0, 0, 0], "all counts, the leader off");
         drop(leader);
         vpmu.mark(3)?;
-        ensure_eq!(values(&siblings[0])?, [1], "one that was on");
-        ensure_eq!(values(&siblings[1])?, [0], "one that was off");
+        ensure_eq!(values(&siblings[0])?, [1], "a member that was on");
+        ensure_eq!(values(&siblings[1])?, [0], "a member that was off");
         // The sibling is in no group now, so it can lead one.
         let next = vpmu.open_member(&attr, &siblings[0])?;
         next.enable()?;
@@ -195,18 +199,18 @@ fn closed_leader_frees_its_siblings() -> Outcome {
     Ok(())
 }
 
-/// Each event leads the next and is closed: the last must not keep the earlier ones.
+/// Each event becomes the leader of the next one and is then closed. The last event must not keep the others alive.
 fn leaders_follow_each_other_without_end() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?.of_task(0);
     let mut last = vpmu.open_event(&attr)?;
-    // If all were kept and then freed recursively, this many would overflow a kernel stack.
+    // If all events were kept and then freed recursively, this many events would overflow the kernel stack.
     for _ in 0..1_000 {
         last = vpmu.open_member(&attr, &last)?;
     }
     last.enable()?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&last)?, [1], "the last, alone");
+    ensure_eq!(values(&last)?, [1], "the last event, alone");
     Ok(())
 }
 
@@ -229,8 +233,12 @@ fn group_of_unlike_events_is_refused() -> Outcome {
             &leader,
         ),
         ("a task's leader", attr.clone().on_cpu(0), &leader),
-        ("one pinned", with(|a| a.pinned = true), &leader),
-        ("one not inherited", with(|a| a.inherit = true), &leader),
+        ("one event pinned", with(|a| a.pinned = true), &leader),
+        (
+            "one event not inherited",
+            with(|a| a.inherit = true),
+            &leader,
+        ),
     ];
     for (what, attr, leader) in cases {
         let refused = vpmu.open_member(&attr, leader).err();
@@ -334,18 +342,22 @@ fn limit_continues_after_a_pause() -> Outcome {
         place(1)?;
         event.enable()?;
         place(5)?;
-        ensure_eq!(samples()?, 3, "of a limit of three, with a pause");
-        // Opening another event makes perf core reschedule this one; it stays off.
+        ensure_eq!(samples()?, 3, "samples of a limit of three, with a pause");
+        // Opening another event makes perf core reschedule this one, which must stay off.
         drop(vpmu.open_event(&attr)?);
         place(1)?;
-        ensure_eq!((samples()?, event.read()?.value), (0, 3), "used up");
+        ensure_eq!(
+            (samples()?, event.read()?.value),
+            (0, 3),
+            "samples and count after the limit is used up"
+        );
         event.refresh(2)?;
         event.refresh(2)?;
         place(9)?;
-        ensure_eq!(samples()?, 4, "of two limits of two");
+        ensure_eq!(samples()?, 4, "samples of two limits of two");
         event.enable()?;
         place(9)?;
-        ensure_eq!(samples()?, 9, "without a limit");
+        ensure_eq!(samples()?, 9, "samples without a limit");
     }
     Ok(())
 }
@@ -379,8 +391,8 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
             let open = || vpmu.open_member(&attr, &leader);
             let siblings = match (open(), open()) {
                 (Ok(one), Ok(other)) => [one, other],
-                // The task has swapped the leader for a child's: leader and member would be of different tasks, which
-                // perf refuses, too.
+                // At a task switch, perf core may have swapped the contexts of the task and its child. The leader and
+                // the member would then belong to different tasks, which perf also refuses.
                 (Err(error), _) | (_, Err(error)) if errno(&error) == libc::EINVAL => {
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! Random calls on the driver by several processes of the users root and nobody at once, in a kernel that
+//! Several processes of the users root and nobody make random calls on the driver at the same time, in a kernel that
 //! checks its allocations. Afterwards the kernel has no complaint, and nothing is left on the device.
 //!
 //! Each process makes the same calls for the same seed; how the calls of several processes interleave is up to the
@@ -38,10 +38,10 @@ const SEED: u64 = 0x5eed_0001;
 const OPERATIONS: u64 = 600;
 /// Number of processes; half of them are root's.
 const PROCESSES: u64 = 6;
-/// Descriptors and maps that a process keeps at most.
+/// Maximum number of descriptors, and of maps, that a process keeps.
 const KEPT: usize = 20;
 
-/// The driver's calls on /dev/vpmu and on events, and perf's.
+/// The ioctls of `/dev/vpmu`. [`EVENT_CALLS`] has those of events, including perf's.
 const DEVICE_CALLS: [u32; 8] = [
     uapi::IOC_INFO,
     uapi::IOC_OPEN,
@@ -106,7 +106,7 @@ impl Random {
     }
 
     fn below(&mut self, limit: u64) -> u64 {
-        // The low bits repeat soonest.
+        // The low bits have the shortest period.
         (self.next() >> 16) % limit
     }
 
@@ -124,7 +124,7 @@ impl Random {
 struct Hammer {
     random: Random,
     device: Device,
-    /// An area that calls may read from and write to.
+    /// A buffer that calls may read and write.
     scratch: Vec<u64>,
     fds: Vec<i32>,
     maps: Vec<(usize, usize)>,
@@ -144,7 +144,7 @@ impl Hammer {
         })
     }
 
-    /// A descriptor: mostly an event's, sometimes -1, another or a closed one.
+    /// A descriptor: mostly an event's, sometimes -1, 0, the device's, or one that is not open.
     fn fd(&mut self) -> i32 {
         let device = self.device.as_raw_fd();
         match self.random.below(12) {
@@ -205,7 +205,7 @@ impl Hammer {
             let bytes = mem::size_of::<perf_event_attr>() as u64;
             let (at, bit) = (8 + self.random.below(bytes - 8), self.random.below(8));
             let raw = (&raw mut attr).cast::<u8>();
-            // SAFETY: all of the attr, which is integers alone.
+            // SAFETY: the slice is exactly the attr, which consists of integers.
             let raw = unsafe { slice::from_raw_parts_mut(raw, bytes as usize) };
             raw[at as usize] ^= 1 << bit;
         }
@@ -274,7 +274,7 @@ impl Hammer {
             return;
         }
         let which = self.random.below(self.fds.len() as u64) as usize;
-        // SAFETY: a descriptor that `keep` has put there, closed once.
+        // SAFETY: `keep` put this descriptor into `fds`, and it is closed only once.
         unsafe { libc::close(self.fds.swap_remove(which)) };
     }
 
@@ -290,7 +290,7 @@ impl Hammer {
         } else {
             (self.fd(), self.random.of(&EVENT_CALLS))
         };
-        // SAFETY: what a call writes, it writes to `scratch`, or to an address that faults.
+        // SAFETY: a call writes only to `scratch`, or to an address that faults.
         unsafe { libc::ioctl(fd, call.into(), argument) };
     }
 
@@ -326,7 +326,7 @@ impl Hammer {
         }
         let which = self.random.below(self.maps.len() as u64) as usize;
         let (base, bytes) = self.maps.swap_remove(which);
-        // SAFETY: a mapping of `map`'s to which nothing refers.
+        // SAFETY: `map` made this mapping, and no reference points into it.
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), bytes) };
     }
 
@@ -341,7 +341,7 @@ impl Hammer {
         match self.random.below(4) {
             0 => {
                 let protection = self.random.of(&[0, 1, 3, 7]);
-                // SAFETY: a mapping of `map`'s to which nothing refers.
+                // SAFETY: `map` made this mapping, and no reference points into it.
                 unsafe { libc::mprotect(at, bytes, protection) };
             }
             1 => {
@@ -350,7 +350,7 @@ impl Hammer {
                 unsafe { libc::madvise(at, bytes, advice) };
             }
             2 => {
-                // The tails, and the announced offset and size of an area.
+                // Fields of the metadata page: the two tails, and an AUX area's offset and size.
                 let field = self.random.of(&[1032, 1072, 1080, 1064]);
                 let values = [PAGE as u64, 2 * PAGE as u64, 3 * PAGE as u64, u64::MAX];
                 self.scratch[0] = self.random.of(&values);
@@ -363,7 +363,7 @@ impl Hammer {
         }
     }
 
-    /// Has the kernel write the beginning of [`Self::scratch`] to an address, which may fault.
+    /// Has the kernel write the first `words` words of [`Self::scratch`] to `address`. The write may fault.
     fn put(&self, address: usize, words: usize) {
         let Ok((reader, mut writer)) = io::pipe() else {
             return;
@@ -374,7 +374,7 @@ impl Hammer {
             .collect();
         let target = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
         if writer.write_all(&bytes).is_ok() {
-            // SAFETY: the kernel checks the address, of a mapping to which nothing refers.
+            // SAFETY: the kernel checks the address. No reference points into the mapping there.
             unsafe { libc::read(reader.as_raw_fd(), target, bytes.len()) };
         }
     }
@@ -405,7 +405,8 @@ impl Hammer {
         }
     }
 
-    /// A child that inherits the events: it goes on for a while, and ends in one way or another.
+    /// Forks a child that inherits the events. The child also makes random calls. Then it is killed, executes another
+    /// program, or exits.
     fn fork(&mut self) {
         if !self.forks {
             return;
@@ -445,7 +446,7 @@ impl Hammer {
             89..91 => self.fork(),
             91..93 => {
                 let which = self.random.below(2) as usize;
-                // Refused or not: the calls go on.
+                // The calls go on, whether this is refused or not.
                 let _ = cpu::pin(which);
             }
             93..95 => os::yield_cpu(),
@@ -459,7 +460,8 @@ impl Hammer {
 
 /// The calls of one process.
 fn hammer(seed: u64, nobody: bool, operations: u64) -> io::Result<()> {
-    // SAFETY: takes numbers. Signals of events must not end the process.
+    // Signals of events must not end the process.
+    // SAFETY: takes only numbers.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     os::allow_descriptors(256)?;
     if nobody {
@@ -490,7 +492,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
         let mut status = 0;
         // SAFETY: a valid address; the child is ours.
         unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        ensure_eq!(status, 0, "what process {pid} ended with, seed {seed:#x}");
+        ensure_eq!(status, 0, "wait status of process {pid}, seed {seed:#x}");
     }
     Ok(())
 }
@@ -530,7 +532,7 @@ pub(crate) fn ensure_clean() -> Outcome {
         });
         i32::from(!counted.is_ok_and(|room| room == device.info.max_events / 4 * 3))
     })?;
-    ensure_eq!(code, 0, "nobody has room for all of their share");
+    ensure_eq!(code, 0, "check of the user nobody's share: exit code");
     drop((task, device));
     let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
     ensure!(unloaded.success(), "the module is in use");

@@ -1,5 +1,4 @@
-//! Programs that attack the machine: each in a process of its own, and the machine answers
-//! afterwards.
+//! Attacks on the machine by programs, each in a process of its own. After each attack, every vCPU must still count.
 #![expect(unsafe_code, reason = "instructions and calls that no program needs")]
 
 use std::io;
@@ -38,7 +37,7 @@ const REFUSED: i32 = 20;
 /// A child's exit code: something else failed.
 const FAILED: i32 = 21;
 
-/// Runs `act` in a child as nobody on `cpu`; returns its exit code.
+/// Runs `act` in a child, as the user nobody, on `cpu`. Returns the child's exit code.
 fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
     os::forked(|| {
         let acted = cpu::pin(cpu)
@@ -48,7 +47,7 @@ fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i3
     })
 }
 
-/// Checks that each vCPU answers with an exact count.
+/// Checks that the device still works on each vCPU: a new event counts exactly the marks that are placed.
 fn ensure_answers() -> Outcome {
     let device = Device::open()?;
     for cpu in 0..CPUS {
@@ -71,8 +70,8 @@ fn doorbell_map_without_capability_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Takes a signal with a stack that ends at `end`, so that the kernel writes the signal frame below. Returns whether
-/// the handler ran.
+/// Takes a signal on a stack that ends at `end`, so that the kernel writes the signal frame below `end`. Returns
+/// whether the handler ran.
 fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     static RAN: AtomicBool = AtomicBool::new(false);
     extern "C" fn handler(_signal: i32) {
@@ -87,7 +86,7 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     if unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a plain structure, all zeros of which are valid.
+    // SAFETY: a plain structure, for which all zeros are valid.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_ONSTACK;
@@ -95,13 +94,13 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     if unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: takes a number. The process has nothing to lose.
+    // SAFETY: takes only a number. If the kernel cannot write the signal frame, it kills only this child process.
     unsafe { libc::raise(libc::SIGUSR1) };
     Ok(RAN.load(Ordering::Relaxed))
 }
 
-/// On a mapped doorbell the frame would end the machine: the kernel writes it with instructions that KVM does not
-/// emulate.
+/// A signal frame on a mapped doorbell would end the machine: the kernel writes the frame with instructions that KVM
+/// does not emulate.
 fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
     for cpu in 0..CPUS {
         let mut memory = vec![0; STACK];
@@ -125,7 +124,7 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
 }
 
 fn mark_of_nobody_is_exact() -> Outcome {
-    // At Debian's own level, the user nobody cannot open any event.
+    // At 3, Debian's default of `perf_event_paranoid`, the user nobody cannot open any event.
     os::set_paranoid(3)?;
     let device = Device::open()?;
     for (cpu, number) in (0..CPUS).zip(0..) {
@@ -176,7 +175,7 @@ fn accesses_to_a_mapped_doorbell_leave_the_machine_running() -> Outcome {
                 }
             })?;
             ensure!(code != FAILED, "root could not map the doorbell");
-            eprintln!("{what} on CPU {cpu}: the program's end is {code}");
+            eprintln!("{what} on CPU {cpu}: the program ended with {code}");
             ensure_answers()?;
         }
     }

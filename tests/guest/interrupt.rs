@@ -5,7 +5,7 @@ use std::fs;
 
 /// The number of the interrupt, and how often all CPUs together have taken it.
 fn line() -> Result<(u32, u64), Box<dyn Error>> {
-    // The vPMU's transport among the machine's others, by the driver bound to it.
+    // The vPMU is the virtio device that is bound to the driver `virtio_pmu`.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
     let device = drivers
         .filter_map(Result::ok)

@@ -1,11 +1,12 @@
-//! Faults in the guest's kernel log: the kernel's own checks, and those of a kernel built with a checker.
+//! Searches the guest's kernel log for reports of faults. Every kernel makes some checks; a kernel can be built with
+//! more.
 
 use std::process::Command;
 
 use crate::Outcome;
 use crate::ensure::ensure;
 
-/// Words with which a kernel begins a report of a fault, or continues one.
+/// Words that begin or continue a kernel's report of a fault.
 const FAULTS: [&str; 18] = [
     "WARNING:",
     "BUG",
@@ -26,10 +27,10 @@ const FAULTS: [&str; 18] = [
     "bad unlock balance",
     "turning off the locking correctness validator",
 ];
-/// Most lines of a report to show.
+/// Maximum number of lines that are shown of a report.
 const LINES: usize = 40;
 
-/// The log since boot, a line each.
+/// The kernel's log since boot.
 fn log() -> std::io::Result<String> {
     let output = Command::new("dmesg").output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -38,7 +39,7 @@ fn log() -> std::io::Result<String> {
 /// Returns the log from the first report of a fault on, up to [`LINES`] lines.
 fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     let names_fault = |line: &&str| {
-        // The allocator and a checker introduce themselves; a program's own fault is not the kernel's.
+        // Harmless lines: boot messages of the allocator and of KASAN, and reports of faults in programs.
         let harmless = [
             "SLUB: HWalign",
             "KernelAddressSanitizer initialized",
@@ -57,7 +58,7 @@ pub(crate) fn ensure_no_fault() -> Outcome {
     ensure_none_of(&[])
 }
 
-/// Like [`ensure_no_fault`], with more words that a healthy kernel does not log.
+/// Like [`ensure_no_fault`], but also searches for the words in `more`, which a healthy kernel does not log.
 pub(crate) fn ensure_none_of(more: &[&str]) -> Outcome {
     let log = log()?;
     if let Some(report) = fault(&log, more) {

@@ -1,7 +1,8 @@
-//! Another kernel, started by this one without a reset of the machine: the device must write nothing more to the
-//! first kernel's memory, and must keep events whose rings are in the host's memory.
+//! A second kernel, which the first one starts with kexec, without a reset of the machine: the device must write
+//! nothing more to the first kernel's memory, and must keep events whose rings are in the host's memory.
 //!
-//! The init of either kernel runs the same command; only the second finds the persistent event.
+//! The init programs of both kernels run the same command. Only in the second kernel does the command find the
+//! persistent event.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -45,16 +46,19 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
     let index = u64::try_from(ring.address().addr() / PAGE + number)?;
     File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, index * 8)?;
     let entry = u64::from_le_bytes(entry);
-    ensure!(entry & IN_MEMORY != 0, "a page is not there: {entry:#x}");
+    ensure!(
+        entry & IN_MEMORY != 0,
+        "a page is not in memory: {entry:#x}"
+    );
     Ok((entry & FRAME) * u64::try_from(PAGE)?)
 }
 
-/// An address above which kexec places the second kernel: it fills memory from the top.
+/// Lower limit of the addresses at which kexec places the second kernel: kexec fills memory from the top.
 fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
-    /// Offset of `init_size` in the boot protocol's header: the bytes that the kernel needs until it has a
-    /// map.
+    /// Offset of `init_size` in the boot protocol's header: the bytes of memory that the kernel needs before it can
+    /// read the memory map.
     const INIT_SIZE: u64 = 0x260;
-    /// Boot parameters, the code that starts the kernel, alignment.
+    /// Room for boot parameters, for the code that starts the kernel, and for alignment.
     const REST: u64 = 16 << 20;
     let mut size = [0; 4];
     File::open(KERNEL)?.read_exact_at(&mut size, INIT_SIZE)?;
@@ -68,10 +72,10 @@ fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
         .next_back()
         .ok_or("no memory in /proc/iomem")??;
     end.checked_sub(taken)
-        .ok_or_else(|| format!("{end:#x} bytes of memory, {taken:#x} taken").into())
+        .ok_or_else(|| format!("memory ends at {end:#x}, the kernel needs {taken:#x} bytes").into())
 }
 
-/// Bytes of memory that can still be taken.
+/// Bytes of memory that are still available.
 fn available_memory() -> Result<usize, Box<dyn Error>> {
     let lines = fs::read_to_string("/proc/meminfo")?;
     let line = lines
@@ -84,7 +88,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // Number of steps of memory to leave free for loading the second kernel.
+    // Number of steps that leave enough memory free to load the second kernel: 64 MiB.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
@@ -92,8 +96,8 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     // Hold the rings that are not below the limit, and use up free pages, so that the next ring is allocated
     // lower.
     let mut high = Vec::new();
-    // Full pipes use up pages of the kernel. The kernel also allocates rings from these pages, and keeps them apart
-    // from the pages of programs.
+    // Full pipes use up kernel memory. The kernel allocates rings from the same pool of pages. The memory of programs
+    // comes from another pool.
     let mut taken = Vec::new();
     loop {
         let clock = device.start(&silent(attr), How::on_cpu(0))?;
@@ -113,7 +117,8 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     }
 }
 
-/// Starts the second kernel, which leaves the ring's pages alone; returns why it did not start.
+/// Starts the second kernel, whose command line reserves the ring's pages. Returns only if the start fails, with the
+/// error.
 fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
     let (kept, _) = persistent(device, &sequence(device), 0, NAME)?;
     let _window = Pages::map(&kept, 1, READ_WRITE)?;
@@ -141,7 +146,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
     Ok(os::start_kernel())
 }
 
-/// The addresses of the first kernel's ring, by the command line.
+/// The addresses of the first kernel's ring, from the command line.
 fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
     let line = fs::read_to_string("/proc/cmdline")?;
     let pages = line
@@ -153,7 +158,7 @@ fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
 }
 
 fn second(device: &Device, id: u64) -> Outcome {
-    // When this kernel started, by the clock of records.
+    // The time at which this kernel started, on the clock of the records.
     let started = device.time_of(cpu::tsc()) - os::uptime()?;
     let memory = File::open("/dev/mem")?;
     let word = |address| -> io::Result<u64> {
@@ -164,7 +169,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     let [metadata, data] = ring_pages()?;
     let head = word(metadata + u64::try_from(DATA_HEAD)?)?;
     ensure!(head != 0, "nothing was sampled");
-    // The newest record is at the head; behind its header is its time.
+    // The newest record is at the head. Its time follows its header of 8 bytes.
     let newest = word(data + (head + 8) % u64::try_from(PAGE)?)?;
     ensure!(newest != 0, "the newest record is empty");
     ensure!(
@@ -178,7 +183,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     let kept = device.reopen(id, 0)?;
     ensure_eq!(kept.count()?, 20, "marks of the first kernel");
     device.place(8, 5)?;
-    ensure_eq!(kept.count()?, 25, "with marks of this one");
+    ensure_eq!(kept.count()?, 25, "marks of both kernels");
     let mut ring = Pages::map(&kept, 1, READ_WRITE)?;
     let records = ring.take()?;
     let expected: Vec<u64> = [[7; 20].as_slice(), &[8; 5]].concat();

@@ -1,4 +1,4 @@
-//! The client library against the real device: what it offers besides counting and sampling.
+//! Tests of the client library on the real device, except for counting and sampling.
 
 use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
 
@@ -42,7 +42,7 @@ fn page_agrees_with_a_reading() -> Outcome {
         );
         ensure!(
             before.time_enabled <= told.time_enabled && told.time_enabled <= after.time_enabled,
-            "{} ns not from {} to {}",
+            "{} ns is not between {} and {}",
             told.time_enabled,
             before.time_enabled,
             after.time_enabled
@@ -54,7 +54,7 @@ fn page_agrees_with_a_reading() -> Outcome {
     ensure_eq!(
         (told.value, told.time_enabled, told.time_running),
         (read.value, read.time_enabled, read.time_running),
-        "standing still"
+        "the page and read() of a disabled event"
     );
     Ok(())
 }
@@ -68,7 +68,7 @@ fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
 }
 
 fn backward_ring_keeps_the_latest_records() -> Outcome {
-    // A header and six words, of which a page has room for 73.
+    // A record is a header and six words, 56 bytes. A page has room for 73 records.
     const FIT: usize = 4096 / 56;
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&EventAttr {
@@ -77,15 +77,19 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
     })?;
     let ring = event.map_overwrite(0)?;
     event.enable()?;
-    ensure_eq!(ring.snapshot()?.len(), 0, "before the first");
+    ensure_eq!(ring.snapshot()?.len(), 0, "records before the first mark");
     place(&vpmu, 9, 500)?;
     let first = times(ring.snapshot()?)?;
-    ensure_eq!(first.len(), FIT, "the latest of 500");
+    ensure_eq!(first.len(), FIT, "the latest records of 500 marks");
     ensure!(first.is_sorted(), "not the oldest first: {first:?}");
     place(&vpmu, 9, 3)?;
     let second = times(ring.snapshot()?)?;
-    ensure_eq!(second.len(), FIT, "after three more");
-    ensure_eq!(&second[..FIT - 3], &first[3..], "those that stayed");
+    ensure_eq!(second.len(), FIT, "records after three more marks");
+    ensure_eq!(
+        &second[..FIT - 3],
+        &first[3..],
+        "the records that are still in the ring"
+    );
     ensure!(second.is_sorted(), "not the oldest first: {second:?}");
     Ok(())
 }
@@ -103,9 +107,13 @@ fn two_events_share_a_ring() -> Outcome {
     }
     let (samples, lost) = drain(&mut ring)?;
     let ids: Vec<u64> = samples.iter().map(|sample: &Sample| sample.id).collect();
-    ensure_eq!(ids, [first.id()?, second.id()?].repeat(10), "whose records");
+    ensure_eq!(
+        ids,
+        [first.id()?, second.id()?].repeat(10),
+        "the ids in the records"
+    );
     ensure_eq!(lost, 0, "lost");
-    // A paused ring loses records, and reports the loss when it goes on.
+    // While the output is paused, records are lost. The loss is reported after the output is resumed.
     first.pause_output(true)?;
     place(&vpmu, 10, 4)?;
     first.pause_output(false)?;
@@ -141,12 +149,16 @@ fn group_reads_at_one_moment() -> Outcome {
     leader.disable()?;
     place(&vpmu, 9, 7)?;
     let group = leader.read_group()?;
-    ensure_eq!(group[1].value, 60, "with its leader disabled");
+    ensure_eq!(
+        group[1].value,
+        60,
+        "a member's count while its leader is disabled"
+    );
     let ids: Vec<u64> = group.iter().map(|reading| reading.id).collect();
     ensure_eq!(
         ids,
         [leader.id()?, twin.id()?, other.id()?],
-        "the leader first"
+        "the ids, with the leader first"
     );
     Ok(())
 }
@@ -155,18 +167,26 @@ fn refresh_lasts_as_long_as_granted() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=9")?.sampling(2))?;
     let mut ring = event.map(2)?;
-    ensure_eq!(
-        event.engine()?,
-        Engine::Exit,
-        "marks overflow on their exits"
-    );
+    ensure_eq!(event.engine()?, Engine::Exit, "the engine of marks");
     event.refresh(3)?;
     place(&vpmu, 9, 20)?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!((samples.len(), lost), (3, 0), "of ten overflows");
-    ensure_eq!(event.read()?.value, 6, "counted up to the last of them");
+    ensure_eq!(
+        (samples.len(), lost),
+        (3, 0),
+        "samples of ten overflows, lost"
+    );
+    ensure_eq!(
+        event.read()?.value,
+        6,
+        "the count at the last permitted overflow"
+    );
     event.refresh(1)?;
     place(&vpmu, 9, 20)?;
-    ensure_eq!(drain(&mut ring)?.0.len(), 1, "granted once more");
+    ensure_eq!(
+        drain(&mut ring)?.0.len(),
+        1,
+        "samples after one more overflow is permitted"
+    );
     Ok(())
 }

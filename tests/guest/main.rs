@@ -1,7 +1,7 @@
-//! The tests that run in a booted guest, on the client library.
+//! The program `guest-tests`: the tests that run in a booted guest, and the commands that tests run there.
 //!
-//! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
-//! framed line for each. The tests of the same names on the host boot a guest and read these lines.
+//! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one framed line for each. On
+//! the host, tests of the same names boot a guest and read these lines.
 
 mod acts;
 mod arch;
@@ -26,7 +26,6 @@ mod conformance;
 mod counting;
 mod cpu;
 mod doorbell;
-mod doors;
 mod driver_life;
 mod ensure;
 mod fields;
@@ -55,6 +54,7 @@ mod output_who;
 mod output_writer;
 mod packets;
 mod pages;
+mod perf_core;
 mod perf_habits;
 mod perf_limits;
 mod perf_record;
@@ -97,15 +97,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use tests::wire::{self, Verdict};
+use guest_tests::wire::{self, Verdict};
 
 /// The result of a test; the error is the reason for the failure.
 type Outcome = Result<(), Box<dyn Error>>;
 /// A test's name and what it does.
 type Test = (&'static str, fn() -> Outcome);
 
-/// Far above what any test needs, so that one that hangs is named instead of its group.
-const LIMIT: Duration = Duration::from_secs(90);
+/// Time limit of a test, far above the time that any test needs. If a test hangs, the limit makes that test fail, not
+/// its whole group.
+const LIMIT: Duration = Duration::from_secs(300);
 
 fn group(name: &str) -> Option<Vec<Test>> {
     match name {
@@ -158,7 +159,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
             Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat())
         }
         "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some([doors::TESTS, switches::TESTS, module::TESTS].concat()),
+        "module" => Some([perf_core::TESTS, switches::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
         "aux-hardware" => arch::hardware(),
         "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
@@ -247,7 +248,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `guest-tests hammer SEED OPERATIONS`: like the test, with this seed and number of calls.
+/// `guest-tests hammer SEED OPERATIONS`: runs the hammer test with this seed and number of calls.
 fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
     let (Ok(seed), Ok(operations)) = (seed.parse(), operations.parse()) else {
         return usage();
@@ -290,7 +291,7 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
     failed |= verdict != Verdict::Passed;
     println!(
         "{}",
-        wire::line(tests::guest::KERNEL_LOG, began.elapsed(), &verdict)
+        wire::line(wire::KERNEL_LOG, began.elapsed(), &verdict)
     );
     if failed {
         ExitCode::FAILURE
@@ -299,7 +300,7 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
     }
 }
 
-/// One test in its own process, so that what it leaves open or locked ends with it.
+/// Runs one test in its own process. Whatever the test leaves open or locked ends with that process.
 fn one(name: &str, test: &str) -> Verdict {
     let child = Command::new("/proc/self/exe")
         .args(["one", name, test])

@@ -1,4 +1,5 @@
-//! Loading and unloading of the module: unloading is refused while the module is in use, and clean otherwise.
+//! Loading and unloading of the module. Unloading is refused while the module is in use. Otherwise unloading succeeds
+//! without a fault.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +53,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
             !module("rmmod", "virtio_pmu")?,
             "unloaded while an event was open"
         );
-        ensure_eq!(event.read()?.value, 1, "the event goes on");
+        ensure_eq!(event.read()?.value, 1, "the count after the refused unload");
     }
     {
         let pmu = PerfPmu::open()?;
@@ -76,7 +77,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     Ok(())
 }
 
-/// As udev does it: modprobe gets nothing but the device's modalias.
+/// Like udev, the test passes only the device's modalias to modprobe.
 fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let directory = Path::new("/lib/modules").join(release.trim_end());
@@ -105,7 +106,7 @@ fn module_reloads_clean() -> Outcome {
     for round in 0..3 {
         ensure!(
             module("rmmod", "virtio_pmu")?,
-            "round {round}: not unloaded with nobody using it"
+            "round {round}: the unused module was not unloaded"
         );
         ensure!(
             Vpmu::open().is_err(),

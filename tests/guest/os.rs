@@ -1,4 +1,4 @@
-//! Processes, signals and limits, as the tests need them: each call behind a safe function.
+//! Safe functions for the system calls that the tests need: processes, signals, limits.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -20,7 +20,7 @@ fn checked(result: i32) -> io::Result<i32> {
 
 /// Unloads a module, if nobody uses it.
 pub(crate) fn unload(module: &CStr) -> io::Result<()> {
-    // SAFETY: a string that lives through the call, and a number.
+    // SAFETY: the string is valid for the whole call; the flags are a number.
     let done = unsafe { libc::syscall(libc::SYS_delete_module, module.as_ptr(), libc::O_NONBLOCK) };
     checked(i32::try_from(done).map_err(io::Error::other)?)?;
     Ok(())
@@ -33,7 +33,7 @@ pub(crate) fn load_kernel(
     command_line: &CStr,
 ) -> io::Result<()> {
     let words = command_line.to_bytes_with_nul();
-    // SAFETY: two open files, a string of that length that lives through the call, no flags.
+    // SAFETY: the files are open, and the string has that length and is valid for the whole call. There are no flags.
     let done = unsafe {
         libc::syscall(
             libc::SYS_kexec_file_load,
@@ -50,7 +50,7 @@ pub(crate) fn load_kernel(
 
 /// Starts the kernel of [`load_kernel`] in place of this one; returns only if that fails.
 pub(crate) fn start_kernel() -> io::Error {
-    // SAFETY: takes a number; nothing of this process is left where it succeeds.
+    // SAFETY: the call takes only a number. If the call succeeds, this process no longer exists.
     unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     io::Error::last_os_error()
 }
@@ -70,13 +70,13 @@ pub(crate) fn uptime() -> io::Result<u64> {
 /// Loads the module in `file`, without parameters.
 pub(crate) fn load(file: BorrowedFd<'_>) -> io::Result<()> {
     let none = c"";
-    // SAFETY: an open file, a string that lives through the call, and a number.
+    // SAFETY: the file is open, and the string is valid for the whole call.
     let done = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), none.as_ptr(), 0) };
     checked(i32::try_from(done).map_err(io::Error::other)?)?;
     Ok(())
 }
 
-/// The signal that the tests ask for: one that queues, so that each arrives.
+/// The signal that the tests request: a real-time signal. The kernel queues these, so each one arrives.
 pub(crate) fn signal() -> i32 {
     libc::SIGRTMIN() + 3
 }
@@ -89,13 +89,13 @@ pub(crate) struct Arrived {
     pub(crate) fd: i32,
 }
 
-/// `si_code` of a signal that reports records to read.
+/// `si_code` of a signal that is sent because there are records to read.
 pub(crate) const POLL_IN: i32 = 1;
-/// `si_code` of a signal that reports that no more will come.
+/// `si_code` of a signal that is sent because no more records will follow.
 pub(crate) const POLL_HUP: i32 = 6;
 
 fn signals() -> libc::sigset_t {
-    // SAFETY: a set of all zeros, which the next calls make a valid one.
+    // SAFETY: all zeros are a valid value; the next call makes it an empty set.
     let mut set: libc::sigset_t = unsafe { mem::zeroed() };
     // SAFETY: a valid address.
     unsafe { libc::sigemptyset(&raw mut set) };
@@ -104,10 +104,10 @@ fn signals() -> libc::sigset_t {
     set
 }
 
-/// Blocks [`signal`] in this thread and those it starts, so that it stays pending for [`wait_signal`].
+/// Blocks [`signal`] in this thread and in the threads that it starts. The signal stays pending for [`wait_signal`].
 pub(crate) fn block_signal() -> io::Result<()> {
     let set = signals();
-    // SAFETY: a valid set; the old one is not asked for.
+    // SAFETY: the set is valid. The pointer for the old set is null, so the call writes nothing.
     checked(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) })?;
     Ok(())
 }
@@ -124,7 +124,7 @@ struct Owner {
     id: libc::pid_t,
 }
 
-/// Lets `fd` signal this thread: `O_ASYNC`, `F_SETOWN`, `F_SETSIG`.
+/// Makes `fd` send its signals to this thread: `F_SETOWN_EX`, `F_SETSIG`, `O_ASYNC`.
 pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
     let fd = fd.as_raw_fd();
     // SAFETY: cannot fail and touches no memory.
@@ -133,7 +133,7 @@ pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
         kind: F_OWNER_TID,
         id: thread,
     };
-    // SAFETY: a valid address for the call's time.
+    // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
     // SAFETY: takes its argument by value.
     checked(unsafe { libc::fcntl(fd, F_SETSIG, signal()) })?;
@@ -153,7 +153,7 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     };
     // SAFETY: a plain structure of integers.
     let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
-    // SAFETY: three valid addresses for the call's time.
+    // SAFETY: all three addresses are valid for the whole call.
     let got = unsafe { libc::sigtimedwait(&raw const set, &raw mut info, &raw const limit) };
     if got < 0 {
         let error = io::Error::last_os_error();
@@ -162,11 +162,11 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
             _ => Err(error),
         };
     }
-    // si_fd of a SIGPOLL: behind signo, errno, code, padding and the band, a long.
+    // In the siginfo of a SIGPOLL, `si_fd` follows signo, errno, code, padding and the band, which is a long.
     let words = (&raw const info).cast::<i32>();
-    // SAFETY: inside siginfo_t, which is 128 bytes of integers.
+    // SAFETY: the word is inside siginfo_t, which is 128 bytes of integers.
     let fd = unsafe { words.add(6) };
-    // SAFETY: as above, and aligned as they are.
+    // SAFETY: as above; the word is aligned.
     let fd = unsafe { fd.read() };
     Ok(Some(Arrived {
         code: info.si_code,
@@ -174,16 +174,16 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     }))
 }
 
-/// Waits until all output of this program has left the console, whose driver makes exits.
+/// Waits until the console's driver has sent all output of this program, because sending causes exits.
 pub(crate) fn drain_console() {
-    // SAFETY: touches no memory. If the output is not a terminal, there is nothing to wait for.
+    // SAFETY: the call accesses no memory. If the output is not a terminal, there is nothing to wait for.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
 }
 
 /// Mounts a virtual file system of the kernel.
 pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     let (kind, at) = (kind.as_ptr(), at.as_ptr());
-    // SAFETY: strings that live through the call; the kind takes no data.
+    // SAFETY: the strings are valid for the whole call, and this kind of file system takes no data.
     checked(unsafe { libc::mount(kind, at, kind, 0, ptr::null()) })?;
     Ok(())
 }
@@ -192,18 +192,18 @@ pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
 pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
     let kind = c"cgroup".as_ptr();
     let options = c"perf_event".as_ptr().cast();
-    // SAFETY: strings that live through the call.
+    // SAFETY: the strings are valid for the whole call.
     checked(unsafe { libc::mount(kind, at.as_ptr(), kind, 0, options) })?;
     Ok(())
 }
 
-/// Whether a process ends within `limit`. The caller sleeps until then: a poll every few milliseconds would take the
-/// CPU from the process that it waits for.
+/// Whether a process ends within `limit`. The caller sleeps until then, because a poll every few milliseconds would
+/// take the CPU from the process.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     // SAFETY: no memory; a descriptor is returned.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: just opened, and nobody else knows it.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(checked(fd)?) };
     let mut asked = libc::pollfd {
         fd: fd.as_raw_fd(),
@@ -211,18 +211,18 @@ pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
         revents: 0,
     };
     let limit = i32::try_from(limit.as_millis()).map_err(io::Error::other)?;
-    // SAFETY: one element, which lives through the call.
+    // SAFETY: the array has one element, which is valid for the whole call.
     let ready = checked(unsafe { libc::poll(&raw mut asked, 1, limit) })?;
     Ok(ready > 0)
 }
 
-/// Runs `child` in a forked process and returns its exit code. This process must have one thread.
+/// Runs `child` in a forked process and returns its exit code. The calling process must have only one thread.
 pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: the process has one thread, which goes on in the child.
+    // SAFETY: the process has only this thread, which continues in the child.
     let pid = checked(unsafe { libc::fork() })?;
     if pid == 0 {
         let code = child();
-        // SAFETY: ends the child before it runs code that is meant for its parent.
+        // SAFETY: the call ends the child before the child can return from this function.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
@@ -235,11 +235,12 @@ pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     })
 }
 
-/// A pipe that is filled with `bytes` bytes, a power of two and at least a page: it takes that much kernel memory.
+/// A pipe filled with `bytes` bytes, which takes that much kernel memory. `bytes` must be a power of two and at least a
+/// page.
 pub(crate) fn full_pipe(bytes: usize) -> io::Result<(PipeReader, PipeWriter)> {
     let size = i32::try_from(bytes).map_err(io::Error::other)?;
     let (reader, mut writer) = io::pipe()?;
-    // SAFETY: takes a number; the descriptor is open.
+    // SAFETY: the descriptor is open, and the argument is a number.
     checked(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, size) })?;
     writer.write_all(&vec![0; bytes])?;
     Ok((reader, writer))
@@ -248,16 +249,16 @@ pub(crate) fn full_pipe(bytes: usize) -> io::Result<(PipeReader, PipeWriter)> {
 /// Whether anything is mapped at `address`.
 pub(crate) fn is_mapped(address: *mut u8) -> bool {
     let mut resident = 0;
-    // SAFETY: asks of one page; one byte is written to `resident`.
+    // SAFETY: the call checks one page, and writes one byte to `resident`.
     unsafe { libc::mincore(address.cast(), 4096, &raw mut resident) == 0 }
 }
 
-/// Whether the kernel can read the byte at `address`; where a program would get SIGBUS it cannot.
+/// Whether the kernel can read the byte at `address`. The result is false where a program's read would raise SIGBUS.
 pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
     let mut ends = [-1; 2];
     // SAFETY: two descriptors are written there.
     checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
-    // SAFETY: the pipe's ends are new and nobody else's.
+    // SAFETY: the pipe's descriptors are new, and nothing else owns them.
     let [_read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     // SAFETY: the kernel checks the address.
     let written = unsafe { libc::write(write.as_raw_fd(), address.cast(), 1) };
@@ -270,8 +271,8 @@ pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
 
 /// munmap(2) of a part of a mapping, which must be refused.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
-    // SAFETY: the caller expects a refusal. Pages that are unmapped all the same are only ever read atomically, and
-    // such a read faults.
+    // SAFETY: the caller expects a refusal. If the call does unmap pages, the later accesses are atomic reads, which
+    // raise a fault.
     checked(unsafe { libc::munmap(address.cast(), bytes) })?;
     Ok(())
 }
@@ -279,7 +280,7 @@ pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
 /// mprotect(2) that makes read-only pages writable.
 pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the caller expects a refusal; the pages are shared memory, reached atomically alone.
+    // SAFETY: the caller expects a refusal; the pages are shared memory, which is accessed only atomically.
     checked(unsafe { libc::mprotect(address.cast(), bytes, protection) })?;
     Ok(())
 }
@@ -287,7 +288,7 @@ pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
 /// Becomes nobody, who has no capability.
 pub(crate) fn become_nobody() -> io::Result<()> {
     const NOBODY: u32 = 65534;
-    // SAFETY: changes this process's identity and touches no memory.
+    // SAFETY: the call changes this process's identity and accesses no memory.
     checked(unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) })?;
     // SAFETY: as above.
     checked(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) })?;
@@ -297,7 +298,7 @@ pub(crate) fn become_nobody() -> io::Result<()> {
 /// `CAP_PERFMON`'s number.
 pub(crate) const CAP_PERFMON: u32 = 38;
 
-/// Gives up every capability but these, by their numbers.
+/// Drops every capability except those with these numbers.
 pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
     // `_LINUX_CAPABILITY_VERSION_3` for the calling thread.
     let header: [u32; 2] = [0x2008_0522, 0];
@@ -308,7 +309,7 @@ pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
         word[0] |= 1 << (capability % 32);
         word[1] |= 1 << (capability % 32);
     }
-    // SAFETY: the kernel reads a header and two elements, which live through the call.
+    // SAFETY: the kernel reads a header and two elements, which are valid for the whole call.
     let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) };
     checked(i32::try_from(set).map_err(io::Error::other)?)?;
     Ok(())
@@ -331,25 +332,26 @@ pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
 
 /// Sets the three user ids and the three group ids.
 pub(crate) fn set_ids(user: [u32; 3], group: [u32; 3]) -> io::Result<()> {
-    // SAFETY: changes this process's identity and touches no memory.
+    // SAFETY: the call changes this process's identity and accesses no memory.
     checked(unsafe { libc::setresgid(group[0], group[1], group[2]) })?;
     // SAFETY: as above.
     checked(unsafe { libc::setresuid(user[0], user[1], user[2]) })?;
     Ok(())
 }
 
-/// Sets the limit of this process's descriptors.
+/// Sets the limit on this process's number of file descriptors.
 pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: most,
         rlim_max: most,
     };
-    // SAFETY: a valid address for the call's time.
+    // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     Ok(())
 }
 
-/// `perf_event_open(2)` of a counting event of the calling thread, by perf's own types.
+/// Opens a counting event of the calling thread by `perf_event_open(2)`. `kind` is one of perf's own event types
+/// (`PERF_TYPE_*`).
 pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
     open_perf_attr(&perf_event_attr {
         type_: kind,
@@ -363,10 +365,10 @@ pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
 /// Opens an event of this task by `perf_event_open(2)`.
 pub(crate) fn open_perf_attr(attr: &perf_event_attr) -> io::Result<OwnedFd> {
     let attr: *const perf_event_attr = attr;
-    // SAFETY: the kernel reads as many bytes as the attr says, which live through the call.
+    // SAFETY: the kernel reads the number of bytes in the attr's size field; they are valid for the whole call.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr, 0, -1, -1, 0) };
     let fd = checked(i32::try_from(fd).map_err(io::Error::other)?)?;
-    // SAFETY: just opened, and nobody else knows it.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -378,16 +380,18 @@ pub(crate) struct BpfCounter {
 }
 
 impl BpfCounter {
-    /// A program of perf events; `records` says whether it lets the events make records.
+    /// Loads a program to attach to perf events. `records`: whether an overflow still writes a record after the program
+    /// has run.
     pub(crate) fn load(records: bool) -> io::Result<Self> {
         const MAP_CREATE: i32 = 0;
         const PROG_LOAD: i32 = 5;
         const PERF_EVENT: u32 = 7;
-        // An array of one element: its type, the sizes of keys and values, their number.
+        // An array map with one element: the words hold its type, the size of a key, the size of a value, and the
+        // number of elements.
         let map = bpf(MAP_CREATE, &[2 | 4 << 32, 8 | 1 << 32])?;
-        // SAFETY: just opened, and nobody else knows it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         let map = unsafe { OwnedFd::from_raw_fd(map) };
-        // An instruction: the code, the registers, the offset, the constant.
+        // An instruction: the opcode, the two registers, the offset, the immediate value.
         let instruction = |code: u64, to: u64, from: u64, offset: u16, value: u32| {
             code | to << 8 | from << 12 | u64::from(offset) << 16 | u64::from(value) << 32
         };
@@ -400,7 +404,8 @@ impl BpfCounter {
             instruction(0x07, 2, 0, 0, minus_four),
             instruction(0x18, 1, 1, 0, map_number),
             0,
-            // r0: the element, or null, which would skip the addition.
+            // The lookup returns the element's address in r0. The verifier requires a check for null, which skips the
+            // addition.
             instruction(0x85, 0, 0, 0, 1),
             instruction(0x15, 0, 0, 2, 0),
             instruction(0xb7, 1, 0, 0, 1),
@@ -428,7 +433,7 @@ impl BpfCounter {
         Ok(())
     }
 
-    /// How often it has run.
+    /// How often the program has run.
     pub(crate) fn runs(&self) -> io::Result<u64> {
         const LOOKUP: i32 = 1;
         let (key, mut value) = (0_u32, 0_u64);
@@ -440,13 +445,13 @@ impl BpfCounter {
                 (&raw mut value).expose_provenance() as u64,
             ],
         )?;
-        // SAFETY: the kernel wrote it through the address above.
+        // SAFETY: the kernel has written the value through the address above.
         Ok(unsafe { (&raw const value).read_volatile() })
     }
 }
 
-/// Code that the kernel runs on request, whose instructions are known: the compiler for BPF makes one
-/// instruction of each addition.
+/// A BPF program with a known number of instructions, which the kernel runs on request. BPF's JIT compiler turns each
+/// addition into one instruction.
 #[derive(Debug)]
 pub(crate) struct KernelCode(OwnedFd);
 
@@ -470,11 +475,11 @@ impl KernelCode {
             c"GPL".as_ptr().expose_provenance() as u64,
         ];
         let program = bpf(PROG_LOAD, &words)?;
-        // SAFETY: just opened, and nobody else knows it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(program) }))
     }
 
-    /// Runs it `times` times.
+    /// Runs the code `times` times.
     pub(crate) fn run(&self, times: u32) -> io::Result<()> {
         const PROG_TEST_RUN: i32 = 10;
         // An Ethernet header, and a byte.
@@ -490,9 +495,10 @@ impl KernelCode {
     }
 }
 
-/// `bpf(2)` with the first words of its attributes; the others are zero.
+/// `bpf(2)` with `words` as the beginning of its attributes. The rest are zero.
 fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
-    // SAFETY: the kernel reads so many bytes, and accesses what they point to, only during the call.
+    // SAFETY: the kernel reads that many bytes and accesses the memory that they point to. It does so only during the
+    // call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, call, words.as_ptr(), size_of_val(words)) };
     checked(i32::try_from(result).map_err(io::Error::other)?)
 }
@@ -510,7 +516,7 @@ pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
     // SAFETY: numbers alone.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
     let (source, target) = (file.as_ptr(), hidden.as_ptr());
-    // SAFETY: strings that live through the call.
+    // SAFETY: the strings are valid for the whole call.
     checked(unsafe { libc::mount(source, target, ptr::null(), libc::MS_BIND, ptr::null()) })?;
     Ok(())
 }
@@ -539,22 +545,22 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
-    /// Starts the process; returns when `prepare` has succeeded in it. The process keeps the result of `prepare`.
+    /// Forks the process. Returns when `prepare` has succeeded in the child, which keeps the result of `prepare`.
     pub(crate) fn start<T>(prepare: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         let mut ends = [-1; 2];
         // SAFETY: two descriptors are written there.
         checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
-        // SAFETY: the pipe's ends are new and nobody else's.
+        // SAFETY: the pipe's descriptors are new, and nothing else owns them.
         let [read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // SAFETY: the process has one thread, which goes on in the child.
+        // SAFETY: the process has only this thread, which continues in the child.
         let pid = checked(unsafe { libc::fork() })?;
         if pid == 0 {
             let kept = prepare();
             let code = [u8::from(kept.is_ok())];
-            // SAFETY: one byte that lives through the call.
+            // SAFETY: the buffer has one byte, which is valid for the whole call.
             unsafe { libc::write(write.as_raw_fd(), code.as_ptr().cast(), 1) };
             loop {
-                // SAFETY: no arguments. A signal ends the process.
+                // SAFETY: the call has no arguments. A signal ends the process.
                 unsafe { libc::pause() };
             }
         }
@@ -575,38 +581,38 @@ impl Drop for Sleeper {
         let mut status = 0;
         // SAFETY: a child of ours, not waited for yet.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
-        // SAFETY: a valid address for the call's time.
+        // SAFETY: the address is valid for the whole call.
         unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
     }
 }
 
-/// How often this thread has given up its CPU by itself.
+/// Number of voluntary context switches of this thread.
 pub(crate) fn sleeps() -> io::Result<i64> {
-    // SAFETY: a plain structure, all zeros of which are valid.
+    // SAFETY: all zeros are a valid value of this plain structure.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
     // SAFETY: room for one structure.
     checked(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) })?;
     Ok(usage.ru_nvcsw)
 }
 
-/// Limits locked memory to `bytes`.
+/// Limits this process's locked memory to `bytes`.
 pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: bytes,
         rlim_max: bytes,
     };
-    // SAFETY: a valid address for the call's time.
+    // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) })?;
     Ok(())
 }
 
-/// Sets the limit of signals queued for this user's processes.
+/// Sets the limit on the number of signals that are queued for this user's processes.
 pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: most,
         rlim_max: most,
     };
-    // SAFETY: a valid address for the call's time.
+    // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_SIGPENDING, &raw const limit) })?;
     Ok(())
 }
@@ -633,12 +639,12 @@ impl Epoll {
             u64: 0,
         };
         let fd = fd.as_raw_fd();
-        // SAFETY: a valid address for the call's time.
+        // SAFETY: the address is valid for the whole call.
         checked(unsafe { libc::epoll_ctl(epoll.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
         Ok(epoll)
     }
 
-    /// The events within `millis`; zero if there are none.
+    /// Waits up to `millis` milliseconds for an event, and returns its bits. Returns zero at the timeout.
     pub(crate) fn wait(&self, millis: i32) -> io::Result<u32> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.

@@ -1,5 +1,5 @@
-//! The cap on the sampling rate, in a machine that was started with a low cap: overflows above it make neither
-//! records nor losses, and records in the ring mark the beginning and the end.
+//! The cap on the sampling rate, in a machine that was started with a low cap. Overflows above the cap make neither
+//! samples nor losses. Records in the ring mark the beginning and the end of each throttling.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, READ, SAMPLE, STREAM_ID, THROTTLE, TIME, UNTHROTTLE};
@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 120;
-/// Nanoseconds of a window, in which the cap is measured.
+/// Length of a window in nanoseconds. The cap limits the samples in each window.
 const WINDOW: u64 = 10_000_000;
 
 fn cap_throttles_and_unthrottles() -> Outcome {
@@ -27,7 +27,7 @@ fn cap_throttles_and_unthrottles() -> Outcome {
     let share = u64::from(device.info.max_sample_rate) / 100;
     ensure!(
         share > 0 && share < 50,
-        "a share of {share}: the cap is not the one meant"
+        "a cap of {share} samples a window: not the low cap that the test needs"
     );
     cpu::pin(0)?;
     let mut attr = silent(device.marks(VALUE, 1, TIME | ID | STREAM_ID | CPU | READ));
@@ -51,7 +51,7 @@ fn cap_throttles_and_unthrottles() -> Outcome {
                 THROTTLE | UNTHROTTLE => {
                     ensure_eq!(throttled, record.kind == UNTHROTTLE, "whether throttled");
                     let (own, trailer) = fields::trailer(&record, 3, &attr)?;
-                    ensure_eq!(own[1..], [id, id], "whose samples are meant");
+                    ensure_eq!(own[1..], [id, id], "the ids in the record");
                     ensure_eq!(trailer.id, Some(id), "the trailer's id");
                     throttled = record.kind == THROTTLE;
                     if throttled {
@@ -76,7 +76,11 @@ fn cap_throttles_and_unthrottles() -> Outcome {
         samples < placed,
         "{samples} samples of {placed} marks: nothing was left out"
     );
-    ensure_eq!(event.count()?, placed, "the count goes on");
+    ensure_eq!(
+        event.count()?,
+        placed,
+        "the count, throttled marks included"
+    );
     Ok(())
 }
 

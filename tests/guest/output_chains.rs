@@ -1,4 +1,4 @@
-//! Call chains by frame pointers: a known nest of calls, its exact addresses.
+//! Call chains by frame pointers: the chains of known nested calls must have exactly the known addresses.
 
 use std::os::fd::AsRawFd;
 
@@ -77,7 +77,7 @@ fn writes(device: &Device) -> perf_event_attr {
     silent(sampling(device.port_exits(), 1, CALLCHAIN))
 }
 
-/// Whether `ip` is the write's: hosts report the address of the write or of the next instruction.
+/// Whether a sample of the write can have `ip`: some hosts report the write's address, others the next instruction's.
 fn is_out(ip: u64) -> bool {
     ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
 }
@@ -193,7 +193,7 @@ fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Runs the nest's loop until there are `enough` samples with their IP in it; returns the callers of each.
+/// Runs the nest's loop until there are `enough` samples with an IP in the loop; returns the callers of each sample.
 fn sample_loop(
     event: &Event,
     attr: &perf_event_attr,
@@ -250,7 +250,7 @@ fn host_does_not_walk_guest_stacks() -> Outcome {
         1_000_000,
         IP | CALLCHAIN,
     ));
-    // By default the device selects the engine that can take chains.
+    // By default, the device selects the exit engine, because the batched engine does not support call chains.
     let event = device.open_event(&clock, How::OWN)?;
     ensure_eq!(
         event.engine()?,
@@ -275,7 +275,7 @@ fn host_does_not_walk_guest_stacks() -> Outcome {
         ensure_eq!(
             refused(device.open_event(&attr, how)),
             Some(libc::EOPNOTSUPP),
-            "field {field:#x} by the batched engine"
+            "field {field:#x} with the batched engine"
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Fields of a sample: each alone, all together in perf's order, compared with known values.
+//! Fields of a sample: each alone, and all together in perf's order. Their values are compared with known ones.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -41,7 +41,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 60;
-/// Bytes of stack, as many words as the stubs leave there.
+/// Bytes of user stack in a sample: the words that the stubs leave on top of the stack.
 const STACK_BYTES: u32 = 8 * STACK.len() as u32;
 
 /// A sample of every port write of this thread.
@@ -60,7 +60,7 @@ fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
     attr
 }
 
-/// The samples of `times` known writes, and the values that they must have.
+/// Makes `times` writes with known values. Returns the samples of these writes and the values that they must have.
 fn known_writes(
     device: &Device,
     attr: &perf_event_attr,
@@ -95,13 +95,13 @@ struct Known {
     until: u64,
 }
 
-/// Whether `ip` is the write's: hosts report the address of the write or of the next instruction.
+/// Whether a sample of the write can have `ip`: some hosts report the write's address, others the next instruction's.
 fn is_write(ip: u64) -> bool {
     let at = stubs::out_known_ip();
     ip == at || ip == at + stubs::WRITE_LEN
 }
 
-/// Checks that register `number` has the value known of it.
+/// Compares the value of register `number` with its `known` value.
 fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
     match known {
         Register::Is(is) => ensure_eq!(value, is, "register {number}"),
@@ -113,7 +113,7 @@ fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
 }
 
 impl Known {
-    /// Checks that sample `number`, counted from one, has true values in the fields of `asked` and no other fields.
+    /// Checks that sample `number`, counted from one, has exactly the fields of `asked`, with the right values.
     fn check(&self, sample: &Sample, number: u64, asked: u64) -> Outcome {
         let had = |bit: u64, has: bool| -> Outcome {
             ensure_eq!(has, asked & bit != 0, "whether field {bit:#x} is there");
@@ -212,7 +212,7 @@ fn all_fields_together_are_true() -> Outcome {
     for (number, sample) in (1..).zip(&samples) {
         known.check(sample, number, all)?;
     }
-    // And all but one, so that no field hides behind its neighbour.
+    // Also requests all fields but one, for each field in turn, because the fields before a field determine its offset.
     for left_out in ALL {
         let asked = all & !left_out;
         let (samples, known) = known_writes(&device, &writes(&device, asked), 2)?;
@@ -233,7 +233,7 @@ fn registers_of_a_user_are_true() -> Outcome {
         let (samples, known) = known_writes(&device, &attr, 1)?;
         let user = samples[0].regs_user.clone().unwrap_or_default();
         let intr = samples[0].regs_intr.clone().unwrap_or_default();
-        // Together they are all registers.
+        // The two masks together cover all registers.
         let mut all = intr.values.clone();
         let place = (REGS & ((1 << number) - 1)).count_ones() as usize;
         ensure_eq!(user.values.len(), 1, "registers of mask {:#x}", 1 << number);
@@ -261,7 +261,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     let sample = &samples[0];
     ensure!(
         sample.ip.is_some_and(|ip| ip >> 63 == 1),
-        "the mark is the kernel's"
+        "the IP of the mark is not in the kernel"
     );
 
     let user = sample.regs_user.clone().unwrap_or_default();
@@ -319,7 +319,7 @@ fn stack_is_copied_unchanged() -> Outcome {
         let top = STACK.len().min(words.len());
         ensure_eq!(words[..top], STACK[..top], "the top of the stack");
     }
-    // A main thread's stack ends within the size asked for: bytes beyond its end are not copied.
+    // The main thread's stack ends less than 60 KiB above the stack pointer. Bytes beyond its end are not copied.
     let size = 60 << 10;
     let mut attr = writes(&device, STACK_USER);
     attr.sample_stack_user = size;
@@ -363,7 +363,11 @@ fn other_records_name_their_task() -> Outcome {
             let kinds: Vec<u32> = records.iter().map(|record| record.kind).collect();
             ensure_eq!(kinds, [LOST, SAMPLE], "records after the loss");
             let (own, trailer) = fields::trailer(&records[0], 2, &attr)?;
-            ensure_eq!(own, [id, 9], "whose loss, and how much");
+            ensure_eq!(
+                own,
+                [id, 9],
+                "the id of the event and the number of lost records"
+            );
             let asked = |bit| all && fields_asked & bit != 0;
             let who = (std::process::id(), cpu::thread_id());
             ensure!(
@@ -395,7 +399,7 @@ fn other_records_name_their_task() -> Outcome {
 fn other_fields_are_refused() -> Outcome {
     let device = Device::open()?;
     let allowed = ALL.iter().fold(0, |all, field| all | field);
-    // PERF_SAMPLE_MAX of the kernel that the driver is built for is 1 << 25.
+    // In the kernel that the driver is built for, PERF_SAMPLE_MAX is 1 << 25: perf has no fields from bit 25 on.
     for bit in 0..64 {
         let field = 1_u64 << bit;
         if allowed & field != 0 {

@@ -64,7 +64,7 @@ fn refresh_limits_overflows() -> Outcome {
     let mut counted = 0;
     for overflows in [1, 2, 17] {
         event.refresh(overflows)?;
-        // Twice as many marks as these overflows take, and three more.
+        // The period is two marks. Places more than twice the marks that the permitted overflows need.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
         ensure_eq!(
@@ -81,7 +81,7 @@ fn refresh_limits_overflows() -> Outcome {
     ensure_eq!(
         ring.take()?.len(),
         5,
-        "records of 2 and 3 overflows allowed"
+        "records after limits of 2 and 3 overflows"
     );
     // Enabling the event removes the limit.
     event.enable(0)?;
@@ -96,7 +96,7 @@ fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     ensure_eq!(
         refused(counting.refresh(1)),
         Some(libc::EINVAL),
-        "of an event that counts"
+        "a refresh of an event that only counts"
     );
     let mut attr = device.marks(VALUE, 1, TIME);
     attr.set_inherit(1);
@@ -104,7 +104,7 @@ fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     ensure_eq!(
         refused(inherited.refresh(1)),
         Some(libc::EINVAL),
-        "of one that is inherited"
+        "a refresh of an inherited event"
     );
     Ok(())
 }
@@ -149,7 +149,7 @@ fn frequency_is_reached() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 16, READ_WRITE)?;
     event.enable(0)?;
-    // Until two seconds have passed by the samples' own clock.
+    // Goes on until the times of the samples span two seconds.
     let (mut samples, mut placed) = (Vec::new(), 0);
     let times = |samples: &[fields::Sample]| -> Vec<u64> {
         samples.iter().filter_map(|sample| sample.time).collect()
@@ -201,17 +201,21 @@ fn frequency_out_of_bounds_is_refused() -> Outcome {
     let most = u64::from(device.info.max_sample_rate);
     let errno = |rate| refused(device.open_event(&frequent(&device, rate), How::OWN));
     ensure_eq!(errno(most), None, "the highest rate, {most}");
-    ensure_eq!(errno(most + 1), Some(libc::EINVAL), "one above it");
+    ensure_eq!(
+        errno(most + 1),
+        Some(libc::EINVAL),
+        "a rate one above the highest"
+    );
     let event = device.open_event(&frequent(&device, 100), How::OWN)?;
     ensure_eq!(
         refused(event.period(most + 1)),
         Some(libc::EINVAL),
-        "changed to one above it"
+        "changing the rate to one above the highest"
     );
     ensure_eq!(
         refused(event.period(0)),
         Some(libc::EINVAL),
-        "changed to zero"
+        "changing the rate to zero"
     );
     event.period(most)?;
     Ok(())
@@ -251,12 +255,12 @@ fn children_are_read_with_their_parent() -> Outcome {
     ensure_eq!(own.values[0].value, 14, "own marks and the child's");
     place_in_child(6)?;
     let more = fields::reading(&event.read()?, attr.read_format)?;
-    ensure_eq!(more.values[0].value, 20, "with a second child's");
+    ensure_eq!(more.values[0].value, 20, "own marks and two children's");
     ensure!(
         more.enabled > own.enabled && more.running <= more.enabled,
         "{own:?}, {more:?}"
     );
-    // Readings in the samples of an inherited event are refused, as in perf.
+    // As in perf, `PERF_SAMPLE_READ` is refused for an inherited event.
     let mut attr = device.marks(VALUE, 1, READ);
     attr.set_inherit(1);
     let errno = refused(device.open_event(&attr, How::OWN));
@@ -299,8 +303,8 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
         let who = child
             .pid_tid
             .map(|(pid, tid)| u64::from(pid) | u64::from(tid) << 32);
-        ensure_eq!(Some(own[0]), who, "whose count");
-        ensure_eq!(own[1..], [placed, id], "the count, and of which event");
+        ensure_eq!(Some(own[0]), who, "the task of the count");
+        ensure_eq!(own[1..], [placed, id], "the count, and the id of its event");
         ensure_eq!(trailer.id, Some(id), "the trailer's id");
         ensure_eq!(trailer.stream_id, child.stream_id, "the trailer's stream");
     }
@@ -310,7 +314,8 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
 fn excluded_mode_is_not_counted() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
-    // The kernel makes the exits of marks, for the program; port writes are the program's own.
+    // The exit of a mark comes from kernel mode, because the driver writes the mark for the program. The exit of a port
+    // write comes from user mode.
     for (kind, what) in [(KIND_MARK, VALUE), (KIND_EXITS, EXIT_PORT)] {
         for (user, kernel) in [(false, false), (true, false), (false, true)] {
             let mut attr = silent(sampling(device.attr(kind, what), 1, IP));
@@ -341,7 +346,8 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: of user mode");
-            // Exits of the kernel are the driver's notifications, where those have the same reason.
+            // The exits from kernel mode are the driver's notifications, where these have the same exit reason as port
+            // writes.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(of_kernel > 0, drivers, "{what}: {of_kernel} of the kernel");
         }
@@ -372,18 +378,18 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, TIME));
     let event = device.open_event(&attr, How::OWN)?;
-    // perf changes the attributes only of breakpoints.
+    // In perf, only breakpoints support a change of their attributes.
     ensure_eq!(
         refused(event.modify(&attr)),
         Some(libc::EOPNOTSUPP),
-        "of our own type"
+        "attributes of the same type"
     );
     let mut other = attr;
     other.type_ = bindings::PERF_TYPE_SOFTWARE;
     ensure_eq!(
         refused(event.modify(&other)),
         Some(libc::EINVAL),
-        "another type"
+        "attributes of another type"
     );
     let mut later = Later {
         attr,
@@ -391,10 +397,14 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     };
     later.attr.size = u32::try_from(size_of::<Later>())?;
     let errno = refused(event.modify_later(&later));
-    ensure_eq!(errno, Some(libc::E2BIG), "a bit of a later kernel's");
+    ensure_eq!(
+        errno,
+        Some(libc::E2BIG),
+        "a bit that only a later kernel has"
+    );
     event.enable(0)?;
     device.place(VALUE, 3)?;
-    ensure_eq!(event.count()?, 3, "the event counts as before");
+    ensure_eq!(event.count()?, 3, "the count after the refused changes");
     Ok(())
 }
 
@@ -449,19 +459,19 @@ fn attributes_of_other_sizes() -> Outcome {
     ensure_eq!(
         refused(opened),
         None,
-        "a later kernel's, with nothing new in use"
+        "attributes of a later kernel, the new fields zero"
     );
     later.more[7] = 1;
     let opened = device.open_later(&mut later);
     ensure_eq!(
         refused(opened),
         Some(libc::E2BIG),
-        "with something new in use"
+        "attributes of a later kernel, a new field set"
     );
     let known = later.attr.size as usize;
     ensure!(
         (64..=size_of::<perf_event_attr>()).contains(&known),
-        "the size that is known, written back: {known}"
+        "the driver wrote {known} as the size that it knows"
     );
     let mut attr = device.attr(KIND_MARK, VALUE);
     for size in [1, 63, 4097, u32::MAX] {
@@ -470,7 +480,7 @@ fn attributes_of_other_sizes() -> Outcome {
         ensure_eq!(refused(opened), Some(libc::E2BIG), "a size of {size}");
         ensure_eq!(attr.size as usize, known, "the size written back");
     }
-    // The first kernel's 64 bytes, and no size at all, which means the same.
+    // 64 bytes are the size of the first version of `perf_event_attr`. A size of zero means the same.
     for size in [64, 0] {
         attr.size = size;
         ensure_eq!(

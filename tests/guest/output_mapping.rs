@@ -1,4 +1,4 @@
-//! How a ring is mapped: its sizes, its mappers, its life, and which user its memory is charged to.
+//! How a ring is mapped: its sizes, which processes may map it, its lifetime, and which user its memory is charged to.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -60,7 +60,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const VALUE: u64 = 21;
 
-/// An event of this thread that samples each mark, enabled.
+/// Opens an enabled event of this thread that samples each mark.
 fn marks(device: &Device) -> std::io::Result<Event> {
     let attr = silent(device.marks(VALUE, 1, TID | TIME));
     device.start(&attr, How::OWN)
@@ -82,7 +82,7 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
             if let Ok(ring) = &mapped {
                 let told = (ring.load(DATA_OFFSET), ring.load(DATA_SIZE));
                 let is = (PAGE as u64, ((pages - 1) * PAGE) as u64);
-                ensure_eq!(told, is, "the data as {pages} pages tell");
+                ensure_eq!(told, is, "data_offset and data_size with {pages} pages");
             }
             ensure_eq!(refused(mapped), expected, "a map of {pages} pages");
         }
@@ -107,16 +107,24 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
         ensure_eq!(
             other,
             Some(libc::EINVAL),
-            "{bytes} bytes beside three pages"
+            "a map of {bytes} bytes beside one of three pages"
         );
     }
     drop(first);
     let other = map_errno(&event, 2 * PAGE, libc::MAP_SHARED, 0);
-    ensure_eq!(other, Some(libc::EINVAL), "another size while one is left");
+    ensure_eq!(
+        other,
+        Some(libc::EINVAL),
+        "a different size while one map is left"
+    );
     drop(second);
     for bytes in others {
         let fresh = map_errno(&event, bytes, libc::MAP_SHARED, 0);
-        ensure_eq!(fresh, None, "{bytes} bytes when all are gone");
+        ensure_eq!(
+            fresh,
+            None,
+            "a map of {bytes} bytes after all maps are gone"
+        );
     }
     Ok(())
 }
@@ -156,7 +164,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
     }
-    // Consumed records are gone for all readers: a new map begins behind them.
+    // All maps share the tail, so a later map begins after the consumed records.
     ensure_eq!(first.take()?.len(), 10, "records");
     let third = Pages::map(&event, 1, READ_WRITE)?;
     ensure_eq!(third.tail(), head, "the tail that a later map finds");
@@ -169,7 +177,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE, 3)?;
     let code = os::forked(|| {
-        // Like a ring of perf, the ring is not copied to a child, but the child may map it for itself.
+        // Like a ring of perf, the ring is not mapped in a forked child, but the child may map the ring for itself.
         if os::is_mapped(ring.address()) {
             return 1;
         }
@@ -181,13 +189,16 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
             _ => 3,
         }
     })?;
-    ensure_eq!(code, 0, "what the child found");
+    ensure_eq!(code, 0, "the child's exit code");
     // The child has moved the tail that all maps share. The parent's map still works.
     device.place(VALUE, 4)?;
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;
     ensure_eq!(left.len(), 4, "records after the child's");
-    ensure!(ring.take()?.len() == 7, "the parent's own position");
+    ensure!(
+        ring.take()?.len() == 7,
+        "the parent did not read from its own position"
+    );
     Ok(())
 }
 
@@ -210,7 +221,7 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Returns fresh memory, perhaps the pages of a ring that is gone. Nobody else may write to it.
+/// Returns new memory, which may reuse the pages of a ring that was unmapped. Only the caller may write to this memory.
 pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
@@ -241,7 +252,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
             for round in 0..60_usize {
                 let pages = 1 << (round % 4);
                 let mut ring = Pages::map(&event, pages, READ_WRITE)?;
-                // Some records at least, so that the unmapping meets a writer.
+                // Waits for a record, so that the host writes during the unmapping.
                 while ring.head() == 0 {
                     std::hint::spin_loop();
                 }
@@ -269,7 +280,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     Ok(())
 }
 
-/// Pages that a user may have in rings beyond `RLIMIT_MEMLOCK`, for all CPUs together.
+/// Number of pages of rings that a user may map in addition to `RLIMIT_MEMLOCK`, for all CPUs together.
 pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
     let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
     let online = fs::read_to_string("/proc/cpuinfo")?;
@@ -288,7 +299,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
     os::set_paranoid(1)?;
     os::become_nobody()?;
     let event = || marks(&device);
-    // Fills the allowance, then the limit, with rings of 1 + 64 pages.
+    // Uses up the allowance and then `RLIMIT_MEMLOCK` with rings of 1 + 64 pages.
     let whole = (allowance + beyond) / 65;
     let left = (allowance + beyond) % 65;
     for round in 0..2 {
@@ -305,7 +316,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
         ensure_eq!(
             refused(Pages::map(&more, 64, READ_WRITE)),
             Some(libc::EPERM),
-            "round {round}: a ring more than {allowance} + {beyond} pages allow"
+            "round {round}: a ring beyond the limit of {allowance} + {beyond} pages"
         );
         for _ in 0..left {
             let event = event()?;
@@ -315,7 +326,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
         ensure_eq!(
             refused(Pages::map(&more, 0, READ_WRITE)),
             Some(libc::EPERM),
-            "round {round}: a page more than the limit allows"
+            "round {round}: a page beyond the limit"
         );
         // A second map of the same ring takes no more memory.
         Pages::map(&rings[0].0, 64, READ_WRITE)?;
@@ -337,8 +348,8 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
     Ok(())
 }
 
-/// The window of the machine's limit on record bytes, by default 2.6 MiB in each window. Records of 32 KiB that come
-/// faster are throttled.
+/// The machine limits the bytes of records in each window of this length, by default to 2.6 MiB. Records of 32 KiB that
+/// come faster are throttled.
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 
@@ -348,7 +359,7 @@ fn big_ring_fills_before_it_loses() -> Outcome {
     let stack = 32 << 10;
     let mut attr = silent(device.marks(VALUE, 1, fields::STACK_USER | READ));
     attr.sample_stack_user = stack;
-    // On a CPU's event, no task switch records the loss early.
+    // The event is bound to a CPU, not to a task, so no task switch records the loss early.
     cpu::pin(1)?;
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, pages, READ_WRITE)?;
@@ -370,6 +381,10 @@ fn big_ring_fills_before_it_loses() -> Outcome {
     );
     device.place(VALUE, 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (1, 5), "after the reader came");
+    ensure_eq!(
+        (samples.len(), lost),
+        (1, 5),
+        "records and losses after the ring was read"
+    );
     Ok(())
 }

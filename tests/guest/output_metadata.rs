@@ -42,7 +42,7 @@ const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 /// All exits that reach the VMM.
 const EXIT_USER: u64 = 1;
 
-/// A counting event with its page mapped, enabled.
+/// Opens an enabled counting event, and maps its page.
 fn counting(
     device: &Device,
     mut attr: perf_event_attr,
@@ -94,7 +94,7 @@ fn page_describes_itself() -> Outcome {
             device.info.time_mult,
             device.info.time_zero
         ),
-        "the conversion of the page and the device"
+        "the clock conversion in the page"
     );
     ensure_eq!(page.snapshot().index, 0, "the index of a hardware counter");
     Ok(())
@@ -132,14 +132,15 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
 
 fn page_equals_read() -> Outcome {
     let device = Device::open()?;
-    // The page has the counts of the last command, and a switch of the task is a command.
+    // The page has the counts as of the last command. A task switch also sends a command, so no other task may run
+    // here.
     cpu::keep()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let same = |what: &str| -> Outcome {
         let words = event.read()?;
         let snapshot = page.snapshot();
         let told = [snapshot.count, snapshot.enabled, snapshot.running];
-        ensure_eq!(words, told, "read(), and the page after it, {what}");
+        ensure_eq!(words, told, "read(), expected as in the page, {what}");
         Ok(())
     };
     for round in 1..=20 {
@@ -148,7 +149,7 @@ fn page_equals_read() -> Outcome {
     }
     event.disable(0)?;
     device.place(VALUE, 5)?;
-    same("while it stands still")?;
+    same("while the event is disabled")?;
     let still = page.snapshot();
     ensure_eq!(still.count, 210, "marks while it was enabled");
     ensure_eq!(still.enabled, still.running, "times of an event alone");
@@ -162,8 +163,11 @@ fn page_equals_read() -> Outcome {
         1,
         "the page after it was enabled again"
     );
-    ensure!(page.snapshot().enabled > still.enabled, "the time goes on");
-    same("when it counts again")
+    ensure!(
+        page.snapshot().enabled > still.enabled,
+        "the enabled time did not grow"
+    );
+    same("after it was enabled again")
 }
 
 fn page_follows_exits() -> Outcome {
@@ -196,7 +200,8 @@ fn page_is_never_torn() -> Outcome {
                 let backwards = snapshot.count < last.count
                     || snapshot.enabled < last.enabled
                     || snapshot.running < last.running;
-                // A count and its time change together; otherwise one of them is from another moment.
+                // Each update of the page changes both the count and the time enabled. If only one of them changed,
+                // the snapshot mixes two updates.
                 let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);
                 if backwards || apart || snapshot.running > snapshot.enabled {
                     return Err(format!("{snapshot:?} after {last:?}"));
@@ -229,7 +234,7 @@ fn page_time_matches_record_time() -> Outcome {
     let mut page = Pages::map(&event, 1, READ_WRITE)?;
     let word = page.load(WIDTH_SHIFT_MULT);
     let (shift, mult) = ((word >> 16) as u16, (word >> 32) as u32);
-    // The header's own arithmetic, which keeps within 64 bits.
+    // The formula of `<linux/perf_event.h>`. It splits the cycles so that the products fit into 64 bits.
     let time = |cycles: u64| {
         let (quotient, remainder) = (cycles >> shift, cycles & ((1 << shift) - 1));
         let scaled = (remainder * u64::from(mult)) >> shift;

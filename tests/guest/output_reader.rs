@@ -1,4 +1,5 @@
-//! A reader in another program and another language, which knows only the kernel's header and the driver's.
+//! The reader is a separate program in C. It uses only the interfaces in the kernel's header and in the driver's
+//! header.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -30,7 +31,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         Some("ready"),
         "the first line"
     );
-    // The marks come from the reader's CPU or from the other.
+    // Places the marks on the reader's CPU or on the other one.
     cpu::pin(if together { 0 } else { 1 })?;
     let before = device.time_of(cpu::tsc());
     device.place(VALUE, marks)?;
@@ -42,7 +43,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         "the reader: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let (last, records) = said.split_last().ok_or("it said nothing")?;
+    let (last, records) = said.split_last().ok_or("the reader printed nothing")?;
     ensure_eq!(*last, format!("count {marks}"), "the count");
     let who = format!("{} {thread}", std::process::id());
     let (mut number, mut time) = (0, before);
@@ -60,7 +61,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
             .map(str::parse)
             .collect::<Result<_, _>>()?;
         number += 1;
-        // The count in each record shows whether the losses before it are all that was lost.
+        // The count in each record must be the number of records and losses up to this record.
         ensure_eq!(words[1], number, "the mark of {line:?}");
         ensure!(
             words[0] > time || number == 1,

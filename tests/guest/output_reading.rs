@@ -49,7 +49,7 @@ const FORMATS: u64 = 32;
 fn attr(device: &Device, member: u64, format: u64) -> perf_event_attr {
     let mut attr = device.attr(KIND_MARK, VALUE + member);
     attr.read_format = format;
-    // Members are enabled, so they wait only for their leader.
+    // Members are opened enabled, so they count as soon as their leader is enabled.
     attr.set_disabled((member == 0).into());
     attr
 }
@@ -153,7 +153,7 @@ fn buffer_that_is_too_short_is_refused() -> Outcome {
                 ensure_eq!(
                     refused(events[0].read_into(bytes)),
                     Some(libc::ENOSPC),
-                    "format {format:#x}: {bytes} bytes for {whole}"
+                    "format {format:#x}: a buffer of {bytes} of {whole} bytes"
                 );
             }
         }
@@ -276,8 +276,8 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// Reads the group of two marks from another CPU until its counts have grown often enough. Another thread places the
-/// two marks in turn meanwhile, so no reading may find the counts apart by more than the mark under way.
+/// Reads the group of two marks from another CPU until its counts have grown often enough. Meanwhile another thread
+/// places the two marks alternately, so the first count in a reading may be at most one ahead of the second.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;
     let (mut grown, mut last) = (0, 0);
@@ -373,7 +373,7 @@ fn group_flag_means_all_members() -> Outcome {
     for event in &events {
         event.disable(0)?;
     }
-    // Through any member.
+    // Any member can enable the group.
     events[2].enable(GROUP)?;
     place()?;
     expect([4; 3], "all on")?;
@@ -407,7 +407,11 @@ fn members_outlive_their_leader() -> Outcome {
     ensure_eq!(found, [8, 5], "counts of members whose leader was closed");
     events[0].disable(0)?;
     device.place(VALUE + 1, 5)?;
-    ensure_eq!(events[0].count()?, 8, "it counts on its own now");
+    ensure_eq!(
+        events[0].count()?,
+        8,
+        "the count of a member that is now on its own"
+    );
     Ok(())
 }
 
@@ -458,7 +462,7 @@ fn groups_that_cannot_be_are_refused() -> Outcome {
         Some(libc::EBADF),
         "a file that is no event"
     );
-    // With a request not to join the group, any event is accepted.
+    // If the open has the flag `PERF_FLAG_FD_NO_GROUP`, any event is accepted as the leader.
     let apart = How {
         flags: FLAG_NO_GROUP,
         ..under_member

@@ -1,4 +1,4 @@
-//! Output into another event's ring: which redirections are allowed, and what the ring then holds.
+//! Output into another event's ring: which redirections are allowed, and which records the ring then contains.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -72,7 +72,7 @@ fn events_write_into_anothers_ring() -> Outcome {
         ensure_eq!(
             told,
             ids,
-            "whose records are there, in the order of their marks"
+            "the ids of the records, in the order of their marks"
         );
         ensure_eq!(
             numbers(&samples),
@@ -80,7 +80,7 @@ fn events_write_into_anothers_ring() -> Outcome {
             "the counts in the records"
         );
     }
-    // A full ring is full for all events, and each loss is reported.
+    // While the ring is full, records of all events are lost, and each loss is reported.
     for number in 0..EVENTS {
         device.place(VALUE + number, 100)?;
     }
@@ -194,7 +194,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     ensure_eq!(
         refused(other),
         Some(libc::EINVAL),
-        "another size than the target's"
+        "a size other than the target's"
     );
     let mut view = Pages::map(&event, 2, READ_WRITE)?;
     device.mark(VALUE)?;
@@ -203,7 +203,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     ensure_eq!(
         view.take()?.len(),
         2,
-        "records of both events, by the second's map"
+        "records of both events, read through the second's map"
     );
     // The ring exists while either event has a map of it.
     drop(ring);
@@ -236,7 +236,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     let id = event.id()?;
     ensure!(
         samples.iter().all(|s| s.id == Some(id)),
-        "all are the second event's"
+        "a record is not of the second event"
     );
     Ok(())
 }
@@ -251,7 +251,7 @@ fn removed_ring_removes_its_redirects() -> Outcome {
     drop(ring);
     // The event has no ring, which is not an error.
     device.place(VALUE + 1, 3)?;
-    ensure_eq!(event.count()?, 6, "the count goes on");
+    ensure_eq!(event.count()?, 6, "the count without a ring");
     let mut own = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE + 1, 2)?;
     let (samples, _) = fields::samples(&own.take()?, &attr(&device, 1))?;

@@ -1,5 +1,4 @@
-//! Wakeups: when and by which call or signal a reader is woken. A reader is never woken more often than it asked
-//! for.
+//! Wakeups: when a reader is woken, and by which call or signal. A reader is never woken more often than it requested.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -78,12 +77,13 @@ const WAKEUP_BYTES: u32 = 2;
 /// 64 bytes with the header.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
-/// Limit of a poll for a wakeup that must come, in milliseconds, however slow the machine.
+/// Timeout, in milliseconds, of a poll for a wakeup that must come, however slow the machine.
 const LONG: i32 = 10_000;
-/// No limit. At a time-out poll would check for records once more and hide a missing wakeup; a sleeper that
-/// is not woken exceeds the test's own limit.
+/// No timeout. A poll that times out checks for records once more, which would hide a missing wakeup. If a sleeper is
+/// not woken, the test exceeds its own time limit.
 const FOREVER: i32 = -1;
-/// A poll for a wakeup that must not come needs no wait: a wakeup comes at the exit of its record.
+/// Timeout of a poll for a wakeup that must not come. The poll need not wait: a wakeup would have come at the exit that
+/// wrote the record.
 const NOW: i32 = 0;
 
 fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
@@ -93,7 +93,7 @@ fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pag
     Ok((event, ring))
 }
 
-/// Checks for one wakeup at each of these records, and at no other.
+/// Checks that a wakeup comes at each record that `marks` lists, counted from one, and at no other.
 fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
     let mut placed = 0;
     for &mark in marks {
@@ -111,14 +111,18 @@ fn every_full_page_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &device.marks(VALUE, 1, FIELDS))?;
     wakes_at(&event, &device, &[PER_PAGE, 2 * PER_PAGE, 3 * PER_PAGE])?;
-    // Past the ring's end, too, a wakeup comes when a page is full.
+    // After the ring has wrapped, too, a wakeup comes when a page is full.
     ensure_eq!(ring.take()?.len() as u64, 3 * PER_PAGE, "records");
     device.place(VALUE, 2 * PER_PAGE - 1)?;
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll past the ring's end");
     ensure_eq!(ring.take()?.len() as u64, 2 * PER_PAGE - 1, "records");
     ensure_eq!(event.poll(NOW)?, 0, "poll before the page is full");
     device.mark(VALUE)?;
-    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll when it is");
+    ensure_eq!(
+        event.poll(LONG)?,
+        libc::POLLIN,
+        "poll when the page is full"
+    );
     Ok(())
 }
 
@@ -131,7 +135,7 @@ fn number_of_records_wakes() -> Outcome {
 
 fn number_of_bytes_wakes() -> Outcome {
     let device = Device::open()?;
-    // 200 bytes are reached with record 4, 400 with 7, and so on.
+    // With records of 64 bytes, record 4 reaches 200 bytes, record 7 reaches 400, and so on.
     let attr = watermark(device.marks(VALUE, 1, FIELDS), 200);
     let (event, _ring) = start(&device, &attr)?;
     wakes_at(&event, &device, &[4, 7, 10, 13])
@@ -177,11 +181,11 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
         sharer.output_to(event.as_raw_fd())?;
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
-    // The record is of only one of the events.
+    // The mark makes a record of only one of the events.
     sleepers_are_woken(sleepers, || device.mark(VALUE))
 }
 
-/// Checks that `wake` wakes a thread that sleeps in poll(2) on each of these events.
+/// For each of these events, a thread sleeps in poll(2). Checks that `wake` wakes all of these threads.
 pub(crate) fn sleepers_are_woken(
     sleepers: Vec<Event>,
     wake: impl FnOnce() -> std::io::Result<()>,
@@ -254,7 +258,7 @@ fn no_signal(what: &str) -> Outcome {
     Ok(())
 }
 
-/// An event whose every record signals this thread.
+/// Opens an event that signals this thread at every record, and maps its ring.
 fn signalling(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
@@ -271,14 +275,14 @@ fn each_overflow_signals() -> Outcome {
         fd: event.as_raw_fd(),
     };
     for round in 1..=30 {
-        // On both CPUs, wherever the interrupt goes.
+        // Places marks on both CPUs in turn: the signals must not depend on the CPU that takes the interrupt.
         cpu::pin(round % 2)?;
         device.mark(VALUE)?;
         ensure_eq!(next_signal()?, expected, "the signal of overflow {round}");
         ensure_eq!(
             ring.head(),
             64 * round as u64,
-            "its record was there before it"
+            "the head at the signal of overflow {round}"
         );
     }
     no_signal("more signals than overflows")
@@ -286,7 +290,7 @@ fn each_overflow_signals() -> Outcome {
 
 fn burst_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
-    // On the CPU that takes the interrupt, nothing runs between an overflow and its signal.
+    // The CPU that places the marks also takes the interrupt, so nothing else runs between an overflow and its signal.
     interrupt::bind(0)?;
     cpu::pin(0)?;
     let (event, _ring) = signalling(&device)?;
@@ -298,13 +302,14 @@ fn burst_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// Has the kernel write a line to the serial console, one exit per character, with interrupts off.
+/// Has the kernel write a line to the serial console with interrupts off. Each character causes an exit.
 fn print_long() -> std::io::Result<()> {
     let line = format!("<1>guest-tests: interrupts wait {}", ".".repeat(800));
     fs::write("/dev/kmsg", line)
 }
 
-/// The CPU that takes the interrupt is busy while events on another CPU overflow: notices run out of buffers.
+/// The CPU that takes the interrupt is busy while events on another CPU overflow, so the event queue runs out of
+/// buffers.
 fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
@@ -350,7 +355,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// Returns the number of signals that have arrived. Each arrives at the exit of its record.
+/// Returns the number of signals that have arrived. A signal arrives at the exit that writes its record.
 fn signals() -> Result<u64, Box<dyn std::error::Error>> {
     let mut signals = 0;
     while let Some(signal) = os::wait_signal(Duration::ZERO)? {
@@ -360,10 +365,10 @@ fn signals() -> Result<u64, Box<dyn std::error::Error>> {
     Ok(signals)
 }
 
-/// Marks come from another thread without a pause; the interval changes between two of them.
+/// The wakeup interval of an enabled event changes between two marks. From then on, wakeups come at the new interval.
 fn interval_changes_while_records_flow() -> Outcome {
     const STAGE: u64 = 300;
-    // Unit, interval, and wakeups by 300 records of 64 bytes.
+    // The unit, the interval, and the number of wakeups that 300 records of 64 bytes cause.
     let stages = [
         (WAKEUP_RECORDS, 10, 30),
         (WAKEUP_RECORDS, 25, 12),
@@ -380,12 +385,12 @@ fn interval_changes_while_records_flow() -> Outcome {
     event.enable(0)?;
     os::signal_from(event.as_fd())?;
     cpu::pin(0)?;
-    // The last four records belong to the interval of the opening, and do not count in the next one.
+    // The event was opened with an interval of seven records. The last four do not count towards the new interval.
     device.place(VALUE, 7 + 4)?;
     ensure_eq!(
         next_signal()?.code,
         POLL_IN,
-        "at the interval of the opening"
+        "the signal at the interval that the event was opened with"
     );
     no_signal("before the second seven")?;
     for (stage, (unit, every, wakeups)) in stages.into_iter().enumerate() {
@@ -437,7 +442,7 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
     ensure_eq!(
         event.poll(LONG)?,
         libc::POLLIN,
-        "poll after a later child's"
+        "poll after a later child's marks"
     );
     ensure_eq!(event.poll(NOW)?, 0, "poll again");
     ensure_eq!(ring.take()?.len(), 9, "records");
@@ -470,12 +475,11 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
     wakes_at(&event, &device, &[5, 10])
 }
 
-/// A program that waits, takes all records and waits again, instead of calling `poll()` and `read()` in a
-/// loop.
+/// A program that waits for records with `poll()`, takes all of them from the ring, and waits again.
 fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     const RECORDS: u64 = 4000;
     const EVERY: u32 = 16;
-    /// Minimum number of records that the ring holds.
+    /// Maximum number of unread records. The ring has room for all of them.
     const AHEAD: u64 = 1000;
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=50")?.sampling(1).wakeup_every(u32::MAX);
@@ -509,7 +513,10 @@ fn loop_of_poll_and_read_gets_every_record() -> Outcome {
         Ok(reader.join().map_err(|_| "the reader panicked")??)
     })?;
     ensure_eq!(times.len() as u64, RECORDS, "records taken");
-    ensure!(times.is_sorted(), "each once, in their order");
+    ensure!(
+        times.is_sorted(),
+        "the times of the records are out of order"
+    );
     let most = RECORDS / u64::from(EVERY);
     ensure!(
         (4..=most).contains(&waits),
@@ -529,7 +536,7 @@ fn descriptor_cannot_be_spliced() -> Outcome {
         let errno = refused(event.splice_to(writer.as_raw_fd()));
         ensure_eq!(errno, Some(libc::EINVAL), "splice(2) of {whose}");
     }
-    ensure_eq!(event.count()?, 3, "read(2) goes on");
+    ensure_eq!(event.count()?, 3, "the count after the refused splice(2)");
     Ok(())
 }
 
@@ -584,7 +591,7 @@ fn task_that_ends_hangs_up() -> Outcome {
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure!(
             woken & libc::POLLHUP != 0,
-            "at its end poll says {woken:#x}"
+            "poll at the task's end: {woken:#x}"
         );
         Ok(())
     })?;
@@ -617,7 +624,11 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
         );
         device.mark(SECOND)?;
         let signal = next_signal()?;
-        ensure_eq!(signal.fd, event.as_raw_fd(), "round {round}: who signals");
+        ensure_eq!(
+            signal.fd,
+            event.as_raw_fd(),
+            "round {round}: the descriptor that signals"
+        );
         no_signal("the ring's other event")?;
         ensure_eq!(
             target.poll(LONG)?,
@@ -628,8 +639,8 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     Ok(())
 }
 
-/// The device's own tests assert the exact number of interrupts that it raises. The line's count in
-/// a guest can be higher, because the lab's emulated CPU may deliver an injected interrupt twice.
+/// The device's own tests assert the exact number of interrupts that it raises. The number that a guest counts can be
+/// higher, because the lab's emulated CPU may deliver an injected interrupt twice.
 fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     const RECORDS: u64 = 480;
     const TWICE: u64 = 2;

@@ -1,5 +1,5 @@
-//! Tasks in samples, and their cost: either engine names the right task without an exit for a task switch, and the
-//! batched engine makes no exit for a sample.
+//! Tasks in samples, and the cost: with either engine, samples name the right task without an exit at a task switch;
+//! with the batched engine, a sample causes no exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Where the operator allows only the batched engine.
+/// Tests for a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[
     (
         "clock_is_sampled_only_by_the_batched_engine",
@@ -71,8 +71,8 @@ fn engine_of_an_event_is_reported() -> Outcome {
         FIELDS,
     );
     let event = device.open_event(&clock, by(ENGINE_EXIT, How::OWN))?;
-    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine asked for");
-    // A program that leaves the engine to the device gets the batched one where the host has it.
+    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine requested");
+    // If a program does not request an engine, the device selects the batched engine if the host supports it.
     let engine = device.open_event(&clock, How::OWN)?.engine()?;
     let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
     match &batched {
@@ -81,7 +81,7 @@ fn engine_of_an_event_is_reported() -> Outcome {
             ensure_eq!(
                 engines,
                 (ENGINE_BATCHED, ENGINE_BATCHED),
-                "asked for, by default"
+                "the engine requested, and the default"
             );
         }
         Err(_) => {
@@ -93,7 +93,7 @@ fn engine_of_an_event_is_reported() -> Outcome {
             ensure_eq!(
                 refused(batched),
                 Some(libc::EOPNOTSUPP),
-                "the batched engine there"
+                "the batched engine on such a host"
             );
         }
     }
@@ -112,7 +112,7 @@ fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
         ensure_eq!(
             event.engine()?,
             ENGINE_BATCHED,
-            "when {engine} was asked for"
+            "the engine when {engine} was requested"
         );
     }
     let exit = refused(device.open_event(&clock, by(ENGINE_EXIT, How::OWN)));
@@ -120,7 +120,8 @@ fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
     tell_of_marks(&device)
 }
 
-/// The device counts its own events on any host, under any settings of the operator.
+/// Checks the engine of marks. The device counts marks by itself, so their engine does not depend on the host or on the
+/// operator's settings.
 fn tell_of_marks(device: &Device) -> Outcome {
     let marks = device.marks(1, 1, FIELDS);
     let event = device.open_event(&marks, How::OWN)?;
@@ -140,7 +141,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// A counter of one CPU's exits, and its page, which is read without an exit.
+/// A counter of one CPU's exits, and the page from which it is read without an exit.
 fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages)> {
     let event = device.open_event(&device.attr(KIND_EXITS, which), How::on_cpu(cpu))?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -148,7 +149,7 @@ fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages
     Ok((event, page))
 }
 
-/// Pseudo-random numbers, so that the times do not keep step with a scheduler.
+/// Pseudo-random numbers, so that the times do not synchronize with a scheduler.
 struct Random(u64);
 
 impl Random {
@@ -160,8 +161,8 @@ impl Random {
     }
 }
 
-/// Runs two threads on one CPU, each in code of its own, which yield to each other after random times, until
-/// `enough` returns true. Returns the number of switches.
+/// Runs two threads on one CPU, each in code of its own. They yield to each other after random times, until `enough`
+/// returns true. Returns the number of switches.
 fn swap_until(
     codes: &[Loop; 2],
     tids: &[AtomicU64; 2],
@@ -240,7 +241,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
     let all = right + wrong.len() + nobody;
     ensure!(
         right * 1000 >= all * 999,
-        "{right} of {all} samples name their task; {nobody} nobody, others like {:x?}",
+        "{right} of {all} samples name their task; {nobody} name no task, others like {:x?}",
         wrong.first()
     );
     ensure!(switches > 200, "{switches} switches are too few");
@@ -261,12 +262,12 @@ fn swapping_tasks_are_distinguished_by_the_batched_engine() -> Outcome {
     swapping_tasks_are_distinguished(ENGINE_BATCHED)
 }
 
-/// The figures of a loop that was sampled on a CPU.
+/// Results of sampling a loop on a CPU.
 struct Sampled {
     samples: u64,
-    /// Distinct times of samples: overflows that one exit finds have that exit's time.
+    /// Number of distinct times in the samples. All overflows that are found at one exit have the time of that exit.
     moments: u64,
-    /// Signals that took the vCPU out of the guest meanwhile.
+    /// Number of signals that took the vCPU out of the guest while the loop was sampled.
     signals: u64,
 }
 
@@ -318,12 +319,14 @@ fn exit_engine_exits_once_for_a_sample() -> Outcome {
         moments,
         signals,
     } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
-    // The last sample may be found at the exit that disables the event. A host that is busy elsewhere announces
-    // several overflows at once, or announces one that an exit has found already; the vCPU returns for each
-    // announcement. It never returns more than once for a sample.
+    // There can be fewer signals than samples. The last sample needs no signal if its overflow is found at the exit
+    // that disables the event. On a busy host, one signal can notify of several overflows. Their samples then have the
+    // same time, so the lower bound counts distinct times. No sample causes more than one signal. A signal still ends a
+    // run call if its overflow was already found at another exit. `signals` also counts signals with other causes, so
+    // the upper bound allows one more.
     ensure!(
         (moments - 1..=samples + 1).contains(&signals),
-        "{signals} signals ended the run call for {samples} samples of {moments} moments"
+        "{signals} signals ended the run call for {samples} samples with {moments} distinct times"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The writer of rings, in either direction: whole records, and every loss reported.
+//! How the device writes rings, forward and backward: it writes only whole records, and reports every loss.
 
 use std::thread;
 
@@ -38,11 +38,12 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 23;
-/// 64 bytes with the header, so that a page holds 64 whole ones.
+/// With these fields, a record has 64 bytes (header included), so that exactly 64 records fit into a page.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | READ;
 const RECORD: u64 = 64;
 
-/// The number of the mark that made the sample, which is its event's count.
+/// Returns the number of the mark that caused the sample. The marks are numbered by the event's count, which is in the
+/// sample.
 pub(crate) fn number(sample: &Sample) -> u64 {
     let read = sample.read.as_ref();
     read.and_then(|read| read.values.first())
@@ -53,7 +54,8 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(number).collect()
 }
 
-/// Starts an event on CPU 1, where it pins this thread, so that no task switch records a loss early.
+/// Pins this thread to CPU 1, and starts an event of that CPU. If the event were one of a task, a task switch would
+/// schedule it out, and thereby record a pending loss early.
 fn start(
     device: &Device,
     attr: &perf_event_attr,
@@ -69,7 +71,7 @@ fn start(
 
 fn records_wrap_whole() -> Outcome {
     let device = Device::open()?;
-    // 48 bytes, which do not divide a page: records wrap around its end.
+    // A record has 48 bytes. The page size is not a multiple of that, so some records wrap around the end of the ring.
     let attr = silent(device.marks(VALUE, 1, TID | TIME | CPU | READ | ID));
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;
     let id = event.id()?;
@@ -92,7 +94,7 @@ fn records_wrap_whole() -> Outcome {
             ensure_eq!(
                 sample.pid_tid,
                 Some((std::process::id(), cpu::thread_id())),
-                "who"
+                "the task"
             );
             last = time;
         }
@@ -113,13 +115,14 @@ fn losses_stand_where_they_happened() -> Outcome {
     let room = ring.size() / RECORD;
     device.place(VALUE, room + 33)?;
     ensure_eq!(ring.head(), ring.size(), "bytes in a full ring");
-    // There is room for one record but not for the record of the loss before it, so the loss grows.
+    // The ring has room for one record. A record of the earlier loss must precede the new sample, and the two do not
+    // fit. So this sample is lost, too.
     ring.next_record()?;
     device.place(VALUE, 1)?;
     ensure_eq!(
         ring.head(),
         ring.size(),
-        "a loss and its record come together"
+        "the head while the loss cannot be recorded"
     );
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     let expected: Vec<u64> = (2..=room).collect();
@@ -132,7 +135,11 @@ fn losses_stand_where_they_happened() -> Outcome {
     device.place(VALUE, 3)?;
     let records = ring.take()?;
     ensure_eq!(records[0].kind, LOST, "the first record after the loss");
-    ensure_eq!(records[0].words[..2], [id, 34], "whose loss, and how much");
+    ensure_eq!(
+        records[0].words[..2],
+        [id, 34],
+        "the id of the event and the number of lost records"
+    );
     let (samples, _) = fields::samples(&records, &attr)?;
     let first = room + 34 + 1;
     ensure_eq!(
@@ -150,13 +157,17 @@ fn read_returns_the_number_lost() -> Outcome {
     let (event, mut ring) = start(&device, &attr, 1, READ_WRITE)?;
     device.place(VALUE, 64 + 5)?;
     ensure_eq!(ring.take()?.len(), 64, "records of a full ring");
-    ensure_eq!(ring.take()?.len(), 0, "before a read");
+    ensure_eq!(ring.take()?.len(), 0, "records before a read(2)");
     event.count()?;
     let records = ring.take()?;
     let (samples, lost) = fields::samples(&records, &attr)?;
-    ensure_eq!((samples.len(), lost), (0, 5), "after a read: records, lost");
+    ensure_eq!(
+        (samples.len(), lost),
+        (0, 5),
+        "records and losses after a read(2)"
+    );
     event.count()?;
-    ensure_eq!(ring.take()?.len(), 0, "after another read");
+    ensure_eq!(ring.take()?.len(), 0, "records after another read(2)");
     Ok(())
 }
 
@@ -244,7 +255,7 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     ensure_eq!(numbers(&held(&ring, &attr)?), expected, "its samples");
     event.pause(false)?;
     device.place(VALUE, 1)?;
-    // The loss and the record after it were published at once.
+    // The loss and the record after it were published together.
     let loss = ring.record_at(ring.head())?;
     ensure_eq!(
         (loss.kind, &loss.words[..]),
@@ -253,7 +264,7 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     );
     let newest = ring.record_at(ring.head().wrapping_add(24))?;
     let newest = fields::sample(&newest, &attr)?;
-    ensure_eq!(number(&newest), 131, "the newest once it goes on");
+    ensure_eq!(number(&newest), 131, "the newest record after the pause");
     Ok(())
 }
 
@@ -282,7 +293,7 @@ fn paused_ring_does_not_change() -> Outcome {
         "marks with records"
     );
     ensure_eq!(lost, 7, "marks while it was paused");
-    ensure_eq!(event.count()?, 15, "the count went on");
+    ensure_eq!(event.count()?, 15, "the count, the pause included");
     Ok(())
 }
 
@@ -292,13 +303,13 @@ fn pausing_needs_a_ring_with_data() -> Outcome {
     ensure_eq!(
         refused(event.pause(true)),
         Some(libc::EINVAL),
-        "with no ring"
+        "pausing an event without a ring"
     );
     let page = Pages::map(&event, 0, READ_WRITE)?;
     ensure_eq!(
         refused(event.pause(true)),
         Some(libc::EINVAL),
-        "with the page alone"
+        "pausing an event with the metadata page alone"
     );
     drop(page);
     let _ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -312,7 +323,7 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
     let device = Device::open()?;
     let mut attr = silent(device.marks(VALUE, 1, TID | TIME | CPU | READ));
     attr.set_inherit(1);
-    // Samples of an inherited event cannot have a reading.
+    // `PERF_SAMPLE_READ` is refused for an inherited event.
     attr.sample_type &= !READ;
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -351,7 +362,7 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
             let own: Vec<&Sample> = own.collect();
             ensure!(
                 own.iter().all(|s| s.cpu == Some(cpu)),
-                "thread {tid} strayed"
+                "a record of thread {tid} names another CPU"
             );
             ensure!(
                 own.windows(2).all(|pair| pair[0].time < pair[1].time),

@@ -1,5 +1,5 @@
-//! Packets of an AUX area, by the layouts of `<vpmu_uapi.h>`. Bytes that break a rule of
-//! all traces are an error.
+//! Parses the packets of an AUX area, whose layouts are in `<vpmu_uapi.h>`. The parser fails if the bytes break a rule
+//! that every trace must follow.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -121,7 +121,7 @@ impl Packet {
     }
 }
 
-/// A packet and where it began, counted from the first byte that the trace ever wrote.
+/// A packet and its position: the number of bytes that the trace had written before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) at: u64,
@@ -284,7 +284,7 @@ pub(crate) fn decode(
     Ok(packets)
 }
 
-/// Follows the numbers of one event's packets, each of which comes once.
+/// Checks the sequence numbers of one event's packets: each packet must occur exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// The number that the next packet must have.
@@ -299,8 +299,9 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Checks the next packets of one trace: numbers go on, or a sync reports how many bytes of packets are missing;
-    /// times do not go back on a vCPU; the trace begins with a start.
+    /// Checks the next packets of one trace. Sequence numbers must be consecutive, unless a sync reports how many bytes
+    /// of packets are missing. On each vCPU, times must not go back. The trace must begin with a sync that reports its
+    /// start.
     pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
         packets.iter().try_for_each(|placed| {
             self.one(&placed.packet)
@@ -320,7 +321,7 @@ impl Ledger {
             return Err("a trace without a start".into());
         }
         if due.is_some_and(|sync| (sync.vcpu, sync.time) != (vcpu, time)) {
-            return Err(format!("its sync has another time or vCPU: {due:x?}"));
+            return Err(format!("differs from its sync in time or vCPU: {due:x?}"));
         }
         if sequence != self.next {
             return Err(format!("not number {} ({bytes} bytes each)", self.next));

@@ -1,4 +1,4 @@
-//! Mapped rings as words, read by the rules of `<linux/perf_event.h>`.
+//! Mapped rings, accessed word by word. Readers follow the rules of `<linux/perf_event.h>`.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::raw::{Event, PAGE};
 
 pub(crate) const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// Read-only: the ring overwrites.
+/// Protection of a read-only mapping. A reader with such a mapping cannot move the tail, so the host overwrites the
+/// oldest records.
 pub(crate) const READ: i32 = libc::PROT_READ;
 
 // Offsets in `struct perf_event_mmap_page`.
@@ -34,7 +35,7 @@ pub(crate) const AUX_TAIL: usize = 1064;
 pub(crate) const AUX_OFFSET: usize = 1072;
 pub(crate) const AUX_SIZE: usize = 1080;
 
-/// A record: its header's fields, and the rest as words.
+/// A record: the fields of its header, and the rest as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) kind: u32,
@@ -54,7 +55,7 @@ pub(crate) struct CountSnapshot {
 /// Maps the page at physical address `address`. It stays mapped until the caller unmaps it.
 pub(crate) fn map_physical(address: u32) -> io::Result<*mut u8> {
     let memory = File::options().read(true).write(true).open("/dev/mem")?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
     let page = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -80,13 +81,13 @@ pub(crate) struct Pages {
     tail: u64,
 }
 
-// SAFETY: the mapping belongs to the process and is reached through atomics alone.
+// SAFETY: the mapping belongs to the process and is accessed only through atomics.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// mmap(2) without checks before it.
+    /// Calls mmap(2) without checking the arguments first.
     pub(crate) fn map_raw(
         event: &Event,
         bytes: usize,
@@ -95,7 +96,7 @@ impl Pages {
         offset: i64,
     ) -> io::Result<Self> {
         let fd = event.as_raw_fd();
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -128,9 +129,9 @@ impl Pages {
             "{offset} of {}",
             self.bytes
         );
-        // SAFETY: inside the mapping (asserted), which lives as long as `self`.
+        // SAFETY: the assertion ensures that the word is inside the mapping, which is valid as long as `self`.
         let word = unsafe { self.base.add(offset / 8) };
-        // SAFETY: aligned, and only ever reached atomically.
+        // SAFETY: aligned, and accessed only atomically.
         unsafe { &*word }
     }
 
@@ -139,7 +140,8 @@ impl Pages {
         self.word(offset).load(Ordering::Relaxed)
     }
 
-    /// Like [`Pages::load`]; also makes visible what the host wrote before the word.
+    /// Like [`Pages::load`], with acquire ordering: later loads see everything that the host wrote before it wrote this
+    /// word.
     pub(crate) fn load_acquire(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }
@@ -172,7 +174,7 @@ impl Pages {
         self.base.cast()
     }
 
-    /// The word of data at a position that grows without wrapping.
+    /// The word at `position` in the data pages. Positions grow without wrapping at the ring's end.
     fn data(&self, position: u64) -> u64 {
         self.load(PAGE + (position % self.size()) as usize)
     }
@@ -195,7 +197,7 @@ impl Pages {
         })
     }
 
-    /// Takes the next record out; `None` if there is none yet.
+    /// Consumes the next record. Returns `None` if the ring has no unread record.
     pub(crate) fn next_record(&mut self) -> Result<Option<Record>, String> {
         let available = self.head().wrapping_sub(self.tail);
         if available == 0 {
@@ -210,13 +212,13 @@ impl Pages {
             return Err(format!("a record of {size} bytes, {available} published"));
         }
         self.tail = self.tail.wrapping_add(size);
-        // The host may write there only after all loads of the record.
+        // The host may overwrite the record only after all loads of it.
         self.store_release(DATA_TAIL, self.tail);
         Ok(Some(record))
     }
 
-    /// Takes the records up to the present head. The host may write into the room that this frees, for
-    /// example at a task switch. Records that are written during this call are left for the next call.
+    /// Takes the records up to the head at the time of the call. Meanwhile, the host may write more records into the
+    /// freed room, for example at a task switch; these are left for the next call.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
         let head = self.head();
         let mut records = Vec::new();
@@ -226,7 +228,7 @@ impl Pages {
         Ok(records)
     }
 
-    /// Reads count and times as the header recommends for self-monitoring, without a system call.
+    /// Reads count and times without a system call, as `<linux/perf_event.h>` recommends for self-monitoring.
     pub(crate) fn snapshot(&self) -> CountSnapshot {
         loop {
             let before = self.word(LOCK_INDEX).load(Ordering::Acquire);
@@ -246,7 +248,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that was mapped, to which no reference can be left.
+        // SAFETY: this is exactly the mapped range, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.base.cast(), self.bytes) };
     }
 }

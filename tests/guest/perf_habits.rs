@@ -1,5 +1,5 @@
-//! More uses of stock perf: each way to choose and to print what `perf stat` counts, and uses of `perf record`
-//! besides a single recording.
+//! More uses of stock perf: the options that select what `perf stat` counts and how it prints the counts, and uses of
+//! `perf record` other than one plain recording.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -102,11 +102,12 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Marks that the threads of [`place_by_threads`] place in one round, the first thread's first.
+/// Number of marks that each thread of [`place_by_threads`] places in one round. The first number is the first
+/// thread's.
 const BY_THREADS: [u32; 3] = [3, 5, 7];
 
-/// `guest-tests threads [in-turn]`: three threads place a round of marks. With `in-turn` they place a round for each
-/// byte of the input, and the program outputs the byte when the round has ended.
+/// `guest-tests threads [in-turn]`: three threads place one round of marks. With `in-turn`, they place one round for
+/// each byte that the program reads, and the program outputs the byte after the round.
 pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     let endless = rounds == Some("in-turn");
     let place = || -> Outcome {
@@ -133,7 +134,7 @@ pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
             loop {
                 let mut turn = [0];
                 if endless && io::stdin().read_exact(&mut turn).is_err() {
-                    // The threads wait for ever.
+                    // The other threads would wait for ever.
                     std::process::exit(0);
                 }
                 begin.wait();
@@ -179,7 +180,7 @@ impl Threads {
         Ok(())
     }
 
-    /// The ids of the threads, the first thread's first.
+    /// The ids of the threads in ascending order, so the first thread's id comes first.
     fn ids(&self) -> Fallible<Vec<String>> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()))?;
         let mut ids = Vec::new();
@@ -207,7 +208,7 @@ fn stat(args: &[&str]) -> Fallible<Vec<String>> {
     Ok(said.lines().map(str::to_owned).collect())
 }
 
-/// The one count of a command.
+/// Runs `perf stat` with these arguments, and returns the count from the only line that it prints.
 fn count(args: &[&str]) -> Fallible<String> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
@@ -216,7 +217,7 @@ fn count(args: &[&str]) -> Fallible<String> {
     Ok(line.split(',').next().unwrap_or_default().to_owned())
 }
 
-/// Runs `perf stat` with these options while `work` goes on; returns its lines.
+/// Runs `perf stat` with these options during `work`, and returns the lines that it prints for events of our PMU.
 fn stat_during(args: &[&str], work: impl FnOnce() -> Outcome) -> Fallible<Vec<String>> {
     let mut stat = Controlled::stat("stat", &[args, &["-e", MARK_3]].concat())?;
     stat.say("enable")?;
@@ -286,7 +287,7 @@ fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
     Ok(())
 }
 
-/// perf has the kernel enable its events at the exec.
+/// perf sets `enable_on_exec`, so the kernel enables the events at the exec.
 fn stat_of_a_command_begins_with_its_exec() -> Outcome {
     let output = perf(&[
         "stat",
@@ -315,7 +316,7 @@ fn stat_of_a_command_begins_with_its_exec() -> Outcome {
 }
 
 fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
-    // The marks begin when perf says that it counts.
+    // The script places the marks after perf has printed that its events are enabled.
     let _ = fs::remove_file("/tmp/delayed");
     let script = "until grep -q 'Events enabled' /tmp/delayed; do sleep 0.05; done; \
         guest-tests mark 3 5";
@@ -329,7 +330,7 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     ensure!(status.success(), "{said}");
     let last = said.lines().last().unwrap_or_default();
     ensure!(last.starts_with("5,,"), "{said}");
-    // Marks that all come before the delay's end are shown as not counted, rather than as zero.
+    // If all marks come before the delay ends, perf prints `<not counted>` rather than zero.
     let lines = stat(&[
         "-D",
         "80000",
@@ -435,8 +436,8 @@ fn stat_in_json_has_each_count() -> Outcome {
     Ok(())
 }
 
-/// Uses the unified hierarchy. The kernel counts perf events by its groups only after some controller has
-/// been enabled, as systems do when they start.
+/// Mounts the unified hierarchy of cgroups, and enables a controller in it. Only then does the kernel count events per
+/// cgroup of this hierarchy. Other systems do both during their boot.
 fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     fs::create_dir_all("/tmp/unified")?;
     os::mount(c"cgroup2", c"/tmp/unified")?;
@@ -471,7 +472,7 @@ fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     check(&stat(&[&named[..], &["--", "sh", "-c", &shell]].concat())?)
 }
 
-/// The leader decides which context a group is in.
+/// Groups of our events and the kernel's software events, with either kind as the leader.
 fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
     for events in [
         format!("{{task-clock,{MARK_3},page-faults,{MARK_4}}}"),
@@ -504,7 +505,7 @@ fn is_counted(event: &str) -> Fallible<bool> {
 }
 
 fn stat_without_events_names_what_is_not_supported() -> Outcome {
-    // On a host with counters, the device provides these events.
+    // On a host with hardware counters, the device provides perf's default hardware events.
     let counted = is_counted("cycles")?;
     let output = perf(&["stat", "-x,", "-d", "--", "guest-tests", "mark", "3", "5"])?;
     let said = text(&output.stderr);
@@ -532,7 +533,8 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
     Ok(())
 }
 
-/// `P` asks for the highest precision; perf tries from the top down.
+/// `P` asks perf for the highest precision that the event has. perf tries to open the event with the highest level
+/// first, then with each lower one.
 fn record_asked_for_any_precision_samples_without() -> Outcome {
     let marks = ["-c", "1", "--", "guest-tests", "mark", "3", "20"];
     record(
@@ -563,8 +565,8 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
     Ok(())
 }
 
-/// `-s` asks for a record of each task's counts as it ends; perf core writes as many for our events as
-/// for its own.
+/// With `-s`, perf core writes a `PERF_RECORD_READ` with the count of each task when the task ends. It must write as
+/// many of these records for our events as for the kernel's own.
 fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
     let shell = "guest-tests mark 3 5; guest-tests mark 3 6";
     let mut records = Vec::new();
@@ -585,7 +587,8 @@ fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
 }
 
 fn record_that_overwrites_keeps_the_newest() -> Outcome {
-    // One page has room for about 100 samples. The marks of one value come first, then those of the other.
+    // The ring of one page has room for about 100 samples. The marks of value 4 come last, so the ring must have all of
+    // them, and only some of the earlier marks of value 3.
     let shell = "guest-tests mark 3 300; guest-tests mark 4 20";
     let options = [
         "--overwrite",
@@ -708,7 +711,8 @@ fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     record("both", &args)?;
     let lines = script("both", "event")?;
     let (traced, marked) = (format!("{exec}:"), format!("{MARK_3}:"));
-    // The execs of the shell's two commands; the shell's own may precede the recording.
+    // The recording has at least the execs of the shell's two commands. The exec of the shell itself may precede the
+    // recording.
     let tally = tally(&lines);
     ensure_eq!(tally.get(marked.as_str()), Some(&100), "marks: {tally:?}");
     ensure!(tally.get(traced.as_str()) >= Some(&2), "execs: {tally:?}");

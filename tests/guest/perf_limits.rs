@@ -1,5 +1,5 @@
-//! Output of stock perf for events that the device had no room for, or that did not run all the time: perf shows the
-//! share of the time in which they ran, and no count for the rest.
+//! Stock perf's output for events that waited for room: the percentage of the time that they ran, or `<not counted>` if
+//! they never ran.
 
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr};
@@ -10,7 +10,7 @@ use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, tally};
 use crate::programs::text;
 use crate::{Outcome, Test};
 
-/// In a machine of three events.
+/// Tests for a machine with room for three events.
 pub(crate) const FEW_EVENTS: &[Test] = &[
     (
         "stat_of_more_events_than_the_device_has_names_the_errno",
@@ -26,7 +26,7 @@ pub(crate) const FEW_EVENTS: &[Test] = &[
     ),
 ];
 
-/// In a machine that runs one sampling host counter on a vCPU.
+/// Tests for a machine that runs at most one sampling host counter per vCPU at a time.
 pub(crate) const ONE_COUNTER: &[Test] = &[
     (
         "record_of_a_clock_that_waits_has_no_sample_of_it",
@@ -51,12 +51,16 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     let events = [MARK_3; 4].join(",");
     let output = perf(&["stat", "-x,", "-e", &events, "--", "true"])?;
     let said = text(&output.stderr);
-    ensure!(!output.status.success(), "four events of three: {said}");
+    ensure!(
+        !output.status.success(),
+        "four events opened where three have room: {said}"
+    );
     ensure!(said.contains("No space left on device"), "{said}");
     Ok(())
 }
 
-/// The device has room for three events. The shell's take two of them, so one of a child's two events finds no room.
+/// The device has room for three events. The shell's two events leave room for only one of the two events of each
+/// child.
 fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
@@ -68,11 +72,12 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
         return Err(format!("not two lines: {said}").into());
     };
     ensure_eq!((first[0], first[4]), ("10", "100.00"), "{said}");
-    // The shell itself places none of these marks, so there is nothing to scale.
+    // Of the events that count marks of value 4, only the shell's own found room. The shell itself places no marks, so
+    // the count that perf scales is zero.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "{said}");
     ensure!(0.0 < share && share < 100.0, "{said}");
-    // In its output for people, perf prints a share below 100 % in brackets.
+    // In its human-readable output, perf prints percentages below 100 in brackets.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
     let line = |event: &str| said.lines().find(|line| line.contains(event));
@@ -118,8 +123,8 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     Ok(())
 }
 
-/// Reads both clocks through perf core, as any program does. The second clock runs once the first one has freed the
-/// counter.
+/// Reads both clocks with read(2) on perf core's events, as any program does. The second clock waits for the vCPU's
+/// only sampling counter until the first clock is disabled.
 fn clock_that_waits_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -151,7 +156,8 @@ fn clock_that_waits_has_not_run() -> Outcome {
     Ok(())
 }
 
-/// perf core reads its clock before the device reads its own: a large group makes the difference large.
+/// At a read, perf core takes its timestamp first, and the device takes its own later. The large group makes the
+/// difference between the two large.
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -189,8 +195,8 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     Ok(())
 }
 
-/// A pinned event does not wait for another pinned one: it is in error, and perf prints `<not counted>` for its
-/// reading.
+/// A pinned event does not wait for the counter that another pinned event uses: it goes into the error state, and perf
+/// prints `<not counted>` for its reading.
 fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -213,7 +219,7 @@ fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     second.disable()?;
     let failed = second.read()?;
     ensure_eq!((failed.value, failed.time_running), (0, 0), "{failed:?}");
-    ensure!(first.read()?.value > 0, "the other has not run");
+    ensure!(first.read()?.value > 0, "the other clock has not run");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Stock `perf record` on events of ours: each sample that the host took is in the recording, with
-//! the task, time and count of its moment.
+//! Stock `perf record` on events of ours: the recording contains each sample that the host took, with the task, the
+//! time and the count at which it was taken.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -134,7 +134,7 @@ pub(crate) fn perf(args: &[&str]) -> Fallible<Output> {
     Ok(command(args).output()?)
 }
 
-/// Runs `perf record`, which must succeed, and returns what it says.
+/// Runs `perf record`, which must succeed, and returns what it prints to stderr.
 pub(crate) fn record(file: &str, args: &[&str]) -> Fallible<String> {
     let output = perf(&[&["record", "-o", file], args].concat())?;
     let said = text(&output.stderr);
@@ -271,7 +271,7 @@ impl Marker {
         Ok(Self { process })
     }
 
-    /// Has the process place `times` marks, and waits until it has.
+    /// Makes the process place `times` marks, and waits until all of them are placed.
     pub(crate) fn place(&mut self, times: usize) -> Outcome {
         let input = self.process.stdin.as_mut().ok_or("no input")?;
         let output = self.process.stdout.as_mut().ok_or("no output")?;
@@ -346,7 +346,8 @@ impl Controlled {
         Ok(())
     }
 
-    /// Ends `perf stat`, which then passes the signal on to itself.
+    /// Ends `perf stat` with SIGINT. perf writes its counts and then kills itself with the same signal, so its status
+    /// is not a success.
     pub(crate) fn interrupt(mut self) -> Outcome {
         self.signal("-INT")?;
         self.perf.wait()?;
@@ -417,7 +418,7 @@ fn records_of_two_perfs_are_both_whole() -> Outcome {
 }
 
 fn group_samples_have_the_counts_of_their_moment() -> Outcome {
-    // Two marks of the other value before each mark of the value that samples, on one CPU.
+    // On one CPU, two marks of value 4 precede each mark of value 3. Only the event of value 3 takes samples.
     cpu::pin(1)?;
     let shell = "for i in 1 2 3 4 5; do guest-tests mark 4 2; guest-tests mark 3 1; done";
     let events = format!("{{{MARK_3},{MARK_4}}}:S");
@@ -454,7 +455,7 @@ fn samples_are_in_the_order_of_time() -> Outcome {
     ])?;
     let said = text(&output.stderr);
     ensure!(!said.contains("out of order"), "{said}");
-    // Samples lie between the task's first and last record, which the kernel timed itself.
+    // The kernel itself stamps the task's first and last record. The times of our samples must lie between them.
     let lines = text(&output.stdout);
     let times: Vec<f64> = lines
         .lines()
@@ -466,7 +467,7 @@ fn samples_are_in_the_order_of_time() -> Outcome {
 }
 
 fn samples_lost_for_room_are_counted() -> Outcome {
-    // perf is stopped for the time of the marks: its ring of one page takes what fits.
+    // perf is stopped while the marks are placed, so its ring of one page keeps only the samples that fit.
     let mut marker = Marker::start("3")?;
     let id = marker.process.id().to_string();
     let mut perf = Controlled::start("lost", &["-p", &id, "-m", "1", "-e", MARK_3, "-c", "1"])?;
@@ -483,7 +484,7 @@ fn samples_lost_for_room_are_counted() -> Outcome {
     Ok(())
 }
 
-/// The lost samples of all events of a recording, as perf read them.
+/// Returns how many samples all events of a recording lost, by the records that perf wrote about them.
 fn lost_samples(file: &str) -> Fallible<usize> {
     let output = perf(&["report", "-i", file, "-D"])?;
     let said = text(&output.stdout);
@@ -512,13 +513,15 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
     for function in ["hot_leaf", "three_quarters", "one_quarter"] {
         ensure!(said.contains(function), "no {function} in:\n{said}");
     }
-    // From the inside out: the leaf, one of its two callers, the root of both.
+    // In a whole chain, these functions follow each other from the innermost outward: the leaf, one of its two callers,
+    // and the function that calls both.
     let lines = script("tree", "ip,sym")?;
     let mut names: Vec<&str> = lines
         .iter()
         .map(|line| line.split_once(' ').map_or("", |(_, symbol)| symbol))
         .collect();
-    // On aarch64 perf adds the leaf's caller from the link register, even if its frame has it, too.
+    // On aarch64, perf also adds the leaf's caller from the link register. If the leaf has set up its frame, the caller
+    // then occurs twice.
     names.dedup();
     let whole = names.windows(3).filter(|chain| {
         chain[0].contains("hot_leaf")
@@ -530,7 +533,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
         .filter(|name| name.contains("hot_leaf"))
         .count();
     let whole = whole.count();
-    // A sample on an instruction that sets the frame up lacks a caller.
+    // If a sample hits an instruction that sets the frame up, its chain lacks a caller. So not every chain is whole.
     ensure!(
         leaves > 0 && whole > leaves / 2,
         "{whole} whole chains of {leaves}: {names:?}"
@@ -558,7 +561,7 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         .collect::<Result<_, _>>()?;
     ensure!(samples > 0, "no samples");
     ensure_eq!(stacks.len(), samples, "stacks");
-    // A program that has just begun has a smaller stack.
+    // At the start of the program, its stack has fewer than the 1024 bytes that perf requests.
     ensure!(
         stacks.contains(&1024) && stacks.iter().all(|size| (1..=1024).contains(size)),
         "bytes of stacks: {stacks:?}"
@@ -618,7 +621,7 @@ fn top_until_named(process: u32) -> Outcome {
         let line = line?;
         found = line.contains("workload") && line.contains("spin");
         said.push(line);
-        // A screen has some 10 lines: this is far more than a minute.
+        // `perf top` prints some 10 lines a second, so 1000 lines take more than a minute.
         if found || said.len() > 1000 {
             break;
         }
@@ -629,7 +632,8 @@ fn top_until_named(process: u32) -> Outcome {
     Ok(())
 }
 
-/// Records of 48 bytes: half of the driver's 64 KiB holds some 680.
+/// The device interrupts the driver when half of the driver's ring of 64 KiB is full. With records of 48 bytes, that is
+/// once in about 680 samples.
 fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     let mut perf = Controlled::start("few", &["-a", "-e", MARK_3, "-c", "1"])?;
     perf.say("enable")?;
@@ -658,7 +662,8 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     fs::write(ONLINE, "0")?;
     marker.place(10)?;
     fs::write(ONLINE, "1")?;
-    // On the CPU that stayed online: the event of the other CPU has ended.
+    // Moves the marker to the CPU that stayed online, because the event of the other CPU ended when that CPU went
+    // offline.
     let id = marker.process.id().to_string();
     let status = Command::new("taskset")
         .args(["-p", "1", &id])
@@ -673,7 +678,7 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
 }
 
 fn hardware_events_without_host_counters_fall_back() -> Outcome {
-    // On a host with counters the events are the device's.
+    // On a host with hardware counters, the device provides the hardware events, and perf does not fall back.
     let counted = vpmu_client::Vpmu::open()?
         .catalogue()
         .entries()
@@ -709,7 +714,7 @@ fn hardware_events_without_host_counters_fall_back() -> Outcome {
     Ok(())
 }
 
-/// perf as a user without privilege, at the level of most kernels.
+/// Runs perf as an unprivileged user, with `kernel.perf_event_paranoid` at 2, the default of most kernels.
 fn as_nobody(args: &[&str]) -> Fallible<Output> {
     os::set_paranoid(2)?;
     let directory = "/tmp/nobody";
@@ -739,7 +744,8 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         .iter()
         .find(|line| line.len() == 16 && line.starts_with("ffff"));
     ensure!(kernel.is_none(), "an address of the kernel: {kernel:?}");
-    // Exits and marks count by the mode that they come from; clocks count both, as perf's own do.
+    // perf excludes the kernel for this user. That limits exits and marks to those from user mode; clocks still count
+    // both modes, as perf's own clocks do.
     for (event, expected) in [
         ("vpmu/exits-user/", None),
         ("vpmu/mark,event=3/", Some("0")),
@@ -760,7 +766,7 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         let said = text(&output.stderr);
         let value = said.split(',').next().unwrap_or_default();
         ensure!(value.parse::<f64>().is_ok(), "{event}: {said}");
-        // The driver places the marks of a system call, in kernel mode.
+        // Marks by a system call come from kernel mode: the driver places them.
         ensure!(
             expected.is_none_or(|expected| expected == value),
             "{event}: {said}"
@@ -780,7 +786,8 @@ fn users_without_privilege_learn_what_they_lack() -> Outcome {
 }
 
 fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
-    // precise_ip, a period for an event that cannot sample, and fields that the device lacks.
+    // The first event requests precise_ip, and the second cannot sample. The other two request sample fields that the
+    // device does not have.
     for (event, option) in [
         ("vpmu/cpu-clock/p", "-d"),
         ("vpmu/halts/", "-d"),

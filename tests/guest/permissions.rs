@@ -1,5 +1,5 @@
-//! The driver's permission rules for opening and changing events and for their number: each test makes
-//! a call that the rule refuses, and the most similar call that the rule allows.
+//! The driver's rules for who may open and change events, and how many: each test makes a call that the rule refuses,
+//! and the most similar call that the rule allows.
 
 use std::fs;
 use std::io;
@@ -91,7 +91,7 @@ pub(crate) const TESTS: &[Test] = &[
         "perf_core_events_of_nobody_count_against_the_share",
         perf_core_events_of_nobody_count_against_the_share,
     ),
-    // The kernel stays locked down until it is booted again: this comes last.
+    // This test must be last: it locks the kernel down, and only a reboot can undo that.
     (
         "registers_in_a_locked_down_kernel_are_refused",
         registers_in_a_locked_down_kernel_are_refused,
@@ -127,7 +127,7 @@ fn in_child(become_who: impl FnOnce() -> io::Result<()>, act: impl FnOnce() -> O
             }
         },
     )?;
-    ensure_eq!(code, 0, "what the child ended with");
+    ensure_eq!(code, 0, "the child's exit code");
     Ok(())
 }
 
@@ -142,13 +142,14 @@ fn own_of_marks(device: &Device) -> Option<i32> {
 fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
-    // Most kinds cannot exclude the kernel; a trace of exits can.
+    // Most kinds of events do not support `exclude_kernel`; a trace of exits does.
     let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     user_exits.set_exclude_kernel(1);
     let init = How { pid: 1, ..How::OWN };
     let here = How::on_cpu(0);
     let all = [OPEN, 0, 1, 2, CLOSED];
-    // An event, and the highest level at which the user nobody may open it; `None`: at no level.
+    // An event, and the highest level of `perf_event_paranoid` at which the user nobody may open it. `None`: that user
+    // may not open it at any level.
     let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
         ("marks of its own", &marks, How::OWN, Some(1)),
         (
@@ -286,12 +287,13 @@ fn task_with_other_credentials_is_refused() -> Outcome {
     }
     ensure!(
         wrong.is_empty(),
-        "tasks with {wrong:?} are answered wrongly"
+        "wrong result of the open for tasks with {wrong:?}"
     );
     Ok(())
 }
 
-/// ptrace(2) would allow this to the owner of the namespace, whom a module cannot determine.
+/// ptrace(2) would allow the owner of the namespace to access this task. The driver refuses, because a module cannot
+/// determine the owner.
 fn task_in_another_user_namespace_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;
@@ -306,7 +308,7 @@ fn task_in_another_user_namespace_is_refused() -> Outcome {
     };
     as_nobody(|| {
         let opened = refused(device.open_event(&mark(&device), how));
-        ensure_eq!(opened, Some(libc::EACCES), "its events");
+        ensure_eq!(opened, Some(libc::EACCES), "an event of that task");
         Ok(())
     })
 }
@@ -317,9 +319,9 @@ fn root_without_perfmon_is_refused() -> Outcome {
     in_child(
         || os::keep_capabilities(&[]),
         || {
-            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own");
+            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own event");
             let opened = device.open_event(&mark(&device), How::on_cpu(0));
-            ensure_eq!(refused(opened), Some(libc::EACCES), "a CPU's");
+            ensure_eq!(refused(opened), Some(libc::EACCES), "a CPU's event");
             Ok(())
         },
     )
@@ -333,9 +335,9 @@ fn nobody_with_perfmon_opens() -> Outcome {
         || os::become_nobody_with(&[os::CAP_PERFMON]),
         || {
             for (what, how) in [
-                ("its own", How::OWN),
-                ("a CPU's", How::on_cpu(0)),
-                ("root's task's", init),
+                ("its own event", How::OWN),
+                ("a CPU's event", How::on_cpu(0)),
+                ("an event of root's task", init),
             ] {
                 let opened = device.open_event(&mark(&device), how);
                 ensure_eq!(refused(opened), None, "{what}");
@@ -357,7 +359,7 @@ fn level_hidden_by_a_mount_still_holds() -> Outcome {
         || {
             let seen = fs::read_to_string(os::PARANOID)?;
             ensure_eq!(seen.trim(), "-1", "the level that the program sees");
-            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own");
+            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own event");
             Ok(())
         },
     )
@@ -370,29 +372,33 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     ensure_eq!(shown.trim(), "-2", "the parameter by default");
     set_parameter("paranoid", OPEN)?;
     let opened = as_nobody(|| {
-        ensure_eq!(own_of_marks(&device), None, "its own");
+        ensure_eq!(own_of_marks(&device), None, "its own event");
         let perfs = refused(kernels(&mark(&device), How::OWN));
-        ensure_eq!(perfs, Some(libc::EACCES), "its own by perf");
+        ensure_eq!(perfs, Some(libc::EACCES), "its own event by perf");
         let cpus = refused(device.open_event(&mark(&device), How::on_cpu(0)));
-        ensure_eq!(cpus, Some(libc::EACCES), "a CPU's");
+        ensure_eq!(cpus, Some(libc::EACCES), "a CPU's event");
         let init = How { pid: 1, ..How::OWN };
         let others = refused(device.open_event(&mark(&device), init));
-        ensure_eq!(others, Some(libc::EACCES), "root's task's");
+        ensure_eq!(others, Some(libc::EACCES), "an event of root's task");
         Ok(())
     });
-    // The parameter can also refuse what the level allows.
+    // The module's parameter `paranoid` can also refuse events that `perf_event_paranoid` allows.
     os::set_paranoid(OPEN)?;
     set_parameter("paranoid", 2)?;
     let closed = as_nobody(|| {
-        ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own at 2");
+        ensure_eq!(
+            own_of_marks(&device),
+            Some(libc::EACCES),
+            "its own event at level 2"
+        );
         Ok(())
     });
     set_parameter("paranoid", -2)?;
     opened.and(closed)
 }
 
-/// Sets up a test of persistent events: one event on CPU 1, named `kept`, and a level at which only capabilities
-/// restrict events of CPUs.
+/// Sets up a test of persistent events: one event on CPU 1, named `kept`, and a level of `perf_event_paranoid` at which
+/// users without capabilities may open events of CPUs.
 fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> {
     os::set_paranoid(OPEN)?;
     let device = fresh()?;
@@ -406,11 +412,7 @@ fn detach_without_perfmon_is_refused() -> Outcome {
     as_nobody(|| {
         let errno = Some(libc::EPERM);
         ensure_eq!(refused(other.detach("stolen")), errno, "an event");
-        ensure_eq!(
-            refused(kept.detach("renamed")),
-            errno,
-            "one that is persistent"
-        );
+        ensure_eq!(refused(kept.detach("renamed")), errno, "a persistent event");
         Ok(())
     })?;
     let names: Vec<String> = device.persistent()?.iter().map(|e| e.name()).collect();
@@ -452,7 +454,7 @@ fn reopen_without_perfmon_is_refused() -> Outcome {
         ensure_eq!(opened, Some(libc::EPERM), "a handle of its own");
         Ok(())
     })?;
-    ensure_eq!(refused(device.reopen(id, 1)), None, "root's");
+    ensure_eq!(refused(device.reopen(id, 1)), None, "root's handle");
     kept.attach()?;
     Ok(())
 }
@@ -465,7 +467,7 @@ fn perf_view_without_perfmon_is_refused() -> Outcome {
         ensure_eq!(opened, Some(libc::EPERM), "a view");
         Ok(())
     })?;
-    ensure_eq!(refused(kernels(&attr, How::on_cpu(1))), None, "root's");
+    ensure_eq!(refused(kernels(&attr, How::on_cpu(1))), None, "root's view");
     kept.attach()?;
     Ok(())
 }
@@ -486,10 +488,18 @@ fn bpf_query_without_perfmon_is_refused() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&mark(&device), How::OWN)?;
     as_nobody(|| {
-        ensure_eq!(refused(event.query_bpf()), Some(libc::EPERM), "nobody's");
+        ensure_eq!(
+            refused(event.query_bpf()),
+            Some(libc::EPERM),
+            "nobody's query"
+        );
         Ok(())
     })?;
-    ensure_eq!(refused(event.query_bpf()), Some(libc::EINVAL), "root's");
+    ensure_eq!(
+        refused(event.query_bpf()),
+        Some(libc::EINVAL),
+        "root's query"
+    );
     Ok(())
 }
 
@@ -508,7 +518,7 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Returns how many more events of `pid` can be opened. Closes them again.
+/// Returns how many more events of `pid` can be opened: opens as many as possible, and closes them.
 pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error::Error>> {
     let how = How { pid, ..How::OWN };
     let mut kept = Vec::new();
@@ -528,13 +538,14 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     os::set_paranoid(OPEN)?;
     os::allow_descriptors(4096)?;
     let all = device.info.max_events;
-    // The events are of tasks that do not run, so that no switch sends commands for them.
+    // The events belong to tasks that sleep, so that no task switch sends commands for them.
     let roots = os::Sleeper::start(|| Ok(()))?;
     let nobodys = os::Sleeper::start(|| {
         os::become_nobody()?;
         os::set_dumpable(true)
     })?;
-    // Two processes of nobody use up its share of the events; each holds its events until it is killed.
+    // Two processes of the user nobody use up the share of users without CAP_PERFMON. Each holds its events until it is
+    // killed.
     let of_nobody = How {
         pid: nobodys.pid,
         ..How::OWN
@@ -564,7 +575,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     Ok(())
 }
 
-/// Limits users without CAP_PERFMON to one percent of the events while `act` runs, which gets their number.
+/// Limits users without CAP_PERFMON to one percent of the events while `act` runs. Passes the limit to `act`.
 fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcome {
     os::set_paranoid(OPEN)?;
     let shown = fs::read_to_string(format!("{PARAMETERS}/unprivileged_percent"))?;
@@ -586,12 +597,17 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                 let _tasks = (1..share)
                     .map(|_| os::Sleeper::start(|| Ok(())))
                     .collect::<io::Result<Vec<_>>>()?;
-                ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
-                // Another task can be started, but is not counted.
+                ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
+                // One more task can be forked, but there is no room for the event that it would inherit. So its marks
+                // are not counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
-                ensure_eq!(code, 0, "the other task");
+                ensure_eq!(code, 0, "the other task's exit code");
             }
-            ensure_eq!(own_of_marks(&device), None, "when the tasks are gone");
+            ensure_eq!(
+                own_of_marks(&device),
+                None,
+                "one more event when the tasks are gone"
+            );
             device.place(VALUE, 3)?;
             ensure_eq!(event.count()?, 3, "marks counted");
             Ok(())
@@ -605,11 +621,19 @@ fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
         as_nobody(|| {
             let open = || kernels(&mark(&device), How::OWN);
             let _events = (0..share).map(|_| open()).collect::<io::Result<Vec<_>>>()?;
-            ensure_eq!(refused(open()), Some(libc::ENOSPC), "one more by perf");
-            ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
+            ensure_eq!(
+                refused(open()),
+                Some(libc::ENOSPC),
+                "one more event by perf"
+            );
+            ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
             Ok(())
         })?;
-        ensure_eq!(own_of_marks(&device), None, "when they are closed: root's");
+        ensure_eq!(
+            own_of_marks(&device),
+            None,
+            "root's event when nobody's are closed"
+        );
         Ok(())
     })
 }
@@ -622,21 +646,32 @@ fn registers_in_a_locked_down_kernel_are_refused() -> Outcome {
     let how = How::on_cpu(1);
     let kept = device.open_event(&registers, how)?;
     let id = kept.detach("registers")?;
-    ensure_eq!(refused(device.reopen(id, 1)), None, "reopened before");
+    ensure_eq!(
+        refused(device.reopen(id, 1)),
+        None,
+        "reopening before the lockdown"
+    );
     let plain = device.open_event(&sequence(&device), how)?;
     let plain_id = plain.detach("plain")?;
 
     os::mount(c"securityfs", c"/sys/kernel/security")?;
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
     let opened = refused(device.open_event(&registers, how));
-    ensure_eq!(opened, Some(libc::EPERM), "opened");
-    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::EPERM), "reopened");
+    ensure_eq!(opened, Some(libc::EPERM), "opening an event with registers");
+    ensure_eq!(
+        refused(device.reopen(id, 1)),
+        Some(libc::EPERM),
+        "reopening an event with registers"
+    );
     ensure_eq!(
         refused(device.reopen(plain_id, 1)),
         None,
-        "without registers"
+        "reopening an event without registers"
     );
-    ensure!(own_of_marks(&device).is_none(), "counting goes on");
+    ensure!(
+        own_of_marks(&device).is_none(),
+        "an event that only counts was refused"
+    );
     kept.attach()?;
     plain.attach()?;
     Ok(())

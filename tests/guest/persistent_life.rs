@@ -1,4 +1,5 @@
-//! How a persistent event lives: without a handle, beyond its creator, until its last user.
+//! Lifetime of a persistent event: the event needs no open handle, and it outlives its creator. After it has been
+//! attached, it ends with its last user.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -87,7 +88,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
         let mut counter = Counter::new(&device)?;
         counter.mark(ENOUGH);
         tell(parent, id)?;
-        // As many as the ring holds, unless the child is killed before.
+        // Places marks until the ring is full, unless the child is killed before that.
         while counter.placed() < (PAGES * PAGE) as u64 / RECORD {
             counter.mark(1);
         }
@@ -147,7 +148,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     let how = How::on_cpu(1).with(FLAG_PERSISTENT);
     let event = device.start(&attr, how)?;
     let id = event.id()?;
-    let entry = device.entry(id)?.ok_or("it is not listed")?;
+    let entry = device.entry(id)?.ok_or("the event is not listed")?;
     ensure_eq!(entry.name(), format!("event{id}"), "its name");
     drop(event);
     device.place(1, 4)?;
@@ -178,7 +179,8 @@ fn second_detach_returns_the_same_id() -> Outcome {
     Ok(())
 }
 
-/// Shows whether the device still has an event: an event that has ended is no longer the starter of its target.
+/// Tests whether the device still has an event. The event is the only starter that `target` can have, so `heir` can
+/// become the starter only after the event has ended.
 struct Place {
     target: Event,
     heir: Event,
@@ -216,7 +218,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     let reader = device.reopen(id, 1)?;
     let place = Place::of(&device, &reader)?;
     drop(creator);
-    // Whichever handle attaches it, the event lives until its last user goes.
+    // Any handle can attach the event. The event then lives until its last user is gone.
     let other = device.reopen(id, 1)?;
     other.attach()?;
     ensure_eq!(
@@ -233,7 +235,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     drop(other);
     device.place(1, 6)?;
     ensure_eq!(reader.count()?, 6, "marks for the user that is left");
-    // It can be made persistent again, with its id.
+    // The event can be made persistent again, with the same id.
     ensure_eq!(reader.detach("again")?, id, "the id");
     drop(reader);
     device.place(1, 6)?;
@@ -288,8 +290,8 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
         });
         i32::from(found.ok() != Some(up_to(150)))
     })?;
-    ensure_eq!(code, 0, "whether another process misses any");
-    for (who, ring) in [("the creator", &own), ("the second", &beside)] {
+    ensure_eq!(code, 0, "the child: 1 if it misses a mark");
+    for (who, ring) in [("the creator", &own), ("the second reader", &beside)] {
         ensure_eq!(newest(ring, &attr)?, up_to(150), "what {who} finds");
     }
     // No reader removes records, so the ring holds the same newest records for all readers.
@@ -297,8 +299,16 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
     let fits = 2 * PAGE as u64 / RECORD;
     let all: Vec<u64> = (1..=550).collect();
     let expected = &all[all.len() - usize::try_from(fits)?..];
-    ensure_eq!(newest(&own, &attr)?, expected, "the newest for the creator");
-    ensure_eq!(newest(&beside, &attr)?, expected, "and for the second");
+    ensure_eq!(
+        newest(&own, &attr)?,
+        expected,
+        "the newest marks for the creator"
+    );
+    ensure_eq!(
+        newest(&beside, &attr)?,
+        expected,
+        "the newest marks for the second reader"
+    );
     event.attach()?;
     Ok(())
 }
@@ -341,7 +351,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     let attr = sequence(&device);
     let (event, id) = persistent(&device, &attr, 1, "size")?;
     let entry = |device: &Device| -> Result<u32, Box<dyn std::error::Error>> {
-        Ok(device.entry(id)?.ok_or("it is not listed")?.pages)
+        Ok(device.entry(id)?.ok_or("the event is not listed")?.pages)
     };
     ensure_eq!(entry(&device)?, 0, "pages before the first map");
     let ring = Pages::map(&event, 2, READ_WRITE)?;
@@ -354,10 +364,18 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
         );
     }
     drop(ring);
-    ensure_eq!(sized(&event, 1), Some(libc::EINVAL), "another without it");
+    ensure_eq!(
+        sized(&event, 1),
+        Some(libc::EINVAL),
+        "a different size without a map"
+    );
     drop(event);
     let event = device.reopen(id, 1)?;
-    ensure_eq!(sized(&event, 4), Some(libc::EINVAL), "by another handle");
+    ensure_eq!(
+        sized(&event, 4),
+        Some(libc::EINVAL),
+        "a different size by another handle"
+    );
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         None,
@@ -395,7 +413,7 @@ fn absent_reader_loses_nothing_that_fits() -> Outcome {
 fn every_handle_switches_the_one_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
-    // A refresh of an inherited event is refused, but a persistent event is never inherited.
+    // `PERF_EVENT_IOC_REFRESH` is refused for events with `inherit`, but a persistent event ignores `inherit`.
     let mut attr = sequence(&device);
     attr.set_inherit(1);
     let (first, id) = persistent(&device, &attr, 1, "switched")?;
@@ -405,16 +423,28 @@ fn every_handle_switches_the_one_event() -> Outcome {
     for (switch, other) in [(&first, &second), (&second, &first)] {
         switch.disable(0)?;
         let off = other.count()?;
-        ensure_eq!(off, expected, "when the other switched it off");
+        ensure_eq!(
+            off,
+            expected,
+            "the count after the other handle disabled it"
+        );
         device.place(2, 10)?;
-        ensure_eq!(other.count()?, off, "while it is off");
+        ensure_eq!(other.count()?, off, "the count while it is off");
         other.enable(0)?;
         device.place(2, 10)?;
         expected += 10;
-        ensure_eq!(switch.count()?, expected, "when it is on again");
+        ensure_eq!(
+            switch.count()?,
+            expected,
+            "the count after it was enabled again"
+        );
     }
     second.reset(0)?;
-    ensure_eq!(first.count()?, 0, "after the other's reset");
+    ensure_eq!(
+        first.count()?,
+        0,
+        "the count after the other handle's reset"
+    );
     first.period(5)?;
     ring.take()?;
     device.place(2, 20)?;
@@ -426,8 +456,12 @@ fn every_handle_switches_the_one_event() -> Outcome {
     second.pause(false)?;
     device.place(2, 3)?;
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (3, 3), "records after, and lost");
-    // The limit is the event's, whichever handle sets it.
+    ensure_eq!(
+        (samples.len(), lost),
+        (3, 3),
+        "records and losses after the pause"
+    );
+    // The limit belongs to the event, so any handle can set it.
     second.disable(0)?;
     first.refresh(4)?;
     device.place(2, 9)?;
@@ -449,15 +483,19 @@ fn persistent_event_waits_for_its_cpu() -> Outcome {
     let away = (|| -> Outcome {
         // The event was not read before, so the count comes from the device.
         ensure_eq!(event.count()?, 5, "its count while its CPU is away");
-        ensure_eq!(device.reopen(id, 1)?.count()?, 5, "by another handle");
+        ensure_eq!(
+            device.reopen(id, 1)?.count()?,
+            5,
+            "its count by another handle"
+        );
         ensure_eq!(ring.take()?.len(), 5, "records");
         ensure_eq!(
             refused(event.disable(0)),
             Some(libc::ENODEV),
-            "switching it meanwhile"
+            "disabling it while its CPU is away"
         );
         device.place(2, 3)?;
-        ensure_eq!(event.count()?, 5, "after marks on the other CPU");
+        ensure_eq!(event.count()?, 5, "its count after marks on the other CPU");
         Ok(())
     })();
     fs::write(ONLINE, "1")?;
@@ -510,7 +548,11 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     let ring = look(&event, 4)?;
     let told = newest(&ring, &attr)?;
     let first = placed + 1 - told.len() as u64;
-    ensure_eq!(told, (first..=placed).collect::<Vec<_>>(), "its newest");
+    ensure_eq!(
+        told,
+        (first..=placed).collect::<Vec<_>>(),
+        "its newest marks"
+    );
     event.attach()?;
     Ok(())
 }

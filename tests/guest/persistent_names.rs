@@ -34,17 +34,20 @@ pub(crate) const TESTS: &[Test] = &[
         stock_perf_records_one_by_name,
     ),
     (
-        "perfs_door_samples_rings_that_are_read",
-        perfs_door_samples_rings_that_are_read,
+        "perf_core_samples_rings_that_are_read",
+        perf_core_samples_rings_that_are_read,
     ),
-    ("perfs_door_counts_alone", perfs_door_counts_alone),
+    (
+        "perf_core_counts_but_does_not_sample",
+        perf_core_counts_but_does_not_sample,
+    ),
 ];
 
 fn names_are_those_of_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "")?;
     let name = || -> Result<String, Box<dyn std::error::Error>> {
-        Ok(device.entry(id)?.ok_or("it is not listed")?.name())
+        Ok(device.entry(id)?.ok_or("the event is not listed")?.name())
     };
     ensure_eq!(name()?, format!("event{id}"), "the default name");
     let longest = "n".repeat(39);
@@ -98,17 +101,17 @@ fn name_belongs_to_one_event() -> Outcome {
     ensure_eq!(
         refused(second.detach("taken")),
         Some(libc::EEXIST),
-        "the name of another"
+        "the name of another event"
     );
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     second.detach("free")?;
     ensure_eq!(
         refused(second.detach("taken")),
         Some(libc::EEXIST),
-        "the name of another for one that has its own"
+        "the name of another event, for an event with a name"
     );
     first.detach("taken")?;
-    // A name is free once its event has another name or is no longer persistent.
+    // A name becomes free when its event is renamed or is no longer persistent.
     first.detach("moved")?;
     second.detach("taken")?;
     first.attach()?;
@@ -125,12 +128,19 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     let (other, other_id) = persistent(&device, &attr, 0, "second")?;
     for (name, id) in [("first", id), ("second", other_id)] {
         let content = fs::read_to_string(listed(name))?;
-        ensure_eq!(content.trim_end(), format!("id={id:#x}"), "of {name}");
+        ensure_eq!(
+            content.trim_end(),
+            format!("id={id:#x}"),
+            "the contents of {name}"
+        );
     }
     event.detach("renamed")?;
     ensure_eq!(names()?, ["renamed", "second"], "names after renaming");
     drop(event);
-    ensure!(listed("renamed").exists(), "it ended with its handle");
+    ensure!(
+        listed("renamed").exists(),
+        "the event ended with its handle"
+    );
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after one has ended");
     // An attached event is not persistent, though still open.
@@ -162,7 +172,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     );
     let format = fs::read_to_string(sysfs.join("format/id"))?;
     ensure_eq!(format.trim_end(), "config:0-63", "format/id");
-    // Opens the event with only the contents of sysfs.
+    // Opens the event by the contents of sysfs alone.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;
@@ -177,7 +187,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     Ok(())
 }
 
-/// Stock perf reads the event's own count, including what was counted before.
+/// Stock perf reads the persistent event itself, so its count includes what was counted before perf started.
 fn stock_perf_counts_one_by_name() -> Outcome {
     let device = fresh()?;
     let (event, _) = persistent(&device, &device.marks(6, 1, 0), 1, "for-perf")?;
@@ -192,7 +202,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
     let line = said
         .lines()
         .find(|line| line.contains("persistent/for-perf/"))
-        .ok_or_else(|| format!("no line of it: {said}"))?;
+        .ok_or_else(|| format!("no line for it: {said}"))?;
     ensure_eq!(line.split(',').next(), Some("34"), "{line}");
     ensure_eq!(event.count()?, 34, "the event's own count");
     // perf's end does not switch the event off.
@@ -202,7 +212,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
     Ok(())
 }
 
-/// Stock perf records a persistent event's history, which lies in the window, and goes on.
+/// Stock perf records the samples that a persistent event already has in the window, and the new ones.
 fn stock_perf_records_one_by_name() -> Outcome {
     fresh()?;
     let vpmu = Vpmu::open()?;
@@ -249,7 +259,7 @@ fn stock_perf_records_one_by_name() -> Outcome {
     Ok(())
 }
 
-fn perfs_door_samples_rings_that_are_read() -> Outcome {
+fn perf_core_samples_rings_that_are_read() -> Outcome {
     fresh()?;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let attr = vpmu.attr("mark=6")?.sampling(1).on_cpu(1);
@@ -263,8 +273,8 @@ fn perfs_door_samples_rings_that_are_read() -> Outcome {
     let view = view.sampling(1).on_cpu(1);
     let refused = |attr: &EventAttr| pmu.open_event(attr).err().map(|error| errno(&error));
     let refusal = Some(libc::EOPNOTSUPP);
-    ensure_eq!(refused(&view), refusal, "without a ring");
-    // Nobody empties a ring that is mapped to be overwritten.
+    ensure_eq!(refused(&view), refusal, "an event without a ring");
+    // No reader consumes the records of a ring that is mapped to be overwritten.
     drop(event.map_overwrite(2)?);
     ensure_eq!(refused(&view), refusal, "a ring that overwrites");
     event.attach()?;
@@ -290,7 +300,7 @@ fn perfs_door_samples_rings_that_are_read() -> Outcome {
     Ok(())
 }
 
-fn perfs_door_counts_alone() -> Outcome {
+fn perf_core_counts_but_does_not_sample() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let (event, id) = persistent(&device, &device.marks(6, 1, 0), 1, "perfs")?;
@@ -302,12 +312,12 @@ fn perfs_door_counts_alone() -> Outcome {
     ensure_eq!(
         refused(kernels(&sampling(attr, 1, 0), here)),
         Some(libc::EOPNOTSUPP),
-        "sampling there"
+        "sampling through perf core"
     );
     let open = |id, how| refused(kernels(&device.reopening(id), how));
     ensure_eq!(open(id + 1, here), Some(libc::ENOENT), "no such id");
     ensure_eq!(open(id, How::on_cpu(0)), Some(libc::EINVAL), "another CPU");
-    ensure_eq!(open(id, How::OWN), Some(libc::EINVAL), "a task's");
+    ensure_eq!(open(id, How::OWN), Some(libc::EINVAL), "a task's event");
     // A view does not keep an attached event alive.
     event.attach()?;
     drop(event);

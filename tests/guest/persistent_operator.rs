@@ -1,4 +1,4 @@
-//! The operator's persistent events: they exist before the driver, and the guest may read and flush them, but not
+//! The operator's persistent events: they exist before the driver is loaded. The guest may read and flush them, but not
 //! change them.
 
 use std::os::fd::AsRawFd;
@@ -43,7 +43,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
-/// An event of the operator, opened and mapped as its entry describes.
+/// An event of the operator, opened again and with its ring mapped. The event's entry in the list has the id and the
+/// CPU for the open, and the number of pages.
 struct Found {
     event: Event,
     id: u64,
@@ -58,7 +59,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
         .find(|entry| entry.name() == name)
         .ok_or_else(|| format!("no {name} is listed"))?;
     let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
-    let pages = entry.data_pages().ok_or("it has no ring")?;
+    let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = Pages::map(&event, pages, READ)?;
     Ok(Found {
         event,
@@ -69,7 +70,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
 }
 
 impl Found {
-    /// The samples in its ring, the oldest first. Nothing may be written meanwhile.
+    /// The samples in the event's ring, the oldest first. The event must not write records during the call.
     fn samples(&self) -> Result<Vec<Sample>, String> {
         let head = self.ring.head();
         let mut samples = Vec::new();
@@ -102,7 +103,7 @@ fn operators_events_are_found_by_name() -> Outcome {
     ensure_eq!(names()?, NAMES, "names in sysfs");
     for name in NAMES {
         let found = find(&device, name)?;
-        let entry = device.entry(found.id)?.ok_or("it is not listed")?;
+        let entry = device.entry(found.id)?.ok_or("the event is not listed")?;
         ensure_eq!(
             (entry.flags, entry.engine),
             (OPERATORS | IN_WINDOW | OVERWRITES, ENGINE_EXIT),
@@ -111,10 +112,14 @@ fn operators_events_are_found_by_name() -> Outcome {
         ensure_eq!(
             (found.attr.write_backward(), found.attr.disabled()),
             (1, 0),
-            "how {name} is written, and whether it is off"
+            "write_backward and disabled of {name}"
         );
         let told = std::fs::read_to_string(listed(name))?;
-        ensure_eq!(told.trim_end(), format!("id={:#x}", found.id), "of {name}");
+        ensure_eq!(
+            told.trim_end(),
+            format!("id={:#x}", found.id),
+            "the contents of {name}"
+        );
     }
     Ok(())
 }
@@ -125,14 +130,14 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let boot = find(&device, "boot")?;
     let samples = boot.samples()?;
     let first = samples.first().ok_or("no records of the boot")?;
-    // Before the driver, the device does not know which task runs.
+    // Samples from before the driver was loaded name no task: their pid and tid are zero.
     let before = samples
         .iter()
         .filter(|sample| sample.pid_tid == Some((0, 0)))
         .count();
     ensure!(
         before > 0,
-        "no record from before the driver, {first:?} the first"
+        "no record from before the driver was loaded, the first is {first:?}"
     );
     ensure!(
         samples.is_sorted_by_key(|sample| sample.time),
@@ -142,7 +147,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
         boot.event.count()? >= samples.len() as u64,
         "fewer counted than recorded"
     );
-    // The event has been enabled since the guest's first instruction, to within a second.
+    // The event has been enabled since the guest's first instruction. The check allows a difference of one second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
     let uptime = Duration::from_secs_f64(uptime);
@@ -151,14 +156,14 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let enabled = Duration::from_nanos(*enabled) + Duration::from_secs(1);
     ensure!(
         enabled > uptime,
-        "enabled for {enabled:?}, a second added, the kernel {uptime:?} old"
+        "enabled for {enabled:?} (one second added), kernel up for {uptime:?}"
     );
     let now = device.time_of(cpu::tsc());
     let age = now - first.time.ok_or("no time")?;
     let age = Duration::from_nanos(age) + Duration::from_secs(1);
     ensure!(
         age > uptime || !EXITS_AT_ONCE,
-        "the first record is of {age:?} ago, a second added, the kernel {uptime:?} old"
+        "the first record is {age:?} old (one second added), kernel up for {uptime:?}"
     );
     Ok(())
 }
@@ -182,16 +187,19 @@ fn change_of_operators_event_is_refused() -> Outcome {
         ("a limit", refused(event.refresh(1))),
         ("pausing its ring", refused(event.pause(true))),
         (
-            "its records elsewhere",
+            "redirecting its records",
             refused(event.output_to(own.as_raw_fd())),
         ),
         (
-            "others' records into its ring",
+            "redirecting another event's records to its ring",
             refused(redirected.output_to(fd)),
         ),
         ("a starter for it", refused(own.starts(fd))),
         ("a stopper for it", refused(own.stops(fd))),
-        ("starting by it", refused(event.starts(own.as_raw_fd()))),
+        (
+            "making it a starter",
+            refused(event.starts(own.as_raw_fd())),
+        ),
         ("another name", refused(event.detach("mine"))),
         ("attaching it", refused(event.attach())),
     ];
@@ -236,7 +244,7 @@ fn each_vcpu_has_its_own() -> Outcome {
     ensure_eq!(
         newest.pid_tid,
         Some((own, cpu::thread_id())),
-        "who marked last on vCPU 1"
+        "the task of the last mark on vCPU 1"
     );
     Ok(())
 }
@@ -291,7 +299,7 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
     let told = found.values()?;
     ensure!(
         told.ends_with(&(1..=30).collect::<Vec<u64>>()),
-        "its newest: {told:?}"
+        "its newest marks: {told:?}"
     );
     Ok(())
 }

@@ -56,21 +56,25 @@ pub(crate) const TESTS: &[Test] = &[
 fn persistent_event_of_a_task_is_refused() -> Outcome {
     let device = fresh()?;
     let event = device.start(&sequence(&device), How::OWN)?;
-    ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "a task's");
+    ensure_eq!(
+        refused(event.detach("")),
+        Some(libc::EINVAL),
+        "a task's event"
+    );
     ensure_eq!(refused(event.attach()), Some(libc::EINVAL), "attaching it");
     let bound = How { cpu: 0, ..How::OWN };
     let event = device.start(&sequence(&device), bound)?;
     ensure_eq!(
         refused(event.detach("")),
         Some(libc::EINVAL),
-        "a task's on one CPU"
+        "a task's event on one CPU"
     );
     for how in [How::OWN, bound] {
         let opened = device.open_event(&sequence(&device), how.with(FLAG_PERSISTENT));
         ensure_eq!(
             refused(opened),
             Some(libc::EINVAL),
-            "a task's, opened persistent"
+            "a task's event, opened persistent"
         );
     }
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
@@ -90,7 +94,7 @@ fn detach_of_group_member_is_einval() -> Outcome {
         how.led_by(leader.as_fd()).with(FLAG_PERSISTENT),
     );
     ensure_eq!(refused(opened), Some(libc::EINVAL), "a persistent member");
-    // Without its member the leader is a single event.
+    // After the member is closed, the leader is a single event.
     drop(member);
     leader.detach("leader")?;
     leader.attach()?;
@@ -107,7 +111,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     ensure_eq!(
         refused(event.detach("")),
         Some(libc::EINVAL),
-        "an event redirected"
+        "a redirected event"
     );
     event.output_to(-1)?;
     event.detach("back")?;
@@ -126,7 +130,7 @@ fn persistent_event_refuses_members_and_redirects() -> Outcome {
     ensure_eq!(
         refused(event.output_to(target.as_raw_fd())),
         Some(libc::EINVAL),
-        "its records elsewhere"
+        "redirecting its records"
     );
     event.attach()?;
     Ok(())
@@ -154,7 +158,7 @@ fn others_may_write_into_its_ring() -> Outcome {
     ensure_eq!(ring.take()?.len(), 10, "records of both again");
     drop(other);
     device.place(4, 5)?;
-    ensure_eq!(ring.take()?.len(), 5, "records of the one that is left");
+    ensure_eq!(ring.take()?.len(), 5, "records of the event that is left");
     event.attach()?;
     Ok(())
 }
@@ -234,11 +238,16 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     ensure_eq!(
         refused(more.detach("")),
         Some(libc::ENOSPC),
-        "one more than {most}"
+        "one event more than {most}"
     );
     let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
-    ensure_eq!(refused(opened), Some(libc::ENOSPC), "one more, persistent");
-    // A persistent event counts once against the limit; one that has ended leaves room.
+    ensure_eq!(
+        refused(opened),
+        Some(libc::ENOSPC),
+        "one more event, opened persistent"
+    );
+    // Renaming a persistent event does not count it again against the limit, and an event that has ended no longer
+    // counts.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
     more.detach("")?;
@@ -282,7 +291,7 @@ fn list_is_read_in_pieces() -> Outcome {
         );
     }
     kept[2].0.disable(0)?;
-    let entry = device.entry(ids[2])?.ok_or("it is not listed")?;
+    let entry = device.entry(ids[2])?.ok_or("the event is not listed")?;
     ensure_eq!(entry.attr().disabled(), 1, "whether it is off");
     sweep(&device)
 }
@@ -292,7 +301,11 @@ fn refused_detach_changes_nothing() -> Outcome {
     cpu::pin(1)?;
     let event = device.start(&sequence(&device), How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(refused(event.detach("x")), Some(libc::EINVAL), "a task's");
+    ensure_eq!(
+        refused(event.detach("x")),
+        Some(libc::EINVAL),
+        "a task's event"
+    );
     device.place(3, 4)?;
     ensure_eq!(
         (ring.take()?.len(), event.count()?),
@@ -322,13 +335,13 @@ fn persistent_calls_of_nobody_are_refused() -> Outcome {
             refused(mine.open_event(&sequence(&mine), How::on_cpu(1).with(FLAG_PERSISTENT))),
             refused(mine.flush()),
         ];
-        // The result is the number of the first call that was not denied.
+        // Returns 10 plus the index of the first call that was not denied, or 0 if all were denied.
         match calls.iter().position(|&errno| !denied(errno)) {
             None => 0,
             Some(call) => 10 + i32::try_from(call).unwrap_or(0),
         }
     })?;
-    ensure_eq!(code, 0, "the child: 10 and more is a call that was allowed");
+    ensure_eq!(code, 0, "nobody's exit code, 10 or more: not denied");
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     kept.attach()?;
     Ok(())

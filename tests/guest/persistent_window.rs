@@ -1,4 +1,4 @@
-//! Where rings of persistent events lie, and what a reloaded driver finds of them.
+//! Where rings of persistent events lie, and which events and rings a reloaded driver finds.
 
 use std::process::{Command, Stdio};
 
@@ -54,31 +54,35 @@ fn reload() -> Outcome {
 }
 
 fn flags(device: &Device, id: u64) -> Result<u32, Box<dyn std::error::Error>> {
-    Ok(device.entry(id)?.ok_or("it is not listed")?.flags)
+    Ok(device.entry(id)?.ok_or("the event is not listed")?.flags)
 }
 
 fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
     let (late, late_id) = persistent(&device, &attr, 1, "late")?;
-    ensure_eq!(flags(&device, late_id)?, 0, "before there is a ring");
+    ensure_eq!(flags(&device, late_id)?, 0, "flags before there is a ring");
     let _late = Pages::map(&late, 1, READ_WRITE)?;
     ensure_eq!(
         flags(&device, late_id)?,
         IN_WINDOW,
-        "mapped when persistent"
+        "flags of an event mapped when persistent"
     );
     let at_once = device.start(&attr, How::on_cpu(1).with(FLAG_PERSISTENT))?;
     let _at_once = look(&at_once, 1)?;
     ensure_eq!(
         flags(&device, at_once.id()?)?,
         IN_WINDOW | OVERWRITES,
-        "opened persistent, mapped read-only"
+        "flags of an event opened persistent and mapped read-only"
     );
     let early = device.start(&attr, How::on_cpu(1))?;
     let _early = Pages::map(&early, 1, READ_WRITE)?;
     let early_id = early.detach("early")?;
-    ensure_eq!(flags(&device, early_id)?, 0, "mapped before");
+    ensure_eq!(
+        flags(&device, early_id)?,
+        0,
+        "flags of an event mapped before the detach"
+    );
     for event in [late, at_once, early] {
         event.attach()?;
     }
@@ -96,7 +100,8 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
             .ok_or("no such field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
-    // The user may lock the driver's allowance and no more: enough for the small ring, too little for the large one.
+    // The user may lock only the driver's allowance, which is enough for the small ring and too little for the large
+    // one.
     let small = (allowance()? / 2).next_power_of_two();
     let large = 2 * small;
     os::limit_locked(0)?;
@@ -140,7 +145,7 @@ fn full_window_refuses_a_ring() -> Outcome {
             }
         };
         ensure_eq!(full, Some(libc::ENOSPC), "round {round}: a full window");
-        // Three quarters of a window of 16 MiB; the rest is the operator's.
+        // The guest may use three quarters of the window's 16 MiB; the rest is reserved for the operator.
         ensure_eq!(kept.len(), 3072 / (DATA + 1), "round {round}: rings in it");
         for (event, _) in &kept {
             event.attach()?;
@@ -163,7 +168,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
         );
         for word in 0..512 {
             let word = ring.load(4096 + 8 * word);
-            ensure_eq!(word, 0, "round {round}: a word of what was there before");
+            ensure_eq!(word, 0, "round {round}: a word of the new ring");
         }
         device.place(round, 100)?;
         ensure_eq!(ring.take()?.len(), 100, "round {round}: records");
@@ -221,7 +226,7 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
         ensure_eq!(
             refused(Pages::map(event, pages, READ_WRITE)),
             Some(libc::EINVAL),
-            "another size than the ring has"
+            "a size other than the ring's"
         );
     }
     let mut ring = Pages::map(&taken, 2, READ_WRITE)?;
@@ -242,10 +247,10 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
     let off = device.reopen(off_id, 0)?;
     cpu::pin(0)?;
     device.place(5, 2)?;
-    ensure_eq!(off.count()?, 0, "the event that is off");
+    ensure_eq!(off.count()?, 0, "the count of the event that is off");
     off.enable(0)?;
     device.place(5, 2)?;
-    ensure_eq!(off.count()?, 2, "the event, on again");
+    ensure_eq!(off.count()?, 2, "the count of the event that is on again");
     for event in [taken, newest_of, off] {
         event.attach()?;
     }
@@ -279,7 +284,7 @@ fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     );
     let event = device.reopen(counts, 1)?;
     device.place(3, 4)?;
-    ensure_eq!(event.count()?, 12, "marks of the one that counts on");
+    ensure_eq!(event.count()?, 12, "marks of the event that still counts");
     event.attach()?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Shared by the tests of persistent events: sequences of marks, and a clean beginning.
+//! Shared code of the tests of persistent events: opens and reads them, places known sequences of marks, and removes
+//! what earlier tests left.
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::fs;
@@ -21,19 +22,19 @@ pub(crate) const RECORD: u64 = 24;
 /// Where the kernel lists persistent events.
 pub(crate) const SYSFS: &str = "/sys/bus/event_source/devices/persistent";
 
-/// An attr with a record of each mark's value; only a loss wakes.
+/// An attr that records each mark's value. Only a loss wakes readers.
 pub(crate) fn sequence(device: &Device) -> perf_event_attr {
     silent(device.any_marks(1, TIME | ADDR))
 }
 
-/// Like [`sequence`], written backwards, so that any reader finds the newest.
+/// Like [`sequence`], for a ring that is written backward, so that every reader finds the newest records at its head.
 pub(crate) fn backwards(device: &Device) -> perf_event_attr {
     let mut attr = sequence(device);
     attr.set_write_backward(1);
     attr
 }
 
-/// The values of the marks in these records, none of which may be lost.
+/// Returns the values of the marks in these records. Fails if the records report a loss.
 pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let (samples, lost) = fields::samples(records, attr)?;
     if lost != 0 {
@@ -42,7 +43,7 @@ pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u
     Ok(samples.iter().filter_map(|sample| sample.addr).collect())
 }
 
-/// Like [`values`], of a backward ring, the oldest first.
+/// Like [`values`], for a backward ring; the oldest value first.
 pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let head = ring.head();
     let mut records = Vec::new();
@@ -57,7 +58,7 @@ pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, S
     values(&records, attr)
 }
 
-/// Ends every persistent event of the guest's own: those that an earlier test left.
+/// Ends all persistent events of the guest that an earlier test left. Those of the operator stay.
 pub(crate) fn sweep(device: &Device) -> Outcome {
     for entry in device.persistent()? {
         if entry.flags & OPERATORS == 0 {
@@ -78,7 +79,7 @@ pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
     Ok(device)
 }
 
-/// Opens a persistent event on `cpu`, enabled. Also returns its id.
+/// Opens an enabled persistent event on `cpu`. Also returns its id.
 pub(crate) fn persistent(
     device: &Device,
     attr: &perf_event_attr,
@@ -116,7 +117,7 @@ fn pipe() -> io::Result<(File, File)> {
     if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just opened, and nobody else knows them.
+    // SAFETY: the descriptors were just opened, and nothing else owns them.
     let ends = fds.map(|fd| unsafe { File::from_raw_fd(fd) });
     let [read, write] = ends;
     Ok((read, write))
@@ -129,10 +130,10 @@ pub(crate) struct Doomed {
 }
 
 impl Doomed {
-    /// Forks; the child runs `body`, which sends numbers with [`tell`], and then waits to be killed.
+    /// Forks. The child runs `body`, which sends numbers with [`tell`]; after that, the child waits to be killed.
     pub(crate) fn start(body: impl FnOnce(&mut File) -> Outcome) -> io::Result<Self> {
         let (said, mut tells) = pipe()?;
-        // SAFETY: the process has one thread, which goes on in the child.
+        // SAFETY: the process has only this thread, which continues in the child.
         let pid = unsafe { libc::fork() };
         if pid < 0 {
             return Err(io::Error::last_os_error());
@@ -140,7 +141,7 @@ impl Doomed {
         if pid == 0 {
             if let Err(error) = body(&mut tells) {
                 eprintln!("the doomed: {error}");
-                // SAFETY: ends the child before it runs code that is meant for its parent.
+                // SAFETY: the call ends the child before the child can return from this function.
                 unsafe { libc::_exit(1) };
             }
             loop {
@@ -161,7 +162,7 @@ impl Doomed {
     /// Kills the child with SIGKILL, and waits for its end.
     pub(crate) fn kill(self) -> Outcome {
         let mut status = 0;
-        // SAFETY: the child is ours and not yet waited for.
+        // SAFETY: the process is a child of this one, and nobody has waited for it.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         // SAFETY: a valid address.
         unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
@@ -205,7 +206,7 @@ impl Counter {
         u64::from(self.next - 1)
     }
 
-    /// Places marks until `stop` is set, at most up to `most` in all.
+    /// Places marks until `stop` is set or this counter has placed `most` marks in total.
     pub(crate) fn mark_until(&mut self, stop: &AtomicBool, most: u64) {
         while !stop.load(Ordering::Relaxed) && self.placed() < most {
             self.mark(1);

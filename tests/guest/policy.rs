@@ -1,4 +1,4 @@
-//! Which hardware events the operator allows, on a host that may have no hardware events.
+//! The operator's policy for hardware events, on a host that may have no hardware events.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;
@@ -13,8 +13,8 @@ pub(crate) const TESTS: &[Test] = &[
         count_mode_of_the_operator_is_reported,
     ),
     (
-        "event_excluding_the_hypervisor_counts_at_both_doors",
-        event_excluding_the_hypervisor_counts_at_both_doors,
+        "event_excluding_the_hypervisor_counts_through_both_interfaces",
+        event_excluding_the_hypervisor_counts_through_both_interfaces,
     ),
     (
         "raw_event_of_the_operators_list_is_the_hosts_to_count",
@@ -44,8 +44,8 @@ fn count_mode_of_the_operator_is_reported() -> Outcome {
     Ok(())
 }
 
-/// The flag changes nothing, even for an event that cannot exclude anything.
-fn event_excluding_the_hypervisor_counts_at_both_doors() -> Outcome {
+/// `exclude_hv` has no effect. It is accepted even for an event that cannot exclude anything.
+fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
     let device = Device::open()?;
     let excluding = |mut attr: perf_event_attr| {
         attr.set_exclude_hv(1);
@@ -54,21 +54,21 @@ fn event_excluding_the_hypervisor_counts_at_both_doors() -> Outcome {
     let clock = excluding(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK));
     let marks = excluding(device.marks(5, 1, 0));
     let own = |attr: &perf_event_attr| device.open_event(attr, How::OWN);
-    let doors = [
+    let interfaces = [
         ("/dev/vpmu", own(&marks)?, own(&clock)?),
         ("perf core", kernels_own(&marks)?, kernels_own(&clock)?),
     ];
-    for (door, marks, clock) in doors {
+    for (interface, marks, clock) in interfaces {
         marks.enable(0)?;
         clock.enable(0)?;
         device.place(5, 3)?;
-        ensure_eq!(marks.count()?, 3, "marks at {door}");
-        ensure!(clock.count()? > 0, "no time at {door}");
+        ensure_eq!(marks.count()?, 3, "marks at {interface}");
+        ensure!(clock.count()? > 0, "no time at {interface}");
     }
     Ok(())
 }
 
-/// The catalogue lists the event if the host could open it; otherwise no host event can back it.
+/// The catalogue lists the raw event if the host could open it. Otherwise opening it in the guest fails with `ENOENT`.
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();

@@ -1,5 +1,5 @@
-//! The operator's list of events: neither `/dev/vpmu` nor perf core has a denied event, and both have the
-//! others.
+//! The operator's lists of events: a denied event can be opened neither through `/dev/vpmu` nor through perf core; the
+//! other events can be opened through both.
 
 use std::process::Command;
 
@@ -19,8 +19,8 @@ pub(crate) const ALLOWED: &[Test] = &[
         allowed_events_are_all_that_there_is,
     ),
     (
-        "allowed_events_are_open_by_every_door_and_others_by_none",
-        allowed_events_are_open_by_every_door_and_others_by_none,
+        "allowed_events_are_open_through_every_interface_and_others_through_none",
+        allowed_events_are_open_through_every_interface_and_others_through_none,
     ),
     (
         "allowed_mark_counts_and_others_are_unknown",
@@ -31,8 +31,8 @@ pub(crate) const ALLOWED: &[Test] = &[
 pub(crate) const DENIED: &[Test] = &[
     ("denied_events_are_not_listed", denied_events_are_not_listed),
     (
-        "denied_events_are_closed_by_every_door_and_others_are_not",
-        denied_events_are_closed_by_every_door_and_others_are_not,
+        "denied_events_are_refused_through_every_interface_and_others_are_not",
+        denied_events_are_refused_through_every_interface_and_others_are_not,
     ),
     (
         "denied_event_of_the_operators_own_is_read",
@@ -49,7 +49,8 @@ const HW_CACHE: u64 = 3;
 const RAW: u64 = 4;
 const INSTRUCTIONS: u64 = 1;
 
-/// Members of both lists: a name for vperf, a kind, a config, whether it samples.
+/// Events that are allowed by one machine's list and denied by another machine's list: vperf's name for each
+/// event, its kind, its config, and whether it can be sampled.
 const MEMBERS: [(&str, u64, u64, bool); 3] = [
     ("tsc", KIND_TSC, 0, false),
     ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
@@ -61,8 +62,9 @@ const OTHERS: [(&str, u64, u64, bool); 2] = [
     ("mark=8", KIND_MARK, 8, true),
 ];
 
-/// Checks that each way to open the event answers with `errno`: `/dev/vpmu`, perf core and vperf.
-fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>) -> Outcome {
+/// Checks every way to open the event: `/dev/vpmu`, perf core and vperf. Each must fail with `errno`, or succeed if
+/// `errno` is `None`.
+fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>) -> Outcome {
     let (name, kind, config, samples) = event;
     let attr = device.attr(kind, config);
     let mut opened = vec![
@@ -70,7 +72,7 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
         ("a CPU's", refused(device.open_event(&attr, How::on_cpu(0)))),
         ("perf core", refused(os::open_perf_attr(&attr))),
     ];
-    // Attached, so that it ends with its descriptor.
+    // Attaches the event, so that it ends with its descriptor.
     let persistent = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
     if let Ok(event) = &persistent {
         event.attach()?;
@@ -81,8 +83,8 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
         opened.push(("a sample", refused(device.open_event(&sampling, How::OWN))));
         opened.push(("perf core's", refused(os::open_perf_attr(&sampling))));
     }
-    for (door, answer) in opened {
-        ensure_eq!(answer, errno, "{name} by {door}");
+    for (interface, answer) in opened {
+        ensure_eq!(answer, errno, "{name} by {interface}");
     }
     let output = vperf(&["stat", "-e", name, "--", "true"])?;
     ensure_eq!(
@@ -94,7 +96,8 @@ fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>
     Ok(())
 }
 
-/// Checks only `/dev/vpmu`: perf core has traces in another PMU.
+/// Like [`every_interface`] for a trace of exits, but opens it only through `/dev/vpmu`, because perf core has traces
+/// in another PMU.
 fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     let attr = device.attr(KIND_EXIT_TRACE, config);
     for how in [How::OWN, How::on_cpu(0)] {
@@ -144,14 +147,14 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
     Ok(())
 }
 
-fn allowed_events_are_open_by_every_door_and_others_by_none() -> Outcome {
+fn allowed_events_are_open_through_every_interface_and_others_through_none() -> Outcome {
     let device = Device::open()?;
     for event in MEMBERS {
-        every_door(&device, event, None)?;
+        every_interface(&device, event, None)?;
     }
     let clock = ("cpu-clock", KIND_SOFTWARE, SW_CPU_CLOCK, false);
     for event in OTHERS.into_iter().chain([clock]) {
-        every_door(&device, event, Some(libc::ENOENT))?;
+        every_interface(&device, event, Some(libc::ENOENT))?;
     }
     trace(&device, EXIT_MMIO, None)?;
     trace(&device, EXIT_USER, Some(libc::ENOENT))?;
@@ -202,26 +205,26 @@ fn denied_events_are_not_listed() -> Outcome {
     Ok(())
 }
 
-fn denied_events_are_closed_by_every_door_and_others_are_not() -> Outcome {
+fn denied_events_are_refused_through_every_interface_and_others_are_not() -> Outcome {
     let device = Device::open()?;
     let clock = ("cpu-clock", KIND_SOFTWARE, SW_CPU_CLOCK, true);
     for event in MEMBERS.into_iter().chain([clock]) {
-        every_door(&device, event, Some(libc::ENOENT))?;
+        every_interface(&device, event, Some(libc::ENOENT))?;
     }
     for event in OTHERS {
-        every_door(&device, event, None)?;
+        every_interface(&device, event, None)?;
     }
     trace(&device, EXIT_MMIO, Some(libc::ENOENT))?;
     trace(&device, EXIT_USER, None)
 }
 
-/// The operator's decision binds the guest, and not the operator.
+/// The operator's list applies to the guest's events, not to the operator's own.
 fn denied_event_of_the_operators_own_is_read() -> Outcome {
     cpu::pin(0)?;
     let device = Device::open()?;
     let listed = device.persistent()?;
     let kept = listed.iter().find(|entry| entry.name() == "kept");
-    let kept = device.reopen(kept.ok_or("it is not listed")?.id, 0)?;
+    let kept = device.reopen(kept.ok_or("the event is not listed")?.id, 0)?;
     let before = kept.count()?;
     // Each mark is a store to the doorbell.
     device.place(8, 50)?;
@@ -229,7 +232,11 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     // The driver's notifications are stores, too.
     ensure!(counted >= 50, "{counted} exits of 50 marks");
     let own = device.open_event(&device.attr(KIND_EXITS, EXIT_MMIO), How::on_cpu(0));
-    ensure_eq!(refused(own), Some(libc::ENOENT), "one of the guest's own");
+    ensure_eq!(
+        refused(own),
+        Some(libc::ENOENT),
+        "an event of the guest's own"
+    );
     Ok(())
 }
 

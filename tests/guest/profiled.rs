@@ -1,5 +1,5 @@
-//! A guest under its host's profiler: it counts and samples by itself, round after round,
-//! and prints the number of each.
+//! A guest that the host profiles. Meanwhile it counts and samples its own marks, round after round, and prints how
+//! many marks were counted and sampled in each.
 
 use crate::Outcome;
 use crate::acts::say;

@@ -30,10 +30,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// `guest-tests mark VALUE TIMES`: a command with a known count, for others to measure.
+/// `guest-tests mark VALUE TIMES`: a command that places a known number of marks, for other programs to measure.
 ///
-/// With `in_turn` it waits for a byte on its input before each mark and passes one on after it, so that two such
-/// commands switch from one to the other between any two marks.
+/// With `in_turn`, the command reads a byte before each mark and writes the byte after the mark. If two such commands
+/// are connected by pipes, they place their marks alternately.
 pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     let (Ok(value), Ok(times)) = (value.parse(), times.parse::<u32>()) else {
         return ExitCode::from(2);
@@ -206,10 +206,10 @@ fn record_and_report_find_the_hot_function() -> Outcome {
             .and_then(|s| s["samples"].as_u64())
             .unwrap_or_default()
     };
-    // Compares samples of the work alone: the cost of the program's start varies with the machine.
+    // Compares only samples of the two functions, because the cost of the program's start varies with the machine.
     let hot = samples("hot_three_quarters");
     let both = hot + samples("warm_one_quarter");
-    ensure!(both >= 100, "{both} samples say nothing: {report}");
+    ensure!(both >= 100, "{both} samples are too few: {report}");
     let percent = hot * 100 / both;
     ensure!(
         (60..=90).contains(&percent),

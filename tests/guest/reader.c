@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * A reader that knows perf, and of this project only two ioctls of the device.
- * It maps, polls and reads by the rules of <linux/perf_event.h>, and prints
- * what it reads.
+ * A reader for perf's interface. It uses only two ioctls of this project. It
+ * maps, polls and reads by the rules of <linux/perf_event.h>, and prints the
+ * records.
  *
  *	reader THREAD VALUE COUNT
  *
- * Samples each mark VALUE of THREAD; prints "ready", then a line for each record, and when
- * COUNT of them were read or lost, the event's count.
+ * Samples each mark VALUE of THREAD. Prints "ready", then a line for each
+ * record. When COUNT records have been read or lost, prints the event's count.
  */
 #include <linux/perf_event.h>
 
@@ -32,7 +32,7 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* Copies bytes out of the ring; they may lie at its end and its beginning. */
+/* Copies bytes out of the ring; they may wrap around its end. */
 static void copy(void *to, const uint8_t *data, uint64_t size, uint64_t at, uint64_t bytes)
 {
 	uint64_t offset = at % size;
@@ -70,7 +70,7 @@ static int open_marks(int device, int thread, uint64_t value)
 	return fd;
 }
 
-/* Prints a record; returns the number of overflows that it stands for. */
+/* Prints a record; returns the number of overflows that it reports. */
 static uint64_t print(const struct perf_event_header *header, const uint64_t *body)
 {
 	switch (header->type) {
@@ -117,7 +117,7 @@ int main(int argc, char **argv)
 	uint64_t seen = 0, wanted, count;
 
 	if (argc != 4 || device < 0)
-		fail("usage: reader THREAD VALUE COUNT, where there is a /dev/vpmu");
+		fail("usage: reader THREAD VALUE COUNT (needs /dev/vpmu)");
 	wanted = strtoull(argv[3], NULL, 0);
 	event = open_marks(device, atoi(argv[1]), strtoull(argv[2], NULL, 0));
 	page = mmap(NULL, (1 + PAGES) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, event, 0);
@@ -132,11 +132,11 @@ int main(int argc, char **argv)
 		struct pollfd ready = { .fd = event, .events = POLLIN };
 
 		if (poll(&ready, 1, 20000) != 1) {
-			fprintf(stderr, "reader: nothing after %llu\n", (unsigned long long)seen);
+			fprintf(stderr, "reader: no wakeup after %llu records\n", (unsigned long long)seen);
 			return 1;
 		}
 		seen += drain(page);
-		/* A loss that no record follows is recorded when the count is read. */
+		/* The read() makes the device write a record of any pending loss. */
 		if (read(event, &count, sizeof(count)) != sizeof(count))
 			fail("reading the count");
 		seen += drain(page);

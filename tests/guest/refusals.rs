@@ -1,5 +1,5 @@
-//! Events that the host's operator withholds are not offered, and the kernel's log says why. A pinned event
-//! that cannot get a counter is in error.
+//! If the host's operator disables events, the driver does not offer them, and the guest kernel's log contains the
+//! reason. A pinned event that cannot get a counter goes into the error state.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -74,7 +74,7 @@ fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
     Ok(())
 }
 
-/// The operator lets one counter that samples run on a vCPU at once.
+/// The operator allows only one sampling counter per vCPU to run at a time.
 fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     cpu::pin(1)?;
     let device = Device::open()?;
@@ -103,13 +103,19 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
 
     let holder = device.start(&clock, How::OWN)?;
     spin();
-    ensure!(holder.count()? > 0, "the one that has the counter counts");
+    ensure!(
+        holder.count()? > 0,
+        "the event that has the counter does not count"
+    );
     let ours = device.start(&pinned, How::OWN)?;
     spin();
     ensure_eq!(ours.read()?, [0_u64; 0], "a reading of an event in error");
     let error = libc::POLLHUP | libc::POLLERR;
     let polled = ours.poll(0)?;
     ensure!(polled & error != 0, "poll says {polled:#x}");
-    ensure!(holder.count()? > 0, "the other goes on");
+    ensure!(
+        holder.count()? > 0,
+        "the event that has the counter no longer counts"
+    );
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A guest that its host saves: numbered lines, by both vCPUs in turn, and events that see each line.
+//! Code of a guest that the host saves and restores: both vCPUs take turns to print numbered lines, and events record
+//! marks at each line.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -27,7 +28,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 /// Lines of a run.
 pub(crate) const LINES: u32 = 150;
-/// Lines of a run that is saved again and again.
+/// Lines of a run in which the host saves the guest again and again.
 pub(crate) const LINES_OF_CYCLES: u32 = 400;
 /// The pause between two lines, in which the host can act.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -43,7 +44,7 @@ pub(crate) fn lines() -> Outcome {
     turns(0, start, &from_other, &to_other)?;
     drop(to_other);
     other.join().map_err(|_| "a thread panicked")??;
-    // A save must not look like a hang, nor like a faulty clock.
+    // The kernel must not report a save as a lockup or as a faulty clock.
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
     Ok(())
@@ -57,7 +58,7 @@ fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32
             say(&format!("line {number} {}", start.elapsed().as_nanos()));
             thread::sleep(PAUSE);
         }
-        // If the other thread is gone, it has seen the last line.
+        // The send fails only if the other thread has ended after the last line.
         if others.send(number + 1).is_err() || number >= LINES {
             break;
         }
@@ -72,8 +73,8 @@ const MARKS: u64 = 3;
 /// Nanoseconds between two samples of the clock.
 const TICK: u64 = 1_000_000;
 
-/// Prints lines as [`lines`] does. Each has three marks, which every event of its vCPU counts, samples or
-/// traces.
+/// Prints lines as [`lines`] does. For each line, a vCPU places three marks, and each event of that vCPU counts,
+/// samples or traces them.
 pub(crate) fn events(lines: u32) -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
@@ -95,9 +96,9 @@ pub(crate) fn events(lines: u32) -> Outcome {
     let next = next.id()?;
     ensure!(
         last.is_some_and(|last| last < next),
-        "id {next} again, after {last:?}"
+        "id {next} was used again: the last one was {last:?}"
     );
-    // The driver has read the limit of the host on which the machine runs now.
+    // Prints the limit that the driver has read from the host on which the machine now runs.
     say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
@@ -138,7 +139,7 @@ fn flushes(over: &AtomicBool) -> Outcome {
         }
         thread::sleep(BETWEEN_FLUSHES);
     }
-    ensure!(last > 0, "not one tick");
+    ensure!(last > 0, "no tick was recorded");
     Ok(())
 }
 
@@ -155,7 +156,7 @@ fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, S
     Ok(ticks.iter().filter_map(|tick| tick.time).collect())
 }
 
-/// Prints lines as [`lines`] does. At each line, four programs that tools measure place a mark.
+/// Prints lines as [`lines`] does. At each line, each of four programs places a mark, and a tool measures each program.
 pub(crate) fn tools() -> Outcome {
     let record = [
         "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",
@@ -213,7 +214,8 @@ pub(crate) fn tools() -> Outcome {
     Ok(())
 }
 
-/// Checks that `perf record` has each mark once, in order: times, periods and values, as perf prints them.
+/// Checks the times, periods and values that perf prints for a recording: it must have each mark exactly once, in
+/// order.
 fn whole_recording(samples: &[String]) -> Outcome {
     ensure_eq!(samples.len(), LINES as usize, "samples of perf record");
     let mut times = Vec::new();
@@ -228,7 +230,7 @@ fn whole_recording(samples: &[String]) -> Outcome {
     Ok(())
 }
 
-/// A tool, and the program that it measures, which places a mark at each of its turns.
+/// A tool and the program that the tool measures. The program places a mark at each of its turns.
 struct Tool(Child);
 
 impl Tool {
@@ -280,12 +282,12 @@ struct Watch {
     attr: perf_event_attr,
     region: Region,
     traced: Traced,
-    /// Number of exits in the trace that our marks made.
+    /// Number of traced exits that were caused by this vCPU's marks.
     traced_marks: u64,
     clock: (Event, Pages),
     clock_attr: perf_event_attr,
     enabled: u64,
-    /// The id of an event whose ring lies in the window, and which nobody has open.
+    /// The id of a persistent event whose ring lies in the window. No process has the event open.
     kept: u64,
     newest: u64,
 }
@@ -336,7 +338,7 @@ impl Watch {
         })
     }
 
-    /// Places the marks of a line on this vCPU, and checks what its events report of them.
+    /// Places the marks of a line on this vCPU, and checks what the vCPU's events report about these marks.
     fn line(&mut self, device: &Device, bell: &Doorbell, value: u64) -> Outcome {
         let before = device.time_of(cpu::tsc());
         for mark in [START, u32::try_from(value)?, STOP] {
@@ -358,7 +360,7 @@ impl Watch {
         );
         self.enabled = counted[1];
         ensure!(before < device.time_of(cpu::tsc()), "time goes back");
-        // In each region: the line's mark, and the mark that stops.
+        // In each region, the target counts the line's mark and the mark that ends the region.
         let target = self.region.target.count()?;
         ensure_eq!(target, count / MARKS * 2, "marks in regions");
         self.traced.read()?;
@@ -370,9 +372,9 @@ impl Watch {
     /// Checks that every event has seen every mark once.
     fn whole(&mut self, device: &Device) -> Outcome {
         cpu::pin(usize::try_from(self.cpu)?)?;
-        ensure_eq!(self.read, self.made, "marks in the ring that was followed");
+        ensure_eq!(self.read, self.made, "marks in the ring read at each line");
         let sampled = values(&self.sampled.1.take()?, &self.attr)?;
-        ensure_eq!(sampled, self.made, "marks in the ring that was left alone");
+        ensure_eq!(sampled, self.made, "marks in the ring read at the end");
         let second = values(&self.second.1.take()?, &self.attr)?;
         let expected: Vec<u64> = self.made.iter().skip(1).step_by(2).copied().collect();
         ensure_eq!(second, expected, "every second mark");
@@ -381,7 +383,7 @@ impl Watch {
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
         let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
-        // Ticks that one exit finds have that exit's time.
+        // Ticks that are found at the same exit have the same time.
         ensure!(times.is_sorted(), "ticks not in order: {times:?}");
         let listed = device
             .entry(self.kept)?
@@ -407,7 +409,8 @@ impl Watch {
         self.lost(device)
     }
 
-    /// The ring that was full has the first marks; the rest were lost, as the next record reports.
+    /// Checks the narrow ring, which became full: it has the first marks, and the next record reports the others as
+    /// lost.
     fn lost(&mut self, device: &Device) -> Outcome {
         let marks = |narrow: &mut (Event, Pages), attr| -> Fallible<(Vec<u64>, u64)> {
             let (samples, lost) = fields::samples(&narrow.1.take()?, attr)?;

@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const PAGE: usize = 4096;
 
-/// A one-page ring on marks of value 4, one record each.
+/// Opens an event that samples each mark of value 4, and maps its ring of one page.
 fn small(vpmu: &Vpmu) -> Result<(Event, Ring), Box<dyn std::error::Error>> {
     sampling(vpmu, &vpmu.attr("mark=4")?.sampling(1), 0)
 }
@@ -76,7 +76,7 @@ fn absent_readers_losses_are_reported() -> Outcome {
         "{} written and {lost} lost",
         samples.len()
     );
-    // With the loss reported, the ring works on.
+    // Once the loss is reported, the ring works as before.
     place(&vpmu, 10)?;
     let (samples, lost) = settle(&event, &mut ring)?;
     ensure_eq!((samples.len(), lost), (10, 0), "after the loss");
@@ -91,7 +91,7 @@ fn lagging_readers_losses_are_reported() -> Outcome {
         let burst = 17 * round % 160;
         place(&vpmu, burst)?;
         placed += burst;
-        // Takes some records only, so that the next burst meets a ring half full.
+        // Takes only some of the records, so that the ring is still partly full when the next burst comes.
         for record in ring.records().take(20) {
             match record? {
                 vpmu_client::Record::Sample(_) => written += 1,
@@ -110,7 +110,7 @@ fn lagging_readers_losses_are_reported() -> Outcome {
 fn lying_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
-    // A full ring: the device looks at the tail only when it needs room.
+    // Fills the ring, because the device reads the tail only when it needs room.
     place(&vpmu, 100)?;
     let head = ring.head();
     ensure!(head > 4000, "the ring is not full: {head}");
@@ -131,17 +131,17 @@ fn lying_readers_losses_are_reported() -> Outcome {
     ensure_eq!(
         samples.len() as u64 * (head / samples.len() as u64),
         head,
-        "whole records written before the lies"
+        "whole records written before the false tails"
     );
     ensure_eq!(
         samples.len() as u64 + lost,
         115,
-        "written before the lies, lost then and during them"
+        "samples written and lost, before and during the false tails"
     );
     ensure_eq!(event.read()?.value, 115, "the count, losses included");
     place(&vpmu, 4)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure_eq!((samples.len(), lost), (4, 0), "after the lies");
+    ensure_eq!((samples.len(), lost), (4, 0), "after the false tails");
     Ok(())
 }
 
@@ -187,14 +187,14 @@ fn mapping_follows_the_rules() -> Outcome {
     ensure_eq!(
         refused(2 * PAGE, shared, PAGE as i64),
         Some(libc::EINVAL),
-        "an offset"
+        "a map at an offset"
     );
     ensure_eq!(refused(PAGE, shared, 0), None, "the metadata page alone");
     let first = event.map(1)?;
     ensure_eq!(
         refused(2 * PAGE, shared, 0),
         Some(libc::EINVAL),
-        "another size beside it"
+        "a different size beside it"
     );
     ensure_eq!(
         refused(3 * PAGE, shared, 0),
@@ -205,7 +205,7 @@ fn mapping_follows_the_rules() -> Outcome {
     ensure_eq!(
         refused(2 * PAGE, shared, 0),
         None,
-        "a new size once all are gone"
+        "a different size after all maps are gone"
     );
     Ok(())
 }
@@ -217,7 +217,7 @@ fn ring_outlives_its_event() -> Outcome {
     drop(event);
     place(&vpmu, 6)?;
     let (samples, lost) = drain(&mut ring)?;
-    // A map holds the file: the event lives until both are gone.
+    // The map keeps the file open, so the event exists until the map is gone, too.
     ensure_eq!(
         (samples.len(), lost),
         (12, 0),
@@ -247,7 +247,7 @@ fn metadata_page_has_the_count() -> Outcome {
     ensure_eq!(
         (page.time_mult, u32::from(page.time_shift)),
         (info.time_mult, info.time_shift),
-        "the conversion of the page and the device"
+        "the clock conversion in the page"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Samples: one for each period, each true to the guest.
+//! Samples: one for each period, each with the guest's correct values.
 
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -42,7 +42,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The samples in a ring, and the number that the device reports lost.
+/// The samples in a ring, and the number of samples that the device reports as lost.
 pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
     let (mut samples, mut lost) = (Vec::new(), 0);
     for record in ring.records() {
@@ -86,7 +86,7 @@ fn sample_for_each_period() -> Outcome {
         ensure_eq!(event.read()?.value, marks, "marks counted");
         ensure!(
             samples.iter().all(|s| s.period == period),
-            "each stands for {period}"
+            "a record has a period other than {period}"
         );
     }
     Ok(())
@@ -113,12 +113,12 @@ fn samples_name_task_and_address() -> Outcome {
         ensure_eq!(
             (sample.pid, sample.tid),
             (std::process::id(), cpu::thread_id()),
-            "who"
+            "the task"
         );
         // The driver places the mark on the caller's behalf.
         ensure!(
             !sample.user && sample.ip >> 63 == 1,
-            "a kernel address: {:#x}",
+            "not a sample of the kernel: {:#x}",
             sample.ip
         );
     }
@@ -140,7 +140,7 @@ fn times_increase_and_are_the_guests() -> Outcome {
     let times: Vec<u64> = samples.iter().map(|s| s.time).collect();
     ensure!(
         times.windows(2).all(|pair| pair[0] < pair[1]),
-        "each later than the one before"
+        "a record is not later than the previous one"
     );
     let (first, last) = (times[0], times[199]);
     ensure!(
@@ -218,7 +218,7 @@ fn childs_samples_reach_the_parents_ring() -> Outcome {
     let id = event.id()?;
     ensure!(
         samples.iter().all(|s| s.id == id),
-        "all carry the parent's id"
+        "a record does not have the parent's id"
     );
     let of_child = samples
         .iter()
@@ -238,7 +238,7 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
 fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
-    // One CPU, which the children inherit: each mark is followed by a switch to the sibling.
+    // The children inherit this CPU. Since they share one CPU, a switch to the sibling follows each mark.
     cpu::pin(0)?;
     let attr = EventAttr {
         inherit: true,
@@ -311,7 +311,7 @@ fn exits_sample_exactly() -> Outcome {
     );
     let here = cpu::port_write as fn() as usize as u64;
     for sample in samples {
-        // The function is inlined or not; either way the code is this program's.
+        // The compiler may inline the function. Even then, its code is in this program.
         ensure!(
             sample.user && sample.ip.abs_diff(here) < 1 << 24,
             "{:#x} is not in this program, near {here:#x}",
@@ -341,8 +341,8 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     let here = busy as fn(&Vpmu, u64) as usize as u64;
     let in_loop = |s: &Sample| s.user && (here..here + 0x400).contains(&s.ip);
     let (mut samples, mut lost) = (Vec::new(), 0);
-    // A host that is short of CPU delivers fewer of the clock's interrupts, and delivers them late, many in
-    // the kernel. The test checks what the samples name, however long that takes.
+    // On a busy host, the clock's interrupts are fewer and late, so many samples hit the kernel. The test runs until
+    // there are enough samples in the loop, but for at most 1000 rounds of 20 ms.
     for _ in 0..1000 {
         busy(&vpmu, 20);
         let (more, missed) = drain(&mut ring)?;
@@ -356,7 +356,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     let clock = event.read()?.value;
     let (last, missed) = drain(&mut ring)?;
     samples.extend(last);
-    // One for each period; the time beyond the last whole period makes no sample.
+    // There is at most one sample for each whole period.
     let taken = samples.len() as u64 + lost + missed;
     ensure!(taken <= clock / PERIOD + 1, "{taken} samples in {clock} ns");
     let inside = samples.iter().filter(|s| in_loop(s)).count();
@@ -368,7 +368,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     );
     ensure!(
         samples.iter().all(|s| s.pid == std::process::id()),
-        "all are this process's"
+        "a sample of another process"
     );
     Ok(())
 }
@@ -398,7 +398,7 @@ fn every_nth_record_wakes() -> Outcome {
 
 fn sampling_by_the_tsc_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
-    // Counting events that have no exact overflow refuse to sample.
+    // The device refuses to sample by an event without exact overflows.
     let attr = vpmu.attr("tsc")?.sampling(1000);
     let refused = vpmu.open_event(&attr).err().map(|e| errno(&e));
     ensure_eq!(refused, Some(libc::EOPNOTSUPP), "sampling by tsc");

@@ -1,4 +1,5 @@
-//! The distribution's own `perf` in a guest with hardware counters, with its plain events and no option.
+//! The distribution's own `perf` in a guest with hardware counters. The tests use plain event names, and no options for
+//! the device.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_record::{Fallible, perf, record, script};
@@ -38,9 +39,9 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Instructions of one round of `workload loop`.
 const PER_ROUND: u64 = 2;
-/// How many instructions of a program's start may differ between two runs.
+/// By how many instructions two runs of a program may differ outside the loop.
 const BORDER: u64 = 1_000;
-/// A period of which the loop's length is not a multiple.
+/// A sampling period that does not divide the length of the loop.
 const PERIOD: u64 = 100_003;
 
 /// The value that `perf stat -x,` prints for `event`.
@@ -115,7 +116,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
 }
 
 fn stat_of_more_events_than_counters_scales_each() -> Outcome {
-    /// In user mode, and in both modes, these count little but the loop.
+    /// Events that count mostly the loop if they count user mode.
     const KINDS: [&str; 4] = [
         "instructions",
         "cycles",
@@ -153,7 +154,7 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
     Ok(())
 }
 
-/// Whether a sample's line ends in the loop's name; some perfs print no path before it.
+/// Whether a sample's line ends in the loop's name. Some versions of perf print the name without a path before it.
 fn in_loop(line: &str) -> bool {
     line.ends_with("exact_loop")
 }
@@ -166,7 +167,8 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
     record("cycles", &run)?;
     let lines = script("cycles", "ip,sym")?;
     let inside = lines.iter().filter(|line| in_loop(line)).count();
-    // In the lab each instruction takes a cycle; elsewhere the loop's two may take fewer.
+    // In the lab, each instruction takes one cycle. Elsewhere, the two instructions of a round may take fewer than two
+    // cycles, so the number of samples is not known. This checks only how many of them are in the loop.
     ensure!(
         inside > 0 && inside * 100 >= lines.len() * 95,
         "{inside} of {} in the loop",

@@ -36,7 +36,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const MARK_3: &str = "vpmu/mark,event=3/";
 
-/// `guest-tests ports TIMES`: a command with a known count of exits.
+/// `guest-tests ports TIMES`: a command that causes a known number of exits.
 pub(crate) fn write_ports(times: &str) -> ExitCode {
     let Ok(times) = times.parse::<u32>() else {
         return ExitCode::from(2);
@@ -56,7 +56,7 @@ struct Line {
     /// As printed: a number, or the reason for its absence.
     value: String,
     event: String,
-    /// The share of the time in which it counted, in percent.
+    /// The percentage of the time in which the event counted.
     share: String,
 }
 
@@ -202,10 +202,11 @@ fn cpus_count_apart() -> Outcome {
     Ok(())
 }
 
-/// perf reads the counts in each interval; an interval in which the task did not run is `<not counted>`.
+/// perf reads the counts after each interval. For an interval in which the task did not run, it prints `<not counted>`.
 fn intervals_add_up() -> Outcome {
     const FILE: &str = "/tmp/intervals";
-    // perf prints no interval that the program's end cuts short: wait for one that begins after the marks.
+    // perf does not print an interval that the program's end cuts short. So the program waits until perf has printed an
+    // interval that begins after the marks.
     let script = format!(
         "for i in $(seq 10); do guest-tests mark 3 7; done
         lines() {{ wc -l <{FILE}; }}
@@ -223,12 +224,13 @@ fn intervals_add_up() -> Outcome {
         }
     }
     ensure_eq!(sum, 70, "the sum of intervals: {said}");
-    ensure!(intervals > 1, "one interval alone: {said}");
+    ensure!(intervals > 1, "only one interval: {said}");
     Ok(())
 }
 
 fn many_events_of_a_task_at_once() -> Outcome {
-    // A group, single events, the kernel's own between them, and events of unknown counts.
+    // A group and single events of known counts, the kernel's own events between them, and events whose counts are not
+    // known.
     let events = "{vpmu/mark,event=0/,vpmu/mark,event=1/},task-clock,vpmu/mark,event=2/,\
         page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
         vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";
@@ -251,7 +253,7 @@ fn many_events_of_a_task_at_once() -> Outcome {
     Ok(())
 }
 
-/// One runs within the other, and both count the same marks.
+/// perf runs vperf, and both count the same marks.
 fn vperf_and_perf_agree() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "100"];
     let vperf = ["vperf", "stat", "-x", ",", "-e", "mark=3"];
@@ -278,7 +280,7 @@ fn uncountable_events_are_not_supported() -> Outcome {
     for event in [
         // An unknown kind.
         "vpmu/kind=0x7ff,event=1/",
-        // Halts of user and kernel cannot be told apart.
+        // The device cannot count halts in user mode only.
         "vpmu/halts/u",
         // Exits of a guest of this guest.
         "vpmu/exits-user/G",
@@ -291,7 +293,7 @@ fn uncountable_events_are_not_supported() -> Outcome {
 }
 
 fn unnamed_events_are_refused() -> Outcome {
-    // Not an event, a mark without its value, a value beyond its 48 bits.
+    // An unknown name, a mark without a value, and a value that exceeds 48 bits.
     for event in [
         "vpmu/nonsense/",
         "vpmu/mark/",

@@ -1,5 +1,5 @@
-//! Sampling storms: a clock with a period of ten microseconds, opened by a program without
-//! privileges, leaves its vCPU to others.
+//! Sampling storms: an unprivileged program opens a clock with a period of ten microseconds. Other programs must still
+//! get their time on the same vCPU.
 
 use std::hint::black_box;
 use std::process::{Child, Command, Stdio};
@@ -23,11 +23,11 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The shortest period that the host's clocks keep, in nanoseconds.
+/// The shortest period, in nanoseconds, with which the host's clocks can sample.
 const PERIOD: u64 = 10_000;
 /// The throttle's window of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
-/// The work of another process meanwhile.
+/// The work that another process does during the storm.
 const ROUNDS: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo $i";
 const DONE: &[u8] = b"20000\n";
 
@@ -55,7 +55,7 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
     storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
 }
 
-/// Runs the storm as nobody, on the same CPU as the other process.
+/// Runs the storm as the user nobody, on the same CPU as the other process.
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
     let code = os::forked(|| {
@@ -83,12 +83,12 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     let storm = until_done(clocks, &mut other)?;
     let output = other.wait_with_output()?;
     ensure_eq!(output.stdout, DONE, "rounds of another process");
-    // For a test that compares these with the device's figures.
+    // A test on the host compares this line with the device's counters.
     println!("storm of {} clocks: {storm:?}", clocks.len());
     ensure!(storm.throttles > 0, "nothing was throttled: {storm:?}");
-    let open = storm.throttles - storm.unthrottles;
+    let open = storm.throttles.checked_sub(storm.unthrottles);
     ensure!(
-        open <= clocks.len() as u64,
+        open.is_some_and(|open| open <= clocks.len() as u64),
         "throttles and their ends: {storm:?}"
     );
     // Each event is throttled once in a window at most.

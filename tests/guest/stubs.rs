@@ -1,5 +1,5 @@
-//! Assembly whose registers, stack, callers and addresses are known exactly. It is in the modules of the
-//! architectures.
+//! Assembly whose registers, stack, callers and addresses are known exactly. Each architecture's module contains its
+//! own.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 pub(crate) use crate::arch::stubs::{
@@ -13,7 +13,7 @@ use crate::arch::stubs::idle_port;
 pub(crate) enum Leaf {
     /// One write to the idle port.
     Out,
-    /// One mark: the device's descriptor, the value.
+    /// One mark, with the device's file descriptor and the mark's value.
     Mark(i32, u64),
     /// A loop of this many rounds.
     Spin(u64),
@@ -56,25 +56,25 @@ fn at(label: *const u8) -> u64 {
     label.expose_provenance() as u64
 }
 
-/// One write to the idle port with every register known; returns the stack pointer at the write.
+/// Writes once to the idle port, with a known value in every register. Returns the stack pointer at the write.
 /// Call [`allow_ports`](crate::arch::allow_ports) first.
 pub(crate) fn out_known() -> u64 {
     let mut sp = 0;
-    // SAFETY: keeps the calling convention, writes one word through its argument.
+    // SAFETY: the stub follows the calling convention, and writes only one word to memory, to `sp`.
     unsafe { vpmu_out_known(&raw mut sp, idle_port()) };
     sp
 }
 
-/// The address of the instruction by which [`out_known`] writes.
+/// The address of [`out_known`]'s port write instruction.
 pub(crate) fn out_known_ip() -> u64 {
     at(&raw const vpmu_out_known_ip)
 }
 
-/// One mark with every register known that a system call leaves alone; returns the stack
-/// pointer at the call.
+/// Places one mark, with a known value in every register that a system call preserves. Returns the stack pointer at
+/// the call.
 pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
     let mut sp = 0;
-    // SAFETY: as `out_known`; the system call takes its argument by value.
+    // SAFETY: as in `out_known`. The system call takes its argument by value.
     unsafe { vpmu_mark_known(&raw mut sp, device, value) };
     sp
 }
@@ -91,8 +91,8 @@ pub(crate) fn nest(leaf: Leaf) {
         Leaf::Mark(device, value) => (1, i64::from(device).cast_unsigned(), value),
         Leaf::Spin(rounds) => (2, rounds.max(1), 0),
     };
-    // SAFETY: keeps the calling convention; the leaf's write, system call and loop change no memory of
-    // this program.
+    // SAFETY: the stub follows the calling convention. The leaf's write, system call and loop change no memory of this
+    // program.
     unsafe { vpmu_nest(leaf, first, second, idle_port()) }
 }
 

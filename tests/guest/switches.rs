@@ -57,16 +57,18 @@ type Shared<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const VALUE: u64 = 31;
 const ROUNDS: u64 = 500;
-/// Nanoseconds between samples: an hour, since a sample's interrupt costs exits of its own.
+/// Nanoseconds between samples: an hour, so that no sample is taken during a test. The interrupt of a sample would
+/// cause more exits.
 const PERIOD: u64 = 3_600_000_000_000;
 /// The CPU that both tasks run on.
 const CPU: usize = 1;
-/// The other CPU.
+/// The other CPU, from which tests read the counts.
 const READERS: usize = 0;
-/// For an event that counts all tasks on [`CPU`].
+/// How to open an event that counts all tasks on [`CPU`].
 const ALL: How<'_> = How::on_cpu(1);
 
-/// One end of a turn that two tasks hand to each other: a task waits for it, and gives it back.
+/// One task's ends of two pipes that make two tasks run alternately. A task waits for a byte from the other task, and
+/// later sends a byte back.
 pub(crate) struct Turn {
     mine: PipeReader,
     other: PipeWriter,
@@ -96,14 +98,14 @@ impl Turn {
     }
 }
 
-/// Keeps this thread on [`CPU`]; besides its partner, only kernel threads of a higher priority run there
-/// meanwhile.
+/// Keeps this thread on [`CPU`] with a real-time priority. Besides the task that it takes turns with, only kernel
+/// threads of a higher priority can run there.
 pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
 }
 
-/// MMIO exits of [`CPU`], and its context switches by the kernel's own count.
+/// Number of MMIO exits of [`CPU`], and the kernel's count of context switches on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     exits: u64,
@@ -111,7 +113,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Both counts at the same moment, by the counters of exits and of switches.
+    /// Reads both counters without a switch between the two readings.
     fn so_far(exits: &Pages, switches: &Event) -> std::io::Result<Self> {
         let mut before = switches.count()?;
         loop {
@@ -124,8 +126,8 @@ impl Cost {
         }
     }
 
-    /// Ensures one exit for each switch of the rounds, and at most one for each switch to and from kernel threads
-    /// that ran in between: a switch between two of them makes no exit.
+    /// Ensures exactly one exit for each switch of the rounds, and at most one for each other switch. The other
+    /// switches are to and from kernel threads that ran in between. A switch between two kernel threads causes no exit.
     fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
         let one_each = 2 * ROUNDS..=self.switches;
         ensure!(one_each.contains(&self.exits), "{self:?}, {what}");
@@ -133,13 +135,14 @@ impl Cost {
     }
 }
 
-/// Returns the cost of [`ROUNDS`] switches to another task and back. Each task has its own events open: one those
-/// that `first` opens, the other those that `second` opens.
+/// Returns the cost of [`ROUNDS`] switches to another task and back. One task opens its events with `first`, the other
+/// with `second`.
 fn cost_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
 ) -> Result<Cost, Failure> {
-    // The answer to a request may be read before its interrupt arrives.
+    // Binds the interrupts that announce replies to the other CPU. On this CPU, such an interrupt could arrive after
+    // the task has read the reply, and its exits would be counted, too.
     interrupt::bind(READERS)?;
     let device = Device::open()?;
     let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
@@ -157,7 +160,7 @@ fn cost_of_rounds(
     let (device, page, switches) = (&device, &page, &switches);
     let (first, second) = (&first, &second);
     thread::scope(|scope| {
-        // Each task owns its end of the turn: if a task fails, its end is dropped and the other task stops waiting.
+        // If a task fails, its end of the turn is dropped, and the other task stops waiting.
         let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
             let _events = second(device)?;
@@ -196,7 +199,7 @@ fn cost_of_rounds(
     })
 }
 
-/// Opens `count` events of the calling thread's marks with `open`, and enables them.
+/// Uses `open` to open `count` events that count the calling thread's marks, and enables them.
 fn marks(
     device: &Device,
     count: u64,
@@ -273,7 +276,7 @@ fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
     Ok(())
 }
 
-/// Acts at each turn of this task until `stop`. The task that `begins` has the first turn.
+/// Calls `act` at each turn of this task until `stop` is set. The task that `begins` has the first turn.
 fn take_turns(
     turn: &mut Turn,
     begins: bool,

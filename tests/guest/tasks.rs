@@ -1,4 +1,4 @@
-//! Counts of tasks: they follow their task, and exclude other tasks.
+//! Per-task events: an event counts its task on every CPU. If `inherit` is set, it also counts the task's children.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ fn count_follows_its_task() -> Outcome {
     let stop = AtomicBool::new(false);
     let mut placed = 0;
     thread::scope(|scope| -> Outcome {
-        // On each CPU another thread places the same marks all the time.
+        // On each CPU, another thread continuously places marks of the same value.
         let others: Vec<_> = (0..2)
             .map(|cpu| {
                 let (vpmu, stop) = (&vpmu, &stop);
@@ -86,7 +86,7 @@ fn another_tasks_marks_do_not_count() -> Outcome {
     Ok(())
 }
 
-/// Marks of value 3, by a child of this process.
+/// Places `times` marks of value 3 in a child of this process.
 fn child_places(times: u32) -> Outcome {
     let status = Command::new("/proc/self/exe")
         .args(["mark", "3", &times.to_string()])

@@ -1,4 +1,4 @@
-//! A trace with its ring and its area, as the tests of AUX areas read it.
+//! Shared code of the tests of AUX areas: opens and reads a trace with its ring and its area.
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
@@ -46,7 +46,8 @@ impl Traced {
         })
     }
 
-    /// Bytes produced and bytes lost, by read(2), which also publishes what was written.
+    /// Reads the numbers of bytes produced and bytes lost with read(2). This call also publishes the data written so
+    /// far.
     pub(crate) fn read(&self) -> Result<(u64, u64), Box<dyn std::error::Error>> {
         match self.event.read()?[..] {
             [count, lost] => Ok((count, lost)),
@@ -54,32 +55,33 @@ impl Traced {
         }
     }
 
-    /// Takes the published packets, which must follow the earlier ones. Returns their exits.
+    /// Takes the published packets, which must follow the earlier ones. Returns the exits among them.
     pub(crate) fn take(&mut self) -> Result<Vec<Exit>, String> {
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;
         Ok(exits(&packets))
     }
 
-    /// Takes the ring's records: chunks, which must follow the earlier ones.
+    /// Takes the records in the ring, which report chunks of the area. Each chunk must begin where the previous one
+    /// ended.
     pub(crate) fn chunks(&mut self) -> Result<Vec<Chunk>, String> {
         let told = told(&self.ring.take()?, &self.attr)?;
         self.told = contiguous(&told.chunks, self.told)?;
         Ok(told.chunks)
     }
 
-    /// Checks an invariant of every trace: the bytes produced are those in the area and those
-    /// lost, and the ring reports all that are in the area.
+    /// Checks an invariant of every trace: each byte that the trace produced was either written to the area or lost,
+    /// and the ring reports all bytes that were written to the area.
     pub(crate) fn balance(&mut self) -> Outcome {
         let (count, lost) = self.read()?;
         let head = areas::head(&self.ring);
         ensure_eq!(
             count,
             head + lost,
-            "produced, of {head} written and {lost} lost"
+            "bytes produced; {head} bytes were written and {lost} lost"
         );
         self.chunks()?;
-        // If the ring was full, it now reports the pieces that it had no room for.
+        // If the ring was full, this read reports the chunks for which the ring had no room.
         self.read()?;
         self.chunks()?;
         ensure_eq!(self.told, head, "where the chunks end");
@@ -87,7 +89,8 @@ impl Traced {
     }
 }
 
-/// Returns an enabled trace of CPU 1, where it pins this thread, so that no task switch publishes data early.
+/// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A per-task trace would not do: a task switch
+/// schedules it out, which publishes its data early.
 pub(crate) fn start(
     device: &Device,
     attr: perf_event_attr,

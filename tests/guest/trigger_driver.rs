@@ -1,5 +1,5 @@
-//! Rules of links, flush and the doorbell that the driver alone enforces: tasks that swap what they inherited, links
-//! that come and go while tasks fork, and permissions.
+//! Links, flushes and doorbell maps: behaviour of the driver alone, without the device. Covers links of tasks whose
+//! inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and permissions.
 
 use std::fs::File;
 use std::io;
@@ -47,7 +47,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The result of a servant's work.
+/// The result of one task's work, which it sends to another task.
 type Told = io::Result<()>;
 
 fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
@@ -55,8 +55,8 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr
 }
 
-/// A target that waits. Its records name no task, so that only links keep tasks from swapping what they inherited;
-/// the same holds for the starter and the stopper.
+/// A target that waits for its starter. None of these events writes records: records that name a task would also keep
+/// perf core from swapping two tasks' inherited contexts, and only links should do that in these tests.
 fn target(device: &Device, how: How<'_>) -> io::Result<Event> {
     let attr = inherited(device.attr(KIND_MARK, INSIDE.into()));
     device.start(&attr, how.with(FLAG_ON_STARTER))
@@ -88,7 +88,7 @@ fn pass(device: &Device, inside: u64) -> io::Result<()> {
 /// Runs `work` in a forked process.
 fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
     let code = os::forked(|| i32::from(work().is_err()))?;
-    ensure_eq!(code, 0, "a child's end");
+    ensure_eq!(code, 0, "a child's exit code");
     Ok(())
 }
 
@@ -100,16 +100,17 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Rec
     (tell, forwarded)
 }
 
-/// Events opened after two tasks have swapped contexts are not in the context of those opened before; they can be
-/// linked all the same.
+/// After a context switch has swapped the contexts of two tasks, the events that a task opens are not in the same
+/// context as the events that it opened before the swap. Events in different contexts can be linked nevertheless.
 fn links_between_swapped_contexts_act() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
     for turn in 0..20 {
         thread::scope(|scope| -> Outcome {
-            // The relay has inherited nothing: between it and another task nothing is swapped.
+            // The relay thread has no inherited events, so perf core never swaps its context with another task's.
             let (tell, told) = relay(scope);
-            // The servant inherits only these. They are not linked yet, so they may be swapped.
+            // The servant thread inherits only the starter and the stopper. As long as these have no links, perf core
+            // may swap the contexts of this thread and the servant.
             let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
             let (order, orders) = channel();
             let servant = &device;
@@ -117,7 +118,8 @@ fn links_between_swapped_contexts_act() -> Outcome {
                 let mut passes = orders.into_iter().map(|inside| pass(servant, inside));
                 passes.try_for_each(|passed| tell.send(passed))
             });
-            // A switch from here to the servant swaps them; the way back, through the relay, swaps nothing.
+            // A switch from this thread to the servant swaps their contexts. The switches back, by way of the relay,
+            // swap nothing.
             for _ in 0..=turn % 4 {
                 order.send(0)?;
                 told.recv()??;
@@ -135,7 +137,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
             order.send(3)?;
             told.recv()??;
             let count = region.target.count()?;
-            ensure_eq!(count, 7, "turn {turn}: a task that lacks the target");
+            ensure_eq!(count, 7, "turn {turn}: a region without a target");
             Ok(())
         })?;
     }
@@ -154,7 +156,7 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     pass(&device, 4)?;
     ensure_eq!(region.target.count()?, 4, "its own region");
     child(|| pass(&device, 3))?;
-    // The stopper was not inherited: marks after the region count, too.
+    // The child did not inherit the stopper, so its region never ends: the two marks after the stop mark count, too.
     ensure_eq!(region.target.count()?, 4 + 3 + 2, "and the child's");
     Ok(())
 }
@@ -198,11 +200,12 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     link(&region)?;
     pass(&device, 2)?;
     child(|| pass(&device, 3))?;
-    ensure_eq!(region.target.count()?, 5, "in the end");
+    ensure_eq!(region.target.count()?, 5, "marks in the last regions");
     Ok(())
 }
 
-/// Sets up regions of a task that forks meanwhile. Target, starter and stopper take turns to be closed first.
+/// Opens, links, reads and closes the events of a region of another task, while that task creates threads. `turn`
+/// selects which of target, starter and stopper is closed first.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     let region = Region {
         target: target(device, how)?,
@@ -211,7 +214,11 @@ fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     };
     link(&region)?;
     let again = refused(region.starter.starts(region.target.as_raw_fd()));
-    ensure_eq!(again, Some(libc::EEXIST), "turn {turn}: once more");
+    ensure_eq!(
+        again,
+        Some(libc::EEXIST),
+        "turn {turn}: the same link once more"
+    );
     let mut last = 0;
     for _ in 0..3 {
         let now = region.target.count()?;
@@ -247,7 +254,7 @@ fn flush_sends_a_signal() -> Outcome {
         ensure_eq!(from, Some(expected), "turn {turn}: the signal");
         event.flush(0)?;
         let signal = os::wait_signal(Duration::ZERO)?;
-        ensure_eq!(signal, None, "turn {turn}: with nothing new");
+        ensure_eq!(signal, None, "turn {turn}: a signal with nothing new");
     }
     Ok(())
 }
@@ -263,7 +270,7 @@ fn flush_of_all_by_nobody_is_refused() -> Outcome {
         let (all, own) = (refused(device.flush()), refused(event.flush(0)));
         i32::from((all, own) != (Some(libc::EPERM), None))
     })?;
-    ensure_eq!(code, 0, "nobody's flushes");
+    ensure_eq!(code, 0, "exit code of nobody's flushes");
     Ok(())
 }
 
@@ -278,7 +285,11 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
     ensure_eq!(map(runs), Some(libc::EINVAL), "an executable map");
     let reader = File::open("/dev/vpmu")?;
     let refusal = refused(cpu::try_map(reader.as_fd(), PAGE, libc::MAP_SHARED, 0));
-    ensure_eq!(refusal, Some(libc::EACCES), "by a read-only file");
+    ensure_eq!(
+        refusal,
+        Some(libc::EACCES),
+        "a map through a read-only file"
+    );
     Ok(())
 }
 

@@ -48,7 +48,7 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr
 }
 
-/// Regions of this thread and all its descendants, with links at once if `linked`.
+/// Opens the events of a region for this thread and all its descendants. Links them if `linked`.
 fn family(device: &Device, linked: bool) -> std::io::Result<Region> {
     let marks = |value: u32, period| inherited(device.marks(value.into(), period, 0));
     let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
@@ -69,7 +69,7 @@ fn link(region: &Region) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Regions with two marks inside and one outside each.
+/// Places the marks of `times` regions, each with two marks inside and one outside.
 fn regions(bell: &Doorbell, times: u64) {
     for _ in 0..times {
         bell.mark(INSIDE);
@@ -83,7 +83,8 @@ fn child_has_regions_of_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     let region = family(&device, true)?;
-    // The parent is in a region while the child is not, and the other way round.
+    // The parent stays in its region while the child is outside any region. Then the child enters and leaves its own
+    // region.
     bell.mark(START);
     let code = os::forked(|| {
         let Ok(device) = Device::open() else {
@@ -99,12 +100,12 @@ fn child_has_regions_of_its_own() -> Outcome {
         bell.place(INSIDE, 7);
         0
     })?;
-    ensure_eq!(code, 0, "what the child ended with");
+    ensure_eq!(code, 0, "the child's exit code");
     bell.place(INSIDE, 5);
     bell.mark(STOP);
     bell.place(INSIDE, 5);
-    // A child's target starts in the state in which its parent's was opened, waiting: the seven marks before
-    // its region do not count.
+    // The child's target waits for a start mark of the child: it begins in the state in which the parent's target was
+    // opened, not in the running state of the parent's target. So the child's first seven marks do not count.
     ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of both");
     Ok(())
 }
@@ -115,7 +116,7 @@ fn family_counts_all_its_regions() -> Outcome {
     let bell = Doorbell::map(&device)?;
     let region = family(&device, true)?;
     regions(&bell, EACH);
-    // A child, its own child, and one that ends inside a region.
+    // A child runs regions, and so does a grandchild. Another grandchild ends inside its region.
     let code = os::forked(|| {
         let Ok(device) = Device::open() else {
             return 1;
@@ -144,7 +145,7 @@ fn family_counts_all_its_regions() -> Outcome {
             _ => 5,
         }
     })?;
-    ensure_eq!(code, 0, "what the child ended with");
+    ensure_eq!(code, 0, "the child's exit code");
     // Threads on both CPUs at once.
     thread::scope(|scope| -> Outcome {
         let threads = [0, 1, 0, 1].map(|vcpu| {
@@ -210,7 +211,7 @@ fn links_made_later_reach_children() -> Outcome {
 fn children_of_targets_alone_stay_paused() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
-    // The starter is not inherited: a child's target has none.
+    // The starter is not inherited, so nothing starts a child's target.
     let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
     let target = device.start(&inside, How::OWN.with(FLAG_ON_STARTER))?;
     let starter: Event =
@@ -275,8 +276,8 @@ fn childs_samples_lie_in_its_regions() -> Outcome {
     Ok(())
 }
 
-/// Two tasks of one program share a CPU: the kernel may swap their contexts instead of switching them, since both
-/// have the same events. One is in a region, the other is not.
+/// Two tasks of one program share a CPU. Both have the same events, so the kernel may swap their contexts instead of
+/// scheduling the events out and in. One task is in a region, and the other is not.
 fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     use std::sync::Barrier;
     const TURNS: u64 = 200;
@@ -312,8 +313,8 @@ fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     Ok(())
 }
 
-/// One task is on the CPU when the links are made, so its events are not switched in afterwards; the kernel could
-/// swap the two contexts when the other task comes.
+/// The links are made while one of the two tasks runs, with its events scheduled in. When the kernel then switches to
+/// the other task, it must not swap the two contexts.
 fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -324,7 +325,7 @@ fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
         let waits = scope.spawn(|| -> std::io::Result<()> {
             settle()?;
             other.wait()?;
-            // Both have had the CPU; from here on the other spins.
+            // Both tasks have run. From here on, the task that enters the region spins until the links are made.
             other.give()?;
             other.wait()?;
             bell.place(INSIDE, 5);

@@ -1,5 +1,5 @@
-//! Combinations of starters and stoppers: chains, one for many, switches, every Nth region,
-//! regions of traces.
+//! Combinations of starters and stoppers: chains, one starter of many targets, one event that both starts and stops a
+//! target, every Nth region, regions of traces.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -165,7 +165,7 @@ fn every_nth_region() -> Outcome {
         expected,
         "marks in every tenth region"
     );
-    // The other way round: every start mark starts, only every tenth stop mark stops.
+    // Now the reverse: every start mark starts the target, but only every tenth stop mark stops it.
     let region = Region::paced(&device, &marks_inside(&device), How::on_cpu(1), [1, NTH])?;
     for _ in 0..100 {
         bell.mark(START);
@@ -173,7 +173,7 @@ fn every_nth_region() -> Outcome {
         bell.mark(STOP);
         bell.mark(INSIDE);
     }
-    // Nine of ten stops do nothing; after the tenth one mark is outside.
+    // Each of the 100 rounds has two marks. All count, except the 10 marks that follow a tenth stop: 200 - 10.
     ensure_eq!(region.target.count()?, 190, "marks up to every tenth stop");
     Ok(())
 }
@@ -195,14 +195,15 @@ fn exits_bound_regions() -> Outcome {
     let (mut running, mut expected) = (false, 0);
     for number in 1..=3_000_u64 {
         ports(1);
-        // At one exit, the event that was opened later acts last.
+        // If both events overflow at an exit, the event that was opened later acts last.
         if number % 3 == 0 {
             running = true;
         }
         if number % 5 == 0 {
             running = false;
         }
-        // Marks by a system call, since a store may be such an exit itself.
+        // Places marks by a system call, because a store to the doorbell may itself be an exit that the starter and the
+        // stopper count.
         device.mark(INSIDE.into())?;
         expected += u64::from(running);
     }
@@ -247,9 +248,10 @@ fn members_of_a_group_are_targets_by_themselves() -> Outcome {
     ensure_eq!(
         (leader.count()?, region.target.count()?),
         (60, 40),
-        "what the leader counts, and its member in regions"
+        "counts of the leader and of the target, its member"
     );
-    // While the leader is off, nothing is active: no overflow acts, nothing counts.
+    // While the leader is disabled, no member of the group is active: the starter starts nothing, and the target counts
+    // nothing.
     leader.disable(0)?;
     bell.mark(START);
     bell.place(INSIDE, 5);
@@ -267,7 +269,7 @@ fn regions_of_a_trace() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    // By links, not by members of the trace's group.
+    // The starter and the stopper are linked to the trace, but are not members of its group.
     let how = How::on_cpu(1);
     let mut traced = Traced::open(
         &device,
@@ -329,7 +331,7 @@ fn clock_is_started_and_stopped() -> Outcome {
     let stopped = region.target.count()?;
     spin(10);
     ensure_eq!(region.target.count()?, stopped, "a clock that is stopped");
-    ensure!(stopped > 0, "it never ran");
+    ensure!(stopped > 0, "the clock never ran");
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     ensure!(!samples.is_empty(), "no sample of {stopped} ns");
     for time in samples.iter().filter_map(|sample| sample.time) {
@@ -354,7 +356,7 @@ fn starter_writes_its_own_records() -> Outcome {
     bell.place(START, 9);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (4, 0), "its samples");
-    // The starter starts its target even if its records find no room.
+    // The starter starts its target even if it cannot write its records, as here, where its output is paused.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;
     bell.mark(STOP);

@@ -1,4 +1,4 @@
-//! Contents of a region: exactly its code's exits, over thousands of regions that user code bounds by itself.
+//! Targets count exactly the marks and exits in their regions, over thousands of regions whose bounds user code marks.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -96,7 +96,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
 fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
-    // On one vCPU all events are of a task, on the other of the CPU.
+    // On vCPU 0, all events are events of a task; on vCPU 1, they are events of the CPU.
     let run = |vcpu: u64| -> Result<(u64, u64), String> {
         let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
             cpu::pin(usize::try_from(vcpu)?)?;
@@ -192,27 +192,27 @@ fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     let target = waiting(&device, &attr, How::on_cpu(1))?;
     device.place(INSIDE.into(), 10)?;
     let waited = target.read()?;
-    ensure_eq!(waited[0], 0, "marks that it counted");
-    // Its times go on, as for every target of a starter: it is active, and paused.
+    ensure_eq!(waited[0], 0, "marks that the waiting target counted");
+    // While the target waits for its starter, it is paused but active, so its enabled time advances.
     ensure!(
         waited[1] > 0,
-        "the time for which it was enabled: {waited:?}"
+        "the waiting target has no enabled time: {waited:?}"
     );
-    // With a starter it waits until the starter overflows.
+    // Once the target has a starter, it waits until the starter overflows.
     let starter = trigger(&device, START, 100, How::on_cpu(1))?;
     starter.starts(target.as_raw_fd())?;
     device.place(START.into(), 99)?;
     device.place(INSIDE.into(), 10)?;
-    ensure_eq!(target.count()?, 0, "marks before the hundredth");
+    ensure_eq!(target.count()?, 0, "marks before the hundredth start");
     device.place(START.into(), 1)?;
     device.place(INSIDE.into(), 10)?;
-    ensure_eq!(target.count()?, 10, "marks after it");
-    // Without the flag, a target counts from the beginning.
+    ensure_eq!(target.count()?, 10, "marks after the hundredth start");
+    // Without `FLAG_ON_STARTER`, a target counts from the beginning.
     let plain = device.start(&attr, How::on_cpu(1))?;
     let other = trigger(&device, START, 1, How::on_cpu(1))?;
     other.starts(plain.as_raw_fd())?;
     device.place(INSIDE.into(), 10)?;
-    ensure_eq!(plain.count()?, 10, "marks of one that did not wait");
+    ensure_eq!(plain.count()?, 10, "marks of a target that did not wait");
     Ok(())
 }
 
@@ -231,7 +231,8 @@ fn samples_are_of_regions_alone() -> Outcome {
             expected.push(u64::from(1_000 + number + value));
         }
         bell.mark(STOP);
-        // An overflow at the stop is still written: here the stop itself.
+        // Each mark in the region is an overflow of the target, and so is the mark that stops the target. The sample of
+        // that last overflow is still written.
         expected.push(STOP.into());
         bell.mark(3_000 + number);
         bell.mark(INSIDE);
@@ -317,7 +318,7 @@ fn ticks_stand_still_outside() -> Outcome {
     let counted = region.target.count()?;
     ensure!(
         (least..=most).contains(&counted),
-        "{counted} ticks counted, {least} passed inside at least and {most} at most"
+        "{counted} ticks counted; the regions took between {least} and {most} ticks"
     );
     ensure_eq!(region.target.count()?, counted, "a count outside");
     Ok(())

@@ -1,4 +1,4 @@
-//! Permitted links between starters, stoppers and targets, and the end of a link with either event.
+//! Permitted links between starters, stoppers and targets. A link ends when either of its events is closed.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ use crate::raw::{
 use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
 use crate::{Outcome, Test, cpu};
 
-/// On a machine whose operator allows only the batched engine.
+/// Tests for a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(
     "batched_event_as_starter_is_refused",
     batched_event_as_starter_is_refused,
@@ -98,7 +98,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
         libc::EINVAL,
         "another task's target",
     )?;
-    // By its id, the calling thread is the same task.
+    // An event that names the calling thread by its id belongs to the same task.
     let named = waiting(
         &device,
         &inside(&device),
@@ -118,7 +118,12 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     both(&starter, -1, libc::EBADF, "no descriptor")?;
     both(&starter, 1_000, libc::EBADF, "a closed descriptor")?;
     let null = File::open("/dev/null")?;
-    both(&starter, null.as_raw_fd(), libc::EBADF, "another's file")?;
+    both(
+        &starter,
+        null.as_raw_fd(),
+        libc::EBADF,
+        "a file that is not an event's",
+    )?;
     both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
     let core = kernels(&inside(&device), HERE)?;
     both(&starter, core.as_raw_fd(), libc::EBADF, "perf's own")?;
@@ -138,11 +143,27 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
         trigger(&device, STOP, 1, HERE)?,
     );
     first.starts(fd)?;
-    ensure_eq!(refused(first.starts(fd)), Some(libc::EEXIST), "once more");
-    ensure_eq!(refused(second.starts(fd)), Some(libc::EBUSY), "another");
+    ensure_eq!(
+        refused(first.starts(fd)),
+        Some(libc::EEXIST),
+        "the same starter once more"
+    );
+    ensure_eq!(
+        refused(second.starts(fd)),
+        Some(libc::EBUSY),
+        "another starter"
+    );
     second.stops(fd)?;
-    ensure_eq!(refused(second.stops(fd)), Some(libc::EEXIST), "once more");
-    ensure_eq!(refused(first.stops(fd)), Some(libc::EBUSY), "another");
+    ensure_eq!(
+        refused(second.stops(fd)),
+        Some(libc::EEXIST),
+        "the same stopper once more"
+    );
+    ensure_eq!(
+        refused(first.stops(fd)),
+        Some(libc::EBUSY),
+        "another stopper"
+    );
     // By another descriptor it is the same target.
     let twin = std::os::fd::AsFd::as_fd(&target).try_clone_to_owned()?;
     ensure_eq!(
@@ -154,7 +175,11 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     device.place(INSIDE.into(), 3)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(target.count()?, 3, "marks by the existing links");
+    ensure_eq!(
+        target.count()?,
+        3,
+        "marks that the existing links let count"
+    );
     Ok(())
 }
 
@@ -195,16 +220,16 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     target.disable(0)?;
     target.enable(0)?;
     device.place(INSIDE.into(), 4)?;
-    ensure_eq!(target.count()?, 4, "marks of a paused one");
+    ensure_eq!(target.count()?, 4, "marks of a paused target");
     let starter = trigger(&device, START, 1, HERE)?;
     device.mark(START.into())?;
     device.place(INSIDE.into(), 4)?;
-    ensure_eq!(target.count()?, 4, "marks before it is its starter");
+    ensure_eq!(target.count()?, 4, "marks before the new starter is linked");
     starter.starts(target.as_raw_fd())?;
     device.mark(START.into())?;
     device.place(INSIDE.into(), 4)?;
-    ensure_eq!(target.count()?, 8, "marks of one that another started");
-    // A closed starter or stopper leaves room for another, even while the target is disabled.
+    ensure_eq!(target.count()?, 8, "marks after another starter started it");
+    // After a starter or stopper is closed, the target can get another one, even while it is disabled.
     target.disable(0)?;
     drop((starter, stopper));
     let starter = trigger(&device, START, 1, HERE)?;
@@ -250,7 +275,7 @@ fn links_go_with_their_target() -> Outcome {
 fn links_go_with_a_killed_process() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
-    // This process has the target; the child, which got its descriptor by the fork, has the starter and the stopper.
+    // This process opens the target. The child inherits the file descriptor, and opens the starter and the stopper.
     let target = waiting(&device, &inside(&device), HERE)?;
     let mut child = Doomed::start(|parent| {
         let device = Device::open()?;
@@ -258,7 +283,7 @@ fn links_go_with_a_killed_process() -> Outcome {
         let stopper = trigger(&device, STOP, 1, HERE)?;
         starter.starts(target.as_raw_fd())?;
         stopper.stops(target.as_raw_fd())?;
-        // The starter has a target of the child's own, too.
+        // The starter also starts a target that the child opens.
         let own = waiting(&device, &inside(&device), HERE)?;
         starter.starts(own.as_raw_fd())?;
         device.mark(START.into())?;
@@ -272,7 +297,7 @@ fn links_go_with_a_killed_process() -> Outcome {
     child.kill()?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 5)?;
-    ensure_eq!(target.count()?, 10, "marks when its stopper is dead");
+    ensure_eq!(target.count()?, 10, "marks after its stopper has ended");
     let stopper = trigger(&device, STOP, 1, HERE)?;
     stopper.stops(target.as_raw_fd())?;
     stopper.starts(target.as_raw_fd())?;
@@ -287,18 +312,30 @@ fn target_that_is_off_is_left_alone() -> Outcome {
     device.mark(START.into())?;
     region.target.enable(0)?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(region.target.count()?, 0, "started while it was off");
+    ensure_eq!(
+        region.target.count()?,
+        0,
+        "marks after a start while the target was off"
+    );
     device.mark(START.into())?;
     region.target.disable(0)?;
     device.mark(STOP.into())?;
     region.target.enable(0)?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(region.target.count()?, 3, "stopped while it was off");
+    ensure_eq!(
+        region.target.count()?,
+        3,
+        "marks after a stop while the target was off"
+    );
     // A disabled event starts and stops nothing.
     region.stopper.disable(0)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(region.target.count()?, 6, "by a stopper that is off");
+    ensure_eq!(
+        region.target.count()?,
+        6,
+        "marks after a stop by a stopper that was off"
+    );
     Ok(())
 }
 
@@ -334,8 +371,7 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
                 if round % 8 == 0 {
                     ensure!(target.count()? > 0, "round {round}: no region was entered");
                 }
-                // Target and stopper take turns to be closed first; in every third round both are closed at
-                // once.
+                // Rounds alternate: close the target first, close the stopper first, or close both concurrently.
                 match round % 3 {
                     0 => drop((target, stopper)),
                     1 => drop((stopper, target)),
@@ -377,7 +413,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
                 refusal.is_none() || refusal == Some(libc::EBUSY),
                 "round {round}: {refusal:?}"
             );
-            // If the link was refused, it can be made now; otherwise it exists.
+            // If the first attempt was refused, the link can be made now. Otherwise, the link exists already.
             let again = refused(fresh.starts(fd));
             let expected = match refusal {
                 None => Some(libc::EEXIST),

@@ -1,4 +1,4 @@
-//! Shared by the tests of starters and stoppers: a region between two marks.
+//! Shared code of the tests of starters and stoppers: sets up and runs regions between two marks.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ pub(crate) const STOP: u32 = 101;
 /// The mark that is counted in a region.
 pub(crate) const INSIDE: u32 = 102;
 
-/// An enabled event that overflows at every `period`th mark of that value, to act on others.
+/// An enabled event that overflows at every `period`th mark of `value`: for use as a starter or stopper.
 pub(crate) fn trigger(device: &Device, value: u32, period: u64, how: How<'_>) -> io::Result<Event> {
     device.start(&device.marks(value.into(), period, 0), how.by(ENGINE_EXIT))
 }
@@ -34,12 +34,12 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// From [`START`] to [`STOP`], not entered yet.
+    /// Sets up a region from [`START`] to [`STOP`]. The target waits for the first [`START`].
     pub(crate) fn of(device: &Device, attr: &perf_event_attr, how: How<'_>) -> io::Result<Self> {
         Self::paced(device, attr, how, [1, 1])
     }
 
-    /// The same, bounded by every `start`th mark [`START`] and every `stop`th mark [`STOP`].
+    /// Like [`Region::of`], bounded by every `start`th mark [`START`] and every `stop`th mark [`STOP`].
     pub(crate) fn paced(
         device: &Device,
         attr: &perf_event_attr,

@@ -1,4 +1,4 @@
-//! `vperf persist` and `vperf flush` as a person uses them.
+//! `vperf persist` and `vperf flush` from the command line.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -51,7 +51,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// On a machine whose operator has started the event `boot`.
+/// Tests for a machine whose operator has started the event `boot`.
 pub(crate) const OPERATOR: &[Test] = &[(
     "operators_events_can_be_read_but_not_ended",
     operators_events_can_be_read_but_not_ended,
@@ -126,7 +126,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
     ])?;
     ensure_eq!(made[0]["name"], "signposts", "{made}");
     place(5..10)?;
-    let event = named("signposts")?.ok_or("it is not listed")?;
+    let event = named("signposts")?.ok_or("the event is not listed")?;
     ensure_eq!(event["id"], made[0]["id"], "{event}");
     for (key, expected) in [
         ("cpu", Value::from(0)),
@@ -141,7 +141,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         ensure_eq!(event[key], expected, "{key} of {event}");
     }
     let id = event["id"].to_string();
-    // By name, by id, and among all; a dump removes no records.
+    // Dump the event by name, by id, and with all events. A dump removes no records.
     for args in [
         &["persist", "dump", "signposts"][..],
         &["persist", "dump", &id],
@@ -156,7 +156,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         "{table}"
     );
     said(&["persist", "rm", "signposts"])?;
-    ensure!(named("signposts")?.is_none(), "it was not ended");
+    ensure!(named("signposts")?.is_none(), "the event was not ended");
     Ok(())
 }
 
@@ -191,7 +191,7 @@ fn newest_marks_are_dumped() -> Outcome {
         "the newest, each once"
     );
     // A record has 64 bytes at most.
-    ensure!(values.len() >= 4096 / 64 - 1, "{} of them", values.len());
+    ensure!(values.len() >= 4096 / 64 - 1, "only {} marks", values.len());
     Ok(())
 }
 
@@ -216,11 +216,11 @@ fn unread_marks_stay_until_they_are_read() -> Outcome {
         (0..kept.len() as u64).collect::<Vec<_>>(),
         "the oldest"
     );
-    ensure!((10..1000).contains(&kept.len()), "{} of them", kept.len());
+    ensure!((10..1000).contains(&kept.len()), "{} marks", kept.len());
     ensure_eq!(
         read(&said(&["persist", "dump", "oldest"])?),
         kept,
-        "once more"
+        "the marks of a second dump"
     );
     Ok(())
 }
@@ -244,7 +244,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
         line.clear();
         ensure!(
             lines.read_line(&mut line)? > 0,
-            "it ended before mark {last}: {seen:?}"
+            "the reader ended before mark {last}: {seen:?}"
         );
         seen.extend(values(&line, name));
     }
@@ -286,13 +286,13 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
         let event = named(&format!("flight-{cpu}"))?.ok_or("not listed")?;
         ensure_eq!(event["cpu"], cpu, "{event}");
     }
-    // The last event's name is in use, so the first one is ended again.
+    // The name of the last CPU's event is still in use. So vperf must end the event that it has just created on CPU 0.
     said(&["persist", "rm", "flight-0"])?;
     fails(
         &["persist", "new", "-e", "task-clock", "--name", "flight"],
         "another event has this name",
     )?;
-    ensure_eq!(list()?.len(), cpus - 1, "the events before");
+    ensure_eq!(list()?.len(), cpus - 1, "the events that are left");
     Ok(())
 }
 
@@ -313,7 +313,7 @@ fn persistent_event_without_a_ring_is_listed() -> Outcome {
         output.status.success() && told.contains("counted 1;"),
         "{told}"
     );
-    ensure!(named("counter")?.is_none(), "it has not ended");
+    ensure!(named("counter")?.is_none(), "the event has not ended");
     Ok(())
 }
 
@@ -322,9 +322,9 @@ fn wrong_names_have_their_remedy() -> Outcome {
     fails(&["persist", "dump", "signpost"], "vperf persist ls")?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
     fails(&["persist", "dump", "signpost"], "did you mean signposts?")?;
-    // With a wrong name among them, none of the events is ended.
+    // If one of the names is wrong, vperf ends none of the events.
     fails(&["persist", "rm", "signposts", "12345678"], "12345678")?;
-    ensure!(named("signposts")?.is_some(), "it was ended");
+    ensure!(named("signposts")?.is_some(), "the event was ended");
     for wrong in ["Posts", "1st", "a b", &"a".repeat(40)] {
         fails(
             &["persist", "new", "-e", "mark=8", "-C", "0", "--name", wrong],
@@ -336,7 +336,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
         "--name two",
     )?;
     fails(&["persist", "new", "-e", "halts"], "takes no samples")?;
-    ensure_eq!(list()?.len(), 1, "nothing else was made");
+    ensure_eq!(list()?.len(), 1, "events listed");
     Ok(())
 }
 
@@ -367,10 +367,10 @@ fn flush_names_the_missing_event() -> Outcome {
 fn operators_events_can_be_read_but_not_ended() -> Outcome {
     let operators = |event: &Value| event["operators"] == true;
     let before: Vec<Value> = list()?.into_iter().filter(operators).collect();
-    ensure!(!before.is_empty(), "the operator started none");
+    ensure!(!before.is_empty(), "the operator started no event");
     let name = before[0]["name"]
         .as_str()
-        .ok_or("it has no name")?
+        .ok_or("the event has no name")?
         .to_owned();
     said(&["persist", "dump", &name])?;
     said(&["flush", &name])?;
@@ -378,6 +378,6 @@ fn operators_events_can_be_read_but_not_ended() -> Outcome {
         fails(&["persist", verb, &name], "vmm ctl")?;
     }
     let after = list()?.into_iter().filter(operators).count();
-    ensure_eq!(after, before.len(), "all are there");
+    ensure_eq!(after, before.len(), "the operator's events that are left");
     Ok(())
 }

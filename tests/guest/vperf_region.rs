@@ -1,5 +1,5 @@
-//! `vperf stat` and `record` with --from and --to: they measure the code between a program's own marks, to the last
-//! exit, and nothing else.
+//! `vperf stat` and `record` with --from and --to: they measure exactly the code between a program's own marks, down to
+//! a single exit.
 
 use std::process::{Command, Output};
 
@@ -56,12 +56,12 @@ fn succeeded(output: &Output) -> Outcome {
     Ok(())
 }
 
-/// The counts of `command`, which places marks by a store each.
+/// Returns the counts of `command`, which places each mark with a store.
 fn stat(options: &[&str], command: &[&str]) -> Fallible<Value> {
     let output = vperf(&[&["stat", "--json"], options, &["--"], command].concat())?;
     succeeded(&output)?;
     let said = text(&output.stdout);
-    let (told, counts) = said.split_once('\n').ok_or("one line alone")?;
+    let (told, counts) = said.split_once('\n').ok_or("only one line")?;
     ensure!(told.ends_with("each mark by a store"), "{told}");
     json(counts.as_bytes())
 }
@@ -73,7 +73,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
 
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     cpu::leave_console()?;
-    // In each region one mark and one port write, and between two regions the same again.
+    // Each region has one mark and one port write, and so has the code between two regions.
     let exits = cpu::own_port_exits();
     let events = format!("mark=3,{exits},task-clock");
     let counts = stat(
@@ -91,7 +91,8 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     )?;
     ensure_eq!(passed(&counts), (Some(10_000), Some(10_000)), "{counts}");
     ensure_eq!(count(&counts, "mark=3"), Some(10_000), "{counts}");
-    // Where a store is such an exit itself, the mark inside and the one that stops count, too.
+    // On some architectures, the store that places a mark causes the same kind of exit as a port write. There, the mark
+    // inside the region and the stop mark count, too.
     let each = 1 + 2 * cpu::STORE_EXITS;
     ensure_eq!(count(&counts, &exits), Some(10_000 * each), "{counts}");
     ensure!(count(&counts, "task-clock") > Some(0), "{counts}");
@@ -119,7 +120,8 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
 
 fn one_end_alone_has_a_meaning() -> Outcome {
     let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
-    // The mark 2 that ends the first region starts the count: one mark 3 follows it, then two in each later round.
+    // The count starts at the mark 2 that ends the first region. One mark 3 follows in the same round, and two in each
+    // of the nine later rounds.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
     ensure_eq!(passed(&counts), (Some(1), None), "{counts}");
     ensure_eq!(count(&counts, "mark=3"), Some(19), "{counts}");
@@ -145,16 +147,18 @@ fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
         &["--from", "1", "--to", "1", "-e", "mark=5,mark=1"],
         &regions,
     )?;
-    // From the first mark to the second, from the third to the fourth, and from the last on.
+    // Regions reach from the first mark to the second, from the third to the fourth, and so on. The last mark begins a
+    // region that has no end.
     ensure_eq!(passed(&counts), (Some(6), Some(5)), "{counts}");
     ensure_eq!(count(&counts, "mark=5"), Some(12), "{counts}");
-    // The mark that ends a region is in it, the one that begins it is not.
+    // A region includes the mark that ends it, but not the mark that begins it.
     ensure_eq!(count(&counts, "mark=1"), Some(5), "{counts}");
     Ok(())
 }
 
 fn marks_that_change_nothing_enter_nothing() -> Outcome {
-    // All 40 marks have the value that starts: the first one enters, the others change nothing.
+    // All 40 marks have the value that starts a region. The first mark enters the region, and the others change
+    // nothing.
     let regions = [
         "workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1",
     ];
@@ -165,7 +169,7 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
 }
 
 fn regions_of_a_cpu_are_exact() -> Outcome {
-    // A program that vperf starts stays on that CPU, too.
+    // The program that vperf starts inherits this affinity, so it runs on the measured CPU.
     cpu::pin(0)?;
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
     let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];
@@ -176,7 +180,8 @@ fn regions_of_a_cpu_are_exact() -> Outcome {
 }
 
 fn regions_of_a_running_process_are_exact() -> Outcome {
-    // The process begins once the measurement runs, and the measurement ends with it: each waits at a FIFO.
+    // The process waits at a FIFO until the measurement runs. The measurement then waits at another FIFO until the
+    // process is done.
     let (go, over) = ("/tmp/region.go", "/tmp/region.over");
     ensure!(
         Command::new("mkfifo").args([go, over]).status()?.success(),
@@ -283,7 +288,8 @@ fn trace_covers_only_the_region() -> Outcome {
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
     ensure_eq!(writes, [300], "{report}");
-    // Where port accesses are accesses to memory, the driver's notifications and marks exit for the same reason.
+    // Where a port access is a memory access, it has the same exit reason as the driver's notifications and marks, so
+    // the total is larger.
     if !cpu::OWN_IN_USER_MODE {
         ensure_eq!(trace["exits"], 300, "{report}");
     }

@@ -1,49 +1,147 @@
-//! Boots the guests of a test program in parallel. An emulated machine keeps only one processor busy, and
-//! while a test waits for its guest, most other tests wait for the same guest.
+//! Boots the guests of a test program in parallel. Otherwise most processors would be idle: an emulated machine
+//! keeps at most one processor busy, and most tests of a program wait for the same guest.
 
+use std::collections::VecDeque;
 use std::env;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use images::cache;
+
+use crate::guest::say;
 
 #[doc(hidden)]
 pub use linkme::{self, distributed_slice};
 
-/// Boots that tests of this program share. Each function boots its guest once, and returns when the guest has run.
+/// The time limit of a boot. Three machines on two processors that are also busy with other work need up to ten minutes
+/// for the longest groups.
+pub const LIMIT: Duration = Duration::from_secs(1800);
+
+/// Boots that the tests of a module share.
+#[derive(Debug)]
+pub struct SharedBoots {
+    /// The module's path.
+    pub module: &'static str,
+    /// The number of boots.
+    pub count: fn() -> usize,
+    /// Boots the guest of this index, unless it was booted, and returns when the guest has run.
+    pub run: fn(usize),
+}
+
+/// The shared boots of this program.
 #[doc(hidden)]
 #[distributed_slice]
-pub static BOOTS: [fn()];
+pub static BOOTS: [SharedBoots];
 
-/// Registers functions that each boot one guest, for [`begin`] to call.
+/// Registers shared boots of this module, for [`begin`] to run: functions that each boot one guest, or the number of
+/// boots and the function that runs the boot of an index.
 #[macro_export]
 macro_rules! shared_boots {
-    ($($boot:expr),+ $(,)?) => {$(
+    (each of $count:expr, $run:expr) => {
         const _: () = {
             #[$crate::boots::distributed_slice($crate::boots::BOOTS)]
             #[linkme(crate = $crate::boots::linkme)]
-            static BOOT: fn() = $boot;
+            static BOOTS: $crate::boots::SharedBoots = $crate::boots::SharedBoots {
+                module: module_path!(),
+                count: $count,
+                run: $run,
+            };
         };
+    };
+    ($($boot:expr),+ $(,)?) => {$(
+        $crate::shared_boots!(each of || 1, |_| ($boot)());
     )+};
 }
 
-/// Starts all shared boots once, as many at a time as there are processors. Does nothing if only some of the
-/// tests run: their guests boot when a test needs them.
+/// Starts the shared boots of all modules whose tests are all selected, unless an earlier call did so. At most as many
+/// boots run at a time as there are slots for emulated machines. The guests of other modules boot when a test needs
+/// them.
 pub fn begin() {
     static BEGUN: Once = Once::new();
-    // Arguments may choose tests.
-    if env::args_os().len() > 1 {
-        return;
-    }
     BEGUN.call_once(|| {
-        let boots = Arc::new(Mutex::new(BOOTS.iter()));
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            let boots = Arc::clone(&boots);
-            let next = move || boots.lock().ok()?.next();
-            // If the host refuses a thread, tests boot their guests themselves.
+        let Some(filters) = filters(env::args().skip(1)) else {
+            return;
+        };
+        let whole = BOOTS
+            .iter()
+            .filter(|boots| is_whole(boots.module, &filters));
+        let boots: VecDeque<(&SharedBoots, usize)> = whole
+            .flat_map(|boots| (0..(boots.count)()).map(move |index| (boots, index)))
+            .collect();
+        let all = boots.len();
+        let shared = Arc::new((Mutex::new(boots), AtomicUsize::new(0)));
+        for _ in 0..cache::slots() {
+            let shared = Arc::clone(&shared);
+            // If the host cannot create a thread, tests boot their guests themselves.
             let _ = thread::Builder::new().spawn(move || {
-                while let Some(boot) = next() {
-                    boot();
+                let (boots, done) = &*shared;
+                let next = || boots.lock().ok()?.pop_front();
+                while let Some((boots, index)) = next() {
+                    let begun = Instant::now();
+                    (boots.run)(index);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    let (module, seconds) = (boots.module, begun.elapsed().as_secs());
+                    say(&format!("boot {done} of {all}: {module}, {seconds} s"));
                 }
             });
         }
     });
+}
+
+/// The filters among the arguments of a test program; `None` if other arguments may also select tests.
+fn filters(arguments: impl Iterator<Item = String>) -> Option<Vec<String>> {
+    /// libtest's options that only change the output.
+    const OUTPUT: &[&str] = &[
+        "--nocapture",
+        "--no-capture",
+        "--show-output",
+        "--quiet",
+        "-q",
+    ];
+    let (options, filters): (Vec<String>, Vec<String>) =
+        arguments.partition(|argument| argument.starts_with('-'));
+    options
+        .iter()
+        .all(|option| OUTPUT.contains(&option.as_str()))
+        .then_some(filters)
+}
+
+/// Whether libtest's `filters` select all tests of the module with this path.
+fn is_whole(module: &str, filters: &[String]) -> bool {
+    // Names of tests lack the name of the crate.
+    let path = module.split_once("::").map_or("", |(_, path)| path);
+    let start = format!("{path}::");
+    filters.is_empty() || filters.iter().any(|filter| start.contains(filter.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(words: &[&str]) -> Vec<String> {
+        words.iter().map(|&word| word.to_owned()).collect()
+    }
+
+    #[test]
+    fn options_that_may_select_tests_have_no_filters() {
+        let of = |words: &[&str]| filters(owned(words).into_iter());
+        assert_eq!(of(&[]), Some(Vec::new()));
+        assert_eq!(of(&["-q", "aux::"]), Some(owned(&["aux::"])));
+        assert_eq!(of(&["aux::", "--skip", "area"]), None);
+        assert_eq!(of(&["--list"]), None);
+    }
+
+    #[test]
+    fn module_is_whole_if_a_filter_is_part_of_its_path() {
+        let whole = |filters: &[&str]| is_whole("groups::aux::area", &owned(filters));
+        assert!(whole(&[]));
+        assert!(whole(&["aux"]));
+        assert!(whole(&["aux::"]));
+        assert!(whole(&["output::", "aux::area::"]));
+        assert!(!whole(&["output::"]));
+        assert!(!whole(&["area_is_mapped_only_as_announced"]));
+        assert!(!whole(&["aux::area::area_is_mapped_only_as_announced"]));
+    }
 }

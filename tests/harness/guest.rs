@@ -7,32 +7,31 @@ use std::io::{Write, stderr};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use guest_tests::wire::{self, Verdict};
 use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::boots;
-use crate::wire::{self, Verdict};
 
-/// The environment variable that names the one kernel for all groups: a series, or a series with a checker,
-/// like `6.12` and `6.1-kasan`.
+#[doc(hidden)]
+pub use guest_tests::wire::KERNEL_LOG;
+
+/// The environment variable that selects one kernel for all groups, instead of each group's own kernels: a series, like
+/// `6.12`, or a series with a checker (lockdep or KASAN), like `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
 /// The environment variable that names an architecture, like `aarch64`. Groups run in that architecture's lab
 /// instead of in the lab of their own architecture, except groups of features that only their own architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
-/// Far above the time of a boot in the lab with the group's tests on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(600);
 /// A checker makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
-/// Memory for a checker's shadow and its records of objects.
+/// Additional guest memory in MiB for a checker, such as KASAN's shadow memory and the metadata of each object.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
 /// Maximum number of kernels that a group runs on.
 const MOST_KERNELS: usize = 2;
-/// The name of an additional verdict on the guest kernel's log.
-pub const KERNEL_LOG: &str = "kernel_log";
 const MIB: usize = 1 << 20;
 
 /// The results of a boot.
@@ -64,7 +63,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of default settings. The first test that needs its guest boots it.
+    /// A group with default settings. The first test that needs its guest boots it.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self::with(name, |_| Ok(Files::new()))
@@ -86,8 +85,8 @@ impl Group {
         group
     }
 
-    /// Like [`Group::new`], always in the lab of x86: traces of exits by the processor's own numbers need a
-    /// host that grants the VMM its tracepoints.
+    /// Like [`Group::new`], but always in the lab of x86. Use this for tests that trace exits by the processor's own
+    /// exit numbers: the VMM reads these numbers from the host's tracepoints, and the lab's host permits that.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -95,7 +94,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Like [`Group::with`], on one vCPU of the exact lab of x86: the program `vmm` runs the guest in place
+    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86, with the program `vmm` instead
     /// of the project's VMM.
     #[must_use]
     pub const fn run_by(
@@ -207,7 +206,13 @@ impl Group {
         }
     }
 
-    /// Boots the guest with the kernel of that number, unless it has been booted or the group has fewer kernels.
+    /// Number of kernels that the group runs on.
+    #[doc(hidden)]
+    pub fn boot_count(&self) -> usize {
+        self.boots().count()
+    }
+
+    /// Boots the guest with the group's kernel of index `kernel`, unless that guest has been booted already.
     #[doc(hidden)]
     pub fn boot_with(&self, kernel: usize) {
         if let Some((kernel, booted)) = self.boots().nth(kernel) {
@@ -258,13 +263,15 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: expected a series, like 6.12 or 6.1-kasan"))
 }
 
-/// The series that a lab's host and its guests run on. A checker applies only to guests of groups.
+/// The series that a lab's host and its guests run on. Drops the checker of the kernel's name: only the guests of
+/// groups run with a checker.
 pub(crate) fn series() -> Result<String, String> {
     let kernel = env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned());
     named(&kernel).map(|(series, _)| series)
 }
 
-/// Returns the architecture that `wanted` names. Without a name, or if `bound`, returns the group's own.
+/// Returns the architecture that `wanted` names. Returns `own` if `wanted` is `None`, or if the group is `bound` to its
+/// own architecture.
 fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
     let known = [("x86_64", Arch::X86_64), ("aarch64", Arch::Aarch64)];
     let Some(wanted) = wanted else {
@@ -315,7 +322,7 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
         place: group.place,
-        timeout: debug.map_or(LIMIT, |_| LIMIT_WITH_CHECKER),
+        timeout: debug.map_or(boots::LIMIT, |_| LIMIT_WITH_CHECKER),
         sources,
         ..usual
     };
@@ -334,9 +341,8 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     })
 }
 
-/// Reports the place of a test even if it passes: the test runner captures only the output of
-/// macros.
-fn say(line: &str) {
+/// Prints a line, even if the test passes: the test runner captures only the output of macros.
+pub(crate) fn say(line: &str) {
     // A closed stderr is not a reason to fail.
     let _ = writeln!(stderr(), "{line}");
 }
@@ -398,7 +404,7 @@ macro_rules! guest_tests {
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;
-        $crate::shared_boots!(|| GROUP.boot_with(0), || GROUP.boot_with(1));
+        $crate::shared_boots!(each of || GROUP.boot_count(), |index| GROUP.boot_with(index));
 
         $(
             #[test]

@@ -1,9 +1,8 @@
-//! Commands on the lab's own KVM host, for results of a machine that are visible only after its
-//! guest has ended.
+//! Runs commands on the lab's own KVM host, for tests of files that the VMM completes only when its guest ends. One
+//! boot of this host, which runs one script, is a session.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use images::foreign::Files;
 use images::{Arch, Boot, PlaceChoice, Sources};
@@ -11,13 +10,10 @@ use vpmu_errors::chain;
 
 use crate::{boots, guest};
 
-/// Far above the time of a session's boots on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(900);
-
-/// Functions of the session's script. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a guest with
-/// `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. The guest executes
-/// the act `$ACT` and resets by the method `$RESET`. The script also runs in the guest, where its first line only
-/// executes `guest-tests act`.
+/// Shell functions that a session's script can call. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a
+/// guest with `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. `$ACT`
+/// selects what the guest does (`tests/guest/acts.rs`), and `$RESET` the method by which it resets. The guest runs this
+/// script, too, but there the first line executes `guest-tests act` instead of the rest.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -53,7 +49,7 @@ impl Session {
     /// Runs a script on a lab's host that has these files in addition to the project's programs.
     ///
     /// # Errors
-    /// The lab is unavailable, or the script failed, with its output.
+    /// If the lab is unavailable, or if the script fails. In the latter case, the error contains the script's output.
     pub fn run(script: &str, files: Files) -> Result<Self, String> {
         Self::run_on(Arch::default(), PlaceChoice::Lab, script, files)
     }
@@ -63,10 +59,10 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            // The root file system, in memory, holds snapshots.
+            // Includes room for the snapshots, because the root file system is in memory.
             memory_mib: 1024,
             place,
-            timeout: LIMIT,
+            timeout: boots::LIMIT,
             sources: Sources {
                 arch,
                 version: Some(guest::series()?),

@@ -1,11 +1,8 @@
-//! The shared part of guest tests: one boot per group, and its verdicts.
+//! Shared code of the guest tests: boots one guest per group of tests, and reads its verdicts.
 //!
-//! Uses the programs of a user, and no internals of the device or the machine.
+//! This code uses only programs that users run, and no internals of the device or the VMM.
 
 pub mod boots;
-pub mod figures;
 pub mod guest;
 pub mod host;
 pub mod micro;
-pub mod rows;
-pub mod wire;

@@ -1,5 +1,5 @@
-//! The only module that chooses an architecture: instructions with and without exits, and the known values of
-//! registers at them.
+//! The only module that selects code by architecture. It has instructions that cause exits, instructions that cause
+//! none, and the known values of registers at these instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -32,5 +32,5 @@ pub(crate) struct Access {
     pub(crate) detail: u64,
 }
 
-/// An access by a program to the page at `page`, which may end the program.
+/// A program's access to the page at `page`. It may end the program.
 pub(crate) type Attack = fn(page: *mut u8);

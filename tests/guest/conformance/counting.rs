@@ -29,13 +29,14 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Rounds of the loops that are compared.
 const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
-/// No core completes more instructions in a cycle.
+/// Upper bound on the number of instructions that a core completes in a cycle.
 const WIDEST: u64 = 16;
 
-/// Returns the excess of `count` over `each` times the rounds, which must be the same for all numbers of rounds.
+/// Returns by how much `count` exceeds `each` times the number of rounds. The excess must be the same for all numbers
+/// of rounds.
 fn border(
     each: u64,
-    // One function, so that the code around the loop is the same each time.
+    // A trait object, so that the code around the loop is the same for all numbers of rounds.
     count: &dyn Fn(u64) -> Result<u64, Box<dyn Error>>,
 ) -> Result<u64, Box<dyn Error>> {
     let mut found = Vec::new();
@@ -47,13 +48,13 @@ fn border(
     }
     ensure!(
         found.iter().all(|border| *border == found[0]),
-        "{found:?} more than {ROUNDS:?} rounds of {each}"
+        "counts of {ROUNDS:?} rounds exceed {each} a round by {found:?}"
     );
     ensure!(found[0] <= MOST_BORDER, "{} more than the loop", found[0]);
     Ok(found[0])
 }
 
-/// The part of a count of [`spin`] beyond the loop's instructions.
+/// By how much a count of [`spin`] exceeds the loop's instructions.
 pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
     let event = open(INSTRUCTIONS, Mode::User)?;
     border(PER_ROUND, &|rounds| {
@@ -66,7 +67,7 @@ fn user_loop() -> Found {
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
 
-/// Number of runs, of which the lowest count is used: an interrupt only adds to a count.
+/// Number of runs. Only the lowest of their counts is used, because an interrupt can only add to a count.
 const TRIES: usize = 9;
 /// Runs of the kernel's code within one count.
 const RUNS: u32 = 100;
@@ -94,10 +95,10 @@ fn kernel_code() -> Found {
         grown
             .iter()
             .all(|grown| grown.abs_diff(expected) <= MOST_BORDER),
-        "100 runs of 1,000 additions more grow by {grown:?}"
+        "100 runs with 1,000 more additions add {grown:?} to the counts"
     );
     holds(format!(
-        "100 runs of 1,000 additions more: {} and {} more",
+        "100 runs with 1,000 more additions add {} and {} to the count",
         grown[0], grown[1]
     ))
 }
@@ -120,8 +121,7 @@ fn cycles() -> Found {
     holds(format!("{cycles} of {instructions} instructions"))
 }
 
-/// Instructions of one round of [`accesses::out_loop`], one of which leaves the guest: the hypervisor
-/// executes it in the guest's place.
+/// Instructions of one round of [`accesses::out_loop`]. One of them leaves the guest, and the hypervisor emulates it.
 const PER_WRITE: u64 = 3;
 
 fn trapped() -> Found {
@@ -134,13 +134,13 @@ fn trapped() -> Found {
     match grown.checked_div(2_000) {
         Some(PER_WRITE) if grown % 2_000 == 0 => holds("once"),
         Some(each) if each == PER_WRITE - 1 && grown % 2_000 == 0 => {
-            holds("not at all: the processor does not complete it")
+            holds("not at all: the processor does not complete the instruction")
         }
-        _ => Err(format!("{grown} instructions more by 2,000 rounds of {PER_WRITE}").into()),
+        _ => Err(format!("2,000 more rounds of {PER_WRITE} instructions add {grown}").into()),
     }
 }
 
-/// Upper bound of the instructions of a read while the event counts.
+/// Maximum number of instructions that a read adds to the count of the event that it reads.
 const MOST_READ: u64 = 4_000;
 
 fn past_32_bits() -> Found {
@@ -167,12 +167,19 @@ fn disabled() -> Found {
     let event = open(INSTRUCTIONS, Mode::Both)?;
     let before = counted(&event, || spin(1_000))?;
     spin(1_000_000);
-    ensure_eq!(read(&event)?, before, "after work while disabled");
+    ensure_eq!(
+        read(&event)?,
+        before,
+        "the reading after work while disabled"
+    );
     event.enable(0)?;
     spin(1_000_000);
     event.disable(0)?;
     let grown = read(&event)?.count - before.count;
-    ensure!(grown >= 2_000_000, "enabled again, it counts {grown}");
+    ensure!(
+        grown >= 2_000_000,
+        "the event, enabled again, counts only {grown}"
+    );
     holds(format!("{} before and after 2,000,000", before.count))
 }
 
@@ -187,7 +194,7 @@ fn reset() -> Found {
         event.count().map_err(Into::into)
     };
     let border = border(PER_ROUND, &after)?;
-    holds(format!("the loop after it + {border}"))
+    holds(format!("the loop after the reset + {border}"))
 }
 
 fn modes() -> Found {
@@ -206,14 +213,18 @@ fn modes() -> Found {
         |event: &Event| Ok::<_, Box<dyn Error>>(of(event, 50_000)?.abs_diff(of(event, 10_000)?));
     let (by_user, by_kernel, by_both) = (growth(&user)?, growth(&kernel)?, growth(&both)?);
     let expected = 40_000 * PER_ROUND;
-    ensure_eq!(by_user, expected, "the user's growth");
-    ensure!(by_kernel <= MOST_BORDER, "the kernel's growth: {by_kernel}");
+    ensure_eq!(by_user, expected, "growth of the user-mode count");
+    ensure!(
+        by_kernel <= MOST_BORDER,
+        "growth of the kernel-mode count: {by_kernel}"
+    );
     ensure!(
         by_both.abs_diff(expected) <= MOST_BORDER,
-        "the growth of both: {by_both}"
+        "growth of the count of both modes: {by_both}"
     );
     holds(format!(
-        "40,000 rounds more: {by_user}, {by_kernel}, both {by_both}"
+        "40,000 more rounds change the counts by {by_user} (user), {by_kernel} (kernel) and \
+         {by_both} (both)"
     ))
 }
 
@@ -223,7 +234,7 @@ fn page() -> Found {
     for rounds in ROUNDS {
         let reading = counted(&event, || spin(rounds))?;
         let snapshot = pages.snapshot();
-        ensure_eq!(snapshot.index, 0, "a counter of a disabled event");
+        ensure_eq!(snapshot.index, 0, "the counter index of a disabled event");
         ensure_eq!(snapshot.count, reading.count, "the count in the page");
     }
     holds("four counts")

@@ -1,4 +1,4 @@
-//! Events as the rows open them, and work whose instructions are known.
+//! The events that the rows open, and work whose number of instructions is known.
 
 use std::error::Error;
 use std::io;
@@ -10,7 +10,7 @@ use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;
-/// Maximum number of instructions that a count has outside the loop: the way to it and back.
+/// Maximum number of instructions that a count includes before and after the loop.
 pub(super) const MOST_BORDER: u64 = 64;
 
 /// An event of the CPU: perf's type and config.
@@ -49,7 +49,7 @@ pub(super) struct Reading {
     pub(super) running: u64,
 }
 
-/// Returns the attr of a disabled event with both times in a reading.
+/// Returns the attr of an event that starts disabled and whose readings contain both times.
 pub(super) fn attr(what: What, mode: Mode) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: what.kind,
@@ -89,7 +89,7 @@ pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
     }
 }
 
-/// The event's reading for `work`.
+/// Counts `work` from zero; returns the event's reading.
 pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box<dyn Error>> {
     event.reset(0)?;
     event.enable(0)?;

@@ -1,4 +1,5 @@
-//! Acts of guests that share their host's counters with others, and commands that the host runs meanwhile.
+//! The programs of guests that share their host's counters with others, and the commands that run on the host
+//! meanwhile.
 
 use std::error::Error;
 use std::fs;
@@ -17,12 +18,12 @@ use crate::arch::accesses;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Outcome, cpu};
 
-/// Events of the guest: with those of the operator, no more than the lab's PMU counts at once.
+/// Number of the guest's events. The lab's PMU can count them and the operator's events at the same time.
 const EVENTS: usize = 6;
 /// Loops that are counted while others use the counters.
 const LOOPS: usize = 50;
 
-/// A guest's act: counts loops, and how many of its events wait for counters; then it sleeps.
+/// The guest's part in the test: counts loops, reports how many of its events wait for counters, and then sleeps.
 pub(crate) fn counts() -> Outcome {
     prepare()?;
     let mut borders = Vec::new();
@@ -45,7 +46,8 @@ pub(crate) fn counts() -> Outcome {
     }
 }
 
-/// Number of exits of a loop. Only one count mode counts what these exits cost on the host.
+/// Number of exits of a loop. Only with `--count-mode vcpu` do counts include the instructions that the host executes
+/// for these exits.
 const WRITES: u64 = 1_000;
 
 /// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.
@@ -57,7 +59,7 @@ fn of_writes() -> Result<u64, Box<dyn Error>> {
     Ok(counted(&event, || accesses::out_loop(WRITES))?.count)
 }
 
-/// Instructions completed, by the number that Armv8 gives this event.
+/// The event of completed instructions (INST_RETIRED), by the number that Armv8 gives it.
 const INST_RETIRED: What = What {
     kind: bindings::PERF_TYPE_RAW,
     config: 0x08,
@@ -71,8 +73,8 @@ fn of_raw() -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, and writes to the file how many
-/// instructions guests executed in user mode on its threads.
+/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program. Then writes to the file how many instructions
+/// guests executed in user mode on the program's threads.
 pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> ExitCode {
     let run = || -> Result<u8, Box<dyn Error>> {
         let mut attr = attr(INSTRUCTIONS, Mode::User);
@@ -97,7 +99,7 @@ pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> Exi
     }
 }
 
-/// `guest-tests hold-counters COUNT`: keeps `COUNT` counters of CPU 0 until it is ended.
+/// `guest-tests hold-counters COUNT`: keeps `COUNT` counters of CPU 0 until the process is ended.
 pub(crate) fn hold_counters(count: &str) -> ExitCode {
     let hold = || -> Result<Vec<Event>, Box<dyn Error>> {
         (0..count.parse()?)

@@ -1,7 +1,7 @@
-//! Compares a PMU's counts with the rules for counters, row by row.
+//! Checks whether a PMU's counts obey the rules for counters. Each rule is a row of a table.
 //!
-//! All rows except those of regions and of listed events use only `perf_event_open(2)`, so they judge any PMU
-//! of the guest's processors: the vPMU's driver in that role, or a PMU that KVM emulates.
+//! Most rows use only `perf_event_open(2)`, so they can judge whatever the guest's kernel uses as its CPU PMU: the
+//! vPMU, or a PMU that KVM emulates. Only the rows about regions and about listed events need the vPMU.
 
 mod counting;
 mod event;
@@ -15,12 +15,12 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tests::rows::{self, Finding};
+use guest_tests::rows::{self, Finding};
 
 pub(crate) use self::host::{count_guests, counts, hold_counters};
 use crate::{cpu, os};
 
-/// The result of a row; the error is the reason why it does not hold.
+/// The result of a row; the error is the reason why the row's rule does not hold.
 type Found = Result<Finding, Box<dyn Error>>;
 /// A row's name and its test.
 type Row = (&'static str, fn() -> Found);
@@ -67,7 +67,7 @@ fn prepare() -> Result<(), Box<dyn Error>> {
     cpu::bind_console()?;
     cpu::leave_console()?;
     cpu::keep()?;
-    // The kernel refuses to change the rate while nothing limits the time.
+    // While the limit on the time for sampling is off (0 or 100), the kernel refuses to change the rate.
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
     std::fs::write("/proc/sys/kernel/perf_event_max_sample_rate", "1000000")?;
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "100")?;

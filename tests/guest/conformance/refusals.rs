@@ -30,7 +30,7 @@ const GENERIC: [&str; 10] = [
     "ref-cycles",
 ];
 
-/// Events that an emulated PMU may never have: branch misses and stalls.
+/// Events that may never occur on an emulated PMU: branch misses and stalls.
 const MAY_BE_ZERO: [&str; 3] = [
     "branch-misses",
     "stalled-cycles-frontend",
@@ -54,7 +54,7 @@ fn cache_events() -> impl Iterator<Item = What> {
     configs.map(move |config| What { kind, config })
 }
 
-/// Reads and writes memory, and takes branches of both ways.
+/// Reads and writes memory, and executes branches, taken and not taken.
 fn work() {
     let mut words = vec![1_u64; 1 << 17];
     for round in 0..8 {
@@ -81,7 +81,7 @@ fn generic() -> Found {
         }
     }
     let strange = zero.iter().find(|name| !MAY_BE_ZERO.contains(name));
-    ensure_eq!(strange, None, "an event that counts nothing");
+    ensure_eq!(strange, None, "a generic event that counts nothing");
     let mut caches = 0;
     for what in cache_events() {
         if let Some(event) = offered(what, Mode::Both)? {
@@ -95,13 +95,13 @@ fn generic() -> Found {
         zero => format!("; zero: {}", zero.join(", ")),
     };
     holds(format!(
-        "{opened} of 10 generic, {caches} of 42 cache events{zero}"
+        "{opened} of 10 generic and {caches} of 42 cache events open{zero}"
     ))
 }
 
 fn listed() -> Found {
     let Ok(entries) = fs::read_dir("/sys/bus/event_source/devices/vpmu/events") else {
-        return absent("only vpmu lists the generic events by their names");
+        return absent("only the PMU vpmu lists the generic events by name");
     };
     let names: Vec<String> = entries
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -126,7 +126,7 @@ const FIRST_FLAG: u32 = 48;
 const FIRST_FIELD: u32 = 26;
 /// The first bit of `read_format` that is refused.
 const FIRST_FORMAT: u32 = 6;
-/// The first bit of a generic event's config that means nothing.
+/// The first bit without a meaning in a generic event's config.
 const FIRST_CONFIG: u32 = 4;
 
 fn reserved() -> Found {

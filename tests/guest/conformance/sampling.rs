@@ -90,7 +90,7 @@ fn spread() -> Found {
         first.abs_diff(others) <= 2,
         "{first} samples of the loop's first instruction, {others} of the other"
     );
-    holds(format!("{first} and {others} of its two instructions"))
+    holds(format!("first instruction: {first}, second: {others}"))
 }
 
 fn changed() -> Found {
@@ -124,7 +124,7 @@ fn changed() -> Found {
     holds(format!("{short}, then {long}"))
 }
 
-/// How far the rate of samples may be off once it has settled.
+/// Maximum error of the rate of samples, in percent, once the rate has settled.
 const PERCENT: u64 = 10;
 
 fn frequency() -> Found {

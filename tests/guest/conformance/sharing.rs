@@ -20,12 +20,12 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Long enough for many turns.
 const LONG: u64 = 50_000_000;
-/// Events that a PMU may count at once; those that count the work of the loop come first. They differ, since the
-/// device shares a counter among identical events.
+/// Events that a PMU may be able to count at the same time. Those that count the work of the loop come first. No two
+/// are the same, because the device uses one counter for identical events.
 const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 
-/// Different events, as many as the PMU has of [`KINDS`] and [`MODES`].
+/// The combinations of [`KINDS`] and [`MODES`] that the PMU offers.
 fn different() -> Result<Vec<(What, Mode)>, Box<dyn Error>> {
     let mut found = Vec::new();
     for mode in MODES {
@@ -38,7 +38,7 @@ fn different() -> Result<Vec<(What, Mode)>, Box<dyn Error>> {
     Ok(found)
 }
 
-/// Whether the event counts the user's loop.
+/// Whether the event counts the loop, which runs in user mode.
 fn counts_the_loop((what, mode): (What, Mode)) -> bool {
     [INSTRUCTIONS, CYCLES].contains(&what) && mode != Mode::Kernel
 }
@@ -63,7 +63,8 @@ fn always(reading: &Reading) -> bool {
     reading.running == reading.enabled
 }
 
-/// The number of the PMU's counters: how many of the events run all the time together. `None` if all do.
+/// Returns the PMU's number of counters: how many of the events, from the first on, run the whole time when they are
+/// counted together. Returns `None` if all of the events do: then the PMU may have more counters.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {
@@ -74,7 +75,7 @@ fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     Ok(None)
 }
 
-/// How many of `events` different events do not run all the time.
+/// Counts `events` different events together. Returns how many of them do not run the whole time.
 pub(super) fn waiting(events: usize) -> Result<usize, Box<dyn Error>> {
     let kinds = different()?;
     let kinds = kinds.get(..events).ok_or("the PMU has fewer events")?;
@@ -110,22 +111,22 @@ fn one_more() -> Found {
     for (kind, reading) in kinds.iter().zip(&readings) {
         ensure!(
             reading.running <= reading.enabled,
-            "it runs longer than it is enabled: {reading:?}"
+            "an event runs longer than it is enabled: {reading:?}"
         );
         ensure!(
             reading.running > 0,
-            "one of {} has no turn: {reading:?}",
+            "one of {} events never ran: {reading:?}",
             kinds.len()
         );
         ensure!(
             !counts_the_loop(*kind) || reading.count > 0,
-            "zero in a time in which it ran: {reading:?}"
+            "an event counts zero although it ran: {reading:?}"
         );
     }
     holds(format!("{waiting} of {} take turns", kinds.len()))
 }
 
-/// How far a scaled count may be off.
+/// Maximum error of a scaled count, in percent.
 const PERCENT: u64 = 2;
 
 fn twelve() -> Found {
@@ -137,7 +138,7 @@ fn twelve() -> Found {
     let expected = rounds * PER_ROUND;
     let mut worst = 0;
     for (kind, reading) in kinds.iter().zip(together(&kinds, rounds)?) {
-        ensure!(reading.running > 0, "it has no turn: {reading:?}");
+        ensure!(reading.running > 0, "an event never ran: {reading:?}");
         if !counts_the_loop(*kind) {
             continue;
         }

@@ -10,7 +10,7 @@ use crate::triggers::{Region, START, STOP};
 
 pub(super) const ROWS: &[Row] = &[("region_counts_its_instructions", region)];
 
-/// Passes a region. The compiler must use the same instructions for any number of rounds.
+/// Executes a region once. It is not inlined, so that its instructions are the same for any number of rounds.
 #[inline(never)]
 fn pass(bell: &Doorbell, rounds: u64) {
     bell.mark(START);
@@ -35,7 +35,7 @@ fn region() -> Found {
     }
     ensure!(
         borders.iter().all(|border| *border == borders[0]),
-        "{borders:?} more than the regions' loops"
+        "counts exceed the regions' loops by {borders:?}"
     );
     ensure!(
         borders[0] <= MOST_BORDER,

@@ -2,7 +2,7 @@
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-/// perf's attributes with more fields, as a later kernel may have.
+/// The attributes of a later kernel: `perf_event_attr` with more fields at its end.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Later {
@@ -40,12 +40,12 @@ pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_att
     attr
 }
 
-/// Sets a watermark that records never reach, so that only a loss wakes.
+/// Sets a watermark that records never reach, so that only a loss wakes readers.
 pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
     watermark(attr, u32::MAX)
 }
 
-/// Sets a trace's wakeup every `bytes` bytes of its area.
+/// Sets the trace's watermark: a wakeup after every `bytes` bytes in its AUX area.
 pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_attr {
     perf_event_attr {
         aux_watermark: bytes,

@@ -16,7 +16,7 @@ use vpmu_abi::uapi::{self, Info};
 use super::{EXIT_PORT, Event, How, KIND_EXITS, KIND_MARK, Later, MARK_ANY, checked, sampling};
 use crate::arch::OWN_IN_USER_MODE;
 
-/// The number of the ioctl, also for assembly that places marks.
+/// The number of the ioctl that places a mark; assembly code uses it, too.
 pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
 
 /// `/dev/vpmu`.
@@ -35,7 +35,7 @@ impl Device {
         Ok(Self { file, info })
     }
 
-    /// An attr of the PMU: disabled, counting, with only the count in a reading.
+    /// An attr of the PMU. The event starts disabled and does not sample, and reading it returns only its count.
     pub(crate) fn attr(&self, kind: u64, event: u64) -> perf_event_attr {
         let mut attr = perf_event_attr {
             type_: self.info.pmu_type,
@@ -54,7 +54,7 @@ impl Device {
         attr
     }
 
-    /// An attr with a sample of these fields every `period` marks of `value`.
+    /// An attr that takes a sample with these fields at every `period`th mark of `value`.
     pub(crate) fn marks(&self, value: u64, period: u64, sample_type: u64) -> perf_event_attr {
         sampling(self.attr(KIND_MARK, value), period, sample_type)
     }
@@ -69,12 +69,12 @@ impl Device {
         self.open_at(ptr::from_mut(attr), how)
     }
 
-    /// Opens an event by attributes with more fields, as a later kernel may have.
+    /// Opens an event by the attributes of a later kernel, which have more fields.
     pub(crate) fn open_later(&self, later: &mut Later) -> io::Result<Event> {
         self.open_at(ptr::from_mut(later).cast(), How::OWN)
     }
 
-    /// Opens an event. The size in `attr` may be written, and as many bytes as it states may be read.
+    /// Opens an event. The kernel reads as many bytes of `attr` as its size states, and may write the size.
     fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
         let request = uapi::Open {
             attr: attr.expose_provenance() as u64,
@@ -84,8 +84,8 @@ impl Device {
             engine: how.engine,
             flags: how.flags | u64::from(bindings::PERF_FLAG_FD_CLOEXEC),
         };
-        // SAFETY: the driver reads the request and the attr, and may write the attr's size;
-        // the callers' references to them live until it returns.
+        // SAFETY: the driver reads the request and the attr, and may write the attr's size. Both live until the call
+        // returns: the request is a local variable, and the callers have references to the attr.
         let fd = checked(unsafe {
             libc::ioctl(
                 self.file.as_raw_fd(),
@@ -93,7 +93,7 @@ impl Device {
                 &raw const request,
             )
         })?;
-        // SAFETY: a descriptor that the kernel has just given to this call alone.
+        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -137,7 +137,7 @@ pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event>
     let flags = u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | how.flags;
     let group = how.group.map_or(-1, |fd| fd.as_raw_fd());
     let mut attr = *attr;
-    // SAFETY: the kernel reads the attr and may write its size; the copy lives until it returns.
+    // SAFETY: the kernel reads the attr and may write its size. `attr` lives until the call returns.
     let fd = unsafe {
         perf_event_open_sys::perf_event_open(&raw mut attr, how.pid, how.cpu, group, flags)
     };

@@ -1,4 +1,4 @@
-//! The doorbell: a page of the device in a program, in which a write is a mark.
+//! The doorbell: a page of the device that a program can map. A write to it places a mark.
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
@@ -11,7 +11,7 @@ use super::{Device, PAGE};
 #[derive(Debug)]
 pub(crate) struct Doorbell(*mut u32);
 
-// SAFETY: the page is the device's, which takes writes from every thread.
+// SAFETY: the page belongs to the device, which accepts accesses from any thread.
 unsafe impl Send for Doorbell {}
 // SAFETY: as above.
 unsafe impl Sync for Doorbell {}
@@ -22,7 +22,7 @@ impl Doorbell {
         Self::map_raw(device, PAGE, protection, libc::MAP_SHARED, 0)
     }
 
-    /// mmap(2) without checks before it.
+    /// Calls mmap(2) without checking the arguments first.
     pub(crate) fn map_raw(
         device: &Device,
         bytes: usize,
@@ -31,7 +31,7 @@ impl Doorbell {
         offset: i64,
     ) -> io::Result<Self> {
         let fd = device.as_raw_fd();
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -46,7 +46,7 @@ impl Doorbell {
 
     /// Places a mark by a single store.
     pub(crate) fn mark(&self, value: u32) {
-        // SAFETY: the beginning of the page, mapped for writing as long as `self` lives.
+        // SAFETY: the address is the first word of the page, which stays mapped for writing as long as `self` lives.
         unsafe { self.0.write_volatile(value) };
     }
 
@@ -64,7 +64,7 @@ impl Doorbell {
 
 impl Drop for Doorbell {
     fn drop(&mut self) {
-        // SAFETY: the one page that was mapped; longer maps are refused.
+        // SAFETY: the call unmaps the one page that was mapped. The driver refuses maps of more than a page.
         unsafe { libc::munmap(self.0.cast(), PAGE) };
     }
 }

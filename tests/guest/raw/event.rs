@@ -16,8 +16,8 @@ pub(crate) struct Event(pub(super) OwnedFd);
 
 impl Event {
     fn ioctl(&self, request: bindings::perf_event_ioctls, argument: u64) -> io::Result<i32> {
-        // SAFETY: a request accesses memory only at an address that its caller below keeps alive, within what that
-        // holds: QUERY_BPF with room for no program writes one word.
+        // SAFETY: a request accesses memory only at `argument`. The callers below keep that memory valid, and it is
+        // large enough. `QUERY_BPF` writes only one word, because its buffer has a size of zero programs.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(request), argument) })
     }
 
@@ -42,14 +42,14 @@ impl Event {
         self.ioctl(bindings::PERIOD, address)
     }
 
-    /// Queries the BPF programs attached to it, which the driver refuses.
+    /// Makes perf's request for the BPF programs that are attached to the event. The driver refuses this request.
     pub(crate) fn query_bpf(&self) -> io::Result<i32> {
         let mut query = [0_u32; 2];
         let address = query.as_mut_ptr().expose_provenance() as u64;
         self.ioctl(bindings::QUERY_BPF, address)
     }
 
-    /// Redirects records to `target`'s ring; -1 returns them to the event's own.
+    /// Redirects the event's records to `target`'s ring. With -1, the event writes to its own ring again.
     pub(crate) fn output_to(&self, target: RawFd) -> io::Result<i32> {
         self.ioctl(bindings::SET_OUTPUT, i64::from(target).cast_unsigned())
     }
@@ -63,7 +63,7 @@ impl Event {
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
     }
 
-    /// Like [`Event::modify`], with more fields, as a later kernel may have.
+    /// Like [`Event::modify`], with the attributes of a later kernel, which have more fields.
     pub(crate) fn modify_later(&self, later: &Later) -> io::Result<i32> {
         let address = ptr::from_ref(later).expose_provenance() as u64;
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
@@ -85,7 +85,8 @@ impl Event {
         Ok(engine)
     }
 
-    /// Sets how often records wake, with the fields of `struct vpmu_wakeup`.
+    /// Sets the number of records or bytes after which readers are woken. The arguments are the fields of `struct
+    /// vpmu_wakeup`.
     pub(crate) fn wakeup(&self, every: u64, unit: u32, reserved: u32) -> io::Result<i32> {
         let request = [every, u64::from(reserved) << 32 | u64::from(unit)];
         // SAFETY: the request reads 16 bytes.
@@ -101,30 +102,31 @@ impl Event {
     /// splice(2) of some bytes of the event into a pipe.
     pub(crate) fn splice_to(&self, pipe: RawFd) -> io::Result<usize> {
         let (from, none) = (self.0.as_raw_fd(), ptr::null_mut());
-        // SAFETY: no offsets are given, and no memory of ours is touched.
+        // SAFETY: both offsets are null, so the call accesses no memory of this process.
         let moved = unsafe { libc::splice(from, none, pipe, none, 4096, libc::SPLICE_F_NONBLOCK) };
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns when all samples and packets of the event, with [`GROUP`](super::GROUP) of its group, are in the pages.
+    /// Waits until all samples and packets of the event are in its mapped pages; with [`GROUP`](super::GROUP), also
+    /// those of its group.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_FLUSH.into(), flags) })
     }
 
-    /// Makes this event the starter of the one behind descriptor `target`.
+    /// Makes this event the starter of the event behind descriptor `target`.
     pub(crate) fn starts(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STARTER.into(), target) })
     }
 
-    /// Makes this event the stopper of the one behind descriptor `target`.
+    /// Makes this event the stopper of the event behind descriptor `target`.
     pub(crate) fn stops(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STOPPER.into(), target) })
     }
 
-    /// read(2) with a buffer of `bytes`, as words.
+    /// Calls read(2) with a buffer of `bytes` bytes. Returns the words that it read.
     pub(crate) fn read_into(&self, bytes: usize) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; bytes.div_ceil(8)];
         // SAFETY: the buffer has at least `bytes` bytes.
@@ -153,14 +155,14 @@ impl Event {
         self.0.try_clone().map(Self)
     }
 
-    /// The events of poll(2) within `millis`; zero if there are none.
+    /// Calls poll(2) with `POLLIN` and this timeout. Returns the bits that poll(2) reports, or zero at the timeout.
     pub(crate) fn poll(&self, millis: i32) -> io::Result<i16> {
         let mut fd = libc::pollfd {
             fd: self.0.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one pollfd, alive until the call returns.
+        // SAFETY: the array has one pollfd, which is valid for the whole call.
         checked(unsafe { libc::poll(&raw mut fd, 1, millis) })?;
         Ok(fd.revents)
     }

@@ -1,5 +1,5 @@
-//! The bare system interface: ioctls, mmap and words. Nothing comes between a test and the rule it tests; the client
-//! library would hide or repair some calls.
+//! The driver's system calls without the client library: ioctls, mmap and plain words. The library would hide some
+//! calls or correct their arguments; tests of the driver's rules make exactly the calls that they state.
 
 mod attrs;
 mod device;
@@ -38,7 +38,7 @@ pub(crate) const EXIT_PORT: u64 = crate::arch::EXIT_PORT;
 pub(crate) const SW_CPU_CLOCK: u64 = 0;
 pub(crate) const SW_TASK_CLOCK: u64 = 1;
 
-/// perf's numbers, in the width of the fields that hold them.
+/// perf's constants, in the types of the fields that hold them.
 pub(crate) const FORMAT_ENABLED: u64 = 1 << 0;
 pub(crate) const FORMAT_RUNNING: u64 = 1 << 1;
 pub(crate) const FORMAT_ID: u64 = 1 << 2;
@@ -52,7 +52,7 @@ pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
 /// The argument of an ioctl that means the whole group.
 pub(crate) const GROUP: u64 = 1;
 
-/// The task, CPU, group, engine and flags of an open.
+/// The task, CPU, group, engine and flags with which an event is opened.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How<'a> {
     pub(crate) pid: i32,

@@ -14,9 +14,9 @@ use super::{Device, Event, How, checked};
 
 /// Flag of an [`Entry`]: the event is the operator's.
 pub(crate) const OPERATORS: u32 = PERSISTENT_OPERATOR;
-/// Flag of an [`Entry`]: its ring outlives a reset.
+/// Flag of an [`Entry`]: the event's ring lies in the window and outlives a reset of the guest.
 pub(crate) const IN_WINDOW: u32 = uapi::PERSISTENT_WINDOW;
-/// Flag of an [`Entry`]: its ring is mapped read-only.
+/// Flag of an [`Entry`]: new records overwrite the oldest ones, and programs map the ring read-only.
 pub(crate) const OVERWRITES: u32 = uapi::PERSISTENT_OVERWRITE;
 
 /// A persistent event as the driver lists it.
@@ -39,16 +39,16 @@ impl Entry {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// The data pages to map; `None` without a ring.
+    /// Number of data pages of the ring; `None` if the event has no ring.
     pub(crate) fn data_pages(&self) -> Option<usize> {
         (self.pages as usize).checked_sub(1)
     }
 
-    /// The attributes that it was opened with, except that `disabled` is its current state.
+    /// The attributes that the event was opened with, except that `disabled` is the event's current state.
     pub(crate) fn attr(&self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
         let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);
-        // SAFETY: both are at least that long and hold integers; they do not overlap.
+        // SAFETY: both structures have at least `bytes` bytes, contain only integers, and do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.attr.as_ptr(),
@@ -66,7 +66,7 @@ impl Device {
         self.list_raw(after, count, 0)
     }
 
-    /// Like [`Device::list`], with the reserved word, which must be zero.
+    /// Like [`Device::list`], with a value for the request's reserved word. The driver accepts only zero.
     pub(crate) fn list_raw(&self, after: u64, count: u32, reserved: u32) -> io::Result<Vec<Entry>> {
         let mut entries = vec![Entry(uapi::PersistentEntry::default()); count as usize];
         let request = uapi::Persistent {
@@ -75,7 +75,7 @@ impl Device {
             reserved,
             entries: entries.as_mut_ptr().expose_provenance() as u64,
         };
-        // SAFETY: at most `count` entries are written where there is room for as many.
+        // SAFETY: the driver writes at most `count` entries, and `entries` has room for `count`.
         let filled = checked(unsafe {
             libc::ioctl(
                 self.as_raw_fd(),
@@ -140,7 +140,7 @@ impl Event {
         Ok(request.id)
     }
 
-    /// Makes the event end with its last user again.
+    /// Attaches the event: from now on, it ends when its last user is gone.
     pub(crate) fn attach(&self) -> io::Result<i32> {
         // SAFETY: the request takes no argument.
         checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_ATTACH.into(), 0) })

@@ -43,7 +43,7 @@ pub fn again(device: &mut Device, times: u32) -> Code {
         .raw(&(-back).to_le_bytes())
 }
 
-/// Fills a buffer with commands that toggle `event`, and makes it the chain of vCPU 0's queue.
+/// Fills a buffer with commands that toggle `event`, and writes the buffer's descriptor chain to vCPU 0's queue.
 #[must_use]
 pub fn fill_with_switches(event: u32) -> Code {
     const ENABLE: u32 = 2;
@@ -84,7 +84,7 @@ fn descriptors(code: Code, queue: u32, table: &[(u32, u32, u32)]) -> Code {
     })
 }
 
-/// Makes descriptor 0 of a queue an indirect one, to a valid table of a request and its reply.
+/// Makes descriptor 0 of a queue indirect. The indirect table is valid: it has a request and its reply.
 #[must_use]
 pub fn make_indirect(index: u32) -> Code {
     const TABLE: u32 = 0xc0_0000;

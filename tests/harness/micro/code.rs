@@ -1,8 +1,7 @@
 //! A tiny assembler for encodings with the same meaning in 32-bit and 64-bit mode.
 //!
-//! A program runs both on the boot vCPU, which the VMM enters in long mode, and on the others,
-//! which start in flat protected mode. Addresses are below 4 GiB; `ebx`, `ecx`, `edx` and `eax` are
-//! scratch.
+//! A program can run on the boot vCPU, which the VMM enters in long mode, and on the other vCPUs, which start in flat
+//! protected mode. Addresses are below 4 GiB; `ebx`, `ecx`, `edx` and `eax` are scratch.
 
 /// A program or part of a program.
 #[derive(Debug, Clone, Default)]
@@ -36,8 +35,8 @@ impl Code {
         self.raw(&part.bytes)
     }
 
-    /// Appends `body` repeated `times`; it must preserve `ecx`, so it must not contain a loop. Zero
-    /// repetitions append nothing.
+    /// Appends code that runs `body` `times` times. `body` must preserve `ecx`, so it must not contain a loop. If
+    /// `times` is zero, nothing is appended.
     #[must_use]
     pub fn repeat(self, times: u32, body: &Code) -> Self {
         if times == 0 {
@@ -102,7 +101,7 @@ impl Code {
         self.raw(&[0x0f, 0x0b])
     }
 
-    /// Stores by an instruction that KVM does not emulate.
+    /// Stores with an instruction that KVM does not emulate.
     #[must_use]
     pub fn store_unemulated(self, address: u32) -> Self {
         // fnstenv [ebx]

@@ -27,10 +27,10 @@ pub(super) fn queue(index: u32) -> u32 {
     QUEUES + index * QUEUE
 }
 
-/// The requests sent so far. The generated code runs on a vCPU in either mode.
+/// The driver's state: the number of buffers sent on each queue. The generated code runs in 32-bit and in 64-bit mode.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Number of buffers that each queue was given.
+    /// Number of buffers sent on each queue.
     given: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ impl Device {
     pub fn bring_up_with(vcpus: u32, features: u32) -> (Self, Code) {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let mut code = Code::new();
-        // Reset, acknowledge, driver; features and VERSION_1; features agreed.
+        // Reset, ACKNOWLEDGE, DRIVER; then the features and VERSION_1; then FEATURES_OK.
         for (offset, value) in [
             (0x70, 0),
             (0x70, 1),
@@ -97,8 +97,8 @@ impl Device {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY, 0)
     }
 
-    /// Accounts for `times` more uses of a queue's last buffer; returns the number of buffers
-    /// before and after.
+    /// Adds `times` to the number of buffers sent on a queue, for code that sends the queue's last buffer again that
+    /// many times. Returns the number before and after.
     pub(super) fn give_again(&mut self, index: u32, times: u32) -> (u32, u32) {
         let given = self.given.get_mut(index as usize).expect("such a queue");
         let before = *given;

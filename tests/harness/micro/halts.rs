@@ -17,8 +17,8 @@ const TIMER_DIVIDE: u32 = 0xfee0_03e0;
 const VECTOR: u32 = 0x20;
 const ENABLED: u32 = 0x1ff;
 const UNDIVIDED: u32 = 0xb;
-/// Ticks to the wakeup: far more than the code before the halt takes, unless it is interrupted;
-/// even then the halt still happens, since interrupts are enabled only at the halt.
+/// Ticks until the wakeup: far more than the code before the halt takes. Even if the host delays that code, the vCPU
+/// halts, because it enables interrupts only at the halt.
 const TICKS: u32 = 1_000_000;
 
 /// Returns code that halts `times` times. Only for the boot vCPU, which is in long mode.

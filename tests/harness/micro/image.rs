@@ -1,4 +1,4 @@
-//! An ELF kernel around micro programs, one per vCPU.
+//! An ELF kernel image of micro programs, one per vCPU.
 //!
 //! The boot vCPU starts the others with INIT and SIPI, like an operating system, runs its own
 //! program concurrently, waits until all are done and powers off.
@@ -15,9 +15,9 @@ const DONE: u32 = 0x80_0000;
 const TRAMPOLINE: u32 = 0x1_0000;
 const TRAMPOLINE_SIZE: u32 = 0x1000;
 
-/// The local APIC's register with the software-enable bit. KVM does not find a vCPU that has not received
-/// anything yet until some local APIC changes; every operating system enables its APIC first, which is such a
-/// change.
+/// The local APIC's register with the software-enable bit. Until a local APIC changes its state, KVM has no map of the
+/// APICs, and delivers no interrupts to other vCPUs. Like every operating system, the guest makes such a change: it
+/// enables its APIC first.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
 /// The local APIC's interrupt command register, high half first.
@@ -36,7 +36,7 @@ pub fn power_off() -> Code {
     Code::new().out8(SLEEP_PORT, SLEEP_NOW).halt_for_ever()
 }
 
-/// A kernel of one program that ends the machine itself.
+/// A kernel that runs one program, on the boot vCPU. The program must power off the machine.
 #[must_use]
 pub fn single(program: &Code) -> Vec<u8> {
     elf(program.bytes())
@@ -101,7 +101,7 @@ fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("a small program")
 }
 
-/// Code from real mode at `page` to flat protected mode at `entry`, as words to store.
+/// Code that starts in real mode at `page`, and jumps to `entry` in flat protected mode. Returned as words to store.
 fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     const PROTECTED: u32 = 0x18;
     const TABLE: u32 = 0x30;
@@ -125,7 +125,7 @@ fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     );
     put(PROTECTED + 9, &entry.to_le_bytes());
     put(PROTECTED + 13, &[0xff, 0xe0]);
-    // Null, flat code, flat data; then limit and address of these.
+    // The GDT: null, flat code and flat data descriptors. Then the GDT's limit and address, for LGDT.
     put(TABLE + 8, &0x00cf_9b00_0000_ffff_u64.to_le_bytes());
     put(TABLE + 16, &0x00cf_9300_0000_ffff_u64.to_le_bytes());
     put(POINTER, &23_u16.to_le_bytes());

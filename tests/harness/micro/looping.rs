@@ -1,5 +1,5 @@
 //! A guest that samples itself: a program in ring 3 opens an event, loops without exits until its
-//! ring holds enough, closes the event and sends the ring.
+//! ring holds a given number of bytes, closes the event and sends the ring.
 
 use std::ops::Range;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Far above the time of any micro guest on a loaded machine.
+/// Time limit of a run: far longer than any micro guest takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a run.
@@ -57,7 +57,7 @@ impl Ran {
     /// KVM's own statistic `name` of vCPU `index`.
     ///
     /// # Panics
-    /// If this KVM lacks it: Linux has statistics since 5.14.
+    /// If this KVM lacks the statistic: KVM offers statistics to the VMM since Linux 5.14.
     #[must_use]
     pub fn statistic(&self, index: usize, name: &str) -> u64 {
         self.number(&self.report["vcpus"][index]["kvm"][name])
@@ -167,8 +167,7 @@ fn build() -> PathBuf {
         .expect("cargo names the program that it built")
 }
 
-/// Reports the KVM module of the guests, also when the tests pass: the test runner captures only
-/// the output of macros.
+/// Prints the name of the KVM module once, even if the tests pass: the test runner captures only the output of macros.
 fn say_once() {
     static SAID: OnceLock<()> = OnceLock::new();
     SAID.get_or_init(|| {

@@ -1,8 +1,8 @@
 //! A guest that drives the device itself: opens events, places marks, and sends its ring through
 //! the serial port.
 //!
-//! Everything except a few instructions is prepared in its image: tables, stacks, the requests on
-//! the control queue. So a test knows every byte that a sample can contain.
+//! The guest's image contains tables, stacks and the requests of the control queue ready for use, and only a few
+//! instructions. So a test knows every byte that a sample can contain.
 
 use super::code::Code;
 use super::image::{power_off, single};
@@ -134,7 +134,7 @@ impl Sampled {
         self.request(&[3, 1, pages_writable, RING, RING + PAGE]);
     }
 
-    /// Registers the page with the address of the task's registers.
+    /// Registers the task page, which holds the address of the task's saved registers.
     pub fn task_page(&mut self, user_regs: u64) {
         self.word(TASK_PAGE, 41 | 42 << 32);
         self.word(TASK_PAGE + 8, user_regs);
@@ -225,7 +225,7 @@ impl Sampled {
         }
     }
 
-    /// Maps the kernel's addresses for the program, too. From then on the program is fully trusted.
+    /// Maps the kernel's addresses for the program, too. The program can then drive the device itself.
     pub(super) fn open_to_all(&mut self) {
         const USER_TOO: u8 = 0b100;
         let entries = [PML4, PML4 + PAGE]
@@ -249,7 +249,7 @@ impl Sampled {
             // mov cr3, rax
             .raw(&[0x0f, 0x22, 0xd8]);
         for (offset, value) in [
-            // Reset, acknowledge, driver; features 0 to 2 and VERSION_1; features accepted.
+            // Reset, ACKNOWLEDGE, DRIVER; then features 0 to 2 and VERSION_1; then FEATURES_OK.
             (0x70, 0),
             (0x70, 1),
             (0x70, 3),

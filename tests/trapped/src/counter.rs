@@ -1,5 +1,5 @@
-//! The backing of a counter: the host's CPU clock of the vCPU's thread, in nanoseconds, whichever
-//! event the guest selects. Its overflow signals the thread.
+//! The count of an emulated counter: the nanoseconds of the host's CPU clock on the vCPU's thread, for any event that
+//! the guest selects. An overflow of this clock sends the thread a signal.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,7 +21,7 @@ const NEVER: u64 = 1 << 51;
 #[derive(Debug)]
 pub(crate) struct Clock {
     event: File,
-    /// Its ring, which is not read: the head moves at each overflow.
+    /// The event's ring. The head advances at each overflow, and only the head is read, not the records.
     ring: Mapping,
     seen: u64,
 }

@@ -1,4 +1,4 @@
-//! The registers of each kind of PMU, and their announcement in CPUID.
+//! The registers of each kind of PMU, and the CPUID leaves that describe them.
 
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ const AMD_EAX_PERFMON_V2: u32 = 1;
 
 /// `GenuineIntel`, in the order EBX, EDX, ECX.
 const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
-/// Family 6 with an unused model, for which the guest's driver identifies the PMU only by the CPUID leaf.
+/// Family 6 with an unused model. The guest's driver does not know this model, so it identifies the PMU only by the
+/// CPUID leaf.
 const INTEL_MODEL: u32 = 0x0002_0600;
 const MODEL_BITS: u32 = 0x0fff_3ff0;
 const INTEL_VERSION: u32 = 2;
@@ -67,7 +68,7 @@ pub(crate) enum Layout {
     Amd,
     /// Intel's architectural PMU, version 2: eight counters and three fixed ones.
     IntelV2,
-    /// Six counters, and registers for all of them at once: PerfMonV2.
+    /// AMD's PerfMonV2: six counters, and global registers that control all of them together.
     AmdV2,
 }
 
@@ -196,10 +197,10 @@ impl Layout {
         .or_else(|| within(INTEL_FIXED_INDEX, INTEL_FIXED).map(fixed))
     }
 
-    /// Announces these registers in CPUID.
+    /// Adds the CPUID leaves that describe these registers.
     pub(crate) fn describe(self, leaves: &mut Vec<kvm_cpuid_entry2>) {
         match self {
-            // No leaf announces these registers: every AMD processor has them.
+            // No leaf describes these registers: every AMD processor has them.
             Self::Amd => {}
             Self::AmdV2 => self.describe_amd(leaves),
             Self::IntelV2 => Self::describe_intel(leaves),

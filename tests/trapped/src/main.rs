@@ -1,8 +1,8 @@
 //! The VMM with an architectural PMU in addition to the paravirtual one: the guest's own CPU PMU
 //! driver runs on counters whose accesses are all trapped and emulated here.
 //!
-//! `trapped run --pmu amd-v2 …` accepts the options of `vmm run`. It serves as the baseline of
-//! comparisons.
+//! `trapped run --pmu amd-v2 …` accepts the options of `vmm run`. Benchmarks
+//! compare the vPMU with it.
 
 mod counter;
 mod layout;
@@ -58,7 +58,7 @@ fn run() -> Result<u8, Failure> {
         return Err(usage("only `run` is supported"));
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
-    // The seccomp filters allow only the system calls of the project's VMM.
+    // The seccomp filters allow only the system calls of the project's VMM, which has no emulated PMU.
     config.confinement.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;

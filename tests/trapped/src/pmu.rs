@@ -16,7 +16,7 @@ use crate::rdpmc;
 
 const SELECT_INTERRUPT: u64 = 1 << 20;
 const SELECT_ENABLE: u64 = 1 << 22;
-/// Bits per fixed counter in their common register: its modes and its interrupt.
+/// Number of bits that each fixed counter has in the common control register: for its modes and its interrupt.
 const FIXED_BITS: usize = 4;
 const FIXED_MODES: u64 = 3;
 const FIXED_INTERRUPT: u64 = 1 << 3;
@@ -29,8 +29,8 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// Guest memory, until the kernel in it is patched. That is at the first read of a register, because the guest's
-/// driver probes the registers before it uses RDPMC.
+/// Guest memory while the kernel in it has yet to be patched, otherwise `None`. The first read of a register patches
+/// the kernel, because the guest's driver probes the registers before it uses RDPMC.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.
@@ -49,7 +49,7 @@ impl TrappedPmu {
     }
 }
 
-/// Patches the kernel, once.
+/// Patches the kernel, unless it is patched already.
 fn change(unchanged: &Unchanged) -> io::Result<()> {
     let mut unchanged = unchanged.lock().unwrap_or_else(PoisonError::into_inner);
     match unchanged.take() {
@@ -110,7 +110,7 @@ impl Counter {
         })
     }
 
-    /// Updates the count; returns whether it has overflowed since the last update.
+    /// Updates the count; returns whether the counter has overflowed since the last update.
     fn update(&mut self) -> io::Result<bool> {
         if !self.counting {
             return Ok(false);
@@ -171,7 +171,7 @@ struct VcpuPmu {
     fixed_control: u64,
     control: u64,
     status: u64,
-    /// The interrupt of an overflow is pending.
+    /// Whether the interrupt of an overflow is pending.
     interrupt: bool,
     /// An error of the host while a register was read or written.
     failed: Option<io::Error>,

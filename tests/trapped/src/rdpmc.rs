@@ -1,18 +1,18 @@
 //! The guest kernel's RDPMC, which KVM cannot forward to user space.
 //!
-//! Without a PMU, KVM injects a general protection fault for RDPMC, without an exit to user space.
-//! A stock kernel has the instruction once, in `native_read_pmc`: it is patched to RDMSR, which
-//! takes the same registers, costs one exit like RDPMC, and selects the counter by its index.
+//! Without a PMU, KVM injects a general protection fault for RDPMC, without an exit to user space. A stock kernel has
+//! the instruction once, in `native_read_pmc`. There, it is replaced with RDMSR, which uses the same registers: the
+//! index of the counter becomes the number of the register to read. Like a trapped RDPMC, it costs one exit.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap};
 
 /// `mov %edi,%ecx; rdpmc; xchg %ax,%ax; shl $32,%rdx`: the index is the function's argument, and the
 /// two-byte NOP is the place of a tracepoint.
 const NATIVE_READ_PMC: [u8; 10] = [0x89, 0xf9, 0x0f, 0x33, 0x66, 0x90, 0x48, 0xc1, 0xe2, 0x20];
-/// Offset of the instruction's second byte, and its value for RDMSR.
+/// Offset of the second byte of RDPMC in this code, and the value of that byte in RDMSR.
 const OPCODE: usize = 3;
 const RDMSR: u8 = 0x32;
-/// The kernel's load address, and the limit of its end.
+/// The addresses to search for the kernel's code, from its load address on.
 const KERNEL: std::ops::Range<u64> = 0x10_0000..0x800_0000;
 
 /// Errors of patching the guest's kernel.

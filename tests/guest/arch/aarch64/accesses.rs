@@ -48,11 +48,11 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Writes and reads with each size at `page`, which maps `address`. Returns the accesses as the host sees them.
+/// Makes a write and a read of each size at `page`, which maps `address`. Returns the accesses as the host sees them.
 fn access(page: *mut u8, address: u32) -> Vec<Access> {
-    // SAFETY: reads and writes inside the mapped page, where nothing answers.
+    // SAFETY: reads and writes inside the mapped page, where no device answers.
     unsafe { vpmu_memory(page) };
-    // SAFETY: a table that nobody writes.
+    // SAFETY: nothing writes to this table.
     let labels = unsafe { vpmu_memory_labels };
     (0..8)
         .map(|number| {
@@ -67,8 +67,8 @@ fn access(page: *mut u8, address: u32) -> Vec<Access> {
         .collect()
 }
 
-/// Writes and reads with each size at the idle address, which must be mapped. Returns the accesses as the host sees
-/// them.
+/// Makes a write and a read of each size at the idle address, which must be mapped. Returns the accesses as the host
+/// sees them.
 pub(crate) fn ports() -> Vec<Access> {
     access(ports::idle(), IDLE_PORT)
 }
@@ -84,7 +84,7 @@ impl IdleMemory {
         map_physical(IDLE_MEMORY).map(Self)
     }
 
-    /// Writes and reads with each size. Returns the accesses as the host sees them.
+    /// Makes a write and a read of each size. Returns the accesses as the host sees them.
     pub(crate) fn access(&self) -> Vec<Access> {
         access(self.0, IDLE_MEMORY)
     }
@@ -97,9 +97,9 @@ impl Drop for IdleMemory {
     }
 }
 
-/// Writes a byte to the idle address `rounds` times, by one instruction.
+/// Writes a byte to the idle address `rounds` times, always with the same instruction.
 pub(crate) fn out_loop(rounds: u64) {
-    // SAFETY: counts a register down, and writes where nothing answers.
+    // SAFETY: counts a register down, and writes where no device answers.
     unsafe { vpmu_out_loop(rounds.max(1), ports::idle()) }
 }
 

@@ -6,11 +6,11 @@ use std::arch::asm;
 use crate::arch::Attack;
 use crate::raw::PAGE;
 
-/// Accesses that a program can make. Some of them end the program: for several of these instructions KVM gets no
-/// valid syndrome.
+/// Accesses that a program can make. Some of them end the program: for several of these instructions, the processor
+/// gives KVM no valid syndrome, so KVM cannot emulate them.
 pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("a store of a pair", |page| {
-        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
+        // SAFETY: the page belongs to this process; it is device memory, and no reference to it exists.
         unsafe { asm!("stp xzr, xzr, [{}]", in(reg) page) }
     }),
     ("a store of 16 bytes", |page| {
@@ -38,7 +38,7 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         unsafe { asm!("dc zva, {}", in(reg) page) }
     }),
     ("execution from it", |page| {
-        // SAFETY: the page is the process's, and stays as it is where this is refused.
+        // SAFETY: the page belongs to this process. If the call is refused, the page does not change.
         unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
         // SAFETY: as above. The page cannot be made executable, so this ends the process.
         unsafe { asm!("blr {}", in(reg) page, clobber_abi("C")) };

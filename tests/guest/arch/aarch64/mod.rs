@@ -13,17 +13,18 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The exits of the most complete trace: those that reach the VMM. The device reads KVM's own trace only on x86.
+/// Config of the trace with the most exits. Here these are the exits that reach the VMM: the device reads KVM's own
+/// trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
-/// Reasons for which no vCPU exits to the VMM.
+/// Exit reasons that do not occur: no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
-/// Whether the first record of a boot's exits to the VMM is from the kernel's first second.
+/// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
 pub(crate) const EXITS_AT_ONCE: bool = false;
 
-/// How perf prints the instruction pointer among registers, up to its digits.
+/// The text before the hexadecimal digits of the instruction pointer in perf's dump of the registers.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
 
-/// Tests of exits by the hardware's own numbers: KVM has a trace of them only on x86.
+/// Tests of traces with the hardware's own exit codes: `None`, because KVM has such a trace only on x86.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     None
 }

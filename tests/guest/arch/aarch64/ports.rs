@@ -1,4 +1,4 @@
-//! Accesses to an address that no device answers to, in place of port accesses; and the virtual counter.
+//! Accesses to an address where no device answers, which replace x86's port accesses. Also reads the virtual counter.
 #![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
 use std::arch::asm;
@@ -17,12 +17,12 @@ pub(crate) const PORT_EXITS: &str = "exits-mmio";
 pub(crate) const PORT_REASON: &str = "mmio";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
-/// A write's detail in a packet: a write, of one byte.
+/// The detail in the packet of a write to [`IDLE_PORT`]: a write of one byte.
 pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
-/// Whether events must exclude the kernel to count only a program's own exits for this reason: the driver's
-/// notifications are such exits of the kernel.
+/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. True on aarch64: the kernel's
+/// driver makes exits for the same reason when it notifies the device.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
-/// Number of exits for that reason that a mark by a store makes: one, for the store.
+/// Number of [`EXIT_PORT`] exits that a mark by a store causes: one, for the store.
 pub(crate) const STORE_EXITS: u64 = 1;
 /// An address that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
@@ -45,7 +45,7 @@ pub(super) fn idle() -> *mut u8 {
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
-    // SAFETY: nothing answers to the address. Where it is not mapped, the write faults and ends the test, but does
+    // SAFETY: no device answers to the address. Where it is not mapped, the write faults and ends the test, but does
     // not violate memory safety.
     unsafe { asm!("strb wzr, [{}]", in(reg) idle(), options(nostack, preserves_flags)) };
 }

@@ -1,4 +1,4 @@
-//! The assembly of [`crate::stubs`], and the values of registers in it.
+//! The aarch64 assembly of [`crate::stubs`], and the values that registers have in it.
 #![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
@@ -8,12 +8,12 @@ use crate::arch::Known;
 use crate::raw::IOC_MARK;
 use crate::stubs::{STACK, known, mark_known_ip};
 
-/// Registers as `PERF_REG_ARM64_*` numbers them.
+/// Register numbers, as in perf's `PERF_REG_ARM64_*`.
 const LR: usize = 30;
 const SP: usize = 31;
 const PC: usize = 32;
 
-/// Every register that a sample can have.
+/// Mask of every register that a sample can have.
 pub(crate) const REGS: u64 = (1 << NUMBERS) - 1;
 /// One more than the highest number.
 pub(crate) const NUMBERS: usize = 33;
@@ -24,12 +24,12 @@ pub(crate) const PACKET_IP: usize = 22;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 4;
 
-/// The idle port as the stubs take it: its address in this process.
+/// The argument that selects the idle port in the stubs: its address in this process.
 pub(crate) fn idle_port() -> u64 {
     ports::idle().expose_provenance() as u64
 }
 
-/// The value of register `number` at the write of `out_known`, whose stack pointer was `sp`.
+/// The value of register `number` when `out_known` writes. `sp` is the stack pointer that `out_known` returned.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         1 => Known::Is(idle_port()),
@@ -39,7 +39,8 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// Like [`at_write`], for the register at index `place` of a packet, which leaves out X9 to X18 and ends with PSTATE.
+/// Like [`at_write`], for the register at index `place` of a packet. A packet has no X9 to X18. Its last register is
+/// PSTATE.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     match place {
         0..9 => at_write(place, sp),
@@ -58,7 +59,7 @@ pub(crate) fn in_kernel(number: usize) -> Known {
 
 /// Register masks that are refused, each with its errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // No register; a bit without a name; the length of vectors; the highest bit.
+    // An empty mask; a bit without a register; the vector length (VG); the highest bit.
     vec![
         (0, libc::EINVAL),
         (REGS | 1 << 33, libc::EINVAL),
@@ -67,7 +68,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
     ]
 }
 
-/// The number of ioctl(2), and the register that has it.
+/// The system call number of ioctl(2), and the register that holds it.
 const IOCTL: (u64, usize) = (29, 8);
 
 /// The value of user register `number` in the system call of `mark_known`.
@@ -110,7 +111,7 @@ global_asm!(
     "ldp x29, x30, [sp], #96",
     "ret",
     ".endm",
-    // Registers that neither the write nor the system call uses.
+    // Loads the registers that neither the write nor the system call uses.
     ".macro vpmu_known",
     "ldr x3, ={x3}",
     "ldr x4, ={x4}",

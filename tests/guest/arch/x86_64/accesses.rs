@@ -74,13 +74,13 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Writes and reads of the idle port with each size, single and by strings. Returns the accesses as the host sees
-/// them. The caller must have access to ports.
+/// Makes writes and reads of each size at the idle port, with single and with string instructions. Returns the accesses
+/// as the host sees them. The caller must have access to ports.
 pub(crate) fn ports() -> Vec<Access> {
     let mut buffer = [0_u8; 24];
-    // SAFETY: writes twice 12 bytes to the buffer, which holds 24.
+    // SAFETY: the call writes 24 bytes, twice 12, to the buffer, which has this size.
     unsafe { vpmu_ports(buffer.as_mut_ptr()) };
-    // SAFETY: a table that nobody writes.
+    // SAFETY: nothing writes to this table.
     let labels = unsafe { vpmu_port_labels };
     let details = [
         1 << 32 | DETAIL_WRITE | 1,
@@ -113,12 +113,12 @@ impl IdleMemory {
         map_physical(IDLE_MEMORY).map(Self)
     }
 
-    /// Writes and reads with each size. Returns the accesses as the host sees them. When a write exits, KVM has
+    /// Makes a write and a read of each size. Returns the accesses as the host sees them. When a write exits, KVM has
     /// already completed the writing instruction, so the exit has the address of the next instruction.
     pub(crate) fn access(&self) -> Vec<Access> {
-        // SAFETY: reads and writes inside the mapped page, where nothing answers.
+        // SAFETY: reads and writes inside the mapped page, where no device answers.
         unsafe { vpmu_memory(self.0) };
-        // SAFETY: a table that nobody writes.
+        // SAFETY: nothing writes to this table.
         let labels = unsafe { vpmu_memory_labels };
         (0..8)
             .map(|number| {
@@ -141,7 +141,7 @@ impl Drop for IdleMemory {
     }
 }
 
-/// Writes a byte to the idle port `rounds` times, by one instruction.
+/// Writes a byte to the idle port `rounds` times, always with the same instruction.
 pub(crate) fn out_loop(rounds: u64) {
     // SAFETY: counts a register down.
     unsafe { vpmu_out_loop(rounds.max(1)) }

@@ -9,7 +9,7 @@ use crate::raw::PAGE;
 /// Accesses that a program can make. Some of them end the program.
 pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("FXSAVE", |page| {
-        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
+        // SAFETY: the page belongs to this process; it is device memory, and no reference to it exists.
         unsafe { asm!("fxsave64 [{}]", in(reg) page) }
     }),
     ("a store of 16 bytes", |page| {
@@ -23,7 +23,7 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         }
     }),
     ("CMPXCHG16B", |page| {
-        // SAFETY: as above; rbx is put back.
+        // SAFETY: as above; rbx is restored.
         unsafe {
             asm!(
                 "xchg rbx, {old}",
@@ -38,11 +38,12 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         }
     }),
     ("a store across the end of the page", |page| {
-        // SAFETY: as above; the memory after the page is unmapped or belongs to this process, which ends.
+        // SAFETY: as above; the memory after the page is unmapped, or belongs to this process, which ends after the
+        // store.
         unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
     }),
     ("execution from it", |page| {
-        // SAFETY: the page is the process's, and stays as it is where this is refused.
+        // SAFETY: the page belongs to this process. If the call is refused, the page does not change.
         unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
         // SAFETY: as above. The page cannot be made executable, so this ends the process.
         unsafe { asm!("call {}", in(reg) page, clobber_abi("C")) };

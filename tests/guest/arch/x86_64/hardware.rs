@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The hardware's numbers of CPUID and of port I/O: SVM's and VMX's.
+/// The exit codes of CPUID and of port I/O: SVM's, then VMX's.
 const CPUID: [u16; 2] = [0x72, 10];
 const PORT_IO: [u16; 2] = [0x7b, 30];
 const PACKET: u64 = 64;
@@ -59,11 +59,12 @@ unsafe extern "C" {
 
 /// Executes CPUID `times` times: each is an exit that the host's kernel handles by itself.
 fn cpuid(times: u64) {
-    // SAFETY: keeps every register that a C function has to, for any number but zero.
+    // SAFETY: the function preserves the registers that a C function must preserve. Its argument is not zero, so its
+    // loop ends.
     unsafe { vpmu_hardware_cpuid(times.max(1)) };
 }
 
-/// A trace with its area, and an event that counts in its group.
+/// A trace of exits with its area, and a counting event in the trace's group.
 struct Traced {
     trace: Event,
     _ring: Ring,
@@ -72,7 +73,7 @@ struct Traced {
 }
 
 impl Traced {
-    /// Opens both events on the calling thread, or where `place` puts them.
+    /// Opens both events. `place` selects their CPU or task in the attributes.
     fn new(
         vpmu: &Vpmu,
         trace: &str,
@@ -81,7 +82,7 @@ impl Traced {
     ) -> Result<Self, Box<dyn Error>> {
         let attr = vpmu
             .attr(trace)
-            .map_err(|error| format!("{error}: 'vmm check' on the host says why"))?;
+            .map_err(|error| format!("{error}: 'vmm check' on the host shows the reason"))?;
         let trace = vpmu.open_event(&place(attr.tracing(0)))?;
         let ring = trace.map(1)?;
         let area = trace.map_aux(&ring, 8)?;
@@ -141,7 +142,7 @@ fn every_exit_is_traced() -> Outcome {
         let me = (std::process::id(), cpu::thread_id());
         for exit in ours {
             ensure!(exit.user() && exit.vcpu() == 0, "{exit:?}");
-            ensure_eq!((exit.pid(), exit.tid()), me, "who ran");
+            ensure_eq!((exit.pid(), exit.tid()), me, "the task");
             ensure_eq!(
                 (exit.qualification(), exit.detail()),
                 (0, 0),
@@ -206,8 +207,9 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     for (hardware, reached) in hardware.into_iter().zip(reached) {
         ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port");
         ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port");
-        ensure_eq!(hardware.ip(), reached.ip(), "its address");
-        // The host's kernel sees the exit first and enters the guest last.
+        ensure_eq!(hardware.ip(), reached.ip(), "the address of the write");
+        // The host's kernel sees an exit before the VMM does, and enters the guest after the VMM has returned. The
+        // times may be off by a microsecond.
         let ends = |exit: &Exit| exit.time() + exit.outside();
         ensure!(
             hardware.time() <= reached.time() + 1_000 && ends(reached) <= ends(hardware) + 1_000,
@@ -238,7 +240,10 @@ fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
         "exits traced, against counted"
     );
     let me = cpu::thread_id();
-    ensure!(exits.iter().all(|exit| exit.tid() == me), "another's exit");
+    ensure!(
+        exits.iter().all(|exit| exit.tid() == me),
+        "an exit of another thread"
+    );
     let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
     let ours = exits
         .iter()
@@ -253,7 +258,7 @@ fn stalled_readers_losses_are_counted() -> Outcome {
     let on_cpu = |attr: EventAttr| attr.on_cpu(0);
     let mut both = Traced::new(&vpmu, "exit-trace", "exits", on_cpu)?;
     both.trace.enable()?;
-    // More than fits into the area, and perhaps into the host's own ring.
+    // More exits than fit into the area, and perhaps more than fit into the host's own ring.
     cpuid(2 * both.area.size() / PACKET);
     both.trace.disable()?;
     let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);

@@ -14,17 +14,17 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The exits of the most complete trace, including those that KVM handles by itself.
+/// Config of the trace with the most exits: all of them, including those that KVM handles by itself.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
-/// Reasons for which no vCPU exits to the VMM.
+/// Exit reasons that do not occur: no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[];
-/// Whether the first record of a boot's exits to the VMM is from the kernel's first second.
+/// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
 pub(crate) const EXITS_AT_ONCE: bool = true;
 
-/// How perf prints the instruction pointer among registers, up to its digits.
+/// The text before the hexadecimal digits of the instruction pointer in perf's dump of the registers.
 pub(crate) const PERF_ADDRESS: &str = ".... IP    0x";
 
-/// Tests of exits by the hardware's own numbers.
+/// Tests of traces with the hardware's own exit codes.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     Some(hardware::TESTS.to_vec())
 }

@@ -14,17 +14,17 @@ pub(crate) const PORT_EXITS: &str = "exits-io";
 pub(crate) const PORT_REASON: &str = "io";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
-/// A write's detail in a packet: one access, a write, of one byte.
+/// The detail in the packet of a write to [`IDLE_PORT`]: one access, a write, of one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
-/// Whether events must exclude the kernel to count only a program's own exits for this reason: besides
+/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. False on x86: besides
 /// programs, only the console's driver makes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Number of exits for that reason that a mark by a store makes: none, because a store exits for MMIO.
+/// Number of [`EXIT_PORT`] exits that a mark by a store causes: none, because a store exits for MMIO.
 pub(crate) const STORE_EXITS: u64 = 0;
 /// A port that no device of the machine answers to: a write has no effect but an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;
 
-/// Lets this thread reach every port.
+/// Gives this thread access to every port.
 pub(crate) fn allow_ports() -> io::Result<()> {
     // SAFETY: changes nothing but this thread's I/O privilege.
     let result = unsafe { libc::iopl(3) };

@@ -1,4 +1,4 @@
-//! The assembly of [`crate::stubs`], and the values of registers in it.
+//! The x86-64 assembly of [`crate::stubs`], and the values that registers have in it.
 #![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
@@ -7,7 +7,7 @@ use crate::arch::{IDLE_PORT, Known};
 use crate::raw::IOC_MARK;
 use crate::stubs::{STACK, known, mark_known_ip};
 
-/// Registers as `PERF_REG_X86_*` numbers them.
+/// Register numbers, as in perf's `PERF_REG_X86_*`.
 const AX: usize = 0;
 const CX: usize = 2;
 const DX: usize = 3;
@@ -20,7 +20,7 @@ const CS: usize = 10;
 const SS: usize = 11;
 const R11: usize = 19;
 
-/// Every register that a sample can have: all but the data segments, which have no known value.
+/// Mask of every register that a sample can have: all except the data segments, which are refused.
 pub(crate) const REGS: u64 = 0xff_0fff;
 /// One more than the highest number.
 pub(crate) const NUMBERS: usize = 24;
@@ -31,18 +31,18 @@ pub(crate) const PACKET_IP: usize = IP;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 1;
 
-/// The idle port as the stubs take it: its number.
+/// The argument that selects the idle port in the stubs: its number.
 pub(crate) fn idle_port() -> u64 {
     IDLE_PORT.into()
 }
 
-/// The value of register `number` at the write of `out_known`, whose stack pointer was `sp`.
+/// The value of register `number` when `out_known` writes. `sp` is the stack pointer that `out_known` returned.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         SP => Known::Is(sp),
         IP => Known::Write,
         DX => Known::Is(known(number) & !0xffff | idle_port()),
-        // Interrupts are on, and bit 1 is always set; the code before determines the others.
+        // Interrupts are on, and bit 1 is always set; the other flags depend on the code before the write.
         FLAGS => Known::Has(0x202),
         // 64-bit user code and its stack.
         CS => Known::Is(0x33),
@@ -68,7 +68,8 @@ pub(crate) fn in_kernel(number: usize) -> Known {
 
 /// Register masks that are refused, each with its errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // The data segments; an empty mask; a bit without a register; vector registers, with perf's errno for them.
+    // The data segment registers; an empty mask; a bit without a register; two vector registers. For vector registers,
+    // the driver returns EOPNOTSUPP, as perf does.
     let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
     let others = [
         (0, libc::EINVAL),
@@ -87,7 +88,7 @@ pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known 
         DI => Known::Is(i64::from(device).cast_unsigned()),
         SI => Known::Is(IOC_MARK),
         DX => Known::Is(value),
-        // The kernel's entry saves -ENOSYS until there is a result.
+        // On entry, the kernel stores -ENOSYS as the saved AX. The call's result replaces it only at the end.
         AX => Known::Is((-38_i64).cast_unsigned()),
         CS => Known::Is(0x33),
         SS => Known::Is(0x2b),

@@ -70,7 +70,7 @@ mod rings {
     }
 }
 
-/// Contents and occasions of records.
+/// The contents of records, and when they are written.
 mod records {
     tests::guest_tests! {
         "output-records":

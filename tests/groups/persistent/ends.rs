@@ -1,5 +1,5 @@
-//! Recordings of a guest that has ended, for each kind of end: they hold every mark, in order, as
-//! stock perf and an independent reader show.
+//! Recordings of a guest that has ended, for each kind of end: they contain every mark, in order,
+//! according to stock perf and an independent reader.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::io::Cursor;
@@ -20,7 +20,7 @@ ACT=reboot; RESET=t; boot triple $flight
 ACT=reboot; RESET=k; boot reset $flight
 ACT=twice; RESET=k; boot twice $flight --on-reset restart
 
-# The operator controls this machine by its socket, and ends it with a signal.
+# The operator controls this machine through its socket, and ends it with a signal.
 until_said() {
 	tries=0
 	while ! grep -q "@guest $1" /tmp/wait.console 2> /dev/null; do
@@ -121,7 +121,7 @@ fn recorded(data: &[u8]) -> Vec<Marked> {
     samples
 }
 
-/// The values in the operator's events, in the recording's order.
+/// The values of the samples of the operator's events, in the recording's order.
 fn flight(data: &[u8]) -> Vec<u64> {
     let samples = recorded(data);
     assert!(
@@ -176,7 +176,7 @@ fn recording_after_panic_has_every_mark() {
     for event in ["flight-0", "flight-1"] {
         assert!(
             report.contains(event),
-            "perf report names no {event}: {report}"
+            "perf report does not list {event}: {report}"
         );
     }
 }
@@ -191,8 +191,8 @@ fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
-/// The second boot finds the guest's event with its id and records, and the operator's events go on. The recording is
-/// written at the power-off and holds both boots.
+/// The second boot finds the guest's event with its id and records, and the operator's events continue. The recording
+/// is written at the power-off and contains the marks of both boots.
 #[test]
 fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();
@@ -243,8 +243,8 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     );
     assert_eq!(session.exit("wait"), 6);
     let data = recorded(session.file("wait.data"));
-    // The event that was ended by request is gone, and so is its half of the records; the other event's half
-    // remains.
+    // The recording lacks flight-1, which was ended by request, and that event's half of the marks. It still has the
+    // half of flight-0.
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();

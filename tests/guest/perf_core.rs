@@ -23,7 +23,10 @@ pub(crate) const TESTS: &[Test] = &[
         "sysfs_lists_what_the_catalogue_lists",
         sysfs_lists_what_the_catalogue_lists,
     ),
-    ("both_doors_count_the_same", both_doors_count_the_same),
+    (
+        "both_interfaces_count_the_same",
+        both_interfaces_count_the_same,
+    ),
     (
         "perf_events_start_and_stop_each_other",
         perf_events_start_and_stop_each_other,
@@ -78,7 +81,7 @@ pub(crate) fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn 
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
 }
 
-/// A program's own port accesses, by the event's name in sysfs.
+/// Counts a program's own port accesses. The attr uses the event's name in sysfs.
 fn own_port_exits(pmu: &PerfPmu) -> Result<EventAttr, Box<dyn Error>> {
     let mut attr = pmu.attr(cpu::PORT_EXITS)?;
     attr.exclude_kernel = cpu::OWN_IN_USER_MODE;
@@ -141,7 +144,7 @@ fn perf_inherits() -> Outcome {
     Ok(())
 }
 
-/// The driver replays samples into perf core's ring. Here the client's own reader reads them.
+/// The driver replays samples into perf core's ring. This test reads them with the client library's ring reader.
 fn perf_samples_a_task_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(10))?;
@@ -189,7 +192,7 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
     Ok(())
 }
 
-fn both_doors_count_the_same() -> Outcome {
+fn both_interfaces_count_the_same() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
     let shared = vpmu.open_event(&vpmu.attr(&cpu::own_port_exits())?)?;
@@ -207,7 +210,8 @@ fn both_doors_count_the_same() -> Outcome {
     Ok(())
 }
 
-/// Regions between two marks, all through `perf_event_open(2)`: the links are the device's.
+/// Counts port writes in the regions between two marks. All events come from `perf_event_open(2)`, and requests on
+/// `/dev/vpmu` link them.
 fn perf_events_start_and_stop_each_other() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
@@ -229,10 +233,10 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
     }
     ensure_eq!(ports.read()?.value, 50 * 51 / 2, "port writes in regions");
     let again = vpmu.set_perf_starter(&begin, &ports).err();
-    ensure_eq!(errno_of(again), Some(libc::EEXIST), "the same again");
+    ensure_eq!(errno_of(again), Some(libc::EEXIST), "the same link again");
     let another = vpmu.set_perf_starter(&end, &ports).err();
     ensure_eq!(errno_of(another), Some(libc::EBUSY), "another starter");
-    // A link ends with either of its events.
+    // A link ends when either of its events is closed.
     drop(begin);
     vpmu.set_perf_starter(&end, &ports)?;
     Ok(())
@@ -266,7 +270,8 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    // An event of /dev/vpmu takes these calls on its own descriptor.
+    // These calls accept only events of perf core. For an event of /dev/vpmu, the same requests are made on the event's
+    // own descriptor.
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
     ensure_eq!(
         errno_of(vpmu.flush_perf(&file).err()),
@@ -336,7 +341,7 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
             samples += 1;
         }
         let expected = if records { 30 } else { 0 };
-        ensure_eq!(samples, expected, "records, wanted: {records}");
+        ensure_eq!(samples, expected, "samples (wanted: {records})");
     }
     Ok(())
 }
@@ -360,7 +365,7 @@ fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
     Ok(())
 }
 
-/// An enabled event with a sample for each mark on CPU 0, where it pins the caller.
+/// Pins the caller to CPU 0, and returns an enabled event on that CPU that takes a sample at each mark.
 fn marks_of_the_cpu(pmu: &PerfPmu) -> Result<Event, Box<dyn Error>> {
     cpu::pin(0)?;
     let event = pmu.open_event(&mark_attr(pmu, 8)?.sampling(1).on_cpu(0))?;
@@ -382,7 +387,7 @@ fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
     Ok(samples)
 }
 
-/// A view by `perf_event_open(2)` of the persistent event `id`.
+/// Opens a view of the persistent event `id` through `perf_event_open(2)`.
 fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Result<Event, Box<dyn Error>> {
     let attr = EventAttr::new(vpmu.info().persistent_type, id);
     Ok(pmu.open_event(&EventAttr {
@@ -396,14 +401,18 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     let event = marks_of_the_cpu(&pmu)?;
     place(&vpmu, 5)?;
     let id = vpmu.detach_perf(&event, "from-perf")?;
-    ensure_eq!(vpmu.detach_perf(&event, "")?, id, "the id, asked again");
+    ensure_eq!(
+        vpmu.detach_perf(&event, "")?,
+        id,
+        "the id of a second detach"
+    );
     drop(event);
     place(&vpmu, 7)?;
     let listed = vpmu.find_persistent("from-perf")?;
     ensure_eq!(listed.id, id, "the id listed");
     let again = vpmu.reopen(&listed)?;
     ensure_eq!(again.read()?.value, 12, "the count");
-    // Nobody has mapped its ring before, so all samples are there.
+    // The event's ring was not mapped before, so nobody has consumed samples.
     let mut ring = again.map_pages(16)?;
     again.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 12, "samples");
@@ -445,15 +454,23 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     let view = open_view(&vpmu, &pmu, id)?;
     ensure_eq!(view.read()?.value, 700, "the event's own count");
     let mut ring = view.map(6)?;
-    ensure_eq!(take_samples(&mut ring)?, 700, "samples of before");
+    ensure_eq!(
+        take_samples(&mut ring)?,
+        700,
+        "samples from before the view was opened"
+    );
     place(&vpmu, 9)?;
     vpmu.flush_perf(&view)?;
-    ensure_eq!(take_samples(&mut ring)?, 9, "samples of since");
-    // As with any ring that several readers share, the second one finds no records.
+    ensure_eq!(take_samples(&mut ring)?, 9, "samples since then");
+    // Both views share one ring. The first reader has taken all records, so the second one finds none.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
     vpmu.flush_perf(&other)?;
-    ensure_eq!(take_samples(&mut empty)?, 0, "samples that were taken");
+    ensure_eq!(
+        take_samples(&mut empty)?,
+        0,
+        "samples that the other view has taken"
+    );
     vpmu.attach_perf(&view)?;
     Ok(())
 }
@@ -471,7 +488,7 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     );
     ensure!(
         vpmu.find_persistent("ends").is_err(),
-        "it is listed although attached"
+        "the event is listed although attached"
     );
     drop(event);
     place(&vpmu, 6)?;
@@ -497,7 +514,11 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let mut counts = of_cpu.clone().sampling(1);
     counts.sample_type |= vpmu_client::attr::SAMPLE_READ;
     let counts = pmu.open_event(&counts)?;
-    ensure_eq!(detach(&counts), Some(libc::EOPNOTSUPP), "samples of counts");
+    ensure_eq!(
+        detach(&counts),
+        Some(libc::EOPNOTSUPP),
+        "a sample field that is not supported"
+    );
     let alone = pmu.open_event(&of_cpu)?;
     ensure_eq!(
         errno_of(vpmu.attach_perf(&alone).err()),
@@ -505,7 +526,7 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
         "attaching an event that is not persistent"
     );
     let named = vpmu.detach_perf(&alone, "Capital");
-    ensure!(named.is_err(), "a name with a capital letter");
+    ensure!(named.is_err(), "a name with a capital letter was accepted");
     let file = vpmu.open_event(&vpmu.attr("mark=8")?.on_cpu(0))?;
     ensure_eq!(detach(&file), Some(libc::EBADF), "an event of /dev/vpmu");
     let nobodys = os::forked(|| {
@@ -519,6 +540,6 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
             2
         }
     })?;
-    ensure_eq!(nobodys, 0, "detached or attached without the capability: 2");
+    ensure_eq!(nobodys, 0, "nobody's exit code, 2: a call was not refused");
     Ok(())
 }

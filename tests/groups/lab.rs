@@ -1,8 +1,8 @@
-//! The lab as a sound KVM host: its clock.
+//! The TSC frequency that KVM uses on the lab's host.
 
 use images::{Boot, PlaceChoice};
 
-/// The time stamp of the kernel's line that ends in these words.
+/// The time stamp of the line in the kernel's log that ends in `words`.
 fn written(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.ends_with(words));
     let line = line.unwrap_or_else(|| panic!("no line ends in {words:?}:\n{log}"));
@@ -11,8 +11,8 @@ fn written(log: &str, words: &str) -> f64 {
     time.unwrap_or_else(|error| panic!("no time in {line:?}: {error}"))
 }
 
-/// Before the kernel refines the frequency of its TSC, the value can be so far off that KVM gives a vCPU no
-/// TSC to set timers by.
+/// KVM must be loaded after the kernel has refined the frequency of its TSC. KVM keeps the value that it reads when it
+/// is loaded. If the refined value differs by too much, vCPUs have no TSC frequency for their timers.
 #[test]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot {

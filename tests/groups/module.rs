@@ -1,8 +1,7 @@
 //! perf_event_open(2) on the PMU, the cost of task switches, and loading and unloading of the
 //! module.
 
-/// The cost of closing events to the device.
-#[path = "module/closing.rs"]
+/// How many commands the driver sends to the device to close events.
 mod closing;
 
 tests::guest_tests! {
@@ -23,7 +22,7 @@ tests::guest_tests! {
     bpf_program_runs_for_each_sample,
     period_of_a_perf_event_changes_at_once,
     sysfs_lists_what_the_catalogue_lists,
-    both_doors_count_the_same,
+    both_interfaces_count_the_same,
     switch_between_tasks_of_perf_core_costs_one_exit,
     switch_between_tasks_of_the_device_file_costs_one_exit,
     switch_between_tasks_with_groups_costs_one_exit,

@@ -1,4 +1,4 @@
-//! vperf in a stock guest, as a user runs it, and its library.
+//! The vperf command and its library in a stock guest, as a user runs them.
 
 tests::guest_tests! {
     "vperf":

@@ -1,4 +1,4 @@
-//! Commands to the device when a task closes its events, as the VMM reports them.
+//! The number of commands that the driver sends to the device when a task closes its events, from the VMM's report.
 
 use images::foreign::Files;
 use serde_json::Value;
@@ -21,7 +21,8 @@ fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String>
     Ok((commands, session.said(&name)))
 }
 
-/// If a task sleeps while it closes one of its events, all its other events are switched out and in.
+/// If a task slept while it closed one of its events, all its other events would be switched out and in. So a task must
+/// not sleep while it closes events, and each event must cost the same number of commands.
 #[test]
 fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let session = Session::run(SCRIPT, Files::new())?;

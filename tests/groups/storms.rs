@@ -1,15 +1,14 @@
-//! Sampling storms of an unprivileged program, and the time that they leave to its vCPU.
+//! Sampling storms: how much time an unprivileged program's clocks leave for other work on their vCPU.
 //!
 //! On the exact lab, where a clock with a period of ten microseconds is due again before the vCPU re-enters the
 //! guest, only the throttle lets the guest continue.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-use std::time::Duration;
-
 use images::{Boot, PlaceChoice};
 
 tests::guest_tests! {
-    // The limit is 5 % because on a fast machine a sample takes only a small part of ten microseconds.
+    // The limit is only 5 %, so that storms reach it even on a fast machine, where a sample takes a small part of the
+    // ten microseconds.
     "storms" started &["--max-sampling-percent", "5"];
     clock_of_nobodys_task_is_throttled_and_others_go_on,
     clocks_of_nobodys_task_share_one_budget,
@@ -35,7 +34,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
         programs: vec!["guest-tests".into()],
         place: PlaceChoice::Exact,
         vcpus: 1,
-        timeout: Duration::from_secs(600),
+        timeout: tests::boots::LIMIT,
         ..Boot::default()
     };
     let outcome = boot.run().expect("the guest goes on");
@@ -50,7 +49,8 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     assert_eq!(device("samples_written"), samples);
     assert_eq!(device("sampling_throttles"), throttles);
     assert!(throttles > 1, "{}", outcome.output);
-    // Each window's excess over its share is charged to the next, so only the last window's excess remains.
+    // By default, the samples may take a quarter of each window. If they take more, the excess is charged to the next
+    // window. So their total time can exceed a quarter of the time only by the excess of the last window.
     let taken = device("sampling_time");
     let share = time / 4 + WINDOW;
     assert!(taken <= share, "{taken} ns of {time}");

@@ -86,7 +86,7 @@ mod habits {
 }
 
 mod few {
-    //! In a machine of three events.
+    //! In a machine whose guest can open at most three events.
 
     tests::guest_tests! {
         "stock-few" with images::foreign::perf, started &["--max-events", "3"];
@@ -97,7 +97,7 @@ mod few {
 }
 
 mod waiting {
-    //! In a machine that runs one sampling host counter on a vCPU.
+    //! A machine that allows one active sampling host counter on each vCPU.
 
     tests::guest_tests! {
         "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];

@@ -1,7 +1,7 @@
-//! AUX areas as a user sees them, exact in counts and bytes: mapping and writing of areas, the
-//! traces in them, perf core's own areas, and vperf.
+//! AUX areas as a user sees them, with counts and sizes checked exactly: mapping and writing of areas, the traces in
+//! them, perf core's own areas, and vperf.
 
-/// Mapping, writing and announcement of areas.
+/// Tests of how AUX areas are mapped and written, and of when their readers are woken.
 mod area {
     tests::guest_tests! {
         "aux-area":
@@ -85,7 +85,7 @@ mod perf_core {
         perfs_snapshot_keeps_the_newest,
         perfs_children_write_into_the_area,
         perf_traces_samples,
-        both_doors_trace_at_once,
+        both_interfaces_trace_at_once,
         locked_down_kernel_hides_registers,
     }
 }

@@ -5,12 +5,12 @@ use images::Arch;
 use serde_json::Value;
 use tests::host::SharedSession;
 
-/// Lines of the guest, as its program numbers them.
+/// Number of lines that the guest's program prints.
 const LINES: u32 = 150;
-/// Lines of the machine that is saved [`CYCLES`] times.
+/// Number of lines that the program prints in the machine that is saved [`CYCLES`] times.
 const LINES_OF_CYCLES: u32 = 400;
 const CYCLES: usize = 20;
-/// Programs that place a mark at each line while a tool measures them.
+/// Number of programs that place a mark at each line while tools measure them.
 const PROGRAMS: usize = 4;
 
 /// Functions of the scripts.
@@ -179,8 +179,8 @@ fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     .collect()
 }
 
-/// Checks that a console has every line up to [`LINES`] once and in order, with times that never go back, and then
-/// the end. Returns the number of its first line.
+/// Checks that a console has every line from its first one to [`LINES`], once and in order, with times that never
+/// decrease, and then the program's end. Returns the number of the first line.
 fn rest(console: &[u8]) -> u32 {
     rest_of(LINES, console)
 }
@@ -283,7 +283,7 @@ fn events_go_on_in_each_copy() {
     let log = session.text("early.log");
     assert_eq!(session.exit("early"), 0, "{log}");
     println!("{log}");
-    // Earlier lines are on the console of the machine that was saved.
+    // This console begins with a later line: the earlier ones are on the console of the saved machine.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");
 }
@@ -328,8 +328,9 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     let [before, after] = ["measured.state", "later.state"].map(state);
     match SESSION.arch() {
         Arch::X86_64 => assert_eq!(tsc_distance(&after), tsc_distance(&before)),
-        // On aarch64 all vCPUs read one counter. Between two saves it counts at least the time between the lines
-        // written then, and at most the time between the lines around the saves.
+        // On aarch64, all vCPUs read one counter. Between the two saves, it must advance by at least the time from the
+        // first to the last line between the saves, and by at most the time from the last line before the first save to
+        // the first line after the second save.
         Arch::Aarch64 => {
             let times = |machine: &str| {
                 let lines = lines(SESSION.get().file(&format!("{machine}.console")));
@@ -346,19 +347,19 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     }
 }
 
-/// The names of forged saved states, each with words of the error of its restore.
+/// The names of forged states, each with words of the error message that its restore must print.
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[
-            ("arch", "is a machine of riscv64, this host has x86_64"),
+            ("arch", "is a riscv64 machine, but this host is x86_64"),
             ("counter", "runs at 7 kHz"),
             ("register", "model-specific register 0x7fff0000"),
             ("controllers", "set of interrupt controllers"),
         ],
         Arch::Aarch64 => &[
-            ("arch", "is a machine of riscv64, this host has aarch64"),
+            ("arch", "is a riscv64 machine, but this host is aarch64"),
             ("counter", "runs at 7000 Hz"),
-            ("processor", "another kind of processor"),
+            ("processor", "a different kind of processor"),
             ("register", "register 0x603000000013ffff"),
             ("size", "register 0x60f000000013df1a"),
             ("registers", "saved set of registers is not valid"),

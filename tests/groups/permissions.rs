@@ -1,4 +1,5 @@
-//! Permissions of the driver's calls: perf's rules, capabilities, and the share of events.
+//! Permissions of the driver's calls: perf's rules, capabilities, and the limited share of events for users without
+//! `CAP_PERFMON`.
 
 tests::guest_tests! {
     "permissions" on both kernels:

@@ -1,4 +1,4 @@
-//! The format of conformance results on a console with other output.
+//! The console lines with which a guest reports conformance results. Other lines are skipped.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,11 +8,11 @@ const MARK: &str = "@row";
 /// The result of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// It holds, with these figures.
+    /// The rule holds, with these figures.
     Holds(String),
-    /// It fails, for this reason.
+    /// The rule does not hold, for this reason.
     Fails(String),
-    /// The PMU lacks the event or feature, as described.
+    /// The PMU lacks an event or feature, which this text names.
     Absent(String),
 }
 
@@ -43,7 +43,7 @@ pub fn line(row: &str, took: Duration, finding: &Finding) -> String {
     format!("{MARK} {row} {millis} {word} {text}")
 }
 
-/// The result in a line: the row's name, milliseconds, the finding.
+/// Parses a result from a line: the row's name, the milliseconds that it took, and the finding.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Finding)> {
     let mut words = line.trim_end().splitn(5, ' ');

@@ -1,5 +1,5 @@
-//! The driver's life: a device that falls silent, a transport that is unbound, a machine that
-//! sleeps, a module that is reloaded. Programs use the driver all the while.
+//! Tests of the guest driver's states: a device that stops answering, a transport that is unbound, a machine that
+//! hibernates, a module that is reloaded. Meanwhile programs keep using the driver.
 
 tests::guest_tests! {
     "driver-life" appending "iomem=relaxed";

@@ -34,8 +34,8 @@ mod own {
         sysfs_describes_how_to_open_a_persistent_event,
         stock_perf_counts_one_by_name,
         stock_perf_records_one_by_name,
-        perfs_door_samples_rings_that_are_read,
-        perfs_door_counts_alone,
+        perf_core_samples_rings_that_are_read,
+        perf_core_counts_but_does_not_sample,
         ring_of_a_detached_event_is_in_the_window,
         ring_in_the_window_is_not_charged_to_the_user,
         full_window_refuses_a_ring,
@@ -64,5 +64,4 @@ mod operator {
 }
 
 /// Recordings of a guest that has ended.
-#[path = "persistent/ends.rs"]
 mod ends;

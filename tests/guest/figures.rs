@@ -1,4 +1,4 @@
-//! The format of a guest's measurements on a console with other output.
+//! The console lines with which a guest reports measurements. Other lines are skipped.
 
 use std::collections::BTreeMap;
 

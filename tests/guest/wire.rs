@@ -1,8 +1,10 @@
-//! The format of a guest's verdicts on a console with other output.
+//! The console lines with which a guest reports the verdicts of tests. Other lines are skipped.
 
 use std::time::Duration;
 
 const MARK: &str = "@test";
+/// The name of an additional test result: whether the guest kernel's log is free of faults.
+pub const KERNEL_LOG: &str = "kernel_log";
 
 /// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +30,7 @@ pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
     }
 }
 
-/// The verdict in a line: the test's name, milliseconds, the result.
+/// Parses a verdict from a line: the test's name, the milliseconds that it took, and the result.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Verdict)> {
     let mut words = line.trim_end().splitn(4, ' ');

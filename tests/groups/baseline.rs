@@ -1,5 +1,5 @@
-//! The baseline of the paravirtual PMU: CPU PMUs with trapped registers, run by the stock kernel's
-//! own drivers. `cargo bench -p tests --bench baseline` prints the figures.
+//! The baseline that the paravirtual PMU is compared with: CPU PMUs with trapped registers, driven by the stock
+//! kernel's own drivers. `cargo bench -p tests --bench baseline` prints the figures.
 
 /// Intel's architectural PMU, version 2.
 mod intel {

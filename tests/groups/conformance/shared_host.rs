@@ -1,5 +1,5 @@
-//! Guests that share their host's counters: with each other, with the host's perf, and with a process
-//! that keeps some for itself.
+//! Guests that share their host's counters: with each other, with the host's perf, and with a process that keeps some
+//! of the counters for itself.
 
 use tests::host::SharedSession;
 
@@ -71,7 +71,7 @@ fn said(boot: &str, what: &str) -> String {
     line.trim().to_owned()
 }
 
-/// Checks that the guest's loop was exact to the instruction in that boot.
+/// Checks that, in the boot named `boot`, the guest counted its loop exactly to the instruction.
 fn ensure_exact(boot: &str) {
     assert_eq!(said(boot, "loops"), "exact", "{boot}");
 }
@@ -88,7 +88,7 @@ fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
         .parse()
         .expect("a count");
     assert!(ours > 1_000_000, "{ours} instructions of a whole boot");
-    assert_eq!(ours, host, "from the guest's first instruction on");
+    assert_eq!(ours, host, "the whole guest's instructions: vPMU, host");
     ensure_exact("alone");
 }
 
@@ -108,7 +108,7 @@ fn counter_that_the_host_keeps_shows_in_the_time_running() {
     ensure_exact("contended");
 }
 
-/// Lower bound of the instructions that KVM and the VMM execute for an exit that reaches the VMM.
+/// Lower bound on the number of instructions that KVM and the VMM execute for an exit that reaches the VMM.
 const LEAST_OF_AN_EXIT: u64 = 500;
 
 fn number(boot: &str, what: &str) -> u64 {
@@ -124,11 +124,11 @@ fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
     assert!(guest >= 2_000, "{guest} instructions");
     assert!(
         guest < 1_000 * LEAST_OF_AN_EXIT,
-        "{guest} instructions: the host's are among them"
+        "{guest} instructions: the count includes the host's"
     );
     assert!(
         vcpu > guest + 1_000 * LEAST_OF_AN_EXIT,
-        "{vcpu} instructions with the host's, {guest} without"
+        "{vcpu} instructions including the host's, {guest} excluding the host's"
     );
     ensure_exact("costly");
 }

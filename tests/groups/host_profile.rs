@@ -1,5 +1,5 @@
-//! The host's own perf on the threads of a machine whose guest counts and samples with vpmu at the
-//! same time: neither disturbs the other.
+//! Perf on the host measures the threads of a machine while the guest counts and samples with vpmu. Both get
+//! correct results.
 
 use tests::host::SharedSession;
 
@@ -21,7 +21,7 @@ until_more() {
 		fi
 	done
 }
-# Of two rounds that end during the profile, at least one has also begun during it.
+# Of two rounds that end during the profile, at least one also began during it.
 profile() {
 	rm -f /tmp/control /tmp/acknowledged
 	mkfifo /tmp/control /tmp/acknowledged
@@ -64,8 +64,9 @@ cat /tmp/profiled.said
 "#;
 
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
+tests::shared_boots!(|| SESSION.boot());
 
-/// Marks that the guest places in a round; each is an exit.
+/// Number of marks that the guest places in a round; each causes an exit.
 const MARKS: f64 = 500.0;
 
 /// The count of an event in the output of `perf stat -x,`.

@@ -1,4 +1,4 @@
-//! Starters and stoppers as a user sees them: a region holds exactly its code's exits, and a mark
+//! Starters and stoppers, tested from user space: a region counts exactly the exits of its code, and placing a mark
 //! costs exactly one exit.
 
 /// Regions: their contents, combinations, and ends.

@@ -1,29 +1,24 @@
-//! Compares the counts of hardware events with counting rules, row by row, for the vPMU and for KVM's own PMU
-//! on the same host. Also checks the host's view of these counts.
+//! Checks whether the counts of hardware events obey the rules for counters, for the vPMU and for KVM's own PMU on the
+//! same host. Each rule is a row of a table. Also checks the host's view of these counts.
 //!
-//! On a host without counters this runs in the aarch64 lab, where QEMU emulates a PMUv3 that is
-//! exact to the instruction: the VMM, KVM and the host's perf core are real, the counters are not.
+//! On a host without counters, these tests run in the aarch64 lab, where QEMU emulates a PMUv3 that is exact to the
+//! instruction. The VMM, KVM and the host's perf core are real. Only the counters are emulated.
 
 /// The host's view of its guests' counts.
-#[path = "conformance/shared_host.rs"]
 mod shared_host;
 /// Plain `perf stat` and `perf record`.
-#[path = "conformance/stock_perf.rs"]
 mod stock_perf;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::LazyLock;
-use std::time::Duration;
 
+use guest_tests::rows::{self, Finding};
 use images::{Arch, Boot, PlaceChoice, Sources};
 use tests::boots;
-use tests::rows::{self, Finding};
 use vpmu_client::error::chain;
 
-/// Far above the time of a boot in the lab with all rows on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(600);
 /// The one row whose event the lab's PMU lacks.
 const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
 
@@ -37,8 +32,8 @@ struct Table {
 
 /// Boots a guest that checks the PMU of its processors, with these arguments for `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
-    // An emulated processor spends so long on a sample that the default limit on the share of its time for
-    // sampling would throttle samples.
+    // An emulated processor takes so long for each sample that samples would be throttled under the default limit on
+    // the share of time spent on sampling.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
     let boot = Boot {
         command: "guest-tests conformance".into(),
@@ -46,7 +41,7 @@ fn table(more: &[&str]) -> Result<Table, String> {
         vcpus: 1,
         vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
         place: PlaceChoice::Exact,
-        timeout: LIMIT,
+        timeout: boots::LIMIT,
         sources: Sources {
             arch: Arch::Aarch64,
             ..Sources::default()
@@ -82,11 +77,11 @@ fn get(table: &'static LazyLock<Result<Table, String>>) -> &'static Table {
 fn check(row: &str) {
     let table = get(&OURS);
     match table.rows.get(row) {
-        None => panic!("the guest did not judge {row}:\n{}", table.output),
+        None => panic!("the guest did not report {row}:\n{}", table.output),
         Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.place),
         Some(Finding::Absent(reason)) => assert!(
             ABSENT_IN_LAB.contains(&row),
-            "on {}, nothing to judge: {reason}",
+            "on {}, the rule cannot be checked: {reason}",
             table.place
         ),
         Some(Finding::Holds(_)) => assert!(
@@ -163,6 +158,6 @@ fn table_shows_vpmu_beside_kvms_own_pmu() {
         };
         let _ = writeln!(text, "{row}{like}\n    vpmu  {ours}\n    KVM   {kvms}");
     }
-    // The test runner captures the output of macros.
+    // The test runner captures the output of print macros, but not a direct write.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -1,0 +1,26 @@
+//! All guest tests that boot a stock kernel, in one test program. Cargo runs test programs one after the other, so
+//! separate programs would leave processors idle whenever one of them has less than a full set of guests.
+
+mod aux;
+mod baseline;
+mod conformance;
+mod counting;
+mod driver_life;
+mod event_groups;
+mod flush;
+mod hammer;
+mod host_profile;
+mod hostile;
+mod lab;
+mod module;
+mod output;
+mod permissions;
+mod persistent;
+mod policy;
+mod refusals;
+mod restore;
+mod sampling;
+mod stock_perf;
+mod storms;
+mod trigger;
+mod vperf;

@@ -1,9 +1,0 @@
-//! Random calls on the driver by several processes at once, in a guest whose kernel checks each
-//! allocation.
-
-tests::guest_tests! {
-    // `started &[]` restores the default limit on the time for samples. Without that limit, random clocks of the
-    // shortest period would leave an emulated processor no time for anything else.
-    "hammer" appending "slub_debug=FZPU", started &[];
-    random_calls_of_several_users_leave_kernel_and_device_clean,
-}
