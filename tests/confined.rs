@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::io::Errno;
 use serde_json::Value;
 use tests::micro::attack::for_ever;
 use tests::micro::{Code, single, vmm_binary};
@@ -27,6 +28,14 @@ fn marking() -> Code {
     (0..7)
         .fold(Code::new(), |code, _| code.store(DOORBELL, 7))
         .out8(SERIAL, b'!')
+}
+
+/// Whether reading a thread's file in `/proc` failed because the thread has exited, before or after the file was opened.
+fn exited(error: &io::Error) -> bool {
+    let gone = [Errno::NOENT, Errno::SRCH].map(Errno::raw_os_error);
+    error
+        .raw_os_error()
+        .is_some_and(|code| gone.contains(&code))
 }
 
 /// A running machine in its own directory.
@@ -113,14 +122,18 @@ impl Machine {
     fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
-            let text = fs::read_to_string(task.path().join("status")).expect("a thread");
+            let text = match fs::read_to_string(task.path().join("status")) {
+                // A thread of KVM exited after it was listed: each machine has one, which ends with the machine.
+                Err(error) if exited(&error) => return None,
+                text => text.expect("a thread"),
+            };
             let fields = text.lines().filter_map(|line| line.split_once(':'));
             let fields = fields.map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
             let id = task.file_name().into_string().expect("a number");
-            (id, fields.collect::<BTreeMap<_, _>>())
+            Some((id, fields.collect::<BTreeMap<_, _>>()))
         };
         tasks
-            .map(|task| status(task.expect("a thread")))
+            .filter_map(|task| status(task.expect("a thread")))
             .filter(|(_, status)| !status["Name"].starts_with("kvm-"))
             .collect()
     }
