@@ -140,6 +140,9 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
 
 /// The VMM of this workspace, built once per test program; optimized if the test program is, as benchmarks are.
 ///
+/// An unoptimized VMM is built as a dependency of its own tests, without selecting its package: Cargo then unifies
+/// features as `cargo test` does, and finds the crates that `cargo test` compiled.
+///
 /// # Panics
 /// If it does not build.
 #[must_use]
@@ -150,10 +153,14 @@ pub fn vmm_binary() -> &'static Path {
 
 fn build() -> PathBuf {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
+    let arguments: &[&str] = if cfg!(debug_assertions) {
+        &["test", "--no-run", "--test", "cli"]
+    } else {
+        &["build", "--release", "--package", "vmm", "--bin", "vmm"]
+    };
     let output = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "vmm", "--bin", "vmm"])
-        .args((!cfg!(debug_assertions)).then_some("--release"))
-        .arg("--message-format=json")
+        .args(arguments)
+        .args(["--quiet", "--message-format=json"])
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .stderr(Stdio::inherit())
         .output()
