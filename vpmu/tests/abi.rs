@@ -448,7 +448,7 @@ fn written_layouts() -> BTreeMap<String, Written> {
         let name = head.trim().strip_prefix("struct ").expect("a struct");
         let layout = written_layout(name.trim(), body, &structs);
         let before = structs.insert(name.trim().to_owned(), layout);
-        assert_eq!(before, None, "{name} is defined only once");
+        assert_eq!(before, None, "an earlier definition of {name}");
     }
     structs
 }
@@ -479,7 +479,7 @@ fn written_layout(name: &str, body: &str, structs: &BTreeMap<String, Written>) -
                 (structs.get(of).expect("shown before").0, 8)
             }
         };
-        assert_eq!(offset % aligned, 0, "{name}.{field} needs padding");
+        assert_eq!(offset % aligned, 0, "padding before {name}.{field}");
         fields.push((field.to_owned(), offset));
         offset += size * count;
     }
@@ -600,7 +600,10 @@ fn wrong_offset_is_detected() {
         "offsetof(struct vpmu_reply, value) == 16",
     );
     let complaint = compile(&wrong).expect_err("the wrong offset is refused");
-    assert!(complaint.contains("vpmu_reply"), "{complaint}");
+    assert!(
+        complaint.contains("vpmu_reply"),
+        "the compiler does not name vpmu_reply: {complaint}"
+    );
 }
 
 /// `struct.field` for each struct that `files` declare with a macro.

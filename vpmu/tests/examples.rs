@@ -17,7 +17,10 @@ fn printed(example: &str) -> io::Result<String> {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{example}: {errors}");
+    assert!(
+        output.status.success(),
+        "the example {example} failed: {errors}"
+    );
     String::from_utf8(output.stdout).map_err(io::Error::other)
 }
 
@@ -40,11 +43,17 @@ fn bare_vmm_counts_traces_samples_and_records_its_guest() {
     );
     let text = printed("embed").expect("the example runs");
     let [marks, rings] = numbers(&text, "counted");
-    assert!(rings > 0 && marks == rings, "{text}");
+    assert!(
+        rings > 0 && marks == rings,
+        "the numbers of records and marks differ, or are zero: {text}"
+    );
     assert_eq!(numbers(&text, "traced"), [rings], "{text}");
     for clock in ["sampled", "flight recorder"] {
         let [samples, hot] = numbers(&text, clock);
-        assert!(samples >= 20 && hot > 0 && hot <= samples, "{text}");
+        assert!(
+            samples >= 20 && hot > 0 && hot <= samples,
+            "too few samples, or none of the hot function: {text}"
+        );
     }
 }
 
@@ -107,5 +116,5 @@ fn guide_counts_the_lines_of_the_examples() {
     assert_eq!(tabled, counted);
     let lines = EMBED.lines().map(str::trim);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
-    assert!(code.count() < 200, "the example is meant to be short");
+    assert!(code.count() < 200, "the example has 200 lines or more");
 }

@@ -103,7 +103,10 @@ fn task_clock_is_the_threads_cpu_time() {
         "task-clock {}, CPU time {spent}, elapsed time {most} ns",
         reading.value
     );
-    assert!(reading.running <= reading.enabled, "{reading:?}");
+    assert!(
+        reading.running <= reading.enabled,
+        "the counter ran longer than it was enabled: {reading:?}"
+    );
     spin(Duration::from_millis(20));
     assert_eq!(
         counter.read().expect("read"),
@@ -140,7 +143,11 @@ fn every_overflow_is_announced_and_found() {
         (whole / 2..=whole + 1).contains(&samples),
         "{samples} overflows in {whole} periods"
     );
-    assert_eq!(drained(&mut *counter).samples, [], "drained once");
+    assert_eq!(
+        drained(&mut *counter).samples,
+        [],
+        "each overflow is drained once"
+    );
 }
 
 #[test]
@@ -173,7 +180,11 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
         // All samples are of the host, because this thread does not run a guest.
         assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
         assert!(samples.iter().all(|sample| sample.period == 1_000_000));
-        assert_eq!(drained(&mut *counter).samples, [], "drained once");
+        assert_eq!(
+            drained(&mut *counter).samples,
+            [],
+            "each overflow is drained once"
+        );
     }
     assert_eq!(SIGNALS.load(Ordering::Relaxed), 0);
 }
@@ -240,7 +251,7 @@ fn many_host_rings_are_shorter_than_few() {
     let all = mapped();
     assert!(
         all <= (LONG + 2 * many.len()) * page,
-        "{} pages",
+        "{} pages mapped",
         all / page
     );
     drop(many);
@@ -314,7 +325,7 @@ fn page_faults_are_counted_exactly() {
     assert!(inner >= pages as u64, "{inner} faults for {pages} pages");
     assert!(
         (inner..=outer).contains(&count),
-        "{inner} <= {count} <= {outer}"
+        "{count} faults counted, but {inner} to {outer} occurred"
     );
 }
 
@@ -385,6 +396,9 @@ fn offered_events_open_and_others_do_not() {
 fn only_a_real_time_signal_announces() {
     for signal in [0, -1, libc::SIGSEGV, libc::SIGKILL, 65] {
         let refused = PerfSource::new(signal).expect_err("not a real-time signal");
-        assert!(refused.to_string().contains("real-time"), "{refused}");
+        assert!(
+            refused.to_string().contains("real-time"),
+            "another error: {refused}"
+        );
     }
 }

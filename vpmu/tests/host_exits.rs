@@ -42,7 +42,10 @@ fn guest() -> Option<Guest> {
 /// Runs the guest until its next store exits.
 fn store(guest: &mut Guest) {
     let exit = guest.vcpu.run().expect("runs");
-    assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "{exit:?}");
+    assert!(
+        matches!(exit, VcpuExit::MmioWrite(WINDOW, _)),
+        "not the exit of the store: {exit:?}"
+    );
 }
 
 /// Reports that a test checks nothing on this machine. Writes to stderr directly, because the test runner
@@ -123,7 +126,10 @@ fn guest_exits_at_each_store() {
         store(&mut guest);
         let ip = guest.vcpu.get_regs().expect("registers").rip;
         // At the exit, the instruction pointer is that of the store, or KVM has already advanced it past the store.
-        assert!([STORE, STORE + 2].contains(&ip), "{ip:#x}");
+        assert!(
+            [STORE, STORE + 2].contains(&ip),
+            "the exit is not at the store: {ip:#x}"
+        );
     }
 }
 
@@ -158,9 +164,12 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     exits.extend(rest);
     assert_eq!((lost, more), (0, 0));
     let counted = recorder.read().expect("reads").value;
-    assert_eq!(exits.len() as u64, counted, "each once");
+    assert_eq!(exits.len() as u64, counted, "each exit is recorded once");
     let stores = exits.iter().filter(|exit| exit.ip == STORE);
-    assert!(stores.count() >= STORES, "{exits:x?}");
+    assert!(
+        stores.count() >= STORES,
+        "fewer exits than stores: {exits:x?}"
+    );
     let reasons: std::collections::BTreeSet<_> = exits.iter().map(|exit| exit.reason).collect();
     eprintln!(
         "{counted} exits of {STORES} stores, reasons {reasons:x?}, {:x?}",
@@ -174,10 +183,17 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     );
     for (exit, next) in ended.iter().zip(&exits[1..]) {
         let back = exit.back.expect("an exit that ended");
-        assert!((exit.tsc..=next.tsc).contains(&back), "{exit:x?} {next:x?}");
+        assert!(
+            (exit.tsc..=next.tsc).contains(&back),
+            "{exit:x?} does not end between its start and that of {next:x?}"
+        );
     }
     assert!(exits.iter().all(|exit| (from..=until).contains(&exit.tsc)));
-    assert_eq!(drained(&mut *recorder), (Vec::new(), 0), "drained once");
+    assert_eq!(
+        drained(&mut *recorder),
+        (Vec::new(), 0),
+        "each exit is drained once"
+    );
 }
 
 #[test]
@@ -208,6 +224,9 @@ fn exits_without_room_are_counted_as_lost() {
         recorder.stop().expect("stops");
         let (exits, lost) = drained(&mut *recorder);
         assert_eq!(lost, 0);
-        assert!(exits.iter().any(|exit| exit.ip == STORE), "{exits:x?}");
+        assert!(
+            exits.iter().any(|exit| exit.ip == STORE),
+            "no exit of the store after the loss: {exits:x?}"
+        );
     }
 }

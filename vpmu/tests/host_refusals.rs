@@ -81,7 +81,10 @@ fn source_without_descriptors_refuses_for_want_of_them() {
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     let refusal = Refusal::of(&refused);
     assert_eq!(refusal, Refusal::Descriptors);
-    assert!(refusal.to_string().contains("ulimit -n"), "{refusal}");
+    assert!(
+        refusal.to_string().contains("ulimit -n"),
+        "the refusal does not name ulimit -n: {refusal}"
+    );
     assert!(!counters.is_empty());
 }
 
@@ -118,7 +121,10 @@ fn source_without_hardware_offers_none_and_does_not_try() {
     let hardware = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
     assert!(!source.offers().is_empty());
     for offer in source.offers() {
-        assert!(!hardware.contains(&offer.kind), "{offer:?}");
+        assert!(
+            !hardware.contains(&offer.kind),
+            "a hardware event is offered: {offer:?}"
+        );
     }
     // This source has not tried to open hardware events, so it reports no refusal of them.
     assert_eq!(source.refusal(KIND_HARDWARE), None);

@@ -201,14 +201,17 @@ fn task_clock_of_a_set_lies_between_two_readings_of_a_separate_counter() {
     let spent = end.value - start.value;
     assert!(
         (inner..=outer).contains(&spent),
-        "{inner} <= {spent} <= {outer}"
+        "{spent} ns counted, but {inner} to {outer} ns passed"
     );
     let (enabled, running) = (end.enabled - start.enabled, end.running - start.running);
     assert_eq!(
         enabled, running,
         "software events always run while they are enabled"
     );
-    assert!(enabled.abs_diff(spent) < spent / 10, "{enabled} {spent}");
+    assert!(
+        enabled.abs_diff(spent) < spent / 10,
+        "enabled for {enabled} ns, but {spent} ns counted"
+    );
 }
 
 #[test]
@@ -222,7 +225,10 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     fresh.touch(0..10);
     let second = add(&mut *set, PAGE_FAULTS);
     let at_add = set.reading(second).expect("the add read it");
-    assert!(at_add.value < 5, "{at_add:?}");
+    assert!(
+        at_add.value < 5,
+        "the new counter does not start near zero: {at_add:?}"
+    );
     assert_eq!(set.reading(first).expect("readable").value, before);
     let [since, start] = readings(&mut *set, [first, second]);
     assert!(since.value - before >= 10);
@@ -250,7 +256,11 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     set.remove(third);
     assert_eq!(open_descriptors(), before + 4);
     set.remove(leader);
-    assert_eq!(open_descriptors(), before + 4, "it leads");
+    assert_eq!(
+        open_descriptors(),
+        before + 4,
+        "a removed leader stays open while it has members"
+    );
     set.refresh();
     for gone in [leader, third] {
         assert_eq!(errno(set.reading(gone)), Some(libc::EIO));
@@ -295,7 +305,7 @@ fn removed_leader_is_used_again_for_the_same_request_from_zero() {
     assert_ne!(again, leader);
     assert_eq!(set.reading(again).expect("the add read it").value, 0);
     let [start] = values(&mut *set, [again]);
-    assert!(start < 5, "{start}");
+    assert!(start < 5, "the new counter starts at {start}");
     fresh.touch(20..40);
     assert_eq!(values(&mut *set, [again]), [start + 20]);
     assert_eq!(
@@ -374,10 +384,13 @@ fn descriptors_near_the_limit_are_left_to_others() {
         }
     };
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
-    assert!(keys.len() > 50, "{}", keys.len());
+    assert!(keys.len() > 50, "only {} counters", keys.len());
     // Listing the descriptors itself takes one descriptor.
     let top = descriptors().into_iter().max().expect("some");
-    assert!(top <= highest + 100 - 32, "{top}");
+    assert!(
+        top <= highest + 100 - 32,
+        "descriptor {top} is in the reserve"
+    );
     set.refresh();
     assert!(
         keys.iter()
@@ -473,7 +486,7 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     go.send(()).expect("the thread waits");
     told.recv().expect("done");
     let [running] = readings(&mut *set, [key]);
-    assert!(running.value >= 50, "{running:?}");
+    assert!(running.value >= 50, "too few faults: {running:?}");
     go.send(()).expect("the thread waits");
     thread.join().expect("the thread ends");
     // The thread was joined, but the kernel may not have removed it yet. So repeat until the kernel no longer finds it.

@@ -418,7 +418,10 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
     let grown = lane.value(whole) - before;
     let sum: u64 = counts.iter().sum();
     let touched: u64 = (0..ROUNDS).map(|round| 10 * (1 + round % 7)).sum();
-    assert!(counts.iter().all(|&count| count >= touched), "{counts:?}");
+    assert!(
+        counts.iter().all(|&count| count >= touched),
+        "a count is below {touched}: {counts:?}"
+    );
     // The sums can differ slightly. The counts are not read at the same time, and the device can cause faults between
     // these reads, and between the first IN and the first read.
     assert!(
@@ -491,7 +494,10 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
     }
     let held = open_descriptors() - before;
     eprintln!("{EVENTS} events of {CONFIGS} kinds on 2 vCPUs: {held} descriptors");
-    assert!(held <= 2 * usize::try_from(CONFIGS).expect("few"), "{held}");
+    assert!(
+        held <= 2 * usize::try_from(CONFIGS).expect("few"),
+        "{held} descriptors"
+    );
     for event in tasks.concat() {
         guest.close(event);
     }
@@ -571,5 +577,5 @@ fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_cal
     }
     let calls = lane.system_calls(&all(COMMAND_IN, &task));
     eprintln!("cycles with both exclusions: {calls} system calls");
-    assert!(calls <= 1, "{calls}");
+    assert!(calls <= 1, "{calls} system calls");
 }

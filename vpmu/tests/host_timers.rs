@@ -220,7 +220,10 @@ fn counts_of_clocks_grow_only_while_they_run() {
     clocks.start(&[0]);
     clocks.assert_run(&[0]);
     let before = read(&mut clocks);
-    assert!(before[0] > 0 && before[1] == 0, "{before:?}");
+    assert!(
+        before[0] > 0 && before[1] == 0,
+        "not only the first clock counted: {before:?}"
+    );
     clocks.together(|clocks| {
         clocks[0].stop().expect("stopped");
         clocks[1].start().expect("started");
@@ -228,7 +231,7 @@ fn counts_of_clocks_grow_only_while_they_run() {
     let first = read(&mut clocks)[0];
     clocks.assert_run(&[1]);
     let after = read(&mut clocks);
-    assert_eq!(after[0], first, "a clock that was stopped");
+    assert_eq!(after[0], first, "the count of a stopped clock");
     assert!(after[1] > 0);
 }
 

@@ -93,5 +93,5 @@ fn construction_makes_every_thread_and_work_makes_none() {
         }
     }
     let samples = vpmu.metrics().samples_written;
-    assert!(samples > 0, "the events sampled");
+    assert!(samples > 0, "the events took no samples");
 }

@@ -120,9 +120,9 @@ fn requirements_are_numbered_by_their_sections() {
         let (number, _) = item.split_once("**").expect("an end");
         let (of, index) = number.rsplit_once('-').expect("a number");
         let before = last.entry(of.to_owned()).or_default();
-        assert_eq!(index.parse(), Ok(*before + 1), "VPMU-{number}");
+        assert_eq!(index.parse(), Ok(*before + 1), "the index of VPMU-{number}");
         *before += 1;
-        assert_eq!(&of[2..], section, "VPMU-{number}");
+        assert_eq!(&of[2..], section, "the section of VPMU-{number}");
         seen += 1;
     }
     assert_eq!(seen, requirements().len());
@@ -133,6 +133,9 @@ fn requirements_are_numbered_by_their_sections() {
 fn requirement_has_a_keyword() {
     for (number, text) in requirements() {
         let binding = ["MUST", "SHOULD", "MAY"];
-        assert!(binding.iter().any(|word| text.contains(word)), "{number}");
+        assert!(
+            binding.iter().any(|word| text.contains(word)),
+            "{number} has no keyword"
+        );
     }
 }

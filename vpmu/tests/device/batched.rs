@@ -77,7 +77,10 @@ fn vcpus_run_while_the_host_is_probed() {
         let seen = format!("{:?}", rig.vpmu);
         trial.wait();
         let _ = control.join().expect("no panic");
-        assert!(!seen.contains("<locked>"), "the lock is held");
+        assert!(
+            !seen.contains("<locked>"),
+            "the device holds a lock while it probes the host"
+        );
     });
     let answer = rig.queues[0].answer().expect("answered");
     let (reply, _) = OpenReply::read_from_prefix(&answer).expect("whole");
@@ -85,7 +88,11 @@ fn vcpus_run_while_the_host_is_probed() {
         (reply.status.get(), reply.engine.get()),
         (0, ENGINE_BATCHED)
     );
-    assert_eq!(rig.queues[0].answer(), None, "once");
+    assert_eq!(
+        rig.queues[0].answer(),
+        None,
+        "the request is answered only once"
+    );
 }
 
 #[test]
@@ -165,7 +172,10 @@ fn records_become_samples_when_they_are_collected() {
     let mut rig = rig();
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     assert!(rig.world.draining());
-    assert!(!rig.vcpus.wants_registers(0), "no event needs registers");
+    assert!(
+        !rig.vcpus.wants_registers(0),
+        "the vCPU wants registers, but no event needs them"
+    );
     rig.world.pass(10 * HOLD_BACK);
     let now = rig.world.now();
     let moments = [
@@ -334,15 +344,12 @@ fn no_drain_is_requested_without_records() {
     rig.command(0, COMMAND_ENABLE, count);
     assert!(
         !rig.world.draining(),
-        "an event that only counts needs no drain"
+        "the device drains, but the event only counts"
     );
     let (event, _ring) = batched(&mut rig, &cycles(0));
     for _ in 0..3 {
         rig.command(0, COMMAND_DISABLE, event);
-        assert!(
-            rig.world.draining(),
-            "a task switch does not stop the drain"
-        );
+        assert!(rig.world.draining(), "a task switch stopped the drain");
         rig.command(0, COMMAND_ENABLE, event);
     }
     rig.vpmu.drain();

@@ -52,7 +52,7 @@ fn unfinished(count: usize) -> Rig {
     assert_eq!(
         rig.queues[2].answer(),
         None,
-        "the first turn finished the notification"
+        "the first turn does not finish the notification"
     );
     rig
 }
@@ -70,15 +70,21 @@ fn notification_of_group_switches_is_served_in_turns() {
     let after = rig.vpmu.metrics();
     // Each command visits the leader and all members.
     let work = after.work.operations;
-    assert!(work > 2048 * MEMBERS, "{work}");
+    assert!(work > 2048 * MEMBERS, "only {work} operations");
     assert_eq!(after.turns_unfinished, turns);
-    assert!(turns >= work / (TURN + 2 * MEMBERS + 3), "{turns}");
+    assert!(
+        turns >= work / (TURN + 2 * MEMBERS + 3),
+        "only {turns} turns for {work} operations"
+    );
     let largest = after.largest_turn;
     assert!(
         largest.operations <= TURN + 2 * MEMBERS + 3,
         "{largest:?}: more than one command beyond the budget"
     );
-    assert!(largest.host_calls <= 512 + 2, "{largest:?}");
+    assert!(
+        largest.host_calls <= 512 + 2,
+        "too many calls of the host: {largest:?}"
+    );
 }
 
 /// VPMU-D-2-1.
@@ -194,7 +200,10 @@ fn mark_reads_each_group_once() {
     rig.mark(0, 5, 1);
     let work = rig.vpmu.metrics().work.operations - before;
     // At most four operations for each of 512 events: the count, the metadata page, one reading, and one record.
-    assert!((512..=4 * 512).contains(&work), "{work}");
+    assert!(
+        (512..=4 * 512).contains(&work),
+        "{work} operations for 512 events"
+    );
 }
 
 /// VPMU-D-2-3.

@@ -46,7 +46,7 @@ fn others_share_of_a_counter_shows_in_time_running() {
         let reply = rig.command(0, COMMAND_DISABLE, event);
         assert_eq!(reply.value.get(), 100_000 * seen);
         let [enabled, running] = [reply.time_enabled, reply.time_running].map(|time| time.get());
-        assert!(enabled >= 400_000, "{enabled}");
+        assert!(enabled >= 400_000, "enabled for only {enabled} ns");
         assert!(
             running.abs_diff(enabled * seen / 4) < 1000,
             "ran for {running} of {enabled} ns, expected {seen}/4 of the enabled time"
@@ -207,7 +207,10 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
     let kept = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
     for entry in rig.catalogue() {
         let pace = (entry.kind.get(), entry.config.get());
-        assert!(!kept.contains(&entry.kind.get()), "{entry:?}");
+        assert!(
+            !kept.contains(&entry.kind.get()),
+            "an event that the operator keeps is listed: {entry:?}"
+        );
         assert_ne!(pace, (KIND_SAMPLE_TRACE, PACE_CYCLES));
     }
     let trace = OpenRequest {
@@ -231,7 +234,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
         .expect_err("the operator cannot start it either");
     assert!(
         refused.to_string().contains("no event `cycles`"),
-        "{refused}"
+        "another error: {refused}"
     );
     assert_eq!(config(&rig).refused_hardware, REFUSED_POLICY);
     assert_eq!(rig.world.asked(), [0; 0], "the host was not called");

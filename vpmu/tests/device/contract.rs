@@ -98,7 +98,7 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
         let active = rig
             .vpmu
             .activate(memory, features, &queues, rig.interrupt.clone());
-        assert!(active.is_err(), "bit {bit}");
+        assert!(active.is_err(), "feature bit {bit} was accepted");
     }
 }
 
@@ -129,7 +129,7 @@ fn event_id_is_never_reused() {
     for _ in 0..3 {
         for _ in 0..10 {
             let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-            assert!(event > last, "{event} after {last}");
+            assert!(event > last, "the id {event} follows {last}");
             last = event;
             rig.close(event).expect("closed");
         }
@@ -183,7 +183,11 @@ fn map_writes_the_whole_metadata_page() {
     page.lock = 0.into();
     assert_eq!(page, expected);
     assert!(rest.iter().all(|&byte| byte == 0));
-    assert_eq!(read(pages[1]), [0xa5; PAGE_SIZE], "data is not written");
+    assert_eq!(
+        read(pages[1]),
+        [0xa5; PAGE_SIZE],
+        "the data page is not written"
+    );
 }
 
 /// VPMU-D-6.7-10.
@@ -220,7 +224,10 @@ fn new_ring_in_the_window_is_zeroed() {
     let mut free = [0; PAGE_SIZE];
     let at = GuestAddress(WINDOW + 3 * PAGE_SIZE as u64);
     memory.read_slice(&mut free, at).expect("in the window");
-    assert_eq!(free, [0xa5; PAGE_SIZE], "a page outside the ring changed");
+    assert_eq!(
+        free, [0xa5; PAGE_SIZE],
+        "a page outside the ring does not change"
+    );
 }
 
 /// VPMU-D-2-1.

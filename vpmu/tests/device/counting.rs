@@ -92,10 +92,16 @@ fn tsc_ticks_equal_the_times() {
     rig.world.pass(1_000_000);
     let reply = rig.command(0, COMMAND_DISABLE, event);
     let ticks = reply.value.get();
-    assert!((1_000_000..1_000_020).contains(&ticks), "{ticks}");
+    assert!(
+        (1_000_000..1_000_020).contains(&ticks),
+        "{ticks} ticks in 1,000,000 ns"
+    );
     // A tick is a nanosecond here. The device reads the clock for the count, then for the times, and each read advances
     // the clock by a tick.
-    assert!(reply.time_enabled.get().abs_diff(ticks) <= 2, "{reply:?}");
+    assert!(
+        reply.time_enabled.get().abs_diff(ticks) <= 2,
+        "the enabled time is not {ticks} ns: {reply:?}"
+    );
     assert_eq!(reply.time_enabled, reply.time_running);
     rig.world.pass(1_000_000);
     let later = rig.read(0, event);

@@ -25,7 +25,7 @@ struct Setup {
     limits: Limits,
 }
 
-/// A request or a command for which the condition of a row of an error table holds, and the device that receives it.
+/// A request or a command that meets the condition of a row of an error table, and the device that receives it.
 struct Scene {
     rig: Rig,
     _window: GuestMemoryMmap,
@@ -266,7 +266,11 @@ impl Scene {
         let answer = self.rig.control_bytes(&self.bytes, 0x1_0000);
         let status = u32::from_le_bytes(*answer.first_chunk().expect("a status"));
         if status != 0 {
-            assert_eq!(self.state(), before, "{status} changed something");
+            assert_eq!(
+                self.state(),
+                before,
+                "the state after a request with status {status}"
+            );
         }
         status
     }

@@ -37,7 +37,7 @@ fn reset_device_does_not_write_guest_memory() {
     rig.vcpus.kick(0, QUEUE_VCPU);
     assert!(
         before != offered,
-        "the snapshot shows the driver's own writes"
+        "the snapshot does not show the driver's own writes"
     );
     assert!(
         rig.snapshot() == offered,
@@ -46,7 +46,7 @@ fn reset_device_does_not_write_guest_memory() {
 
     rig.activate(ALL_FEATURES);
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    assert!(!events.contains(&event), "ids are never reused");
+    assert!(!events.contains(&event), "the id {event} is used again");
     assert_eq!(rig.close(events[0]), Err(libc::ENOENT));
     assert_eq!(
         rig.vpmu.metrics().events_opened,

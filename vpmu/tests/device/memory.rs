@@ -249,7 +249,11 @@ fn ring_in_the_window_marks_the_windows_pages() {
     map_aux(&mut watched.rig, trace, MAP_WRITABLE, &area).expect("an area");
     watched.take_dirty();
     watched.rig.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(watched.take_dirty(), exactly(area), "not published yet");
+    assert_eq!(
+        watched.take_dirty(),
+        exactly(area),
+        "the data is not published yet"
+    );
     assert_eq!(watched.rig.flush(0, trace), 0);
     let shown = watched.answered(2).into_iter();
     let shown = shown.chain([ring, ring + PAGE]);
@@ -323,7 +327,7 @@ fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     let pages = [Changing::SECOND + 2 * PAGE, Changing::SECOND + 3 * PAGE];
     let third = rig.open(&open).expect("open");
     let refused = rig.map_pages(third, MAP_WRITABLE, &pages);
-    assert_eq!(refused, Err(libc::EINVAL), "no memory there");
+    assert_eq!(refused, Err(libc::EINVAL), "the address is not memory");
     let whole = changing.whole.clone();
     changing.change(whole);
     let rig = &mut changing.rig;
@@ -433,7 +437,7 @@ fn interrupt_names_the_queues_with_used_buffers() {
     rig.command(1, COMMAND_READ, event);
     assert!(
         rig.world.take_signalled().is_empty(),
-        "no interrupt: the driver polls this queue"
+        "an interrupt, although the driver polls this queue"
     );
     rig.queues[3].want_interrupts();
     rig.command(1, COMMAND_READ, event);
@@ -490,5 +494,8 @@ fn unsound_queue_is_refused() {
     assert!(refused(|queue| queue.used_ring += 2));
     assert!(refused(|queue| queue.desc_table = u64::MAX - 15));
     assert!(refused(|queue| queue.used_ring = crate::rig::MEMORY - 4));
-    assert!(!refused(|queue| *queue = QueueState::default()), "not used");
+    assert!(
+        !refused(|queue| *queue = QueueState::default()),
+        "a queue that is not used was refused"
+    );
 }

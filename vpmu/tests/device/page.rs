@@ -53,7 +53,7 @@ fn page_times_advance_between_exits() {
     let page = rig.map(event, 0);
     rig.command(0, COMMAND_IN, event);
     rig.world.pass(5_000);
-    assert_eq!(figures(&page, 5_000), (0, 0, 0), "not enabled");
+    assert_eq!(figures(&page, 5_000), (0, 0, 0), "the event is not enabled");
     rig.command(0, COMMAND_ENABLE, event);
     rig.mark(0, 5, 1);
     rig.world.pass(1_000_000);
@@ -80,7 +80,7 @@ fn unmapped_page_is_not_written() {
     rig.unmap(event).expect("unmapped");
     let before = rig.snapshot();
     rig.exit(0, ExitReason::Io, &mut At(1));
-    assert!(rig.snapshot() == before, "nothing is written");
+    assert!(rig.snapshot() == before, "the device wrote to guest memory");
     assert_eq!(page.field(16), 0);
     assert_eq!(rig.value(0, event), 1);
 }

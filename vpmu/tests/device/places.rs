@@ -214,7 +214,11 @@ fn sample_has_no_data_of_an_excluded_mode() {
         rig.command(0, COMMAND_READ, event);
         let records = records(&rig);
         assert_eq!(records.len(), 1);
-        assert_eq!(records[0][0] & 0xffff_ffff, 2, "lost, for {sample_type:#x}");
+        assert_eq!(
+            records[0][0] & 0xffff_ffff,
+            2,
+            "a LOST record for {sample_type:#x}"
+        );
     }
 }
 

@@ -53,7 +53,10 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
     for mode in [CountMode::Guest, CountMode::Vcpu] {
         let mut rig = counting(mode);
         for request in [sampling(cycles(), 100), trace, excluding] {
-            assert!(leaves_host_out(&mut rig, &request), "{mode:?}: {request:?}");
+            assert!(
+                leaves_host_out(&mut rig, &request),
+                "{mode:?}: the counter includes host work: {request:?}"
+            );
         }
         // The flag is also accepted for events that cannot exclude host work.
         let clock = OpenRequest {
@@ -106,7 +109,10 @@ fn catalogue_reports_whether_hardware_counts_host_work() {
         assert_eq!(cycles.flags.get() & CATALOGUE_GUEST_ONLY, flag);
         let counts = String::from_utf8_lossy(&cycles.counts).into_owned();
         let counts = counts.trim_end_matches('\0');
-        assert!(counts.ends_with(says), "{counts}");
+        assert!(
+            counts.ends_with(says),
+            "the text does not end in {says:?}: {counts}"
+        );
         // Sampling events and the device's own events count only the guest.
         for (kind, config) in [(KIND_SAMPLE_TRACE, PACE_CYCLES), (KIND_MARK, MARK_ANY)] {
             let flags = found(kind, config).flags.get();

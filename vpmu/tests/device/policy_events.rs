@@ -75,7 +75,10 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     for (request, answer) in requests.iter().zip(answers) {
         match answer {
             Ok(event) => {
-                assert!(open, "{request:?}");
+                assert!(
+                    open,
+                    "{request:?} opens the event, but the first request does not"
+                );
                 rig.close(event).expect("closed");
             }
             Err(errno) => assert_eq!((errno, open), (libc::ENOENT, false), "{request:?}"),
@@ -107,7 +110,11 @@ fn event_list_applies_to_every_request() {
     for &(member, kind, config) in &EVENTS {
         let one = EventMatch::one(kind, config);
         let mut allowing = rig(vec![one, parents], vec![]);
-        assert_eq!(open_events(&mut allowing), [member], "allowed alone");
+        assert_eq!(
+            open_events(&mut allowing),
+            [member],
+            "only {member} is allowed"
+        );
         let goes_with = |name: &str| match name {
             "exit-trace-io" => member == "exits-io",
             "sample-trace-cycles" => member == "cycles",
@@ -121,7 +128,7 @@ fn event_list_applies_to_every_request() {
         assert_eq!(
             open_events(&mut rig(all(), vec![one])),
             others,
-            "{member} denied"
+            "only {member} is denied"
         );
     }
 }

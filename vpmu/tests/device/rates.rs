@@ -141,12 +141,15 @@ fn frequency_is_reached_at_any_event_rate() {
         let samples = ring.samples();
         assert!(
             (850..=1150).contains(&samples.len()),
-            "{} at {gap}",
+            "{} samples in a second with a mark each {gap} ns",
             samples.len()
         );
         let periods: u64 = samples.iter().map(|sample| sample.period).sum();
         let marks = 1_000_000_000 / gap;
-        assert!(periods.abs_diff(marks) < marks / 10, "{periods} of {marks}");
+        assert!(
+            periods.abs_diff(marks) < marks / 10,
+            "the periods add up to {periods}, not to about {marks} marks"
+        );
     }
 }
 
@@ -233,7 +236,7 @@ fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
     assert!(
         rig.world.draining(),
-        "a drain ends the throttle if the vCPU does not exit"
+        "no drain will end the throttle if the vCPU does not exit"
     );
     rig.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [0; 0]);

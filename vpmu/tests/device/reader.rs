@@ -96,7 +96,10 @@ impl Reader {
                     assert_eq!(size, 72, "a sample has every field");
                     assert_eq!(self.word(8), self.word(40), "ID and IDENTIFIER are equal");
                     let misc = header >> 32 & 0xffff;
-                    assert!([1, 2].contains(&misc), "the mode is user or kernel");
+                    assert!(
+                        [1, 2].contains(&misc),
+                        "the mode {misc} is neither user nor kernel"
+                    );
                     let task = self.word(24);
                     Record::Sample(Sample {
                         user: misc == 2,
@@ -147,7 +150,7 @@ impl Reader {
             .into_iter()
             .map(|record| match record {
                 Record::Sample(sample) => sample,
-                Record::Lost { lost, .. } => panic!("{lost} lost"),
+                Record::Lost { lost, .. } => panic!("{lost} samples lost"),
             })
             .collect()
     }

@@ -41,7 +41,11 @@ fn records_are_redirected_to_another_ring_and_back() {
     rig.open(&child).expect("open");
     rig.mark(0, 5, 1);
     rig.mark(1, 5, 1);
-    assert_eq!(ids(&ring.raw()), [one, two, two], "children follow");
+    assert_eq!(
+        ids(&ring.raw()),
+        [one, two, two],
+        "the children's records are redirected, too"
+    );
     assert_eq!(
         rig.map_pages(two, 0, &[0x9000]),
         Err(libc::EINVAL),
@@ -138,7 +142,11 @@ fn redirection_is_to_the_ring_and_not_to_the_event() {
     rig.unmap(one).expect("unmapped");
     let mut ring = rig.map(one, 1);
     rig.mark(0, 5, 1);
-    assert_eq!(ids(&ring.raw()), [one], "another ring");
+    assert_eq!(
+        ids(&ring.raw()),
+        [one],
+        "the new ring has no records of the redirected event"
+    );
     assert_eq!(rig.read(0, three).lost.get(), 1, "the event has no ring");
 }
 
@@ -218,11 +226,19 @@ fn wakeup_names_the_event_of_its_record() {
 fn overflows_on_a_paused_ring_are_lost() {
     let mut rig = Rig::new();
     let event = open(&mut rig, 0);
-    assert_eq!(rig.pause(event, 1), Err(libc::EINVAL), "no ring");
+    assert_eq!(
+        rig.pause(event, 1),
+        Err(libc::EINVAL),
+        "the event has no ring"
+    );
     assert_eq!(rig.pause(77, 1), Err(libc::ENOENT));
     let page = open(&mut rig, 1);
     rig.map(page, 0);
-    assert_eq!(rig.pause(page, 1), Err(libc::EINVAL), "no data");
+    assert_eq!(
+        rig.pause(page, 1),
+        Err(libc::EINVAL),
+        "the ring has no data pages"
+    );
     let mut ring = rig.map(event, 1);
     assert_eq!(rig.pause(event, 2), Err(libc::EINVAL));
     rig.mark(0, 5, 1);

@@ -44,7 +44,10 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     let waits = rig.read(0, events[2]);
     assert_eq!(waits.state.get(), STATE_INACTIVE);
     assert_eq!(waits.time_running.get(), 0);
-    assert!(waits.time_enabled.get() >= 500, "{waits:?}");
+    assert!(
+        waits.time_enabled.get() >= 500,
+        "a waiting event is not enabled all the time: {waits:?}"
+    );
     assert_eq!(rig.vpmu.metrics().counter_waits, 2);
     // A counter becomes free. The event that has waited longest gets it.
     rig.command(0, COMMAND_DISABLE, events[0]);
@@ -118,7 +121,7 @@ fn waits_that_ended_cost_nothing() {
     assert_eq!(before.counter_waits, 2 + WAITS);
     rig.command(0, COMMAND_DISABLE, first);
     let work = rig.vpmu.metrics().work.operations - before.work.operations;
-    assert!(work < 20, "{work}");
+    assert!(work < 20, "{work} operations for one free counter");
 }
 
 #[test]
@@ -347,10 +350,7 @@ fn samples_of_all_events_share_a_budget() {
         metrics.samples_throttled, 50,
         "the other overflows are throttled, not lost"
     );
-    assert_eq!(
-        metrics.samples_over_budget, 4,
-        "counted once for each event"
-    );
+    assert_eq!(metrics.samples_over_budget, 4, "each event counts once");
     for ring in &mut rings {
         let throttles = ring.raw().iter().filter(|raw| raw.kind == THROTTLE).count();
         assert_eq!(throttles, 1);
@@ -379,7 +379,7 @@ fn host_counter_is_silent_while_the_budget_is_used_up() {
     assert!(rig.world.periods().iter().all(|&period| period > 1 << 60));
     assert!(
         rig.world.draining(),
-        "a drain ends the throttle if the vCPU does not exit"
+        "no drain will end the throttle if the vCPU does not exit"
     );
     rig.world.pass(WINDOW);
     rig.vpmu.drain();

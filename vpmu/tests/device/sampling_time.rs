@@ -121,14 +121,17 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     }
     let all = rig.world.now() - begin;
     let metrics = rig.vpmu.metrics();
-    assert!(inside >= all * 74 / 100, "{inside} of {all}");
+    assert!(
+        inside >= all * 74 / 100,
+        "only {inside} of {all} ticks in the guest"
+    );
     assert!(
         metrics.sampling_time.abs_diff(all / 4) < all / 100,
-        "{metrics:?}"
+        "samples did not take a quarter of {all} ticks: {metrics:?}"
     );
     assert!(
         (99..=101).contains(&metrics.sampling_throttles),
-        "{metrics:?}"
+        "not about 100 throttles: {metrics:?}"
     );
     let raw = kinds(&ring.raw());
     let count = |kind| raw.iter().filter(|&&found| found == kind).count() as u64;
@@ -137,7 +140,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     assert!(count(THROTTLE) - count(UNTHROTTLE) <= 1);
     assert!(
         count(SAMPLE) * COST <= all / 4 + WINDOW,
-        "{}",
+        "{} samples take more than their share",
         count(SAMPLE)
     );
 }
@@ -154,7 +157,10 @@ fn time_in_the_guest_before_an_overflow_is_free() {
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
     // Only 199 samples have been charged so far, because the device charges a sample at the next exit.
-    assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken}");
+    assert!(
+        (199 * (COST - 20)..=199 * COST).contains(&taken),
+        "{taken} ticks charged for 199 samples"
+    );
 }
 
 #[test]
@@ -180,7 +186,10 @@ fn time_that_the_host_gives_to_others_is_free() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
     let metrics = rig.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
-    assert!(metrics.sampling_time <= 200 * COST, "{metrics:?}");
+    assert!(
+        metrics.sampling_time <= 200 * COST,
+        "more time charged than 200 samples take: {metrics:?}"
+    );
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
         let before = rig.vpmu.metrics().wakeups;
         rig.mark(vcpu, 5, 1);
         let more = rig.vpmu.metrics().wakeups - before;
-        assert!(more <= 1, "record {record}");
+        assert!(more <= 1, "record {record} caused {more} wakeups");
         more == 1
     };
     (1..=records).filter(wakes).collect()

@@ -597,7 +597,7 @@ impl Machine for FakeMachine {
 
     fn draining(&self, wanted: bool) {
         let before = self.0.draining.swap(wanted, Ordering::Relaxed);
-        assert_ne!(before, wanted, "requested once");
+        assert_ne!(before, wanted, "the device requests a change once");
     }
 }
 

@@ -46,7 +46,11 @@ fn task_is_traced_from_switch_to_switch() {
         let (out, end) = (replies[0], replies[1]);
         assert_eq!((out.status.get(), end.status.get()), (0, 0));
         assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
-        assert_eq!(end.value.get(), out.value.get(), "the span has every byte");
+        assert_eq!(
+            end.value.get(),
+            out.value.get(),
+            "bytes in the span, compared with those produced"
+        );
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
@@ -92,7 +96,7 @@ fn driver_is_notified_once_per_span() {
     assert_eq!(
         rig.notice(),
         Some((NOTICE_AUX, event)),
-        "half of the area is full"
+        "the notice for an area that is half full"
     );
     assert_eq!(rig.notice(), None);
 }
@@ -114,7 +118,11 @@ fn untaken_notices_do_not_accumulate() {
     assert_eq!(rig.notice(), None);
     rig.commands(0, &[begin(event, 0, 64)]);
     exits(&rig, 0, 2);
-    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "a new span");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_AUX, event)),
+        "the notice in a new span"
+    );
 }
 
 /// VPMU-D-6.8-6.
@@ -194,7 +202,10 @@ fn invalid_room_writes_nothing_outside_the_area() {
         exits(&rig, 0, 100);
         let end = rig.command(0, COMMAND_AUX_END, event);
         assert!(end.value.get().wrapping_sub(head) <= 4096);
-        assert!(area.is_alone(&rig), "{head:#x}");
+        assert!(
+            area.is_alone(&rig),
+            "the device wrote outside the area, head {head:#x}"
+        );
     }
 }
 

@@ -70,7 +70,7 @@ fn area_ends_with_its_last_writer() {
     let other = rig.open(&other).expect("open");
     rig.redirect(other, traced.event).expect("redirected");
     rig.close(traced.event).expect("closed");
-    assert!(!stays(&rig), "the other trace still writes");
+    assert!(!stays(&rig), "the other trace no longer writes");
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap)
         .expect("the id of the closed event is still valid");
@@ -138,10 +138,18 @@ fn trace_redirected_to_an_area_is_announced_there() {
         ..trace()
     };
     let other = rig.open(&other).expect("open");
-    assert_eq!(begun(&mut traced), 0, "the trace has no area");
+    assert_eq!(
+        begun(&mut traced),
+        0,
+        "records of the start of a trace without an area"
+    );
     rig.redirect(other, traced.event).expect("redirected");
     assert_eq!(begun(&mut traced), 1);
     rig.redirect(other, 0).expect("redirected");
     rig.redirect(other, traced.event).expect("redirected");
-    assert_eq!(begun(&mut traced), 0, "once");
+    assert_eq!(
+        begun(&mut traced),
+        0,
+        "records of the start after a second redirection"
+    );
 }

@@ -19,7 +19,7 @@ fn invalid_areas_are_refused() {
     assert_eq!(
         map_aux(&mut rig, event, MAP_WRITABLE, &some),
         inval,
-        "no ring"
+        "the trace has no ring"
     );
     let ring = pages(&mut rig, 3);
     rig.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");

@@ -192,7 +192,10 @@ fn unread_data_is_not_overwritten() {
     let mut writer = rig.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(2192));
     let refused = writer.put(&filled(2, 2200));
-    assert!(matches!(refused, Err(AuxError::NoRoom)), "{refused:?}");
+    assert!(
+        matches!(refused, Err(AuxError::NoRoom)),
+        "a write beyond the room returns {refused:?}"
+    );
     writer.lose(2200);
     writer.put(&filled(3, 2192)).expect("less fits");
     assert!(matches!(writer.skip(8), Err(AuxError::NoRoom)));
@@ -203,7 +206,11 @@ fn unread_data_is_not_overwritten() {
     let size = 2192 + 4096;
     let flags = TRUNCATED | PARTIAL;
     assert_eq!(traced.chunks(), [[0, 6000, 0], [6000, size, flags]]);
-    assert_eq!(words(&rig, area, 4096, 1), [1], "unread");
+    assert_eq!(
+        words(&rig, area, 4096, 1),
+        [1],
+        "the first word that the reader has not consumed"
+    );
     assert_eq!(words(&rig, area, 6000, 274), filled(3, 2192));
     assert_eq!(words(&rig, area, 2 * PAGE, 512), filled(4, 4096));
     let reply = rig.read(0, event);
@@ -244,7 +251,10 @@ fn second_writer_is_refused_until_the_first_ends() {
     exits(&rig, 0, 1);
     let mut writer = rig.vpmu.aux_begin(event).expect("begun");
     let begun = writer.get().expect("a place").position;
-    assert_eq!(begun, 128, "a sync packet and the exit packet");
+    assert_eq!(
+        begun, 128,
+        "the write begins after a sync packet and an exit packet"
+    );
     assert!(matches!(rig.vpmu.aux_begin(event), Err(AuxError::Nested)));
     exits(&rig, 0, 3);
     assert_eq!(writer.get().expect("a place").position, begun);
@@ -278,7 +288,7 @@ fn writer_without_an_end_publishes_nothing() {
         assert!(matches!(writer.skip(4), Err(AuxError::Words(4))));
         let ended = writer.end(size);
         let refused = matches!(ended, Err(AuxError::NoRoom | AuxError::Words(4)));
-        assert!(refused, "{ended:?}");
+        assert!(refused, "a write with a wrong size ends with {ended:?}");
     }
     assert_eq!((traced.area.head(), traced.chunks()), (0, vec![]));
     write(&rig, event, 3, 64).expect("written");
@@ -335,7 +345,7 @@ fn unmapped_area_is_not_written_by_a_producer() {
         assert!(matches!(writer.put(&filled(2, 64)), Err(AuxError::NoArea)));
         let ended = writer.end(64);
         let gone = matches!(ended, Err(AuxError::NoArea | AuxError::NoEvent(_)));
-        assert!(gone, "{ended:?}");
+        assert!(gone, "a write to a removed area ends with {ended:?}");
         assert_eq!(traced.area.head(), 0);
         assert_eq!(words(&rig, area, 64, 8), filled(0, 64));
         // A new area can be written.
@@ -354,13 +364,16 @@ fn watermark_and_first_loss_wake_the_reader() {
     let woken = |rig: &Rig| rig.vpmu.metrics().wakeups;
     let before = woken(&rig);
     write(&rig, traced.event, 1, PAGE - 8).expect("room");
-    assert_eq!(woken(&rig), before, "less than half");
+    assert_eq!(woken(&rig), before, "less than half of the area is full");
     write(&rig, traced.event, 1, 8).expect("room");
     assert_eq!(woken(&rig), before + 1, "half of the area is full");
     write(&rig, traced.event, 1, PAGE - 8).expect("room");
     for round in 0..2 {
         let refused = write(&rig, traced.event, 1, 16);
-        assert!(matches!(refused, Err(AuxError::NoRoom)), "{refused:?}");
+        assert!(
+            matches!(refused, Err(AuxError::NoRoom)),
+            "a write beyond the room returns {refused:?}"
+        );
         let mut writer = rig.vpmu.aux_begin(traced.event).expect("begun");
         assert!(matches!(writer.put(&[0; 2]), Err(AuxError::NoRoom)));
         writer.end(0).expect("ended");

@@ -131,7 +131,10 @@ impl Run {
                     let (event, number) = (sync.event.get(), sync.sequence.get());
                     assert!(self.opened.contains(&event));
                     let next = read.next.entry(event).or_insert(0);
-                    assert!(number >= *next, "packet numbers never decrease");
+                    assert!(
+                        number >= *next,
+                        "a sync packet has the number {number}, expected at least {next}"
+                    );
                     *next = number;
                     continue;
                 }
@@ -140,7 +143,10 @@ impl Run {
             };
             // Exit and sample packets do not contain the id of their trace. If only one trace writes to the area, the
             // packet is the next one of that trace.
-            assert!(!read.next.is_empty(), "a sync packet comes first");
+            assert!(
+                !read.next.is_empty(),
+                "a packet comes before the first sync packet"
+            );
             let alone = read.next.len() == 1;
             if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
                 assert_eq!(number, *next, "every gap has a sync packet");

@@ -84,9 +84,13 @@ fn every_command_to_a_trace_publishes_its_data() {
         }
         let grown = traced.area.head() - shown;
         // The trace is disabled before `COMMAND_ENABLE`, so there is no new data.
-        assert_eq!(grown >= 512, op != COMMAND_ENABLE, "{op}");
+        assert_eq!(
+            grown >= 512,
+            op != COMMAND_ENABLE,
+            "command {op} publishes data"
+        );
         let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
-        assert_eq!(told, grown, "{op}");
+        assert_eq!(told, grown, "bytes in the AUX records after command {op}");
     }
     rig.command(0, COMMAND_IN, traced.event);
     exits(&rig, 0, 2);
@@ -95,7 +99,7 @@ fn every_command_to_a_trace_publishes_its_data() {
     let grown = traced.area.head() - shown;
     assert!(
         grown >= 512,
-        "the close publishes data before it removes the ring"
+        "the close published no data before it removed the ring"
     );
     let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
     assert_eq!(told, grown);
@@ -143,7 +147,10 @@ fn trace_start_is_recorded_once_with_its_task() {
         let begun = records.filter(|record| record.kind == ITRACE_START);
         begun.map(|record| record.words).collect::<Vec<_>>()
     };
-    assert!(begun(&mut ring).is_empty(), "no area yet");
+    assert!(
+        begun(&mut ring).is_empty(),
+        "a trace without an area reports its start"
+    );
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, event, MAP_WRITABLE, &area).expect("an area");
     assert_eq!(begun(&mut ring), [vec![22 << 32 | 21]]);
@@ -206,7 +213,7 @@ fn snapshot_area_has_the_newest_packets() {
     };
     let mut traced = Traced::new(&mut rig, &request, 2, 0);
     exits(&rig, 0, 1000);
-    assert_eq!(traced.area.head(), 0, "published only by a command");
+    assert_eq!(traced.area.head(), 0, "data is published only by a command");
     let reply = rig.command(0, COMMAND_DISABLE, traced.event);
     let head = traced.area.head();
     assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));

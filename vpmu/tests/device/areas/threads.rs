@@ -107,7 +107,10 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
                 let mut bytes = [0; 4096];
                 let page = GuestAddress(page);
                 memory.read_slice(&mut bytes, page).expect("in memory");
-                assert!(bytes == MINE, "written after the unmap");
+                assert!(
+                    bytes == MINE,
+                    "the device wrote to the area after the unmap"
+                );
             }
         }
         over.store(true, Ordering::Relaxed);

@@ -67,7 +67,7 @@ fn rate_limit_is_kept() {
     let before = ring.head();
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
-    assert!(ring.head() > before, "the unthrottle record is written");
+    assert!(ring.head() > before, "no unthrottle record is written");
     record(&rig, 0, &[10]);
     rig.read(0, event);
     assert_eq!(rig.vpmu.metrics().samples_written, 11);

@@ -349,6 +349,6 @@ fn flush_of_all_continues_after_an_error() {
     let notices = [(); 2].map(|()| rig.notice());
     assert!(
         notices.contains(&Some((NOTICE_WAKEUP, mark))),
-        "{notices:?}"
+        "no notice wakes the reader of the marks: {notices:?}"
     );
 }

@@ -17,7 +17,7 @@ fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError
         assert_eq!(rig.world.await_kicks(1), [0]);
         assert!(
             !flush.is_finished(),
-            "the flush waits for the exit of the vCPU"
+            "the flush did not wait for the exit of the vCPU"
         );
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
         let flushed = flush.join().expect("no panic");
@@ -114,7 +114,10 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
         let flush = scope.spawn(|| rig.vpmu.flush(None));
         assert_eq!(rig.world.await_kicks(2), [0, 1]);
         rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
-        assert!(!flush.is_finished(), "the other vCPU is in the guest");
+        assert!(
+            !flush.is_finished(),
+            "the flush did not wait for the other vCPU"
+        );
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
@@ -129,7 +132,7 @@ fn flush_reports_unknown_and_failed_events() {
     let unknown = rig.vpmu.flush(Some(7));
     assert!(
         matches!(unknown, Err(FlushError::NoEvent(7))),
-        "{unknown:?}"
+        "a flush of an unknown event returns {unknown:?}"
     );
     rig.vpmu.flush(None).expect("nothing to flush");
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
@@ -140,7 +143,7 @@ fn flush_reports_unknown_and_failed_events() {
     let stuck = rig.vpmu.flush(Some(event));
     assert!(
         matches!(stuck, Err(FlushError::Inside { vcpu: 0, .. })),
-        "{stuck:?}"
+        "a flush of a vCPU that cannot be kicked returns {stuck:?}"
     );
     rig.vcpus.leave(0, ExitReason::Io, &mut At(2));
     rig.world.break_host();

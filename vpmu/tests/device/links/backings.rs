@@ -34,7 +34,10 @@ fn statistics_and_clock_counts_stop_in_a_pause() {
     assert_eq!(rig.value(0, time), 50_000);
     let ticks = rig.value(0, tsc);
     // Each read of the clock advances it by a tick.
-    assert!((100_000_000..100_010_000).contains(&ticks), "{ticks}");
+    assert!(
+        (100_000_000..100_010_000).contains(&ticks),
+        "{ticks} ticks in the regions"
+    );
     for id in [exits, tsc, time] {
         let reply = rig.read(0, id);
         assert!(reply.time_running.get() >= 300_000_000);

@@ -11,8 +11,8 @@ use crate::world::{At, CYCLES};
 /// Kind and config of the targets: marks, which the device counts, and cycles, which a host counter counts.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
 
-/// Makes `times` cycles and `times` marks happen; the target counts one or the other, see [`BACKINGS`]. Then causes an
-/// exit at which the device finds the target's overflows.
+/// Makes `times` cycles and `times` marks happen; the target counts only one of the two, see [`BACKINGS`]. Then causes
+/// an exit at which the device finds the target's overflows.
 fn happen(rig: &Rig, times: u64, ip: u64) {
     rig.world.work(thread(0), times, 4);
     (0..times).for_each(|_| rig.mark(0, 5, ip));

@@ -107,7 +107,7 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
         .expect("open");
     let start = trigger(&mut rig, START, 1);
     rig.link(start, target, LINK_STARTER).expect("linked");
-    // The stopper is opened after the target. So its overflow takes effect after the overflow of the target.
+    // The stopper is opened after the target. So the stopper's overflow takes effect after that of the target.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),

@@ -118,16 +118,16 @@ fn inactive_target_is_not_changed() {
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, START, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(
-        !counts(&mut rig),
-        "a start does not affect a disabled target"
-    );
+    assert!(!counts(&mut rig), "a start made a disabled target count");
     rig.mark(0, START, 1);
     assert!(counts(&mut rig));
     rig.command(0, COMMAND_DISABLE, target);
     rig.mark(0, STOP, 1);
     rig.command(0, COMMAND_ENABLE, target);
-    assert!(counts(&mut rig), "a stop does not affect a disabled target");
+    assert!(
+        counts(&mut rig),
+        "a stop of a disabled target kept it from counting later"
+    );
 }
 
 #[test]

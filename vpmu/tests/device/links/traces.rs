@@ -88,7 +88,8 @@ fn overflows_of_a_pace_before_a_stop_are_published() {
 #[test]
 fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut rig = Rig::new();
-    // The stopper is opened before the trace. So at the same exit, its overflow takes effect before that of the trace.
+    // The stopper is opened before the trace. So at the same exit, the stopper's overflow takes effect before that of
+    // the trace.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),

@@ -265,7 +265,7 @@ impl Run {
         let id = opened.expect("opened");
         assert!(
             self.ids.last().is_none_or(|&last| last < id),
-            "never reused"
+            "the id {id} is not above all earlier ids"
         );
         self.ids.push(id);
         self.model.open(
@@ -374,7 +374,7 @@ impl Run {
             let status = outcome(i32::try_from(reply.status.get()).expect("an errno"));
             let figures = (reply.state.get(), reply.value.get(), reply.lost.get());
             let Some(event) = self.model.events.get(&id) else {
-                assert_eq!(status, Err(libc::ENOENT), "{id} is closed");
+                assert_eq!(status, Err(libc::ENOENT), "event {id} is closed");
                 continue;
             };
             let state = self.model.state(id);

@@ -15,14 +15,14 @@ pub(super) struct Event {
     pub(super) context: Context,
     /// The event's leader, while the leader is open.
     pub(super) leader: Option<u64>,
-    /// The mark that it counts, or `MARK_ANY`.
+    /// The value of the marks that the event counts, or `MARK_ANY`.
     pub(super) config: u64,
     /// Zero for a counting event.
     pub(super) period: u64,
     pub(super) enabled: bool,
     pub(super) paused: bool,
     pub(super) count: u64,
-    /// The count since its last overflow.
+    /// The count since the last overflow.
     pub(super) progress: u64,
     /// Number of overflows until the event is disabled; zero if there is no limit.
     pub(super) limit: u64,
@@ -235,7 +235,7 @@ impl Model {
                 event.limit += value;
                 event.enabled = true;
             }
-            other => panic!("command {other}"),
+            other => panic!("the model lacks command {other}"),
         }
         Ok(())
     }

@@ -165,7 +165,7 @@ fn names() {
     assert_eq!(
         rig.detach_raw(one, &[b'a'; 40]),
         Err(libc::EINVAL),
-        "no end"
+        "a name without a terminating zero"
     );
     assert_eq!(rig.detach_raw(one, b"a\0b"), Err(libc::EINVAL));
     assert_eq!(rig.listed(), []);
@@ -185,7 +185,11 @@ fn names() {
     assert_eq!(names(&mut rig), ["other", "exits-0"]);
     rig.reattach(one).expect("attached");
     rig.detach(one, "").expect("detached");
-    assert_eq!(names(&mut rig)[0], format!("event{one}"), "forgotten");
+    assert_eq!(
+        names(&mut rig)[0],
+        format!("event{one}"),
+        "the earlier name is forgotten"
+    );
 }
 
 #[test]

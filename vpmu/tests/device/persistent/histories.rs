@@ -145,7 +145,7 @@ fn ring_overwritten_forwards_has_no_history() {
     let unreadable = rig.vpmu.history(event);
     assert!(
         matches!(unreadable, Err(PersistError::Unreadable(_))),
-        "{unreadable:?}"
+        "the history of a ring that cannot be read: {unreadable:?}"
     );
 }
 

@@ -102,7 +102,7 @@ fn guest_cannot_change_the_operators_event() {
         ..marks(0)
     };
     assert_eq!(rig.open(&member), Err(libc::EINVAL));
-    assert_eq!(rig.value(0, event), 0, "it reads");
+    assert_eq!(rig.value(0, event), 0, "any vCPU can read the event");
     let mut after = rig.vpmu.persistent();
     for (after, before) in after.iter_mut().zip(&before) {
         (after.time_enabled, after.time_running) = (before.time_enabled, before.time_running);
@@ -249,7 +249,10 @@ fn refused_request_has_a_reason_and_no_effect() {
         ),
     ] {
         let said = refused(persist);
-        assert!(said.contains(says), "{said}");
+        assert!(
+            said.contains(says),
+            "the error does not contain {says:?}: {said}"
+        );
     }
     assert_eq!(rig.vpmu.persistent(), []);
     rig.vpmu.persist(&usual).expect("started");

@@ -34,7 +34,7 @@ fn event_with_a_ring_in_the_window_survives_a_reset() {
     let quiet = rig.snapshot();
     rig.mark(0, 5, 2);
     rig.mark(0, 5, 3);
-    assert!(rig.snapshot() == quiet, "guest memory is not written");
+    assert!(rig.snapshot() == quiet, "the device wrote to guest memory");
     rig.activate(WINDOW_FEATURES);
     rig.mark(0, 5, 4);
     assert_eq!(rig.listed(), before, "the list is unchanged");
@@ -42,7 +42,7 @@ fn event_with_a_ring_in_the_window_survives_a_reset() {
     let ips: Vec<u64> = ring.raw().iter().map(|record| record.words[1]).collect();
     assert_eq!(ips, [1, 2, 3, 4]);
     let other = rig.open(&marks(0)).expect("open");
-    assert!(other > event, "ids are never reused");
+    assert!(other > event, "the id {other} is not above {event}");
 }
 
 #[test]
@@ -253,5 +253,8 @@ fn host_records_are_still_collected_after_a_reset() {
     assert_eq!(samples(&rig, event).len(), 1);
     rig.vpmu.end(event).expect("ended");
     rig.vpmu.drain();
-    assert!(!rig.world.draining(), "there is nothing to collect");
+    assert!(
+        !rig.world.draining(),
+        "the device drains, but there is nothing to collect"
+    );
 }

@@ -38,7 +38,7 @@ fn ring_in_the_window_works_like_any_other() {
             GuestAddress(WINDOW + u64::from(first) * PAGE_SIZE as u64),
         )
         .expect("in memory");
-    assert!(!bytes.contains(&7), "the previous contents are cleared");
+    assert!(!bytes.contains(&7), "the new ring has previous contents");
     rig.unmap(event).expect("unmapped");
     assert_eq!(rig.map_window(event, 2, 0), Ok(first), "its pages are free");
 }
@@ -84,7 +84,7 @@ fn invalid_ring_in_the_window_is_refused() {
     assert_eq!(
         rig.map_pages(event, 0, &[WINDOW]),
         Err(libc::EINVAL),
-        "by address"
+        "pages of the window are not mapped by address"
     );
     assert_eq!(
         rig.control(&TaskPageRequest {
@@ -134,7 +134,7 @@ fn ring_in_the_window_needs_a_window() {
     assert_eq!(
         rig.map_window(event, 1, 0),
         Err(libc::EOPNOTSUPP),
-        "not negotiated"
+        "the driver has not accepted the window"
     );
 }
 

@@ -65,7 +65,11 @@ fn full_area_stays_full_after_a_restore() {
     assert_eq!(rig.read(0, event).lost.get(), lost);
     exits(&rig, 400, 1);
     let packet = size_of::<ExitPacket>() as u64;
-    assert_eq!(rig.read(0, event).lost.get(), lost + packet, "still full");
+    assert_eq!(
+        rig.read(0, event).lost.get(),
+        lost + packet,
+        "the area is still full"
+    );
     let before = area.exits().len() as u64;
     exits(&rig, 500, 1);
     rig.command(0, COMMAND_READ, event);
@@ -84,7 +88,10 @@ fn snapshot_area_wraps_after_a_restore() {
     let reply = rig.read(0, event);
     assert_eq!(reply.lost.get(), 0);
     let packet = size_of::<ExitPacket>() as u64;
-    assert!(reply.value.get() >= 600 * packet, "no packet is missing");
+    assert!(
+        reply.value.get() >= 600 * packet,
+        "fewer bytes counted than 600 packets have"
+    );
 }
 
 #[test]

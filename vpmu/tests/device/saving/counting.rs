@@ -65,13 +65,17 @@ fn time_between_save_and_attach_is_not_counted() {
         .restore(&state, memory, features, &queues, next.interrupt.clone())
         .expect("restored");
     let growing = page.field(40) & 1 << 3 != 0;
-    assert!(!growing, "the times do not grow before a vCPU is attached");
+    assert!(!growing, "the times grow before a vCPU is attached");
     (0..2).for_each(|vcpu| next.attach(vcpu));
     assert!(page.field(40) & 1 << 3 != 0);
     next.world.pass(500);
     let after = next.read(0, event).time_enabled.get();
     // Each read of the clock advances it by a tick.
-    assert!((500..600).contains(&(after - before)), "{}", after - before);
+    assert!(
+        (500..600).contains(&(after - before)),
+        "the enabled time grew by {}",
+        after - before
+    );
 }
 
 #[test]
@@ -130,12 +134,16 @@ fn event_in_error_stays_in_error() {
     rig.command(0, COMMAND_READ, event);
     rig.move_on();
     rig.post_notice(0, 64);
-    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)), "still due");
+    assert_eq!(
+        rig.notice(),
+        Some((NOTICE_ERROR, event)),
+        "the notice is still due"
+    );
     let reply = rig.command(0, COMMAND_READ, event);
     assert_eq!(reply.state.get(), STATE_ERROR);
     rig.move_on();
     rig.post_notice(2, 64);
-    assert_eq!(rig.notice(), None, "once");
+    assert_eq!(rig.notice(), None, "the notice is sent only once");
 }
 
 /// VPMU-D-6.13-6.
@@ -185,7 +193,11 @@ fn restored_event_denied_by_the_operator_is_in_error() {
     next.resume(&state);
     next.post_notice(0, 64);
     let notice = (NOTICE_PERSISTENT, operators, 0);
-    assert_eq!(next.counted_notice(), Some(notice), "still due");
+    assert_eq!(
+        next.counted_notice(),
+        Some(notice),
+        "the notice is still due"
+    );
     next.post_notice(1, 64);
     let notice = (NOTICE_ERROR, denied, REFUSED_POLICY.into());
     assert_eq!(next.counted_notice(), Some(notice));

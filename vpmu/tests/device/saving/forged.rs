@@ -372,7 +372,10 @@ fn unknown_field_is_refused() {
         let mut forged = rich.state();
         let object = forged.pointer_mut(at).and_then(Value::as_object_mut);
         object.expect(at).insert("more".to_owned(), json!(1));
-        assert!(matches!(rich.restore(forged), Err(None)), "{at}");
+        assert!(
+            matches!(rich.restore(forged), Err(None)),
+            "the unknown field at {at:?} was not refused"
+        );
     }
 }
 
@@ -407,7 +410,7 @@ fn events_beyond_the_limit_are_refused() {
         .vpmu
         .restore(&state, memory, features, &queues, next.interrupt.clone());
     let error = restored.expect_err("too many").to_string();
-    assert!(error.contains("number of events"), "{error}");
+    assert!(error.contains("number of events"), "another error: {error}");
 }
 
 fn forgery() -> impl Strategy<Value = Forgery> {

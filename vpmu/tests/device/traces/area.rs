@@ -140,7 +140,7 @@ impl AreaReader {
             };
             self.tail += len as u64;
         }
-        assert_eq!(self.tail, head, "the last packet is incomplete");
+        assert_eq!(self.tail, head, "the last packet ends at the head");
         self.set_tail(self.tail);
         packets
     }

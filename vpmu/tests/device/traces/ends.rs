@@ -203,7 +203,10 @@ fn close_or_unmap_during_an_exit_cuts_it() {
         let before = rig.snapshot();
         rig.vcpus.enter(0);
         rig.exit(0, ExitReason::Io, &mut At(2));
-        assert!(before == rig.snapshot(), "nothing is written after: {end}");
+        assert!(
+            before == rig.snapshot(),
+            "the device wrote to memory after: {end}"
+        );
     }
 }
 

@@ -138,7 +138,11 @@ fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
         .map(|exit| (exit.ip.get(), cut(exit)))
         .collect();
     assert_eq!(told, [(1, false), (u64::MAX, true)]);
-    assert_eq!(reply.value.get(), area.head(), "both are counted");
+    assert_eq!(
+        reply.value.get(),
+        area.head(),
+        "the packets of both exits are counted"
+    );
     // When the trace is enabled again, it begins with a sync packet, and numbering continues.
     rig.command(0, COMMAND_ENABLE, event);
     rig.exit(0, ExitReason::Io, &mut At(3));

@@ -128,7 +128,10 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
             0,
             "the duration of an exit without an end is unknown"
         );
-        assert!((400..500).contains(&exits[1].outside.get()), "{exits:?}");
+        assert!(
+            (400..500).contains(&exits[1].outside.get()),
+            "the second exit's time outside is not about 400 ns: {exits:?}"
+        );
     }
 }
 
@@ -158,7 +161,7 @@ fn recorded_exits_are_collected_while_the_vcpu_runs() {
     rig.read(0, event);
     assert_eq!(ips(&mut area), [5]);
     rig.close(event).expect("open");
-    assert_eq!(rig.world.open_counters(), 0, "given back");
+    assert_eq!(rig.world.open_counters(), 0, "the counter is closed");
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
         );
         assert_eq!(
             after[1], before[1],
-            "{what} visits counters of the other vCPU"
+            "{what}: visits to counters of the other vCPU"
         );
     };
     step(&mut rig, "a read", &|rig| {

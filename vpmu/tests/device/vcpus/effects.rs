@@ -63,10 +63,7 @@ fn member_follows_its_leader_on_any_pair_of_vcpus() {
         for event in [leader, member] {
             let [first, second] = [0, 1].map(|vcpu| rig.command(vcpu, COMMAND_OUT, event));
             let outs = [first, second].map(|reply| reply.status.get());
-            assert!(
-                outs.contains(&0),
-                "the event was scheduled in on one of the vCPUs"
-            );
+            assert!(outs.contains(&0), "no vCPU could schedule the event out");
         }
         done(&mut rig, of_member, COMMAND_IN, member);
         done(&mut rig, of_leader, COMMAND_IN, leader);
@@ -311,6 +308,6 @@ fn circular_links_over_two_vcpus_end() {
     let metrics = rig.vpmu.metrics();
     assert!(
         metrics.samples_lost > 0,
-        "without rings, samples are lost: {metrics:?}"
+        "no samples were lost, although there are no rings: {metrics:?}"
     );
 }

@@ -216,12 +216,19 @@ fn driver_area_is_begun_and_ended_from_another_vcpu() {
         };
         let mut status = |commands: &[Command]| rig.commands(0, commands)[0].status.get();
         assert_eq!(status(&[begin]), 0);
-        assert_eq!(status(&[begin]), libc::EINVAL.unsigned_abs(), "begun");
+        assert_eq!(
+            status(&[begin]),
+            libc::EINVAL.unsigned_abs(),
+            "the span has begun already"
+        );
         rig.exit(1, vpmu::ExitReason::Io, &mut At(1));
         rig.exit(0, vpmu::ExitReason::Io, &mut At(2));
         let end = rig.command(0, COMMAND_AUX_END, trace);
         assert_eq!(end.status.get(), 0);
-        assert!(end.value.get() > 0 && end.lost.get() == 0, "{end:?}");
+        assert!(
+            end.value.get() > 0 && end.lost.get() == 0,
+            "a span without data, or with losses: {end:?}"
+        );
         let area = AreaReader::new(&rig, metadata, pages);
         area.set_head(end.value.get());
         let mut area = area;
@@ -271,7 +278,10 @@ fn queue_of_another_vcpu_refuses_every_command() {
             let events = [ours, theirs, of_task, parked];
             let replies = rig.commands_from(of, by, &super::each(op, &events));
             let statuses = replies.iter().map(|reply| reply.status.get());
-            assert!(statuses.eq([libc::EXDEV.unsigned_abs(); 4]), "command {op}");
+            assert!(
+                statuses.eq([libc::EXDEV.unsigned_abs(); 4]),
+                "command {op} is not refused with EXDEV for each event"
+            );
         }
     }
 }

@@ -53,7 +53,7 @@ fn trace_without_state_at_its_end_is_in_error_once() {
     assert_eq!(rig.read(0, trace).state.get(), STATE_ERROR);
     assert!(
         !rig.vcpus.wants_registers(0),
-        "the vCPU no longer needs registers"
+        "the vCPU still wants registers"
     );
 }
 
@@ -83,7 +83,10 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
         (before.time_enabled, after.time_enabled),
     ] {
         // Each read of the clock advances it by a tick.
-        assert!((1000..1100).contains(&(after - before)), "{before} {after}");
+        assert!(
+            (1000..1100).contains(&(after - before)),
+            "a figure went from {before} to {after} in 1,000 ticks"
+        );
     }
 }
 
@@ -240,7 +243,10 @@ fn woken_reader_finds_the_head() {
         });
         rig.queues.insert(1, events);
         assert_eq!(heads.is_empty(), before == ring.head(), "round {round}");
-        assert!(heads.iter().all(|&head| head > before), "round {round}");
+        assert!(
+            heads.iter().all(|&head| head > before),
+            "round {round}: a reader was woken before the head moved"
+        );
         ring.raw();
     }
 }

@@ -50,7 +50,11 @@ fn moved_event_keeps_counting_and_closes_its_counters() {
         let counts = values(&mut rig, vcpu, &events);
         assert_eq!(counts, [10 * times, 10 * times, times, 20]);
     }
-    assert_eq!(rig.world.open_counters(), 4, "two on each vCPU");
+    assert_eq!(
+        rig.world.open_counters(),
+        4,
+        "there are two counters on each vCPU"
+    );
     rig.close(events[0]).expect("closed");
     assert_eq!(rig.world.open_counters(), 2);
     rig.close(events[1]).expect("closed");

@@ -20,7 +20,10 @@ fn second_session_of_a_vcpu_is_refused_and_the_first_continues() {
     rig.world.work(rig::thread(0), 10, 4);
     rig.world.be_thread(500);
     let refused = rig.vpmu.attach(0, 7).expect_err("taken");
-    assert!(matches!(refused, Error::Attached(0)), "{refused}");
+    assert!(
+        matches!(refused, Error::Attached(0)),
+        "another error: {refused}"
+    );
     rig.world.work(rig::thread(0), 10, 4);
     rig.world.work(500, 1000, 4);
     assert_eq!(rig.value(0, event), 20);
