@@ -42,7 +42,7 @@ pub(crate) fn act() -> ExitCode {
 /// Prints a line for the host, which reads the console.
 pub(crate) fn say(what: &str) {
     println!("@guest {what}");
-    // A failure means that the console is closed, so nobody reads it.
+    // A failure means that the console is closed and nobody reads it.
     let _ = std::io::stdout().flush();
     os::drain_console();
 }
@@ -158,8 +158,8 @@ fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     Ok((event, ring))
 }
 
-/// In the first boot, the guest opens a persistent event and resets. In the second boot, it finds that event with its
-/// records.
+/// In the first boot, the guest opens a persistent event and resets. In the second boot, the guest finds that event and
+/// its records.
 fn twice() -> Outcome {
     let device = Device::open()?;
     let found = device
@@ -196,7 +196,7 @@ fn twice() -> Outcome {
         vec![OWN_VALUE; OWN as usize],
         "records of the boot before"
     );
-    ensure_eq!(event.count()?, u64::from(OWN), "its count");
+    ensure_eq!(event.count()?, u64::from(OWN), "the event's count");
     device.place(OWN_VALUE, OWN.into())?;
     ensure_eq!(
         values(&ring.take()?, &attr)?,
@@ -206,7 +206,7 @@ fn twice() -> Outcome {
     ensure_eq!(
         event.count()?,
         u64::from(2 * OWN),
-        "its count after both boots"
+        "the event's count after both boots"
     );
     sequence(1 + MARKS)?;
     say("whole");
@@ -224,7 +224,7 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
     let ring = look(&event, pages)?;
     ensure!(
         os::is_readable(ring.address())? && event.count()? > 0,
-        "{name} before its end"
+        "the ring of {name} is unreadable, or its count is zero"
     );
     // Consumes a wakeup from before this descriptor was opened, because poll reports such wakeups, too.
     event.poll(0)?;
@@ -239,7 +239,11 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
         libc::POLLHUP | libc::POLLERR,
         "poll of an event that has ended"
     );
-    ensure_eq!(event.read_into(64)?.len(), 0, "words read from it");
+    ensure_eq!(
+        event.read_into(64)?.len(),
+        0,
+        "words read from an event that has ended"
+    );
     for (what, errno) in [
         ("enabling", refused(event.enable(0))),
         ("resetting", refused(event.reset(0))),
@@ -253,7 +257,7 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
     }
     ensure!(
         !os::is_readable(ring.address())?,
-        "its pages are still mapped"
+        "the ring of an event that has ended is still readable"
     );
     Ok(())
 }

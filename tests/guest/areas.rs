@@ -81,7 +81,10 @@ impl Area {
         let head = ring.load_acquire(AUX_HEAD);
         let available = head.wrapping_sub(self.tail);
         if available > self.size() {
-            return Err(format!("{available} bytes in an area of {}", self.size()));
+            return Err(format!(
+                "{available} unread bytes in an area of {}",
+                self.size()
+            ));
         }
         let packets = packets::decode(self.tail, head, |at| self.word(at))?;
         self.tail = head;
@@ -141,7 +144,7 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
         let body = match record.kind {
             AUX => 3,
             ITRACE_START => 1,
-            _ => return Err(format!("a record of another kind: {record:?}")),
+            _ => return Err(format!("the record is not about the AUX area: {record:?}")),
         };
         let (own, trailer) = fields::trailer(record, body, attr)?;
         match own[..] {
@@ -164,7 +167,7 @@ pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
         if chunk.offset == at {
             Ok(at + chunk.size)
         } else {
-            Err(format!("{chunk:x?}, expected at {at:#x}"))
+            Err(format!("{chunk:x?} does not begin at {at:#x}"))
         }
     })
 }

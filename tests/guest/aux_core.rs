@@ -113,7 +113,10 @@ impl Kept {
         self.told = contiguous(&told.chunks, self.told)?;
         let heads = before..=areas::head(&self.ring);
         if !heads.contains(&self.told) {
-            return Err(format!("chunks up to {}, head {heads:?}", self.told));
+            return Err(format!(
+                "the chunks end at {}, the head is in {heads:?}",
+                self.told
+            ));
         }
         Ok((exits(&packets), told.flags()))
     }
@@ -140,16 +143,16 @@ fn perf_lists_the_traces() -> Outcome {
     let traces = kinds("vpmu_trace")?;
     ensure!(
         traces.contains(&KIND_EXIT_TRACE) && traces.contains(&KIND_SAMPLE_TRACE),
-        "kinds of vpmu_trace: {traces:x?}"
+        "vpmu_trace lacks a kind of trace: {traces:x?}"
     );
     ensure!(
         traces.iter().all(|kind| (0x105..=0x107).contains(kind)),
-        "kinds of vpmu_trace: {traces:x?}"
+        "vpmu_trace has a kind that is not a trace: {traces:x?}"
     );
     let others = kinds("vpmu")?;
     ensure!(
         !others.is_empty() && others.iter().all(|kind| !traces.contains(kind)),
-        "kinds of vpmu: {others:x?}"
+        "vpmu has no kinds, or a kind of vpmu_trace: {others:x?}"
     );
     for format in ["event", "kind"] {
         let text = fs::read_to_string(pmu.join("format").join(format))?;
@@ -161,7 +164,7 @@ fn perf_lists_the_traces() -> Outcome {
 fn each_pmu_takes_its_own_events() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
-    ensure_eq!(open(&port_trace(&device)?), None, "a trace");
+    ensure_eq!(open(&port_trace(&device)?), None, "errno of a valid trace");
     ensure_eq!(
         open(&attr(&device, KIND_MARK, 3)?),
         Some(libc::ENOENT),
@@ -182,14 +185,21 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     );
     let mut frequency = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 100, 0);
     frequency.set_freq(1);
-    ensure!(open(&frequency).is_some(), "a frequency was accepted");
+    ensure!(
+        open(&frequency).is_some(),
+        "a trace with a frequency was accepted"
+    );
     // perf core never runs a trace without an area.
     let event = kernels(&port_trace(&device)?, How::OWN)?;
     cpu::allow_ports()?;
     event.enable(0)?;
     ports(10);
     event.disable(0)?;
-    ensure_eq!(event.count()?, 0, "a trace without an area");
+    ensure_eq!(
+        event.count()?,
+        0,
+        "bytes counted by a trace without an area"
+    );
     Ok(())
 }
 
@@ -225,9 +235,16 @@ fn perf_traces_a_task() -> Outcome {
     }
     let told = told(&kept.ring.take()?, &attr)?;
     let head = areas::head(&kept.ring);
-    ensure_eq!(contiguous(&told.chunks, 0)?, head, "where the chunks end");
-    ensure!(told.flags().iter().all(|&flags| flags == 0), "{told:x?}");
-    ensure_eq!(told.starts, [who], "whose trace started");
+    ensure_eq!(
+        contiguous(&told.chunks, 0)?,
+        head,
+        "the end of the last chunk"
+    );
+    ensure!(
+        told.flags().iter().all(|&flags| flags == 0),
+        "a chunk has flags: {told:x?}"
+    );
+    ensure_eq!(told.starts, [who], "the tasks whose traces started");
     ensure_eq!(kept.event.count()?, head, "bytes counted");
     Ok(())
 }
@@ -264,7 +281,7 @@ fn perf_traces_a_cpu() -> Outcome {
         let (exits, _) = kept.take()?;
         ensure!(
             exits.iter().all(|exit| exit.vcpu == vcpu),
-            "an exit of another vCPU"
+            "the trace of vCPU {vcpu} has an exit of another vCPU"
         );
         let own = exits.iter().filter(|e| e.ip == accesses::out_loop_ip());
         ensure_eq!(
@@ -272,7 +289,11 @@ fn perf_traces_a_cpu() -> Outcome {
             MADE + u64::from(vcpu),
             "exits of vCPU {vcpu}"
         );
-        ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+        ensure_eq!(
+            kept.event.count()?,
+            areas::head(&kept.ring),
+            "bytes counted"
+        );
     }
     Ok(())
 }
@@ -314,7 +335,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     ensure_eq!(
         refused(Area::map_raw(&event, 8 * PAGE, READ_WRITE, 2 * P)),
         Some(libc::EINVAL),
-        "a different size beside it"
+        "a second map of a different size"
     );
     drop(first);
     Area::map(&event, &ring, 8, READ_WRITE)?;

@@ -58,13 +58,20 @@ fn perfs_reader_keeps_up() -> Outcome {
         made += burst;
         let (exits, flags) = kept.take()?;
         ensure_eq!(exits.len() as u64, burst, "exits of a burst");
-        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+        ensure!(
+            flags.iter().all(|&flags| flags == 0),
+            "a chunk has flags: {flags:x?}"
+        );
     }
     ensure_eq!(kept.ledger.packets, made, "exits");
-    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    ensure_eq!(
+        kept.event.count()?,
+        areas::head(&kept.ring),
+        "bytes counted"
+    );
     ensure!(
         kept.told > 10 * kept.area.size(),
-        "the area wrapped too seldom"
+        "the area wrapped at most ten times"
     );
     Ok(())
 }
@@ -87,8 +94,11 @@ fn watermark_wakes_perfs_reader() -> Outcome {
             "poll past the watermark"
         );
         let (exits, flags) = kept.take()?;
-        ensure!(!exits.is_empty(), "woken for nothing");
-        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+        ensure!(!exits.is_empty(), "a wakeup without new exits");
+        ensure!(
+            flags.iter().all(|&flags| flags == 0),
+            "a chunk has flags: {flags:x?}"
+        );
     }
     kept.event.disable(0)?;
     kept.take()?;
@@ -108,7 +118,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     let (exits, flags) = kept.take()?;
     ensure!(
         exits.len() as u64 >= P / EXIT_BYTES / 2,
-        "{} exits",
+        "only {} exits in a full area",
         exits.len()
     );
     ensure_eq!(
@@ -124,7 +134,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     ensure_eq!(
         areas::head(&kept.ring),
         kept.told,
-        "the head of a disabled event"
+        "the head of a disabled event's area"
     );
     kept.event.enable(0)?;
     ports(5);
@@ -134,16 +144,19 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     ensure_eq!(
         crate::packets::exits(&packets).len(),
         5,
-        "exits once it is enabled"
+        "exits after the event was enabled again"
     );
     let lost = syncs(&packets)
         .iter()
         .any(|sync| sync.flags & SYNC_LOSS != 0);
-    ensure!(lost && kept.ledger.lost > 0, "a loss that no sync reports");
+    ensure!(
+        lost && kept.ledger.lost > 0,
+        "nothing was lost, or no sync reports the loss"
+    );
     let told = told(&kept.ring.take()?, &kept.attr)?;
     ensure!(
         told.flags().iter().any(|flags| flags & PARTIAL != 0),
-        "{told:x?}"
+        "no chunk has the flag PARTIAL: {told:x?}"
     );
     let produced = areas::head(&kept.ring) + kept.ledger.lost;
     ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
@@ -159,7 +172,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
-        // The room left has the size of a packet, but perf core keeps one byte free. So not one packet fits.
+        // The remaining room has the size of a packet, but perf core keeps one byte free, so no packet fits.
         let full = kept.told.wrapping_add(PACKET).wrapping_sub(P);
         kept.ring.store_release(AUX_TAIL, full);
         kept.event.enable(0)?;
@@ -172,15 +185,26 @@ fn area_found_full_disables_perfs_event() -> Outcome {
         ports(10);
         let (exits, flags) = kept.take()?;
         ensure_eq!(exits.len(), 0, "round {round}: exits of a disabled event");
-        ensure_eq!(flags, [TRUNCATED], "round {round}: flags of one record");
+        ensure_eq!(flags, [TRUNCATED], "round {round}: flags of the only chunk");
         kept.event.enable(0)?;
         ports(5);
         kept.event.disable(0)?;
         let (exits, flags) = kept.take()?;
-        ensure_eq!(exits.len(), 5, "round {round}: exits where there is room");
-        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+        ensure_eq!(
+            exits.len(),
+            5,
+            "round {round}: exits after the area has room again"
+        );
+        ensure!(
+            flags.iter().all(|&flags| flags == 0),
+            "a chunk has flags: {flags:x?}"
+        );
     }
-    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    ensure_eq!(
+        kept.event.count()?,
+        areas::head(&kept.ring),
+        "bytes counted"
+    );
     Ok(())
 }
 
@@ -195,7 +219,7 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
     ports(MADE);
     kept.event.disable(0)?;
     let head = areas::head(&kept.ring);
-    ensure_eq!(kept.event.count()?, head, "bytes");
+    ensure_eq!(kept.event.count()?, head, "bytes counted");
     let newest = kept.area.newest(&kept.ring)?;
     let numbers: Vec<u64> = exits(&newest).iter().map(|exit| exit.sequence).collect();
     let held = numbers.len() as u64;
@@ -208,7 +232,7 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
     let told = told(&kept.ring.take()?, &attr)?;
     ensure!(
         !told.chunks.is_empty() && told.flags().iter().all(|&flags| flags == OVERWRITE),
-        "{told:x?}"
+        "no chunk, or one whose flags are not OVERWRITE alone: {told:x?}"
     );
     Ok(())
 }
@@ -256,7 +280,11 @@ fn perfs_children_write_into_the_area() -> Outcome {
         );
     }
     ensure_eq!(exits.len() as u64, 3 * EACH, "exits of the family");
-    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    ensure_eq!(
+        kept.event.count()?,
+        areas::head(&kept.ring),
+        "bytes counted"
+    );
     Ok(())
 }
 
@@ -287,7 +315,7 @@ fn perf_traces_samples() -> Outcome {
     }
     // The ring has only records about the area, and no samples.
     let told = told(&kept.ring.take()?, &attr)?;
-    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes");
+    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes in the chunks");
     Ok(())
 }
 
@@ -316,6 +344,10 @@ fn both_interfaces_trace_at_once() -> Outcome {
         exits.iter().map(|exit| (exit.time, exit.outside)).collect()
     };
     ensure_eq!(core.len() as u64, MADE, "exits through perf core");
-    ensure_eq!(what(&core), what(&own), "the same exits through /dev/vpmu");
+    ensure_eq!(
+        what(&core),
+        what(&own),
+        "exits through perf core, compared with those through /dev/vpmu"
+    );
     Ok(())
 }

@@ -60,14 +60,14 @@ fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
             detail: exit.detail
         },
         *access,
-        "the access"
+        "instruction, address and detail"
     );
     ensure_eq!(u64::from(exit.reason), reason, "the reason");
     ensure_eq!(exit.flags, USER | HAS_IP, "the flags");
     ensure_eq!(exit.vcpu, vcpu, "the vCPU");
     let own = (std::process::id(), cpu::thread_id());
     ensure_eq!(exit.pid_tid, own, "the task");
-    ensure!(exit.outside > 0, "no time outside");
+    ensure!(exit.outside > 0, "an exit took no time outside the guest");
     Ok(())
 }
 
@@ -93,7 +93,7 @@ fn each_port_write_is_in_the_trace_once() -> Outcome {
         ensure_eq!(exit.sequence, number, "the number");
         ensure!(
             exit.time > at && exit.time + exit.outside <= after,
-            "{exit:?} from {at} to {after}"
+            "{exit:?} is not between {at} and {after} ns"
         );
         at = exit.time + exit.outside;
     }
@@ -117,7 +117,10 @@ fn accesses_are_recorded_as_made() -> Outcome {
     let exits = mmio.take()?;
     let (end, own) = exits.split_last().ok_or("an empty trace")?;
     compare(own, EXIT_MMIO, &made)?;
-    ensure!(end.flags & CUT != 0, "the command that ended it: {end:x?}");
+    ensure!(
+        end.flags & CUT != 0,
+        "the exit that ended the trace is not cut: {end:x?}"
+    );
     Ok(())
 }
 
@@ -158,13 +161,21 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
         // The driver writes the mark, for the program.
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
-    ensure!(marks[0].ip >> 63 == 1, "a user IP: {:#x}", marks[0].ip);
+    ensure!(
+        marks[0].ip >> 63 == 1,
+        "the IP of a mark is not in the kernel: {:#x}",
+        marks[0].ip
+    );
     // The last exit is the command that disabled the trace. It wrote to a register of the device other than the marks'
     // register.
-    ensure_eq!(end.flags, HAS_IP | CUT, "flags of the end");
+    ensure_eq!(
+        end.flags,
+        HAS_IP | CUT,
+        "flags of the exit that ended the trace"
+    );
     ensure!(
         end.qualification != marks[0].qualification,
-        "the command wrote to the marks' register"
+        "the exit that ended the trace wrote to the marks' register"
     );
     Ok(())
 }
@@ -180,14 +191,20 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     let exits = traced.take()?;
     ensure_eq!(exits.len() as u64, MADE, "exits");
     let outside: u64 = exits.iter().map(|exit| exit.outside).sum();
-    ensure!(exits.iter().all(|exit| exit.outside > 0), "no time outside");
-    ensure!(outside < took, "{outside} of {took} ns outside");
+    ensure!(
+        exits.iter().all(|exit| exit.outside > 0),
+        "an exit took no time outside the guest"
+    );
+    ensure!(
+        outside < took,
+        "{outside} ns outside the guest, of {took} ns"
+    );
     // The guest ran between two exits: no exit begins before the previous one has ended.
     ensure!(
         exits
             .windows(2)
             .all(|pair| pair[0].time + pair[0].outside < pair[1].time),
-        "exits that overlap"
+        "an exit begins before the previous one has ended"
     );
     Ok(())
 }
@@ -196,18 +213,24 @@ fn exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
     for round in 0..20 {
-        // The command that starts a trace is not in the trace. The command that ends it is.
+        // The exit of the command that starts a trace is not in the trace. That of the command that ends the trace is.
         traced.event.enable(0)?;
         traced.event.disable(0)?;
         let exits = traced.take()?;
         ensure!(
             !exits.is_empty() && exits.len() <= 2,
-            "round {round}: {} exits",
+            "round {round}: {} exits, expected one or two",
             exits.len()
         );
         let (end, rest) = exits.split_last().ok_or("no exit")?;
-        ensure!(end.flags & CUT != 0, "the end: {end:x?}");
-        ensure!(rest.iter().all(|exit| exit.flags & CUT == 0), "{rest:x?}");
+        ensure!(
+            end.flags & CUT != 0,
+            "the exit that ended the trace is not cut: {end:x?}"
+        );
+        ensure!(
+            rest.iter().all(|exit| exit.flags & CUT == 0),
+            "an earlier exit is cut: {rest:x?}"
+        );
         traced.balance()?;
     }
     Ok(())
@@ -227,7 +250,7 @@ fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
     one.event.disable(0)?;
     all.event.disable(0)?;
     let (all, one, other) = (all.take()?, one.take()?, other.take()?);
-    ensure_eq!(one.len(), 100, "port writes");
+    ensure_eq!(one.len(), 100, "port writes in the trace of port I/O");
     let alike = |exits: &[Exit], reason: u64, flags: u8| -> Vec<(u64, u64, u64)> {
         let own = exits.iter();
         let own = own.filter(|e| u64::from(e.reason) == reason && e.flags & flags == flags);
@@ -236,13 +259,13 @@ fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
     ensure_eq!(
         alike(&all, EXIT_PORT, USER),
         alike(&one, EXIT_PORT, USER),
-        "port writes of all"
+        "port writes in the trace of all exits"
     );
     let (wide, narrow) = (alike(&all, EXIT_MMIO, 0), alike(&other, EXIT_MMIO, 0));
-    ensure!(narrow.len() > 100, "{} exits by memory", narrow.len());
+    ensure!(narrow.len() > 100, "only {} MMIO exits", narrow.len());
     ensure!(
         wide.windows(narrow.len()).any(|part| part == narrow),
-        "exits by memory: {} of all, {} alone",
+        "the traces have different MMIO exits: {} of all exits, {} of MMIO",
         wide.len(),
         narrow.len()
     );
@@ -252,11 +275,15 @@ fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
 fn traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
-    ensure_eq!(open(&trace(&device, EXIT_USER)), None, "a plain trace");
+    ensure_eq!(
+        open(&trace(&device, EXIT_USER)),
+        None,
+        "errno of a valid trace"
+    );
     let all = open(&trace(&device, EXIT_ALL));
     ensure!(
         all.is_none() || all == Some(libc::ENOENT),
-        "every exit: {all:?}"
+        "errno of a trace of every exit: {all:?}"
     );
     ensure_eq!(
         open(&trace(&device, 7)),
@@ -266,19 +293,28 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
     ensure_eq!(
         open(&sampling(trace(&device, EXIT_PORT), 100, 0)),
         Some(libc::EOPNOTSUPP),
-        "a period"
+        "errno of a trace with a period"
     );
     let mut frequency = sampling(trace(&device, EXIT_PORT), 100, 0);
     frequency.set_freq(1);
-    ensure!(open(&frequency).is_some(), "a frequency was accepted");
+    ensure!(
+        open(&frequency).is_some(),
+        "a trace with a frequency was accepted"
+    );
     let mut output = trace(&device, EXIT_PORT);
     output.set_aux_output(1);
-    ensure!(open(&output).is_some(), "aux_output was accepted");
+    ensure!(
+        open(&output).is_some(),
+        "a trace with aux_output was accepted"
+    );
     let sampled = perf_event_attr {
         aux_sample_size: 4096,
         ..trace(&device, EXIT_PORT)
     };
-    ensure!(open(&sampled).is_some(), "aux_sample_size was accepted");
+    ensure!(
+        open(&sampled).is_some(),
+        "a trace with aux_sample_size was accepted"
+    );
     let marks = perf_event_attr {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
@@ -286,6 +322,10 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
     // Other events accept `aux_watermark`, as in perf, which uses it only if the event has an area.
     ensure_eq!(open(&marks), None, "marks with aux_watermark");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
-    ensure_eq!(open(&host), Some(libc::EOPNOTSUPP), "the host's own trace");
+    ensure_eq!(
+        open(&host),
+        Some(libc::EOPNOTSUPP),
+        "errno of a trace of the host's own PMU"
+    );
     Ok(())
 }

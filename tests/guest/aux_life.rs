@@ -218,7 +218,7 @@ fn closing_while_the_host_writes_harms_nothing() -> Outcome {
             while area.word(0) == 0 {
                 std::hint::spin_loop();
             }
-            // Event, ring and area each keep the file open: whichever is dropped last releases it.
+            // Event, ring and area each keep the file open: the last one that is dropped releases the file.
             match round % 3 {
                 0 => drop((event, ring, area)),
                 1 => drop((area, event, ring)),

@@ -25,21 +25,25 @@ fn locked_down_kernel_hides_registers() -> Outcome {
     ensure_eq!(
         refused(kernels(&registers, How::OWN)),
         None,
-        "by perf, before the lockdown"
+        "registers by perf, before the lockdown"
     );
     ensure_eq!(
         refused(device.open_event(&registers, How::OWN)),
         None,
-        "by /dev/vpmu, before the lockdown"
+        "registers by /dev/vpmu, before the lockdown"
     );
     os::mount(c"securityfs", SECURITY)?;
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
     let errno = Some(libc::EPERM);
-    ensure_eq!(refused(kernels(&registers, How::OWN)), errno, "by perf");
+    ensure_eq!(
+        refused(kernels(&registers, How::OWN)),
+        errno,
+        "registers by perf"
+    );
     ensure_eq!(
         refused(device.open_event(&registers, How::OWN)),
         errno,
-        "by /dev/vpmu"
+        "registers by /dev/vpmu"
     );
     ensure_eq!(refused(kernels(&exits, How::OWN)), None, "exits by perf");
     ensure_eq!(

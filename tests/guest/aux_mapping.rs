@@ -82,12 +82,12 @@ fn area_is_mapped_only_as_announced() -> Outcome {
     ensure_eq!(
         (ring.load(AUX_OFFSET), ring.load(AUX_SIZE)),
         (0, 0),
-        "what a fresh ring announces"
+        "offset and size that a fresh ring announces"
     );
     ensure_eq!(
         refused(Area::map_raw(&event, bytes, READ_WRITE, 3 * P)),
         Some(libc::EINVAL),
-        "with nothing announced"
+        "an area that was not announced"
     );
     // The ring ends at page 3.
     let cases = [
@@ -225,13 +225,20 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     ports(10);
     event.disable(0)?;
     let head = areas::head(&ring);
-    ensure!(head >= 11 * 64, "{head} bytes of ten exits and a sync");
+    ensure!(
+        head >= 11 * 64,
+        "{head} bytes are fewer than ten exits and a sync"
+    );
     for at in (0..head).step_by(8) {
         ensure_eq!(first.word(at), second.word(at), "byte {at} in the two maps");
     }
     ensure_eq!(exits(&first.take(&ring)?).len(), 10, "exits");
     let mut third = Area::map(&event, &ring, 2, READ_WRITE)?;
-    ensure_eq!(third.take(&ring)?.len(), 0, "packets already consumed");
+    ensure_eq!(
+        third.take(&ring)?.len(),
+        0,
+        "packets for a map made after they were consumed"
+    );
     Ok(())
 }
 
@@ -245,12 +252,12 @@ fn part_of_an_area_cannot_be_unmapped() -> Outcome {
         ensure_eq!(
             refused(os::unmap(part, PAGE)),
             Some(libc::EINVAL),
-            "unmapping its {what}"
+            "unmapping the area's {what}"
         );
     }
     ensure!(
         os::is_mapped(area.address()),
-        "the area is no longer mapped"
+        "a refused munmap(2) has unmapped the area"
     );
     Ok(())
 }

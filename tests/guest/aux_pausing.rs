@@ -100,7 +100,10 @@ fn trace_has_only_the_regions() -> Outcome {
         "syncs of regions with exits"
     );
     let first = syncs(&packets)[0].flags;
-    ensure!(first & SYNC_START != 0, "the first sync: {first:#x}");
+    ensure!(
+        first & SYNC_START != 0,
+        "the first sync lacks SYNC_START: {first:#x}"
+    );
     // The exits of a region are between its sync and the next one.
     let mut sizes = Vec::new();
     for placed in &packets {
@@ -136,7 +139,7 @@ fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     ensure_eq!(
         exits.iter().filter(marks).count() as u64,
         inside,
-        "marks among them"
+        "exits of marks"
     );
     Ok(())
 }
@@ -232,7 +235,7 @@ fn paused_trace_stays_enabled() -> Outcome {
     let after = times()?;
     ensure!(
         after.0 > before.0 && after.1 > before.1,
-        "times {before:?}, then {after:?}"
+        "a time of the trace did not grow: {before:?}, then {after:?}"
     );
     // Enabling does not resume.
     event.disable(0)?;

@@ -59,7 +59,7 @@ fn start_is_recorded_once() -> Outcome {
             "the first record"
         );
         let told = told(&records, &attr)?;
-        ensure_eq!(told.starts, [own], "whose trace started");
+        ensure_eq!(told.starts, [own], "the tasks whose traces started");
         ensure!(told.bytes() > 0, "no chunk is recorded");
     }
     Ok(())
@@ -78,15 +78,18 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     ensure_eq!(
         chunks.len() as u64,
         fit,
-        "chunks that the ring had room for"
+        "chunks whose records fit into the ring"
     );
     traced.read()?;
     let chunks = traced.chunks()?;
-    ensure_eq!(chunks.len(), 1, "records of the other chunks");
+    ensure_eq!(chunks.len(), 1, "records of all later chunks together");
     // If a page of the area begins within the chunk, the chunk also contains a sync. A sync has the same size as an
     // exit.
     let exits = chunks[0].size / EXIT_BYTES;
-    ensure!((more..=more + 1).contains(&exits), "{chunks:x?}");
+    ensure!(
+        (more..=more + 1).contains(&exits),
+        "the last chunk has {exits} packets: {chunks:x?}"
+    );
     traced.balance()?;
     ensure_eq!(traced.take()?.len() as u64, fit + more, "exits");
     Ok(())
@@ -104,7 +107,7 @@ fn ring_without_data_has_an_area() -> Outcome {
     let packets = area.take(&ring)?;
     Ledger::default().follow(&packets)?;
     ensure_eq!(exits(&packets).len(), 100, "exits");
-    ensure_eq!(event.count()?, areas::head(&ring), "bytes");
+    ensure_eq!(event.count()?, areas::head(&ring), "bytes counted");
     Ok(())
 }
 
@@ -125,22 +128,25 @@ fn records_of_an_area_name_their_task() -> Outcome {
     event.disable(0)?;
     let after = device.time_of(cpu::tsc());
     let told = told(&ring.take()?, &attr)?;
-    ensure!(told.trailers.len() >= 2, "{told:?}");
+    ensure!(told.trailers.len() >= 2, "fewer than two records: {told:?}");
     let mut last = before;
     for trailer in &told.trailers {
         ensure_eq!(
             trailer.pid_tid,
             Some((std::process::id(), cpu::thread_id())),
-            "the task"
+            "process and thread in a trailer"
         );
         ensure_eq!(
             [trailer.id, trailer.stream_id, trailer.identifier],
             [Some(id); 3],
-            "ids"
+            "the ids in a trailer"
         );
-        ensure_eq!(trailer.cpu, Some(0), "the CPU");
+        ensure_eq!(trailer.cpu, Some(0), "the CPU in a trailer");
         let time = trailer.time.unwrap_or(0);
-        ensure!((last..=after).contains(&time), "{time}: {last} to {after}");
+        ensure!(
+            (last..=after).contains(&time),
+            "the time {time} is not between {last} and {after}"
+        );
         last = time;
     }
     ensure_eq!(exits(&area.take(&ring)?).len(), 3, "exits");

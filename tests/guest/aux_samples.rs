@@ -57,7 +57,7 @@ fn each_period_makes_a_packet() -> Outcome {
         counter.disable(0)?;
         event.disable(0)?;
         let exits = counter.count()?;
-        ensure!(exits >= MADE, "{exits} exits of {MADE}");
+        ensure!(exits >= MADE, "only {exits} exits for {MADE} port writes");
         let packets = area.take(&ring)?;
         let mut ledger = Ledger::default();
         ledger.follow(&packets)?;
@@ -65,21 +65,21 @@ fn each_period_makes_a_packet() -> Outcome {
         ensure_eq!(own.len() as u64, exits / period, "packets of {exits} exits");
         ensure!(
             own.iter().all(|sample| sample.period == period),
-            "a packet with a period other than {period}"
+            "a packet has a period other than {period}"
         );
         ensure!(
             syncs(&packets)
                 .iter()
                 .all(|sync| sync.format == 2 && sync.config == PACE_EXITS),
-            "syncs of another trace"
+            "a sync has another format or config than the trace"
         );
         let reading = event.read()?;
-        ensure_eq!(reading, [areas::head(&ring), 0], "produced, lost");
+        ensure_eq!(reading, [areas::head(&ring), 0], "bytes produced and lost");
         let chunks = told(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
         ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring reports");
         ensure!(
             chunks.flags().iter().all(|&flags| flags == 0),
-            "{chunks:x?}"
+            "a chunk has flags: {chunks:x?}"
         );
     }
     Ok(())
@@ -114,7 +114,7 @@ fn packet_holds_all_registers() -> Outcome {
         known(sample, sp).map_err(|error| format!("{error}: {sample:x?}"))?;
         ensure!(
             (before..=after).contains(&sample.time),
-            "{} between {before} and {after}",
+            "the time {} is not between {before} and {after}",
             sample.time
         );
     }
@@ -170,7 +170,7 @@ fn clock_paces_packets() -> Outcome {
                 .iter()
                 .any(|flags| flags & areas::COLLISION != 0),
             some.iter().any(|sample| sample.flags & COLLISION != 0),
-            "collisions: the ring's, the packets'"
+            "whether the chunks report collisions, as the packets do"
         );
         own.extend(some);
     }
@@ -178,7 +178,7 @@ fn clock_paces_packets() -> Outcome {
     let most = took / PERIOD + 1;
     ensure!(
         own.len() as u64 <= most,
-        "{} packets in {took} ns",
+        "{} packets in {took} ns are more than {most}",
         own.len()
     );
     let elsewhere: Vec<_> = own
@@ -188,7 +188,7 @@ fn clock_paces_packets() -> Outcome {
         .collect();
     ensure!(
         elsewhere.len() * 2 < own.len(),
-        "of {} packets these were not in the loop: {elsewhere:?}",
+        "too many of {} packets are not in the loop: {elsewhere:?}",
         own.len()
     );
     for sample in &own {
@@ -197,7 +197,7 @@ fn clock_paces_packets() -> Outcome {
         ensure_eq!(
             sample.regs[stubs::PACKET_IP],
             sample.ip,
-            "the IP among the registers"
+            "the IP among the registers, compared with the packet's IP"
         );
         ensure_eq!(sample.vcpu, 1, "the vCPU");
     }
@@ -221,10 +221,10 @@ fn stalled_readers_samples_are_counted() -> Outcome {
     let head = areas::head(&ring);
     // A page holds a sync and 15 packets. Padding fills the rest of a page if another page follows. Packets that do not
     // fit into the two pages are lost.
-    ensure_eq!(count, head + lost, "produced");
+    ensure_eq!(count, head + lost, "bytes produced");
     ensure!(
         lost % 256 == 0 && lost >= (MADE - 30) * 256,
-        "{lost} bytes lost"
+        "{lost} lost bytes are too few, or not whole packets"
     );
     let mut ledger = Ledger::default();
     let packets = area.take(&ring)?;
@@ -234,7 +234,7 @@ fn stalled_readers_samples_are_counted() -> Outcome {
     ports(1);
     event.disable(0)?;
     ledger.follow(&area.take(&ring)?)?;
-    ensure_eq!(ledger.lost, lost, "bytes lost, by the sync");
+    ensure_eq!(ledger.lost, lost, "lost bytes that the sync reports");
     Ok(())
 }
 
@@ -242,7 +242,11 @@ fn sample_traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
     let plain = device.attr(KIND_SAMPLE_TRACE, PACE_EXITS);
-    ensure_eq!(open(&plain), Some(libc::EINVAL), "no period");
+    ensure_eq!(
+        open(&plain),
+        Some(libc::EINVAL),
+        "errno of a trace without a period"
+    );
     ensure_eq!(
         open(&paced(&device, 17, 1)),
         Some(libc::ENOENT),

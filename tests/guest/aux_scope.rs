@@ -81,7 +81,7 @@ fn trace_of_a_task_excludes_others() -> Outcome {
     let own = (std::process::id(), cpu::thread_id());
     ensure!(
         exits.iter().all(|exit| exit.pid_tid == own),
-        "another thread's exit"
+        "the trace has an exit of another thread"
     );
     ensure_eq!(exits.len() as u64, MADE, "exits");
     Ok(())
@@ -106,13 +106,20 @@ fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     let lost = traced.read()?.1 / 64;
     let of = |tid| exits.iter().filter(|exit| exit.pid_tid.1 == tid).count() as u64;
     let (own, other) = (of(cpu::thread_id()), of(tid));
-    ensure_eq!(own + other, exits.len() as u64, "exits of other threads");
+    ensure_eq!(
+        own + other,
+        exits.len() as u64,
+        "exits of the two threads, compared with all exits"
+    );
     ensure_eq!(
         own + other + lost,
         MADE + others,
         "exits of both, {lost} lost"
     );
-    ensure!(own > 0 && other > 0, "{own} and {other} exits");
+    ensure!(
+        own > 0 && other > 0,
+        "a thread has no exit: {own} and {other}"
+    );
     Ok(())
 }
 
@@ -161,12 +168,12 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         );
         ensure!(
             exits.iter().all(|exit| exit.vcpu == vcpu),
-            "another vCPU's exit in the trace of vCPU {vcpu}"
+            "the trace of vCPU {vcpu} has an exit of another vCPU"
         );
         ensure!(
             own.iter()
                 .all(|exit| exit.pid_tid == (std::process::id(), tid)),
-            "another thread's exit on vCPU {vcpu}"
+            "the trace of vCPU {vcpu} has an exit of another thread"
         );
     }
     Ok(())
@@ -191,7 +198,7 @@ fn trace_follows_its_task() -> Outcome {
     ensure_eq!(vcpus, expected, "vCPUs of the exits");
     ensure!(
         exits.windows(2).all(|pair| pair[0].time < pair[1].time),
-        "exits out of order"
+        "the exits are out of order"
     );
     Ok(())
 }
@@ -224,7 +231,11 @@ fn trace_causes_no_exits() -> Outcome {
     let with = counted(&device, || ports(MADE))?;
     traced.event.disable(0)?;
     ensure_eq!(without[0], MADE, "exits of port writes");
-    ensure_eq!(with, without, "exits (I/O, MMIO, signals) with the trace");
+    ensure_eq!(
+        with,
+        without,
+        "exits (I/O, MMIO, signals) with the trace, compared with those without"
+    );
     let exits = traced.take()?;
     let io = exits.iter();
     let io = io.filter(|e| u64::from(e.reason) == EXIT_PORT && e.flags & USER != 0);
@@ -249,7 +260,7 @@ fn excluded_mode_is_not_traced() -> Outcome {
         let exits = traced.take()?;
         ensure!(
             exits.iter().all(|exit| (exit.flags & USER != 0) == user),
-            "an exit in the excluded mode"
+            "the trace has an exit in the excluded mode"
         );
         let reason = if user { EXIT_PORT } else { EXIT_MMIO };
         let of = exits.iter().filter(|e| u64::from(e.reason) == reason);

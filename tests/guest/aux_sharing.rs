@@ -47,9 +47,9 @@ fn traces_write_into_anothers_area() -> Outcome {
     other.disable(0)?;
     traced.event.disable(0)?;
     let (io, mmio) = (traced.read()?, other.read()?);
-    ensure_eq!((io.1, mmio[1]), (0, 0), "lost");
+    ensure_eq!((io.1, mmio[1]), (0, 0), "bytes lost by the two traces");
     let head = areas::head(&traced.ring);
-    ensure_eq!(io.0 + mmio[0], head, "bytes of both in {head}");
+    ensure_eq!(io.0 + mmio[0], head, "bytes written by both traces");
     let packets = traced.area.take(&traced.ring)?;
     let exits = exits(&packets);
     let of = |reason: u64, user: u8| {
@@ -71,10 +71,10 @@ fn traces_write_into_anothers_area() -> Outcome {
     let known = [traced.event.id()?, other.id()?];
     ensure!(
         known.iter().all(|id| ids.contains(id)) && ids.iter().all(|id| known.contains(id)),
-        "syncs of {ids:?}, events {known:?}"
+        "the syncs name the events {ids:?}, not {known:?}"
     );
     traced.chunks()?;
-    ensure_eq!(traced.told, head, "where the chunks end");
+    ensure_eq!(traced.told, head, "the end of the last chunk");
     // Ends the redirection. The event has no area of its own, so its packets are now lost.
     other.output_to(-1)?;
     other.enable(0)?;
@@ -86,7 +86,11 @@ fn traces_write_into_anothers_area() -> Outcome {
         "the head of the area after the redirection has ended"
     );
     let lost = other.read()?[1];
-    ensure_eq!(lost, 2 * EXIT_BYTES, "lost: a mark, the trace's end");
+    ensure_eq!(
+        lost,
+        2 * EXIT_BYTES,
+        "lost bytes: the exits of a mark and of the trace's end"
+    );
     Ok(())
 }
 
@@ -150,7 +154,7 @@ fn children_write_into_their_parents_area() -> Outcome {
     event.count()?;
     reached = contiguous(&told(&ring.take()?, &attr)?.chunks, reached)?;
     let head = areas::head(&ring);
-    ensure_eq!(reached, head, "where the chunks end");
+    ensure_eq!(reached, head, "the end of the last chunk");
     for (vcpu, tid) in (0..).zip(threads) {
         let own: Vec<Exit> = exits(&packets)
             .into_iter()

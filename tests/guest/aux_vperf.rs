@@ -67,7 +67,7 @@ fn entry(kind: u32, config: u64) -> Fallible<Entry> {
 
 fn succeeded(output: &Output) -> Outcome {
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "vperf failed: {said}");
     Ok(())
 }
 
@@ -83,7 +83,11 @@ fn report(file: &str, keys: &str) -> Fallible<Value> {
     let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     succeeded(&output)?;
     let report = json(&output.stdout)?;
-    ensure_eq!(report["complete"], true, "{report}");
+    ensure_eq!(
+        report["complete"],
+        true,
+        "whether the report is complete: {report}"
+    );
     Ok(report["traces"][0].clone())
 }
 
@@ -94,9 +98,13 @@ fn rows(trace: &Value) -> Fallible<&Vec<Value>> {
 
 /// Checks that no part of the trace is missing or reported as lost.
 fn nothing_is_lost(trace: &Value) -> Outcome {
-    ensure_eq!(trace["lost_bytes"], 0, "{trace}");
-    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
-    ensure_eq!(trace["written_bytes"], trace["produced_bytes"], "{trace}");
+    ensure_eq!(trace["lost_bytes"], 0, "lost bytes: {trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
+    ensure_eq!(
+        trace["written_bytes"],
+        trace["produced_bytes"],
+        "bytes written, compared with those produced: {trace}"
+    );
     Ok(())
 }
 
@@ -113,7 +121,10 @@ fn exits_of_a_command_are_all_there() -> Outcome {
             &count,
         ];
         let said = record(file, &command)?;
-        ensure!(said.contains("0 bytes lost"), "{said}");
+        ensure!(
+            said.contains("0 bytes lost"),
+            "vperf does not report zero lost bytes: {said}"
+        );
         let trace = report(file, "what,task")?;
         nothing_is_lost(&trace)?;
         let written: Vec<(&str, u64)> = rows(&trace)?
@@ -122,9 +133,16 @@ fn exits_of_a_command_are_all_there() -> Outcome {
             .filter_map(|row| Some((row["task"].as_str()?, row["exits"].as_u64()?)))
             .collect();
         if times == 0 {
-            ensure!(written.is_empty(), "{written:?}");
+            ensure!(
+                written.is_empty(),
+                "a command without port writes has some: {written:?}"
+            );
         } else {
-            ensure_eq!(written, [("guest-tests", times)], "{trace}");
+            ensure_eq!(
+                written,
+                [("guest-tests", times)],
+                "port writes by task: {trace}"
+            );
         }
     }
     Ok(())
@@ -152,23 +170,26 @@ fn exits_name_who_caused_them() -> Outcome {
         .iter()
         .filter(|row| row["what"] == PORT_WRITTEN)
     {
-        ensure_eq!(row["reason"], PORT_REASON, "{row}");
-        ensure_eq!(row["task"], "guest-tests", "{row}");
+        ensure_eq!(row["reason"], PORT_REASON, "the reason in {row}");
+        ensure_eq!(row["task"], "guest-tests", "the task in {row}");
         let symbol = row["symbol"].as_str().unwrap_or_default();
         ensure!(
             symbol.starts_with("[.] ") && symbol.contains("guest_tests"),
-            "{row}"
+            "not a user symbol of guest-tests: {row}"
         );
         let number = |key: &str| row[key].as_u64().unwrap_or_default();
         ensure!(
             number("worst_ns") >= number("mean_ns") && number("mean_ns") > 0,
-            "{row}"
+            "the worst time is below the mean, or the mean is zero: {row}"
         );
         sum += number("exits");
         time += number("total_ns");
     }
-    ensure_eq!(sum, 300, "{trace}");
-    ensure!(Some(time) <= trace["total_ns"].as_u64(), "{time}: {trace}");
+    ensure_eq!(sum, 300, "port writes: {trace}");
+    ensure!(
+        Some(time) <= trace["total_ns"].as_u64(),
+        "port writes took {time} ns, more than all exits: {trace}"
+    );
     Ok(())
 }
 
@@ -177,7 +198,12 @@ fn exits_alone_records_and_shows() -> Outcome {
     // Without `--reason`, vperf records the exits for every reason that the host reports.
     let command = ["sh", "-c", "guest-tests ports 20; exit 7"];
     let output = vperf(&[&["exits", "-o", file, "--"], &command[..]].concat())?;
-    ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    ensure_eq!(
+        output.status.code(),
+        Some(7),
+        "vperf's exit code: {}",
+        text(&output.stderr)
+    );
     let shown = text(&output.stdout);
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
@@ -189,7 +215,7 @@ fn exits_alone_records_and_shows() -> Outcome {
         .iter()
         .filter(|row| row["what"] == PORT_WRITTEN);
     let ports: Vec<u64> = ports.filter_map(|row| row["exits"].as_u64()).collect();
-    ensure_eq!(ports, [20], "{trace}");
+    ensure_eq!(ports, [20], "port writes: {trace}");
     Ok(())
 }
 
@@ -207,7 +233,7 @@ fn timeline_has_every_exit() -> Outcome {
         .iter()
         .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
         .collect();
-    ensure_eq!(ports.len(), 400, "bars");
+    ensure_eq!(ports.len(), 400, "port writes in the timeline");
     // In the timeline, the exits of one task do not overlap: none begins before the previous one has ended.
     let mut after = f64::MIN;
     for event in ports {
@@ -216,18 +242,26 @@ fn timeline_has_every_exit() -> Outcome {
             return Err(format!("no time: {event}").into());
         };
         // The sum is rounded, so it may be off by a thousandth of a nanosecond.
-        ensure!(at >= after - 1e-6 && lasted > 0.0, "{event} before {after}");
+        ensure!(
+            at >= after - 1e-6 && lasted > 0.0,
+            "{event} begins before {after}, or lasts no time"
+        );
         after = at + lasted;
     }
     let lines = events.iter().filter(|event| event["name"] == "thread_name");
-    ensure!(lines.count() >= 1, "no CPU has a line");
+    ensure!(lines.count() >= 1, "the timeline names no thread");
     Ok(())
 }
 
 fn trace_beside_samples_is_in_the_file() -> Outcome {
     let file = "/tmp/beside.vperf";
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
-    ensure_eq!(trace.trace, Some(Format::Exits), "{}", trace.name);
+    ensure_eq!(
+        trace.trace,
+        Some(Format::Exits),
+        "the format of {}",
+        trace.name
+    );
     let output = vperf(&[
         "record",
         "-e",
@@ -250,20 +284,27 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
     let shown = text(&vperf(&["report", "-i", file])?.stdout);
     ensure!(
         shown.contains(&trace.name) && shown.contains("vperf exits report"),
-        "{shown}"
+        "the report does not name the trace and its tool: {shown}"
     );
     let output = vperf(&["report", "-i", file, "--json"])?;
     let samples = json(&output.stdout)?;
-    ensure_eq!(samples["events"][0]["samples"], 50, "{samples}");
+    ensure_eq!(
+        samples["events"][0]["samples"],
+        50,
+        "samples of the marks: {samples}"
+    );
     let exits = report(file, "reason")?;
     nothing_is_lost(&exits)?;
     ensure_eq!(
         samples["traces"][0]["written"],
         exits["written_bytes"],
-        "{samples}"
+        "bytes written: {samples}"
     );
     // Each mark is an exit; the program may have made others.
-    ensure!(exits["exits"].as_u64() >= Some(500), "{exits}");
+    ensure!(
+        exits["exits"].as_u64() >= Some(500),
+        "fewer exits than marks: {exits}"
+    );
     Ok(())
 }
 
@@ -293,10 +334,13 @@ fn trace_of_samples_is_a_profile() -> Outcome {
         .iter()
         .find(|event| event["event"] == trace.name.as_str());
     let profile = profile.ok_or_else(|| format!("no {}: {report}", trace.name))?;
-    ensure_eq!(profile["lost"], 0, "{report}");
+    ensure_eq!(profile["lost"], 0, "lost samples: {report}");
     // There is a sample for every tenth exit to the VMM, and the command made a few more than a thousand exits.
     let samples = profile["samples"].as_u64().unwrap_or_default();
-    ensure!((100..150).contains(&samples), "{samples} samples: {report}");
+    ensure!(
+        (100..150).contains(&samples),
+        "{samples} samples for about 1,000 exits by 10: {report}"
+    );
     Ok(())
 }
 
@@ -308,14 +352,27 @@ fn snapshot_holds_the_newest_exits() -> Outcome {
         &[&args[..], &["guest-tests", "ports", "2000"]].concat(),
     )?;
     let trace = report(file, "what")?;
-    ensure_eq!(trace["snapshot"], true, "{trace}");
-    ensure_eq!(trace["lost_bytes"], 0, "overwriting loses nothing: {trace}");
-    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
+    ensure_eq!(
+        trace["snapshot"],
+        true,
+        "whether the trace is a snapshot: {trace}"
+    );
+    ensure_eq!(trace["lost_bytes"], 0, "lost bytes of a snapshot: {trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
     let bytes = |key: &str| trace[key].as_u64().unwrap_or_default();
-    ensure!(bytes("produced_bytes") > 2000 * 64, "{trace}");
+    ensure!(
+        bytes("produced_bytes") > 2000 * 64,
+        "too few bytes produced: {trace}"
+    );
     // The snapshot has the whole area of two pages, except for the page that is being overwritten.
-    ensure!((4096..=8192).contains(&bytes("written_bytes")), "{trace}");
-    ensure!(bytes("exits") >= 62, "{trace}");
+    ensure!(
+        (4096..=8192).contains(&bytes("written_bytes")),
+        "bytes written are not those of one to two pages: {trace}"
+    );
+    ensure!(
+        bytes("exits") >= 62,
+        "fewer exits than fit into a page: {trace}"
+    );
     Ok(())
 }
 
@@ -350,7 +407,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let pid = recorder.id().to_string();
     let kill = |signal: &str| -> Outcome {
         let sent = Command::new("kill").args([signal, &pid]).status()?;
-        ensure!(sent.success(), "kill {signal}");
+        ensure!(sent.success(), "kill {signal} failed");
         Ok(())
     };
     kill("-USR2")?;
@@ -368,7 +425,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let row = |row: &&Value| row["what"] == PORT_WRITTEN && row["task"] == "guest-tests";
     let row = rows(&trace)?.iter().find(row);
     let exits = row.and_then(|row| row["exits"].as_u64());
-    ensure_eq!(exits, Some(100), "each exit once: {trace}");
+    ensure_eq!(exits, Some(100), "exits of the command: {trace}");
     Ok(())
 }
 
@@ -389,21 +446,31 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
             script,
         ],
     )?;
-    ensure!(said.contains("--aux-size"), "no remedy is named: {said}");
+    ensure!(
+        said.contains("--aux-size"),
+        "vperf does not name --aux-size: {said}"
+    );
     let trace = report(file, "what")?;
     let number = |key: &str| trace[key].as_u64().unwrap_or_default();
     let (written, lost) = (number("written_bytes"), number("lost_bytes"));
-    ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
+    ensure_eq!(
+        written + lost,
+        number("produced_bytes"),
+        "bytes written and lost: {trace}"
+    );
     ensure!(written >= 8192, "the area was not filled: {trace}");
-    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
     // Each lost packet is an exit, and has 64 bytes. On an architecture with ports, all exits are the command's
     // accesses. Otherwise the driver's notifications are among the exits, too.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
-        true => ensure!(exits >= 1050, "{exits}: {trace}"),
-        false => ensure_eq!(exits, 1050, "{trace}"),
+        true => ensure!(
+            exits >= 1050,
+            "{exits} exits, written and lost, are too few: {trace}"
+        ),
+        false => ensure_eq!(exits, 1050, "exits, written and lost: {trace}"),
     }
-    ensure!(lost / 64 >= 1000 - 128, "{trace}");
+    ensure!(lost / 64 >= 1000 - 128, "too few exits were lost: {trace}");
     Ok(())
 }
 
@@ -426,8 +493,12 @@ fn wrong_traces_name_the_remedy() -> Outcome {
     for (args, remedy) in cases {
         let output = vperf(args)?;
         let said = text(&output.stderr);
-        ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
-        ensure!(said.contains(remedy), "{args:?}: {said}");
+        ensure_eq!(
+            output.status.code(),
+            Some(125),
+            "exit code of {args:?}: {said}"
+        );
+        ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
     }
     Ok(())
 }

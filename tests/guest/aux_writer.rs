@@ -47,21 +47,25 @@ fn trace_wraps_without_loss() -> Outcome {
         let taken = traced.take()?;
         ensure_eq!(taken.len() as u64, burst, "exits of a burst");
         for exit in taken {
-            ensure!(exit.time > last, "{} after {last} ns", exit.time);
+            ensure!(
+                exit.time > last,
+                "an exit at {} ns follows one at {last} ns",
+                exit.time
+            );
             last = exit.time;
         }
     }
     traced.event.disable(0)?;
     traced.balance()?;
     let (count, lost) = traced.read()?;
-    ensure_eq!(lost, 0, "lost");
+    ensure_eq!(lost, 0, "lost bytes");
     ensure_eq!(traced.ledger.packets, made, "exits in the trace");
     // There is a sync for each page that was begun. There is no padding, because 64 packets fill a page.
     let packets = made + made.div_ceil(PER_PAGE);
     ensure_eq!(count, packets * EXIT_BYTES, "bytes of {made} exits");
     ensure!(
         count > 10 * traced.area.size(),
-        "{count} bytes: wrapped too seldom"
+        "{count} bytes: the area wrapped at most ten times"
     );
     Ok(())
 }
@@ -73,7 +77,11 @@ fn stalled_readers_losses_are_recorded() -> Outcome {
     ports(PER_PAGE + LOST);
     traced.balance()?;
     let (size, lost) = (traced.area.size(), LOST * EXIT_BYTES);
-    ensure_eq!(traced.read()?, (size + lost, lost), "produced, lost");
+    ensure_eq!(
+        traced.read()?,
+        (size + lost, lost),
+        "bytes produced and lost"
+    );
     ensure_eq!(
         traced.take()?.len() as u64,
         PER_PAGE,
@@ -97,8 +105,12 @@ fn stalled_readers_losses_are_recorded() -> Outcome {
     ports(5);
     traced.read()?;
     let chunks = traced.chunks()?;
-    ensure_eq!(chunks.len(), 1, "chunks after that");
-    ensure_eq!(chunks[0].flags, 0, "flags once nothing is missing");
+    ensure_eq!(
+        chunks.len(),
+        1,
+        "chunks after the one that reports the loss"
+    );
+    ensure_eq!(chunks[0].flags, 0, "flags of the chunk after that");
     traced.balance()
 }
 
@@ -122,11 +134,11 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
         let cut = chunks.last().is_some_and(|c| c.flags & TRUNCATED != 0);
         ensure!(
             !missed || cut || chunks.is_empty(),
-            "round {round}: a loss after {chunks:x?}"
+            "round {round}: a loss, but the last chunk is not truncated: {chunks:x?}"
         );
         ensure!(
             chunks.iter().all(|c| c.flags & !(TRUNCATED | PARTIAL) == 0),
-            "{chunks:x?}"
+            "a chunk has other flags: {chunks:x?}"
         );
         traced.balance()?;
         // The reader stalls in two rounds of three.
@@ -138,7 +150,10 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
     traced.take()?;
     traced.balance()?;
     let (_, lost) = traced.read()?;
-    ensure!(truncated > 5 && partial > 5, "{truncated}, {partial}");
+    ensure!(
+        truncated > 5 && partial > 5,
+        "too few chunks: {truncated} truncated, {partial} partial"
+    );
     ensure_eq!(
         traced.ledger.packets + lost / EXIT_BYTES,
         made,
@@ -171,7 +186,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
         ensure_eq!(
             traced.read()?,
             (head + lost, lost),
-            "produced and lost with a tail of {lie:#x}"
+            "bytes produced and lost with a tail of {lie:#x}"
         );
         ensure_eq!(
             areas::head(&traced.ring),
@@ -188,7 +203,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
     ports(4);
     traced.balance()?;
     ensure_eq!(traced.take()?.len(), 4, "exits after the false tails");
-    ensure_eq!(traced.ledger.lost, lost, "bytes lost, by the sync");
+    ensure_eq!(traced.ledger.lost, lost, "lost bytes that the sync reports");
     // The device keeps its own head: a guest's write to the page changes nothing.
     traced.ring.store_release(crate::pages::AUX_HEAD, 1 << 40);
     ports(1);
@@ -205,8 +220,16 @@ fn snapshot_keeps_the_newest() -> Outcome {
     traced.event.disable(0)?;
     let (count, lost) = traced.read()?;
     let packets = MADE + MADE.div_ceil(PER_PAGE);
-    ensure_eq!((count, lost), (packets * EXIT_BYTES, 0), "produced, lost");
-    ensure_eq!(areas::head(&traced.ring), count, "bytes ever written");
+    ensure_eq!(
+        (count, lost),
+        (packets * EXIT_BYTES, 0),
+        "bytes produced and lost"
+    );
+    ensure_eq!(
+        areas::head(&traced.ring),
+        count,
+        "the head of a snapshot's area"
+    );
     let newest = traced.area.newest(&traced.ring)?;
     let begins: Vec<u64> = newest
         .iter()
@@ -215,7 +238,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
         .collect();
     ensure!(
         !begins.is_empty() && begins.iter().all(|&at| at == 0),
-        "syncs at {begins:x?} of their pages"
+        "no syncs, or some that do not begin a page: {begins:x?}"
     );
     let numbers: Vec<u64> = exits(&newest).iter().map(|exit| exit.sequence).collect();
     let kept = PER_PAGE..=2 * PER_PAGE;
@@ -244,7 +267,11 @@ fn snapshot_keeps_the_newest() -> Outcome {
     traced.event.disable(0)?;
     let newest = traced.area.newest(&traced.ring)?;
     let last = exits(&newest).last().map(|exit| exit.sequence);
-    ensure_eq!(last, Some(MADE), "the newest after one more exit");
+    ensure_eq!(
+        last,
+        Some(MADE),
+        "number of the newest exit after one more exit"
+    );
     Ok(())
 }
 
@@ -262,25 +289,29 @@ fn without_an_area_all_is_lost() -> Outcome {
     ensure_eq!(
         event.read()?,
         [lost, lost],
-        "produced and lost with no ring"
+        "bytes produced and lost without a ring"
     );
     let ring = Pages::map(&event, 1, READ_WRITE)?;
     ports(10);
     let lost = 2 * lost;
-    ensure_eq!(event.read()?, [lost, lost], "the same with a ring");
+    ensure_eq!(
+        event.read()?,
+        [lost, lost],
+        "bytes produced and lost with a ring"
+    );
     let mut area = Area::map(&event, &ring, 1, READ_WRITE)?;
     ports(3);
     ensure_eq!(
         event.read()?,
         [lost + 4 * 64, lost],
-        "the same with an area"
+        "bytes produced and lost with an area"
     );
     let packets = area.take(&ring)?;
     let first = syncs(&packets)[0];
     ensure_eq!(
         (first.flags, first.sequence, first.lost),
         (SYNC_START | SYNC_LOSS | SYNC_PAGE, 20, lost),
-        "the first sync"
+        "flags, number and lost bytes of the first sync"
     );
     ensure_eq!(exits(&packets).len(), 3, "exits in the area");
     drop(area);
@@ -289,7 +320,7 @@ fn without_an_area_all_is_lost() -> Outcome {
     ensure_eq!(
         event.read()?,
         [lost + 4 * 64, lost],
-        "once the area is gone"
+        "bytes produced and lost after the area was unmapped"
     );
     Ok(())
 }
@@ -309,7 +340,11 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
         traced.ledger.follow(&packets)?;
         let first = syncs(&packets)[0];
         let page = if round == 0 { SYNC_PAGE } else { 0 };
-        ensure_eq!(first.flags, SYNC_START | page, "the sync of round {round}");
+        ensure_eq!(
+            first.flags,
+            SYNC_START | page,
+            "flags of the sync of round {round}"
+        );
         ensure_eq!(
             (first.format, first.vcpu, first.event),
             (1, 1, id),
@@ -319,7 +354,7 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
         ensure_eq!(
             device.time_of(first.tsc),
             first.time,
-            "the time computed from its TSC"
+            "the time computed from the sync's TSC"
         );
         ensure!(
             (before..=after).contains(&first.time),
@@ -333,7 +368,11 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
     traced.event.reset(0)?;
     ports(2);
     let (count, lost) = traced.read()?;
-    ensure_eq!((count, lost), (3 * 64, 0), "after a reset");
+    ensure_eq!(
+        (count, lost),
+        (3 * 64, 0),
+        "bytes produced and lost after a reset"
+    );
     ensure_eq!(traced.take()?.len(), 2, "exits after the reset");
     ensure_eq!(traced.ledger.packets, 8, "exits in total");
     Ok(())

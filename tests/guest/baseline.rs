@@ -218,7 +218,7 @@ impl<'a> Watch<'a> {
     fn between(mut self, before: Moment, after: Moment) -> Result<Seen, Failure> {
         self.trace.event.disable(0)?;
         let (_, lost) = self.trace.read()?;
-        ensure_eq!(lost, 0, "lost bytes of the trace");
+        ensure_eq!(lost, 0, "bytes that the trace lost");
         let exits = self.trace.take()?;
         let exits = exits
             .iter()
@@ -340,7 +340,11 @@ fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Fa
     let began = Instant::now();
     let wait = |bytes| -> Outcome {
         while pages.head() < bytes {
-            ensure!(began.elapsed() < LIMIT, "{} bytes of samples", pages.head());
+            ensure!(
+                began.elapsed() < LIMIT,
+                "only {} bytes of samples at the time limit",
+                pages.head()
+            );
         }
         Ok(())
     };
@@ -356,7 +360,7 @@ fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Fa
         .take()?
         .into_iter()
         .find(|it| it.kind != RECORD_SAMPLE);
-    ensure_eq!(others, None, "a record that is not a sample");
+    ensure_eq!(others, None, "type of a record that is not a sample");
     let taken = (last - first) / SAMPLE_BYTES;
     Ok((watch.between(before, after)?, taken, took))
 }
@@ -451,7 +455,7 @@ fn cpu_pmu_reads_cost_one_exit() -> Outcome {
         (READS, READS),
         "exits of {READS} readings"
     );
-    ensure!(seen.exits >= READS, "{seen:?}");
+    ensure!(seen.exits >= READS, "fewer exits than readings: {seen:?}");
     Ok(())
 }
 
@@ -466,14 +470,17 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
             "exits of {} switches, {events} events",
             2 * ROUNDS
         );
-        ensure!(seen.exits >= seen.user, "{seen:?}");
+        ensure!(
+            seen.exits >= seen.user,
+            "fewer exits than reached the VMM: {seen:?}"
+        );
     }
     // There are more events than counters, so only as many events as counters run at a time. A switch takes at least as
     // many accesses as with six events.
     let seen = switches(Interface::Trapped, 20, ROUNDS)?;
     ensure!(
         seen.register >= 2 * ROUNDS * driver.switch_of_six,
-        "{seen:?}"
+        "fewer register accesses than with six events: {seen:?}"
     );
     for interface in [Interface::PerfCore, Interface::DeviceFile(ENGINE_ANY)] {
         let seen = switches(interface, 6, ROUNDS)?;
@@ -495,7 +502,7 @@ fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
     ensure_eq!(
         (seen.nmis, seen.signal, seen.register),
         (taken, taken, taken * driver()?.sample),
-        "NMIs, signals and accesses of {taken} samples"
+        "NMIs, signals and register accesses of {taken} samples"
     );
     Ok(())
 }
@@ -515,10 +522,13 @@ fn vpmu_samples_return_once_or_never() -> Outcome {
         ensure_eq!(
             (seen.user, seen.nmis),
             (seen.signal + 2 * seen.lines, 0),
-            "returns and NMIs, {name}: {seen:?}"
+            "exits to the VMM and NMIs, {name}: {seen:?}"
         );
         let wakeups = taken / u64::from(WAKEUP) + 1;
-        ensure!(seen.lines <= wakeups, "{wakeups} wakeups, {name}: {seen:?}");
+        ensure!(
+            seen.lines <= wakeups,
+            "more interrupts than {wakeups} wakeups, {name}: {seen:?}"
+        );
     }
     Ok(())
 }
@@ -541,7 +551,10 @@ fn perf_runs_on_the_cpu_pmu() -> Outcome {
         .split(',')
         .next()
         .and_then(|count| count.parse::<u64>().ok());
-    ensure!(count.is_some_and(|count| count > 0), "perf stat: {said}");
+    ensure!(
+        count.is_some_and(|count| count > 0),
+        "perf stat reports no count: {said}"
+    );
     let record = [
         "record",
         "-o",
@@ -563,6 +576,6 @@ fn perf_runs_on_the_cpu_pmu() -> Outcome {
         .lines()
         .filter(|line| line.contains("cycles"))
         .count();
-    ensure!(samples > 0, "perf script: {listed}");
+    ensure!(samples > 0, "perf script lists no samples: {listed}");
     Ok(())
 }

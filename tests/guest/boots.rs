@@ -191,7 +191,7 @@ cd /tmp/small
 find . | cpio -o -H newc > /tmp/small-initramfs
 mount -t debugfs debugfs /sys/kernel/debug";
     let status = Command::new("sh").args(["-c", SCRIPT]).status()?;
-    ensure!(status.success(), "no initramfs: {status}");
+    ensure!(status.success(), "packing the initramfs: {status}");
     Ok(())
 }
 

@@ -126,7 +126,7 @@ fn disabled_events_stand_still() -> Outcome {
     let first = event.read()?;
     vpmu.mark(5)?;
     thread::sleep(Duration::from_millis(2));
-    ensure_eq!(event.read()?, first, "a disabled event");
+    ensure_eq!(event.read()?, first, "the reading of a disabled event");
     event.enable()?;
     vpmu.mark(5)?;
     event.disable()?;
@@ -136,7 +136,10 @@ fn disabled_events_stand_still() -> Outcome {
         second.time_enabled > first.time_enabled,
         "the enabled time did not grow"
     );
-    ensure!(second.time_running <= second.time_enabled, "{second:?}");
+    ensure!(
+        second.time_running <= second.time_enabled,
+        "the event ran longer than it was enabled: {second:?}"
+    );
     Ok(())
 }
 
@@ -173,7 +176,7 @@ fn tsc_agrees_with_rdtsc() -> Outcome {
     let (least, most) = (reading - enabled, after - before);
     ensure!(
         count >= least - least / 100 && count <= most + most / 100,
-        "{count} ticks counted, between {least} and {most} passed"
+        "{count} ticks counted, but {least} to {most} passed"
     );
     Ok(())
 }
@@ -219,7 +222,7 @@ fn halts_are_counted() -> Outcome {
     let after = event.read()?.value;
     ensure!(
         after > before,
-        "CPU 1 slept without a halt: {before}, {after}"
+        "CPU 1 slept without a halt: {before} halts before, {after} after"
     );
     Ok(())
 }
@@ -286,7 +289,7 @@ fn data_breakpoints_count_beside_marks() -> Outcome {
     let threads = [0, 1].map(|cpu| thread::spawn(move || break_on_writes(cpu, 500)));
     for thread in threads {
         let counts = thread.join().map_err(|_| "a thread ended by a panic")??;
-        ensure_eq!(counts, (500, 500), "traps of writes, and marks");
+        ensure_eq!(counts, (500, 500), "traps of writes and marks on a CPU");
     }
     Ok(())
 }
@@ -372,7 +375,7 @@ fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
             ensure_eq!(
                 entries.iter().any(is_it),
                 !lacks,
-                "reason {reason} of kind {kind:#x} is listed"
+                "whether reason {reason} of kind {kind:#x} is listed"
             );
             let opened = device.open_event(&device.attr(kind, reason), How::OWN);
             let expected = lacks.then_some(libc::ENOENT);

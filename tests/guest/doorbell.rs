@@ -77,7 +77,11 @@ fn mark_has_its_value() -> Outcome {
         device.mark(value.into())?;
     }
     let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
-    ensure_eq!(values(&ring.take()?, &attr)?, expected, "the values");
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        expected,
+        "the values in the samples of all marks"
+    );
     // An event that counts the marks of one value also reports this value in its samples. Events of other kinds report
     // zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
@@ -87,7 +91,7 @@ fn mark_has_its_value() -> Outcome {
     ensure_eq!(
         values(&ring.take()?, &attr)?,
         [u64::from(VALUE); 2],
-        "a value"
+        "the values in the samples of one value"
     );
     let exits = device.attr(KIND_EXITS, EXIT_MMIO);
     let attr = silent(crate::raw::sampling(exits, 1, ADDR));
@@ -99,7 +103,7 @@ fn mark_has_its_value() -> Outcome {
     ensure!(!samples.is_empty(), "no exit was sampled");
     ensure!(
         samples.iter().all(|sample| sample.addr == Some(0)),
-        "an exit with an address: {samples:?}"
+        "a sample of an exit has an address: {samples:?}"
     );
     Ok(())
 }
@@ -129,7 +133,7 @@ fn doorbell_is_one_page() -> Outcome {
         );
     }
     let runs = map(PAGE, write | libc::PROT_EXEC, libc::MAP_SHARED, 0);
-    ensure!(runs.is_some(), "an executable map was made");
+    ensure!(runs.is_some(), "an executable map was accepted");
     Ok(())
 }
 
@@ -142,6 +146,10 @@ fn doorbell_reads_as_zero() -> Outcome {
     for _ in 0..10 {
         ensure_eq!(bell.load(), 0, "the value read");
     }
-    ensure_eq!(event.count()?, 1, "marks after it was read");
+    ensure_eq!(
+        event.count()?,
+        1,
+        "marks after the doorbell was read and one mark placed"
+    );
     Ok(())
 }

@@ -124,7 +124,7 @@ fn mute() -> Outcome {
     let written = Command::new("devmem")
         .args([format!("{status:#x}"), "32".into(), "0".into()])
         .status()?;
-    ensure!(written.success(), "the status was not written: {written}");
+    ensure!(written.success(), "writing the device status: {written}");
     Ok(())
 }
 
@@ -221,7 +221,7 @@ impl Open {
     fn ensure_counts(&self) -> Outcome {
         self.device.place(VALUE, 5)?;
         for event in [&self.counting, &self.of_cpu, &self.perf, &self.perf_of_cpu] {
-            ensure_eq!(event.count()?, 5, "marks");
+            ensure_eq!(event.count()?, 5, "marks counted");
         }
         self.sampling.flush(0)?;
         ensure_eq!(self.sampling.poll(-1)?, libc::POLLIN, "the wakeup");
@@ -248,7 +248,11 @@ impl Open {
         }
         for event in [&self.perf, &self.perf_of_cpu] {
             // As perf shows an event that does not run.
-            ensure_eq!(event.read()?.get(2), Some(&0), "time running");
+            ensure_eq!(
+                event.read()?.get(2),
+                Some(&0),
+                "time running of an ended event of perf core"
+            );
         }
         let open = self
             .device
@@ -270,7 +274,7 @@ impl Open {
         for pages in [&self.ring, &self.trace_ring, &self.window] {
             ensure!(
                 pages.load(DATA_HEAD) < 1 << 20,
-                "the head of a ring that has ended"
+                "the head of a ring that has ended is invalid"
             );
         }
         Ok(())
@@ -329,11 +333,18 @@ fn mute_device_without_events_fails_an_open() -> Outcome {
     mute()?;
     for turn in 0..3 {
         let open = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN);
-        ensure_eq!(refused(open), Some(libc::EIO), "turn {turn}");
+        ensure_eq!(
+            refused(open),
+            Some(libc::EIO),
+            "turn {turn}: opening an event"
+        );
     }
     drop(device);
-    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
-    ensure!(module("insmod", MODULE)?, "not loaded again");
+    ensure!(
+        module("rmmod", "virtio_pmu")?,
+        "the module was not unloaded"
+    );
+    ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     ensure!(transport()? == name, "the transport has a new name");
     ensure_works()?;
     ensure_no_complaint()
@@ -375,7 +386,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure_eq!(refused(other), Some(libc::ENOENT), "opening the device");
     ensure!(
         !module("rmmod", "virtio_pmu")?,
-        "unloaded while events were open"
+        "the module was unloaded while events were open"
     );
     for round in 0..3 {
         bind(&name)?;
@@ -383,16 +394,23 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         ensure_eq!(
             open.counting.read()?,
             [0_u64; 0],
-            "round {round}: an ended event"
+            "round {round}: the reading of an ended event"
         );
         let refusal = refused(open.sampling.output_to(open.counting.as_raw_fd()));
-        ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting it");
+        ensure_eq!(
+            refusal,
+            Some(libc::ENODEV),
+            "round {round}: redirecting an ended event"
+        );
         unbind(&name)?;
     }
     // Once the last user is gone, the module can be unloaded, whether there is a device or not.
     drop(open);
-    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
-    ensure!(module("insmod", MODULE)?, "not loaded again");
+    ensure!(
+        module("rmmod", "virtio_pmu")?,
+        "the module was not unloaded"
+    );
+    ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     bind(&name)?;
     ensure_works()?;
     ensure_no_complaint()
@@ -436,16 +454,24 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
             unbind(&name)?;
         }
         let lost = perf.read()?;
-        fork_and_place(5).map_err(|error| format!("given up: {given_up}: {error}"))?;
+        fork_and_place(5).map_err(|error| format!("device given up: {given_up}: {error}"))?;
         if given_up {
             unbind(&name)?;
         }
         bind(&name)?;
         fork_and_place(7)?;
-        ensure_eq!(own.read()?, [0_u64; 0], "reading");
+        ensure_eq!(
+            own.read()?,
+            [0_u64; 0],
+            "the reading after the device was bound again"
+        );
         let values = perf.read()?;
-        ensure_eq!(values.first(), Some(&3), "the count before");
-        ensure_eq!(values.get(2), lost.get(2), "time running");
+        ensure_eq!(values.first(), Some(&3), "perf core's count from before");
+        ensure_eq!(
+            values.get(2),
+            lost.get(2),
+            "time running after the device was bound again"
+        );
     }
     ensure_works()?;
     ensure_no_complaint()
@@ -543,7 +569,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
             let counted = holder
                 .join()
                 .map_err(|_| "the holding program panicked")??;
-            ensure!(counted, "round {round}: wrong counts");
+            ensure!(counted, "round {round}: a count is wrong");
             os::load(File::open(MODULE)?.as_fd())
                 .map_err(|error| format!("round {round}: loading: {error}"))?;
             Ok(())
@@ -569,13 +595,13 @@ fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
         set_online(true)?;
         let output = output?;
         let said = text(&output.stderr) + &text(&output.stdout);
-        ensure!(output.status.success(), "{tool:?}: {said}");
+        ensure!(output.status.success(), "vperf {tool:?} failed: {said}");
         // All marks are on CPU 0, where both commands run.
         let counted = ["vperf: 3 samples written", "3 "];
         let mut lines = said.lines().map(str::trim_start);
         ensure!(
             lines.any(|line| counted.iter().any(|counted| line.starts_with(counted))),
-            "{tool:?}: {said}"
+            "{tool:?} does not report three marks: {said}"
         );
     }
     // CPU 1 may go offline at any time, even between the opening and the enabling of its event.
@@ -591,7 +617,10 @@ fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
         let done = (0..10).try_for_each(|turn| -> Outcome {
             let output = vperf(&["record", "-e", "mark", "-c", "1", "-a", "--", "true"])?;
             let said = text(&output.stderr);
-            ensure!(output.status.success(), "turn {turn}: {said}");
+            ensure!(
+                output.status.success(),
+                "turn {turn}: vperf record failed: {said}"
+            );
             Ok(())
         });
         stop.store(true, Ordering::Relaxed);
@@ -608,24 +637,39 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     let made = vperf(&[
         "persist", "new", "-e", &event, "-C", "1", "--name", "absent",
     ])?;
-    ensure!(made.status.success(), "{}", text(&made.stderr));
+    ensure!(
+        made.status.success(),
+        "vperf persist new failed: {}",
+        text(&made.stderr)
+    );
     device.place(VALUE, 3)?;
     cpu::pin(0)?;
     set_online(false)?;
     let away = (|| -> Outcome {
         let dump = vperf(&["persist", "dump", "absent"])?;
-        ensure!(dump.status.success(), "dump: {}", text(&dump.stderr));
+        ensure!(
+            dump.status.success(),
+            "vperf persist dump failed: {}",
+            text(&dump.stderr)
+        );
         let lines = text(&dump.stdout);
         ensure_eq!(lines.matches("absent").count(), 3, "samples shown: {lines}");
         let attach = vperf(&["persist", "attach", "absent"])?;
         let said = text(&attach.stderr);
-        ensure_eq!(attach.status.code(), Some(125), "attach: {said}");
+        ensure_eq!(
+            attach.status.code(),
+            Some(125),
+            "exit code of attach: {said}"
+        );
         ensure!(
             said.contains("cpu1/online"),
-            "attach names no remedy: {said}"
+            "vperf persist attach does not name cpu1/online: {said}"
         );
         let list = vperf(&["persist", "ls"])?;
-        ensure!(text(&list.stdout).contains("absent"), "the event has ended");
+        ensure!(
+            text(&list.stdout).contains("absent"),
+            "vperf persist ls does not list the event"
+        );
         Ok(())
     })();
     set_online(true)?;
@@ -633,10 +677,10 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     cpu::pin(1)?;
     device.place(VALUE, 2)?;
     let dump = text(&vperf(&["persist", "dump", "absent"])?.stdout);
-    ensure_eq!(dump.matches("absent").count(), 5, "samples: {dump}");
+    ensure_eq!(dump.matches("absent").count(), 5, "samples shown: {dump}");
     ensure!(
         vperf(&["persist", "rm", "absent"])?.status.success(),
-        "the event does not end"
+        "vperf persist rm failed"
     );
     ensure_no_complaint()
 }
@@ -701,32 +745,50 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
         Ok(())
     })?;
     device.place(1, 2)?;
-    ensure_eq!(own.count()?, 8, "a task's event");
-    ensure_eq!(own.id()?, id, "its id");
-    ensure_eq!(off.count()?, 0, "an event that is off");
-    ensure_eq!(family.count()?, 4 + 3 + 5 + 6, "an inherited event");
-    ensure_eq!(perf.count()?, 8, "a task's event of perf core");
+    ensure_eq!(own.count()?, 8, "marks of a task's event");
+    ensure_eq!(own.id()?, id, "the id of a task's event");
+    ensure_eq!(off.count()?, 0, "marks of an event that is off");
+    ensure_eq!(
+        family.count()?,
+        4 + 3 + 5 + 6,
+        "marks of an inherited event"
+    );
+    ensure_eq!(perf.count()?, 8, "marks of a task's event of perf core");
     let reading = leader.read()?;
     ensure_eq!(
         reading,
         [2, 8, leader.id()?, 2, member.id()?],
         "a group's reading"
     );
-    ensure_eq!(of_cpu.count()?, 4 + 3 + 5 + 6, "a CPU's event");
+    ensure_eq!(of_cpu.count()?, 4 + 3 + 5 + 6, "marks of a CPU's event");
     ensure_eq!(
         perf_of_cpu.count()?,
         4 + 3 + 5 + 6,
-        "a CPU's event of perf core"
+        "marks of a CPU's event of perf core"
     );
     ensure_eq!(kept.id()?, kept_id, "the persistent event's id");
-    ensure!(kept.count()? >= 8, "the persistent event's count");
-    ensure!(window.load(DATA_HEAD) > 0, "the persistent event's ring");
+    ensure!(
+        kept.count()? >= 8,
+        "the persistent event counts fewer than 8 marks"
+    );
+    ensure!(
+        window.load(DATA_HEAD) > 0,
+        "the persistent event's ring is empty"
+    );
     off.enable(0)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(off.count()?, 2, "an event that was enabled afterwards");
+    ensure_eq!(
+        off.count()?,
+        2,
+        "marks of an event that was enabled afterwards"
+    );
     own.reset(0)?;
     device.place(VALUE, 3)?;
-    ensure_eq!(own.count()?, 3, "an event that was reset afterwards");
+    ensure_eq!(
+        own.count()?,
+        3,
+        "marks of an event that was reset afterwards"
+    );
     drop((kept, window));
     ensure_works()?;
     hibernate()?;
@@ -741,14 +803,26 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     hibernate()?;
     ensure_eq!(told.recv()??, GONE, "the poll's result");
     for event in [&open.sampling, &open.trace] {
-        ensure_eq!(event.read()?, [0_u64; 0], "an event with a ring");
-        ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling it");
-        ensure_eq!(refused(event.flush(0)), Some(libc::EIO), "flushing it");
+        ensure_eq!(
+            event.read()?,
+            [0_u64; 0],
+            "the reading of an event with a ring"
+        );
+        ensure_eq!(
+            refused(event.enable(0)),
+            Some(libc::EIO),
+            "enabling an event with a ring"
+        );
+        ensure_eq!(
+            refused(event.flush(0)),
+            Some(libc::EIO),
+            "flushing an event with a ring"
+        );
     }
     ensure_eq!(open.ring.take()?.len(), 5, "samples left");
     open.device.place(VALUE, 2)?;
     for event in [&open.counting, &open.perf] {
-        ensure_eq!(event.count()?, 7, "an event without a ring");
+        ensure_eq!(event.count()?, 7, "marks of an event without a ring");
     }
     open.persistent.flush(0)?;
     drop(open);
@@ -782,9 +856,13 @@ fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     }
     for event in [&target, &starter] {
         let ended = event.read()?;
-        ensure_eq!(ended.time_running, 0, "{ended:?}");
+        ensure_eq!(
+            ended.time_running,
+            0,
+            "time running of a linked event: {ended:?}"
+        );
     }
-    ensure_eq!(other.read()?.value, 3, "an event without a link");
+    ensure_eq!(other.read()?.value, 3, "marks of an event without a link");
     ensure_no_complaint()
 }
 
@@ -801,7 +879,11 @@ fn persistent_event_of_a_given_up_device_opens_again_after_a_hibernation() -> Ou
     ensure_eq!(held.poll(-1)?, GONE, "polling the event");
     hibernate()?;
     ensure_eq!(held.read()?, [0_u64; 0], "reading by the old descriptor");
-    ensure_eq!(refused(held.enable(0)), Some(libc::EIO), "enabling by it");
+    ensure_eq!(
+        refused(held.enable(0)),
+        Some(libc::EIO),
+        "enabling by the old descriptor"
+    );
     drop((held, window));
     let again = device.reopen(id, 0)?;
     let mut ring = Pages::map(&again, 1, READ_WRITE)?;

@@ -104,7 +104,7 @@ impl Words<'_> {
         self.0
             .next()
             .copied()
-            .ok_or_else(|| "a record ends too early".into())
+            .ok_or_else(|| "the words end before the last field".into())
     }
 
     fn when(&mut self, asked: bool) -> Result<Option<u64>, String> {
@@ -118,7 +118,7 @@ impl Words<'_> {
     fn end(mut self) -> Result<(), String> {
         match self.0.next() {
             None => Ok(()),
-            Some(_) => Err(format!("{} words too many", 1 + self.0.len())),
+            Some(_) => Err(format!("{} words follow the last field", 1 + self.0.len())),
         }
     }
 
@@ -167,7 +167,7 @@ impl Words<'_> {
             return Ok((Vec::new(), 0));
         }
         if !size.is_multiple_of(8) {
-            return Err(format!("{size} bytes of stack"));
+            return Err(format!("{size} bytes of stack are not whole words"));
         }
         let words = self.some(size / 8)?;
         Ok((words, self.next()?))
@@ -189,7 +189,7 @@ pub(crate) fn reading(words: &[u64], format: u64) -> Result<Reading, String> {
 /// A sample of an event with this attr.
 pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, String> {
     if record.kind != SAMPLE {
-        return Err(format!("no sample: {record:?}"));
+        return Err(format!("not a sample: {record:?}"));
     }
     let asked = |bit| attr.sample_type & bit != 0;
     let mut words = Words(record.words.iter());

@@ -111,7 +111,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
         ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
         device.place(VALUE, 1)?;
         event.flush(0)?;
-        ensure!(epoll.wait(LONG)? != 0, "epoll reports nothing");
+        ensure!(epoll.wait(LONG)? != 0, "epoll does not report the flush");
         Ok(())
     })
 }
@@ -141,10 +141,18 @@ fn pending_loss_is_recorded() -> Outcome {
     // The ring is full, so the loss cannot be recorded yet. This is not an error.
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!((samples.len() as u64, lost), (fits, 0), "what fitted");
+    ensure_eq!(
+        (samples.len() as u64, lost),
+        (fits, 0),
+        "records that fitted, and losses"
+    );
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!((samples.len(), lost), (0, 11), "what was lost");
+    ensure_eq!(
+        (samples.len(), lost),
+        (0, 11),
+        "records and losses after the second flush"
+    );
     ensure_eq!(
         event.poll(NOW)?,
         libc::POLLIN,
@@ -238,7 +246,11 @@ fn every_state_can_be_flushed() -> Outcome {
     event.pause(false)?;
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!((samples.len(), lost), (0, 2), "what a paused ring lost");
+    ensure_eq!(
+        (samples.len(), lost),
+        (0, 2),
+        "records and losses of a paused ring"
+    );
     let how = How::on_cpu(1);
     let waits = device.start(&marks(&device), how.with(FLAG_ON_STARTER))?;
     ensure_eq!(
@@ -305,21 +317,28 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
         ensure_eq!(
             areas::head(&traced.ring),
             shown,
-            "round {round}: the head before"
+            "round {round}: the area's head before the flush"
         );
         traced.event.flush(0)?;
         let head = areas::head(&traced.ring);
-        ensure!(head > shown, "round {round}: nothing is shown");
+        ensure!(
+            head > shown,
+            "round {round}: the flush did not move the area's head"
+        );
         let packets = traced.area.take(&traced.ring)?;
         traced.ledger.follow(&packets)?;
         ensure_eq!(exits(&packets).len(), 4, "round {round}: exits");
         let chunks = traced.chunks()?;
         ensure_eq!(chunks.len(), 1, "round {round}: records of chunks");
-        ensure_eq!(traced.told, head, "round {round}: where the chunks end");
+        ensure_eq!(
+            traced.told,
+            head,
+            "round {round}: the end of the last chunk"
+        );
         ensure_eq!(
             traced.event.poll(NOW)?,
             libc::POLLIN,
-            "round {round}: poll after"
+            "round {round}: poll after the flush"
         );
         shown = head;
         traced.event.flush(0)?;
@@ -358,7 +377,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
         event.flush(0)?;
         let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
         let taken = device.time_of(cpu::tsc());
-        ensure_eq!(lost, 0, "engine {engine}, round {round}: lost");
+        ensure_eq!(lost, 0, "engine {engine}, round {round}: lost samples");
         records += samples.len();
         for time in samples.iter().filter_map(|sample| sample.time) {
             ensure!(
@@ -478,7 +497,7 @@ fn flush_has_no_other_arguments() -> Outcome {
         ensure_eq!(
             refused(event.flush(flags)),
             Some(libc::EINVAL),
-            "an argument of {flags:#x}"
+            "errno of a flush with the argument {flags:#x}"
         );
     }
     Ok(())
@@ -545,7 +564,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
         ensure_eq!(
             told[vcpu].len() as u64 + lost[vcpu],
             produced,
-            "written and lost of vCPU {vcpu}"
+            "samples of vCPU {vcpu}, written and lost"
         );
         ensure!(
             told[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
@@ -600,7 +619,7 @@ fn closing_under_a_flush_is_harmless() -> Outcome {
         stop.store(true, Ordering::Relaxed);
         let flushes = flusher.join().map_err(|_| "the flusher panicked")??;
         closed?;
-        ensure!(flushes > 0, "nothing was flushed");
+        ensure!(flushes > 0, "the other thread made no flush");
         Ok(())
     })
 }

@@ -116,7 +116,11 @@ fn library_that_reads_sysfs_counts_by_name() -> Outcome {
     let mut counts = Vec::new();
     for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
         let full = counter.read_full()?;
-        ensure_eq!(full.time_enabled(), full.time_running(), "{full:?}");
+        ensure_eq!(
+            full.time_enabled(),
+            full.time_running(),
+            "time enabled, compared with time running: {full:?}"
+        );
         counts.push(full.count());
     }
     ensure_eq!(counts, [35, 0, 70, 25], "counts");
@@ -129,7 +133,11 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
         let error = error.downcast_ref::<std::io::Error>();
         error.map(std::io::Error::kind)
     });
-    ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "an unknown event");
+    ensure_eq!(
+        kind,
+        Some(std::io::ErrorKind::NotFound),
+        "error kind for an unknown event"
+    );
     ensure!(
         event("mark", None).is_err(),
         "a mark without its value was accepted"
@@ -142,11 +150,15 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
         .field("event", 1)?;
     let refused = Builder::new(builder.build()?).include_kernel().build();
     let code = refused.err().and_then(|error| error.raw_os_error());
-    ensure_eq!(code, Some(libc::ENOENT), "a kind that does not exist");
+    ensure_eq!(
+        code,
+        Some(libc::ENOENT),
+        "errno for a kind that does not exist"
+    );
     Ok(())
 }
 
-/// The library disables each member when it joins.
+/// The library disables each member when the member joins a group.
 fn librarys_group_counts_its_members() -> Outcome {
     let vpmu = Vpmu::open()?;
     let format = ReadFormat::GROUP | ReadFormat::ID;
@@ -159,7 +171,7 @@ fn librarys_group_counts_its_members() -> Outcome {
     group.disable()?;
     let counts = group.as_counter_mut().read_group()?;
     let values = [counts[group.as_counter()], counts[&others]];
-    ensure_eq!(values, [5, 9], "{counts:?}");
+    ensure_eq!(values, [5, 9], "counts of the members: {counts:?}");
     Ok(())
 }
 
@@ -181,12 +193,12 @@ fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outc
     ensure_eq!(
         ours.time_running() > Some(Duration::ZERO),
         ran,
-        "{ours:?} beside {kernels:?}"
+        "whether our member ran: {ours:?} beside {kernels:?}"
     );
     ensure_eq!(
         ours.count(),
         if ran { 5 } else { 0 },
-        "{ours:?} beside {kernels:?}"
+        "our member's count: {ours:?} beside {kernels:?}"
     );
     // The task is scheduled in again.
     thread::sleep(Duration::from_millis(20));
@@ -217,13 +229,21 @@ fn librarys_sampler_reads_every_mark() -> Outcome {
         let Record::Sample(sample) = record.parse_record()? else {
             return Err("a record that is not a sample".into());
         };
-        ensure_eq!(sample.tid(), Some(cpu::thread_id()), "{sample:?}");
+        ensure_eq!(
+            sample.tid(),
+            Some(cpu::thread_id()),
+            "the thread in {sample:?}"
+        );
         let time = sample.time().unwrap_or(0);
-        ensure!(time > last, "not after {last}: {sample:?}");
+        ensure!(time > last, "a sample is not later than {last}: {sample:?}");
         last = time;
         values.push(sample.addr().unwrap_or(0));
     }
-    ensure_eq!(values, (100..140).collect::<Vec<_>>(), "marks");
+    ensure_eq!(
+        values,
+        (100..140).collect::<Vec<_>>(),
+        "values of the marks in the samples"
+    );
     Ok(())
 }
 
@@ -244,7 +264,7 @@ fn librarys_counter_begins_with_the_exec() -> Outcome {
     // SAFETY: the child makes only system calls, and allocates nothing.
     unsafe { child.pre_exec(place) };
     let status = child.status()?;
-    ensure!(status.success(), "{status}");
+    ensure!(status.success(), "the child: {status}");
     ensure_eq!(counter.read()?, 7, "marks after the exec");
     Ok(())
 }
@@ -262,12 +282,12 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
     ];
     let output = perf(&args)?;
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-    ensure!(output.status.success(), "{script}: {said}");
+    ensure!(output.status.success(), "perf stat of {script}: {said}");
     let lines = std::fs::read_to_string("/tmp/counted")?;
     let exact = lines
         .lines()
         .any(|line| line.starts_with(&format!("{marks},,")));
-    ensure!(exact, "{marks} marks of {script}: {lines}");
+    ensure!(exact, "no count of {marks} marks for {script}: {lines}");
     Ok(said)
 }
 
@@ -281,13 +301,19 @@ fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     for event in ["perf::TASK-CLOCK :", "perf::PAGE-FAULTS :"] {
         let value = said.lines().find_map(|line| line.strip_prefix(event));
         let value = value.and_then(|value| value.trim().parse::<u64>().ok());
-        ensure!(value.is_some_and(|value| value > 0), "{event} in:\n{said}");
+        ensure!(
+            value.is_some_and(|value| value > 0),
+            "{event} has no count in:\n{said}"
+        );
     }
     let said = counted(
         &format!("papi_command_line vpmu::{}; true", cpu::PORT_EXITS),
         0,
     )?;
-    ensure!(said.contains("because: Event does not exist"), "{said}");
+    ensure!(
+        said.contains("because: Event does not exist"),
+        "PAPI does not refuse the event as unknown: {said}"
+    );
     Ok(())
 }
 
@@ -295,7 +321,10 @@ fn papi_without_host_counters_is_refused_cycles() -> Outcome {
     os::set_paranoid(2)?;
     let said = counted("papi_command_line perf::CYCLES; guest-tests mark 3 5", 5)?;
     let refused = said.contains("Failed adding: perf::CYCLES");
-    ensure!(refused != has_cycles()?, "{said}");
+    ensure!(
+        refused != has_cycles()?,
+        "PAPI refuses cycles although the host has them, or the reverse: {said}"
+    );
     Ok(())
 }
 
@@ -307,7 +336,11 @@ fn stress_ng_opens_its_events_beside_ours() -> Outcome {
         ("Page Faults Total", true),
         ("CPU Cycles", has_cycles()?),
     ] {
-        ensure_eq!(said.contains(event), expected, "{event} in:\n{said}");
+        ensure_eq!(
+            said.contains(event),
+            expected,
+            "whether {event} is in:\n{said}"
+        );
     }
     Ok(())
 }
@@ -354,11 +387,18 @@ fn bpftrace_profiles_beside_exact_counts() -> Outcome {
         tracepoint:sched:sched_process_exit /comm == \"guest-tests\"/ { @exits = count(); }";
     let command = format!("perf stat -x, -e {MARK_3} -- guest-tests mark 3 500");
     let (success, said) = bpftrace(program, &command)?;
-    ensure!(success, "{said}");
-    ensure!(said.lines().any(|line| line.starts_with("500,,")), "{said}");
-    ensure_eq!(printed(&said, "@exits:")?, 1, "{said}");
+    ensure!(success, "bpftrace failed: {said}");
+    ensure!(
+        said.lines().any(|line| line.starts_with("500,,")),
+        "perf stat did not count 500 marks: {said}"
+    );
+    ensure_eq!(
+        printed(&said, "@exits:")?,
+        1,
+        "exits of guest-tests: {said}"
+    );
     for map in ["@profile:", "@clock:"] {
-        ensure!(printed(&said, map)? > 0, "{map} {said}");
+        ensure!(printed(&said, map)? > 0, "{map} is zero: {said}");
     }
     Ok(())
 }
@@ -369,8 +409,12 @@ fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     let program = "kprobe:perf_event_output_forward { @samples = count(); }";
     let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");
     let (success, said) = bpftrace(program, &command)?;
-    ensure!(success, "{said}");
-    ensure_eq!(printed(&said, "@samples:")?, 60, "{said}");
+    ensure!(success, "bpftrace failed: {said}");
+    ensure_eq!(
+        printed(&said, "@samples:")?,
+        60,
+        "samples that bpftrace saw: {said}"
+    );
     Ok(())
 }
 
@@ -378,7 +422,15 @@ fn bpftrace_without_host_counters_is_refused_cycles() -> Outcome {
     let program = "hardware:cycles:1000000 { @cycles = count(); }";
     let (success, said) = bpftrace(program, "workload spin 100")?;
     let refused = said.contains("perf_event_open failed: No such file or directory");
-    ensure_eq!(success, has_cycles()?, "{said}");
-    ensure_eq!(refused, !success, "{said}");
+    ensure_eq!(
+        success,
+        has_cycles()?,
+        "whether bpftrace counted cycles: {said}"
+    );
+    ensure_eq!(
+        refused,
+        !success,
+        "whether bpftrace was refused cycles: {said}"
+    );
     Ok(())
 }

@@ -109,14 +109,14 @@ fn group_is_switched_and_reset_as_one() -> Outcome {
         // Any event of the group can be named.
         siblings[1].enable_group()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&leader)?, [1, 1, 1], "all on");
+        ensure_eq!(values(&leader)?, [1, 1, 1], "all counts, all on");
         siblings[0].disable_group()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&siblings[0])?, [1, 1, 1], "all off");
+        ensure_eq!(values(&siblings[0])?, [1, 1, 1], "all counts, all off");
         siblings[0].reset()?;
-        ensure_eq!(values(&leader)?, [1, 0, 1], "one reset");
+        ensure_eq!(values(&leader)?, [1, 0, 1], "all counts, one reset");
         leader.reset_group()?;
-        ensure_eq!(values(&leader)?, [0, 0, 0], "all reset");
+        ensure_eq!(values(&leader)?, [0, 0, 0], "all counts, all reset");
     }
     Ok(())
 }
@@ -186,15 +186,27 @@ fn closed_leader_frees_its_siblings() -> Outcome {
         ensure_eq!(values(&leader)?, [0, 0, 0], "all counts, the leader off");
         drop(leader);
         vpmu.mark(3)?;
-        ensure_eq!(values(&siblings[0])?, [1], "a member that was on");
-        ensure_eq!(values(&siblings[1])?, [0], "a member that was off");
+        ensure_eq!(
+            values(&siblings[0])?,
+            [1],
+            "the count of a member that was on"
+        );
+        ensure_eq!(
+            values(&siblings[1])?,
+            [0],
+            "the count of a member that was off"
+        );
         // The sibling is in no group now, so it can lead one.
         let next = vpmu.open_member(&attr, &siblings[0])?;
         next.enable()?;
         vpmu.mark(3)?;
-        ensure_eq!(values(&next)?, [2, 1], "the new group");
+        ensure_eq!(values(&next)?, [2, 1], "counts of the new group");
         drop(next);
-        ensure_eq!(values(&siblings[0])?, [2], "the leader without its sibling");
+        ensure_eq!(
+            values(&siblings[0])?,
+            [2],
+            "the count of the leader without its sibling"
+        );
     }
     Ok(())
 }
@@ -210,7 +222,7 @@ fn leaders_follow_each_other_without_end() -> Outcome {
     }
     last.enable()?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&last)?, [1], "the last event, alone");
+    ensure_eq!(values(&last)?, [1], "counts of the last event's group");
     Ok(())
 }
 
@@ -243,7 +255,7 @@ fn group_of_unlike_events_is_refused() -> Outcome {
     for (what, attr, leader) in cases {
         let refused = vpmu.open_member(&attr, leader).err();
         let code = refused.map_or(0, |error| errno(&error));
-        ensure_eq!(code, libc::EINVAL, "a group with {what} is refused");
+        ensure_eq!(code, libc::EINVAL, "errno for a group with {what}");
     }
     drop(child.stdin.take());
     child.wait()?;
@@ -269,14 +281,14 @@ fn inherited_group_is_read_with_its_children() -> Outcome {
     let sibling = vpmu.open_member(&attr, &leader)?;
     leader.enable()?;
     child_places(5)?;
-    ensure_eq!(values(&leader)?, [5, 0], "the sibling off");
+    ensure_eq!(values(&leader)?, [5, 0], "both counts, the sibling off");
     sibling.enable()?;
     vpmu.mark(3)?;
     child_places(40)?;
-    ensure_eq!(values(&leader)?, [46, 41], "both on");
+    ensure_eq!(values(&leader)?, [46, 41], "both counts, both on");
     leader.disable()?;
     child_places(7)?;
-    ensure_eq!(values(&sibling)?, [46, 41], "the leader off");
+    ensure_eq!(values(&sibling)?, [46, 41], "both counts, the leader off");
     Ok(())
 }
 
@@ -300,26 +312,46 @@ fn group_waits_for_its_leaders_exec() -> Outcome {
     };
     let (leader, sibling) = group(true)?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [0, 0], "before an exec");
+    ensure_eq!(values(&leader)?, [0, 0], "both counts before an exec");
     child_places(5)?;
-    ensure_eq!(values(&leader)?, [5, 5], "a child from its exec on");
+    ensure_eq!(
+        values(&leader)?,
+        [5, 5],
+        "both counts of a child from its exec on"
+    );
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [5, 5], "the parent, without an exec");
+    ensure_eq!(
+        values(&leader)?,
+        [5, 5],
+        "both counts after marks of the parent, without an exec"
+    );
     drop((leader, sibling));
 
     let (leader, sibling) = group(false)?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [0, 0], "before an exec, not inherited");
+    ensure_eq!(
+        values(&leader)?,
+        [0, 0],
+        "both counts before an exec, not inherited"
+    );
     leader.enable()?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [1, 1], "enabled by hand");
+    ensure_eq!(
+        values(&leader)?,
+        [1, 1],
+        "both counts, the leader enabled by ioctl"
+    );
     leader.disable()?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [1, 1], "disabled by hand");
+    ensure_eq!(
+        values(&leader)?,
+        [1, 1],
+        "both counts, the leader disabled by ioctl"
+    );
     sibling.disable()?;
     leader.enable()?;
     vpmu.mark(3)?;
-    ensure_eq!(values(&leader)?, [2, 1], "the sibling off");
+    ensure_eq!(values(&leader)?, [2, 1], "both counts, the sibling off");
     Ok(())
 }
 
@@ -409,7 +441,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
             let left = values(&siblings[1])?.len();
             ensure!(
                 left == 1 || left == 3,
-                "turn {turn}: {left} counts are left"
+                "turn {turn}: {left} counts are left, expected one or three"
             );
             Ok(())
         });
@@ -418,7 +450,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
         turns?;
         ensure!(
             forked > 0 && whole > 0,
-            "{forked} forks, {whole} groups: too few"
+            "{forked} forks, {whole} whole groups: one number is zero"
         );
         Ok(())
     })

@@ -1,8 +1,8 @@
 //! Several processes of the users root and nobody make random calls on the driver at the same time, in a kernel that
 //! checks its allocations. Afterwards the kernel has no complaint, and nothing is left on the device.
 //!
-//! Each process makes the same calls for the same seed; how the calls of several processes interleave is up to the
-//! scheduler.
+//! Each process makes the same calls for the same seed. The scheduler decides how the calls of several processes
+//! interleave.
 #![expect(unsafe_code, reason = "calls with arguments that safe wrappers refuse")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -214,7 +214,7 @@ impl Hammer {
 
     fn open(&mut self) {
         let attr = self.attr();
-        // SAFETY: no arguments.
+        // SAFETY: the call takes no arguments.
         let parent = unsafe { libc::getppid() };
         let pid = self.random.of(&[0, 0, 0, -1, -1, parent, 1]);
         let cpu = match pid {
@@ -382,7 +382,7 @@ impl Hammer {
     fn read(&mut self) {
         let (fd, bytes) = (self.fd(), self.random.of(&[0, 8, 24, 100, 1024, 4096]));
         if fd > 2 && fd != self.device.as_raw_fd() {
-            // SAFETY: there is room for as many bytes.
+            // SAFETY: the buffer has room for that many bytes.
             unsafe { libc::read(fd, self.scratch.as_mut_ptr().cast(), bytes) };
         }
     }
@@ -398,7 +398,7 @@ impl Hammer {
         unsafe { libc::poll(&raw mut asked, 1, 0) };
         if fd > 2 && self.random.one_in(2) {
             let own = std::process::id() as i32;
-            // SAFETY: numbers alone.
+            // SAFETY: the call takes only numbers.
             unsafe { libc::fcntl(fd, libc::F_SETOWN, own) };
             // SAFETY: as above.
             unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC) };
@@ -490,7 +490,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
     }
     for pid in started {
         let mut status = 0;
-        // SAFETY: a valid address; the child is ours.
+        // SAFETY: the address is valid, and the child belongs to this process.
         unsafe { libc::waitpid(pid, &raw mut status, 0) };
         ensure_eq!(status, 0, "wait status of process {pid}, seed {seed:#x}");
     }
@@ -532,10 +532,10 @@ pub(crate) fn ensure_clean() -> Outcome {
         });
         i32::from(!counted.is_ok_and(|room| room == device.info.max_events / 4 * 3))
     })?;
-    ensure_eq!(code, 0, "check of the user nobody's share: exit code");
+    ensure_eq!(code, 0, "exit code of the check of the user nobody's share");
     drop((task, device));
     let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
-    ensure!(unloaded.success(), "the module is in use");
+    ensure!(unloaded.success(), "the module was not unloaded");
     ensure!(validate_slabs()? > 0, "no slab was validated");
     kernel_log::ensure_none_of(&["are lost", "still writes", "stuck"])
 }

@@ -65,7 +65,7 @@ fn doorbell_map_without_capability_is_refused() -> Outcome {
         let refusal = refused(Doorbell::map(&Device::open()?));
         Ok(refusal.unwrap_or(0))
     })?;
-    ensure_eq!(code, libc::EPERM, "errno of a map by the user nobody");
+    ensure_eq!(code, libc::EPERM, "errno for a map by the user nobody");
     Doorbell::map(&Device::open()?)?;
     Ok(())
 }
@@ -108,7 +108,11 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
             let ran = take_signal_below(memory.as_mut_ptr_range().end)?;
             Ok(i32::from(!ran))
         })?;
-        ensure_eq!(code, 0, "the exit code with a frame in memory, CPU {cpu}");
+        ensure_eq!(
+            code,
+            0,
+            "the exit code with a signal frame in memory, CPU {cpu}"
+        );
         let code = as_nobody(cpu, || match Doorbell::map(&Device::open()?) {
             Ok(bell) => {
                 take_signal_below(bell.base().wrapping_add(PAGE))?;
@@ -135,7 +139,7 @@ fn mark_of_nobody_is_exact() -> Outcome {
             let opened = refused(device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN));
             Ok(opened.unwrap_or(0))
         })?;
-        ensure_eq!(code, libc::EACCES, "errno of an event of nobody");
+        ensure_eq!(code, libc::EACCES, "errno for an event of the user nobody");
         ensure_eq!(event.count()?, 500, "marks by the user nobody, CPU {cpu}");
     }
     Ok(())
@@ -143,11 +147,11 @@ fn mark_of_nobody_is_exact() -> Outcome {
 
 /// Accesses to the page that do not depend on the architecture.
 const ACCESSES: [(&str, Attack); 2] = [
-    ("getrandom(2) into it", |page| {
+    ("getrandom(2) into the page", |page| {
         // SAFETY: the kernel checks the address.
         unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) };
     }),
-    ("futex(2) on it", |page| {
+    ("futex(2) on the page", |page| {
         // SAFETY: as above.
         unsafe {
             libc::syscall(

@@ -88,7 +88,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // Number of steps that leave enough memory free to load the second kernel: 64 MiB.
+    // Number of steps that are not taken. Their 64 MiB stay free to load the second kernel.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
@@ -127,7 +127,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
     let pack = "cd / && find . -xdev ! -path ./boot/kernel | cpio -o -H newc > /tmp/initramfs";
     ensure!(
         Command::new("sh").args(["-c", pack]).status()?.success(),
-        "no initramfs"
+        "the initramfs was not packed"
     );
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
     // Perf core stops its own events before another kernel starts. A detached event is not among them.
@@ -168,7 +168,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     };
     let [metadata, data] = ring_pages()?;
     let head = word(metadata + u64::try_from(DATA_HEAD)?)?;
-    ensure!(head != 0, "nothing was sampled");
+    ensure!(head != 0, "the first kernel's clock took no sample");
     // The newest record is at the head. Its time follows its header of 8 bytes.
     let newest = word(data + (head + 8) % u64::try_from(PAGE)?)?;
     ensure!(newest != 0, "the newest record is empty");
@@ -179,7 +179,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     );
 
     let listed = device.persistent()?;
-    ensure_eq!(listed.len(), 1, "events that lie in the host's memory");
+    ensure_eq!(listed.len(), 1, "persistent events in the second kernel");
     let kept = device.reopen(id, 0)?;
     ensure_eq!(kept.count()?, 20, "marks of the first kernel");
     device.place(8, 5)?;
@@ -190,7 +190,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     ensure_eq!(
         values(&records, &sequence(device))?,
         expected,
-        "its samples"
+        "samples of both kernels"
     );
     kept.attach()?;
     Ok(())

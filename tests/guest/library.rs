@@ -38,23 +38,27 @@ fn page_agrees_with_a_reading() -> Outcome {
         ensure_eq!(
             told.value,
             after.value,
-            "the count after {marks} marks more"
+            "the page's count after {marks} more marks"
         );
         ensure!(
             before.time_enabled <= told.time_enabled && told.time_enabled <= after.time_enabled,
-            "{} ns is not between {} and {}",
+            "the page's enabled time, {} ns, is not between {} and {}",
             told.time_enabled,
             before.time_enabled,
             after.time_enabled
         );
-        ensure_eq!(told.time_running, told.time_enabled, "counted all the time");
+        ensure_eq!(
+            told.time_running,
+            told.time_enabled,
+            "time running, compared with time enabled"
+        );
     }
     event.disable()?;
     let (told, read) = (page.reading()?, event.read()?);
     ensure_eq!(
         (told.value, told.time_enabled, told.time_running),
         (read.value, read.time_enabled, read.time_running),
-        "the page and read() of a disabled event"
+        "the page of a disabled event, compared with read()"
     );
     Ok(())
 }
@@ -81,7 +85,10 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
     place(&vpmu, 9, 500)?;
     let first = times(ring.snapshot()?)?;
     ensure_eq!(first.len(), FIT, "the latest records of 500 marks");
-    ensure!(first.is_sorted(), "not the oldest first: {first:?}");
+    ensure!(
+        first.is_sorted(),
+        "the records are not oldest first: {first:?}"
+    );
     place(&vpmu, 9, 3)?;
     let second = times(ring.snapshot()?)?;
     ensure_eq!(second.len(), FIT, "records after three more marks");
@@ -90,7 +97,10 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
         &first[3..],
         "the records that are still in the ring"
     );
-    ensure!(second.is_sorted(), "not the oldest first: {second:?}");
+    ensure!(
+        second.is_sorted(),
+        "the records are not oldest first: {second:?}"
+    );
     Ok(())
 }
 
@@ -112,14 +122,14 @@ fn two_events_share_a_ring() -> Outcome {
         [first.id()?, second.id()?].repeat(10),
         "the ids in the records"
     );
-    ensure_eq!(lost, 0, "lost");
+    ensure_eq!(lost, 0, "lost records");
     // While the output is paused, records are lost. The loss is reported after the output is resumed.
     first.pause_output(true)?;
     place(&vpmu, 10, 4)?;
     first.pause_output(false)?;
     place(&vpmu, 10, 1)?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!((samples.len(), lost), (1, 4), "written and lost");
+    ensure_eq!((samples.len(), lost), (1, 4), "records written and lost");
     Ok(())
 }
 
@@ -143,7 +153,11 @@ fn group_reads_at_one_moment() -> Outcome {
         place(&vpmu, 10, 2)?;
         for event in [&leader, &twin, &other] {
             let counts: Vec<u64> = event.read_group()?.iter().map(|r| r.value).collect();
-            ensure_eq!(counts, [3 * round, 3 * round, 2 * round], "round {round}");
+            ensure_eq!(
+                counts,
+                [3 * round, 3 * round, 2 * round],
+                "counts in round {round}"
+            );
         }
     }
     leader.disable()?;
@@ -174,7 +188,7 @@ fn refresh_lasts_as_long_as_granted() -> Outcome {
     ensure_eq!(
         (samples.len(), lost),
         (3, 0),
-        "samples of ten overflows, lost"
+        "samples and losses of ten overflows"
     );
     ensure_eq!(
         event.read()?.value,

@@ -43,7 +43,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
         let vpmu = Vpmu::open()?;
         ensure!(
             !module("rmmod", "virtio_pmu")?,
-            "unloaded while /dev/vpmu was open"
+            "the module was unloaded while /dev/vpmu was open"
         );
         let event = vpmu.open_event(&vpmu.attr("mark=1")?)?;
         event.enable()?;
@@ -51,7 +51,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
         drop(vpmu);
         ensure!(
             !module("rmmod", "virtio_pmu")?,
-            "unloaded while an event was open"
+            "the module was unloaded while an event was open"
         );
         ensure_eq!(event.read()?.value, 1, "the count after the refused unload");
     }
@@ -61,7 +61,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
         event.enable()?;
         ensure!(
             !module("rmmod", "virtio_pmu")?,
-            "unloaded while a perf event was open"
+            "the module was unloaded while a perf event was open"
         );
     }
     let ring = {
@@ -71,7 +71,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     };
     ensure!(
         !module("rmmod", "virtio_pmu")?,
-        "unloaded while a ring was mapped"
+        "the module was unloaded while a ring was mapped"
     );
     drop(ring);
     Ok(())
@@ -83,12 +83,15 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     let directory = Path::new("/lib/modules").join(release.trim_end());
     fs::create_dir_all(&directory)?;
     fs::copy(FILE, directory.join("virtio_pmu.ko"))?;
-    ensure!(module("depmod", "-a")?, "no index of modules");
+    ensure!(module("depmod", "-a")?, "depmod wrote no index of modules");
     let devices: Vec<_> = fs::read_dir("/sys/bus/virtio/devices")?.collect::<Result<_, _>>()?;
     ensure_eq!(devices.len(), 1, "the machine's virtio devices");
     let modalias = fs::read_to_string(devices[0].path().join("modalias"))?;
 
-    ensure!(module("rmmod", "virtio_pmu")?, "the module is in use");
+    ensure!(
+        module("rmmod", "virtio_pmu")?,
+        "the module was not unloaded"
+    );
     ensure!(
         !module("modprobe", "virtio:d00000099v00000000")?,
         "a module was loaded for a device that does not exist"
@@ -96,7 +99,7 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     ensure!(Vpmu::open().is_err(), "the device is still there");
     ensure!(
         module("modprobe", modalias.trim_end())?,
-        "no module for {modalias}"
+        "modprobe loaded no module for {modalias}"
     );
     Vpmu::open()?;
     Ok(())
@@ -112,7 +115,10 @@ fn module_reloads_clean() -> Outcome {
             Vpmu::open().is_err(),
             "round {round}: the device is still there"
         );
-        ensure!(module("insmod", FILE)?, "round {round}: not loaded again");
+        ensure!(
+            module("insmod", FILE)?,
+            "round {round}: the module was not loaded again"
+        );
         let vpmu = Vpmu::open()?;
         let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=2")?.sampling(2), 1)?;
         for _ in 0..9 {
@@ -123,7 +129,7 @@ fn module_reloads_clean() -> Outcome {
         ensure_eq!(
             (event.read()?.value, samples.len(), lost),
             (9, 4, 0),
-            "round {round}"
+            "round {round}: count, samples and losses"
         );
     }
     kernel_log::ensure_no_fault()

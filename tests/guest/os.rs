@@ -200,7 +200,7 @@ pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
 /// Whether a process ends within `limit`. The caller sleeps until then, because a poll every few milliseconds would
 /// take the CPU from the process.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
-    // SAFETY: no memory; a descriptor is returned.
+    // SAFETY: the call accesses no memory, and returns a descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the descriptor was just opened, and nothing else owns it.
@@ -226,7 +226,7 @@ pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: a valid address; the child is ours.
+    // SAFETY: the address is valid, and the child belongs to this process.
     checked(unsafe { libc::waitpid(pid, &raw mut status, 0) })?;
     Ok(if libc::WIFEXITED(status) {
         libc::WEXITSTATUS(status)
@@ -285,7 +285,7 @@ pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Becomes nobody, who has no capability.
+/// Makes this process run as the user nobody, without capabilities.
 pub(crate) fn become_nobody() -> io::Result<()> {
     const NOBODY: u32 = 65534;
     // SAFETY: the call changes this process's identity and accesses no memory.
@@ -315,9 +315,9 @@ pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Becomes nobody with these capabilities.
+/// Makes this process run as the user nobody, with only these capabilities.
 pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
-    // SAFETY: numbers alone.
+    // SAFETY: the call takes only numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
     become_nobody()?;
     keep_capabilities(kept)
@@ -325,7 +325,7 @@ pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
 
 /// Sets whether other processes of the same user may trace this one.
 pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
-    // SAFETY: numbers alone.
+    // SAFETY: the call takes only numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, i32::from(dumpable), 0, 0, 0) })?;
     Ok(())
 }
@@ -428,7 +428,7 @@ impl BpfCounter {
     pub(crate) fn attach(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         const SET_BPF: u64 = 0x4004_2408;
         let program = self.program.as_raw_fd();
-        // SAFETY: takes a descriptor, no memory.
+        // SAFETY: the call takes a descriptor, and accesses no memory.
         checked(unsafe { libc::ioctl(event.as_raw_fd(), SET_BPF, program) })?;
         Ok(())
     }
@@ -513,7 +513,7 @@ pub(crate) const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 
 /// Moves this process to its own mount namespace, with `file` mounted over `hidden`.
 pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
-    // SAFETY: numbers alone.
+    // SAFETY: the call takes only numbers.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
     let (source, target) = (file.as_ptr(), hidden.as_ptr());
     // SAFETY: the strings are valid for the whole call.
@@ -523,7 +523,7 @@ pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
 
 /// Moves this process to its own user namespace, without any capability there.
 pub(crate) fn leave_user_namespace() -> io::Result<()> {
-    // SAFETY: numbers alone.
+    // SAFETY: the call takes only numbers.
     checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
     keep_capabilities(&[])
 }
@@ -567,7 +567,7 @@ impl Sleeper {
         drop(write);
         let sleeper = Self { pid };
         let mut code = [0_u8];
-        // SAFETY: room for one byte.
+        // SAFETY: the buffer has room for one byte.
         unsafe { libc::read(read.as_raw_fd(), code.as_mut_ptr().cast(), 1) };
         match code {
             [1] => Ok(sleeper),
@@ -619,7 +619,7 @@ pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
 
 /// Yields the CPU to other tasks.
 pub(crate) fn yield_cpu() {
-    // SAFETY: no arguments.
+    // SAFETY: the call takes no arguments.
     unsafe { libc::sched_yield() };
 }
 
@@ -629,7 +629,7 @@ pub(crate) struct Epoll(i32);
 
 impl Epoll {
     pub(crate) fn new(fd: BorrowedFd<'_>, edge: bool) -> io::Result<Self> {
-        // SAFETY: no memory.
+        // SAFETY: the call accesses no memory.
         let epoll = Self(checked(unsafe {
             libc::epoll_create1(libc::EPOLL_CLOEXEC)
         })?);

@@ -43,13 +43,17 @@ fn cap_throttles_and_unthrottles() -> Outcome {
         for record in ring.take()? {
             match record.kind {
                 SAMPLE => {
-                    ensure!(!throttled, "a sample while throttled");
+                    ensure!(!throttled, "the ring has a sample from a throttled event");
                     let time = fields::sample(&record, &attr)?.time.unwrap_or(0);
                     in_run.push(time);
                     samples += 1;
                 }
                 THROTTLE | UNTHROTTLE => {
-                    ensure_eq!(throttled, record.kind == UNTHROTTLE, "whether throttled");
+                    ensure_eq!(
+                        throttled,
+                        record.kind == UNTHROTTLE,
+                        "whether the event was throttled before the record"
+                    );
                     let (own, trailer) = fields::trailer(&record, 3, &attr)?;
                     ensure_eq!(own[1..], [id, id], "the ids in the record");
                     ensure_eq!(trailer.id, Some(id), "the trailer's id");
@@ -69,12 +73,12 @@ fn cap_throttles_and_unthrottles() -> Outcome {
         }
         ensure!(
             placed < 100_000,
-            "{throttles} times throttled by {placed} marks"
+            "{placed} marks throttled the event only {throttles} times"
         );
     }
     ensure!(
         samples < placed,
-        "{samples} samples of {placed} marks: nothing was left out"
+        "{samples} samples of {placed} marks: none was left out"
     );
     ensure_eq!(
         event.count()?,
@@ -96,7 +100,7 @@ fn below_the_cap_nothing_is_throttled() -> Outcome {
     ensure_eq!(
         (samples.len() as u64, lost),
         (share - 1, 0),
-        "samples, lost"
+        "samples and losses"
     );
     Ok(())
 }

@@ -49,7 +49,7 @@ fn take_samples(
 ) -> Result<Vec<Sample>, Box<dyn std::error::Error>> {
     event.disable(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
-    ensure_eq!(lost, 0, "lost");
+    ensure_eq!(lost, 0, "lost samples");
     Ok(samples)
 }
 
@@ -88,10 +88,14 @@ fn users_chain_is_exact() -> Outcome {
         ensure_eq!(
             chain.len(),
             5,
-            "a context, the leaf, three callers: {chain:#x?}"
+            "entries of a context, the leaf and three callers: {chain:#x?}"
         );
         ensure_eq!(chain[0], CONTEXT_USER, "the context");
-        ensure!(is_out(chain[1]), "the leaf's {:#x}", chain[1]);
+        ensure!(
+            is_out(chain[1]),
+            "the leaf's address {:#x} is not that of the write",
+            chain[1]
+        );
         ensure_eq!(chain[2..], stubs::nest_callers(), "the callers");
     }
     Ok(())
@@ -129,7 +133,7 @@ fn halves(chain: &[u64]) -> Result<[Option<&[u64]>; 2], String> {
     let kernel = match kernel.split_first() {
         None => None,
         Some((&CONTEXT_KERNEL, addresses)) => Some(addresses),
-        Some(_) => return Err(format!("no context first: {chain:#x?}")),
+        Some(_) => return Err(format!("the chain begins without a context: {chain:#x?}")),
     };
     Ok([kernel, user.split_first().map(|(_, addresses)| addresses)])
 }
@@ -145,10 +149,10 @@ fn chain_continues_through_the_kernel() -> Outcome {
     for chain in chains(&device, &attr, mark(&device), 20)? {
         let [kernel, user] = halves(&chain)?;
         let kernel = kernel.ok_or("nothing of the kernel")?;
-        ensure!(!kernel.is_empty(), "no kernel address");
+        ensure!(!kernel.is_empty(), "the kernel's half is empty");
         ensure!(
             kernel.iter().all(|address| address >> 63 == 1),
-            "user addresses in the kernel's half: {kernel:#x?}"
+            "the kernel's half has a user address: {kernel:#x?}"
         );
         ensure_eq!(user, Some(&users_half()[..]), "the user's half");
     }
@@ -165,13 +169,13 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
         let [kernel, user] = halves(&chain)?;
         ensure!(
             kernel.is_some_and(|k| !k.is_empty()),
-            "no kernel half: {chain:#x?}"
+            "the chain has no kernel half: {chain:#x?}"
         );
-        ensure_eq!(user, None, "the user's half, left out");
+        ensure_eq!(user, None, "the user's half, excluded");
     }
     for chain in chains(&device, &user, mark(&device), 3)? {
         let [kernel, user] = halves(&chain)?;
-        ensure_eq!(kernel, None, "the kernel's half, left out");
+        ensure_eq!(kernel, None, "the kernel's half, excluded");
         ensure_eq!(user, Some(&users_half()[..]), "the user's half");
     }
     Ok(())
@@ -211,7 +215,10 @@ fn sample_loop(
                     .as_ref()
                     .is_none_or(|c| c.first() != Some(&CONTEXT_KERNEL))
         });
-        ensure!(kernels.is_none(), "a kernel sample's chain: {kernels:#x?}");
+        ensure!(
+            kernels.is_none(),
+            "a chain of a kernel sample does not begin in the kernel: {kernels:#x?}"
+        );
         callers.extend(callers_of_the_loop(&samples));
     }
     event.disable(0)?;
@@ -275,7 +282,7 @@ fn host_does_not_walk_guest_stacks() -> Outcome {
         ensure_eq!(
             refused(device.open_event(&attr, how)),
             Some(libc::EOPNOTSUPP),
-            "field {field:#x} with the batched engine"
+            "errno for field {field:#x} with the batched engine"
         );
     }
     Ok(())

@@ -82,7 +82,11 @@ fn known_writes(
     known.until = device.time_of(cpu::tsc());
     event.disable(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
-    ensure_eq!((samples.len() as u64, lost), (times, 0), "samples, lost");
+    ensure_eq!(
+        (samples.len() as u64, lost),
+        (times, 0),
+        "samples and losses"
+    );
     Ok((samples, known))
 }
 
@@ -116,7 +120,11 @@ impl Known {
     /// Checks that sample `number`, counted from one, has exactly the fields of `asked`, with the right values.
     fn check(&self, sample: &Sample, number: u64, asked: u64) -> Outcome {
         let had = |bit: u64, has: bool| -> Outcome {
-            ensure_eq!(has, asked & bit != 0, "whether field {bit:#x} is there");
+            ensure_eq!(
+                has,
+                asked & bit != 0,
+                "whether the sample has field {bit:#x}"
+            );
             Ok(())
         };
         had(IDENTIFIER, sample.identifier.is_some())?;
@@ -127,7 +135,7 @@ impl Known {
         ensure_eq!(sample.misc & MISC_MODE, MISC_USER, "the mode");
         for (name, bit, told, is) in [
             ("IDENTIFIER", IDENTIFIER, sample.identifier, self.id),
-            ("ADDR, which is unknown", ADDR, sample.addr, 0),
+            ("ADDR, which is zero", ADDR, sample.addr, 0),
             ("ID", ID, sample.id, self.id),
             ("STREAM_ID", STREAM_ID, sample.stream_id, self.id),
             ("PERIOD", PERIOD, sample.period, 1),
@@ -138,10 +146,14 @@ impl Known {
         ensure_eq!(sample.pid_tid, (asked & TID != 0).then_some(who), "TID");
         ensure_eq!(sample.cpu, (asked & CPU != 0).then_some(1), "CPU");
         had(IP, sample.ip.is_some())?;
-        ensure!(sample.ip.is_none_or(is_write), "IP {:#x?}", sample.ip);
+        ensure!(
+            sample.ip.is_none_or(is_write),
+            "IP {:#x?} is not that of the write",
+            sample.ip
+        );
         if let Some(time) = sample.time {
             let known = self.since..=self.until;
-            ensure!(known.contains(&time), "TIME {time}, made in {known:?}");
+            ensure!(known.contains(&time), "TIME {time} is not in {known:?}");
         }
         let read = Reading {
             values: vec![Value {
@@ -158,7 +170,7 @@ impl Known {
         );
         if let Some(chain) = &sample.chain {
             let begins = chain.len() >= 2 && chain[0] == CONTEXT_USER && is_write(chain[1]);
-            ensure!(begins, "CALLCHAIN {chain:#x?}");
+            ensure!(begins, "CALLCHAIN does not begin at the write: {chain:#x?}");
         }
         for regs in [&sample.regs_user, &sample.regs_intr].into_iter().flatten() {
             self.check_registers(regs)?;
@@ -176,12 +188,15 @@ impl Known {
         let mut count = 0;
         for (number, value) in numbers.zip(values) {
             match stubs::at_write(number, self.sp) {
-                Register::Write => ensure!(is_write(value), "the instruction pointer {value:#x}"),
+                Register::Write => ensure!(
+                    is_write(value),
+                    "the instruction pointer {value:#x} is not that of the write"
+                ),
                 register => ensure_known(number, value, register)?,
             }
             count += 1;
         }
-        ensure_eq!(count, REGS.count_ones(), "registers");
+        ensure_eq!(count, REGS.count_ones(), "registers compared");
         ensure_eq!(regs.values.len(), count as usize, "register values");
         Ok(())
     }
@@ -236,8 +251,17 @@ fn registers_of_a_user_are_true() -> Outcome {
         // The two masks together cover all registers.
         let mut all = intr.values.clone();
         let place = (REGS & ((1 << number) - 1)).count_ones() as usize;
-        ensure_eq!(user.values.len(), 1, "registers of mask {:#x}", 1 << number);
-        ensure!(place <= all.len(), "{} registers of all but one", all.len());
+        ensure_eq!(
+            user.values.len(),
+            1,
+            "number of registers for mask {:#x}",
+            1 << number
+        );
+        ensure!(
+            place <= all.len(),
+            "only {} registers for a mask of all but one",
+            all.len()
+        );
         all.insert(place, user.values[0]);
         known.check_registers(&Regs {
             abi: 2,
@@ -257,7 +281,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     let sp = stubs::mark_known(device.as_raw_fd(), VALUE);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (1, 0), "samples, lost");
+    ensure_eq!((samples.len(), lost), (1, 0), "samples and losses");
     let sample = &samples[0];
     ensure!(
         sample.ip.is_some_and(|ip| ip >> 63 == 1),
@@ -282,12 +306,12 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     ensure_eq!(
         (intr.abi, intr.values.len()),
         (2, REGS.count_ones() as usize),
-        "abi and registers at the exit"
+        "abi and number of registers at the exit"
     );
     ensure_eq!(
         Some(intr.values[stubs::IP_PLACE]),
         sample.ip,
-        "the IP at the exit"
+        "the IP among the registers at the exit"
     );
     for (number, &value) in numbers.zip(&intr.values) {
         ensure_known(number, value, stubs::in_kernel(number))?;
@@ -308,13 +332,17 @@ fn stack_is_copied_unchanged() -> Outcome {
         ensure_eq!(
             (samples.len(), lost),
             (1, 0),
-            "samples of {bytes} bytes, lost"
+            "samples and losses with {bytes} bytes of stack"
         );
         let (words, copied) = samples[0].stack.clone().unwrap_or_default();
-        ensure_eq!(words.len(), bytes as usize / 8, "words of {bytes} bytes");
+        ensure_eq!(
+            words.len(),
+            bytes as usize / 8,
+            "words for {bytes} bytes of stack"
+        );
         ensure!(
             copied <= bytes.into() && copied > 0,
-            "{copied} of {bytes} bytes"
+            "{copied} bytes copied of {bytes}"
         );
         let top = STACK.len().min(words.len());
         ensure_eq!(words[..top], STACK[..top], "the top of the stack");
@@ -328,10 +356,14 @@ fn stack_is_copied_unchanged() -> Outcome {
     stubs::out_known();
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     let (words, copied) = samples[0].stack.clone().unwrap_or_default();
-    ensure_eq!(words.len() as u64 * 8, u64::from(size), "bytes asked for");
+    ensure_eq!(
+        words.len() as u64 * 8,
+        u64::from(size),
+        "bytes of stack in the sample"
+    );
     ensure!(
         copied < size.into(),
-        "{copied} bytes of a stack that is shorter"
+        "{copied} bytes copied, but the stack is shorter"
     );
     let beyond = &words[copied as usize / 8..];
     ensure!(
@@ -374,7 +406,7 @@ fn other_records_name_their_task() -> Outcome {
                 trailer
                     .time
                     .is_none_or(|time| (since..=until).contains(&time)),
-                "a loss recorded at {:?}, from {since} to {until}",
+                "the loss's time {:?} is not between {since} and {until}",
                 trailer.time
             );
             let expected = Trailer {
@@ -388,7 +420,7 @@ fn other_records_name_their_task() -> Outcome {
             ensure_eq!(
                 trailer,
                 expected,
-                "fields {fields_asked:#x}, asked for: {all}"
+                "the trailer with fields {fields_asked:#x}, sample_id_all {all}"
             );
             fields::sample(&records[1], &attr)?;
         }
@@ -413,7 +445,11 @@ fn other_fields_are_refused() -> Outcome {
         for with in [0, IP | TID] {
             let attr = device.marks(VALUE, 1, field | with);
             let errno = refused(device.open_event(&attr, How::OWN));
-            ensure_eq!(errno, Some(expected), "field {field:#x} with {with:#x}");
+            ensure_eq!(
+                errno,
+                Some(expected),
+                "errno for field {field:#x} with {with:#x}"
+            );
         }
     }
     Ok(())
@@ -425,20 +461,36 @@ fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     for (mask, expected) in stubs::refused() {
         let mut attr = device.marks(VALUE, 1, REGS_USER);
         attr.sample_regs_user = mask;
-        ensure_eq!(errno(&attr), Some(expected), "user registers {mask:#x}");
+        ensure_eq!(
+            errno(&attr),
+            Some(expected),
+            "errno for user registers {mask:#x}"
+        );
         let mut attr = device.marks(VALUE, 1, REGS_INTR);
         attr.sample_regs_intr = mask;
-        ensure_eq!(errno(&attr), Some(expected), "registers {mask:#x}");
+        ensure_eq!(
+            errno(&attr),
+            Some(expected),
+            "errno for registers {mask:#x}"
+        );
     }
     for bytes in [1, 4, 12, 65_535, 65_536, u32::MAX] {
         let mut attr = device.marks(VALUE, 1, STACK_USER);
         attr.sample_stack_user = bytes;
-        ensure_eq!(errno(&attr), Some(libc::EINVAL), "{bytes} bytes of stack");
+        ensure_eq!(
+            errno(&attr),
+            Some(libc::EINVAL),
+            "errno for {bytes} bytes of stack"
+        );
     }
     let mut attr = device.marks(VALUE, 1, CALLCHAIN);
     attr.sample_max_stack = 128;
-    ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "a chain of 128");
+    ensure_eq!(
+        errno(&attr),
+        Some(libc::EOVERFLOW),
+        "errno for a chain of 128"
+    );
     attr.sample_max_stack = 127;
-    ensure_eq!(errno(&attr), None, "a chain of 127");
+    ensure_eq!(errno(&attr), None, "errno for a chain of 127");
     Ok(())
 }

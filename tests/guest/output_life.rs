@@ -158,7 +158,7 @@ fn frequency_is_reached() -> Outcome {
         device.place(VALUE, 500)?;
         placed += 500;
         let (more, lost) = fields::samples(&ring.take()?, &attr)?;
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost samples");
         samples.extend(more);
         let at = times(&samples);
         if at.len() > 2 && at[at.len() - 1] - at[0] > 2_000_000_000 {
@@ -166,7 +166,7 @@ fn frequency_is_reached() -> Outcome {
         }
         ensure!(
             placed < 1_000_000,
-            "{} samples of {placed} marks",
+            "only {} samples of {placed} marks",
             samples.len()
         );
     }
@@ -200,11 +200,11 @@ fn frequency_out_of_bounds_is_refused() -> Outcome {
     let device = Device::open()?;
     let most = u64::from(device.info.max_sample_rate);
     let errno = |rate| refused(device.open_event(&frequent(&device, rate), How::OWN));
-    ensure_eq!(errno(most), None, "the highest rate, {most}");
+    ensure_eq!(errno(most), None, "errno for the highest rate, {most}");
     ensure_eq!(
         errno(most + 1),
         Some(libc::EINVAL),
-        "a rate one above the highest"
+        "errno for a rate one above the highest"
     );
     let event = device.open_event(&frequent(&device, 100), How::OWN)?;
     ensure_eq!(
@@ -258,13 +258,13 @@ fn children_are_read_with_their_parent() -> Outcome {
     ensure_eq!(more.values[0].value, 20, "own marks and two children's");
     ensure!(
         more.enabled > own.enabled && more.running <= more.enabled,
-        "{own:?}, {more:?}"
+        "the enabled time did not grow, or is below the time running: {own:?}, {more:?}"
     );
     // As in perf, `PERF_SAMPLE_READ` is refused for an inherited event.
     let mut attr = device.marks(VALUE, 1, READ);
     attr.set_inherit(1);
     let errno = refused(device.open_event(&attr, How::OWN));
-    ensure_eq!(errno, Some(libc::EINVAL), "READ with inherit");
+    ensure_eq!(errno, Some(libc::EINVAL), "errno for READ with inherit");
     Ok(())
 }
 
@@ -295,7 +295,7 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
         ensure_eq!(
             told.len(),
             1,
-            "counts recorded at a child's end, of {} records",
+            "records of counts at a child's end, among {} records",
             records.len()
         );
         // pid and tid, the count, the id.
@@ -336,20 +336,28 @@ fn excluded_mode_is_not_counted() -> Outcome {
             ensure_eq!(
                 (event.count()?, lost),
                 (samples.len() as u64, 0),
-                "{what}: the count, lost"
+                "{what}: count and losses"
             );
             let of_kernel = samples.iter().filter(|s| s.ip > Some(1 << 63)).count();
             let of_user = samples.len() - of_kernel;
             let made = |left_out: bool| if left_out { 0 } else { 20 };
             if kind == KIND_MARK {
-                ensure_eq!((of_user, of_kernel), (0, made(kernel)), "{what}");
+                ensure_eq!(
+                    (of_user, of_kernel),
+                    (0, made(kernel)),
+                    "{what}: samples of user and kernel mode"
+                );
                 continue;
             }
-            ensure_eq!(of_user, made(user), "{what}: of user mode");
+            ensure_eq!(of_user, made(user), "{what}: samples of user mode");
             // The exits from kernel mode are the driver's notifications, where these have the same exit reason as port
             // writes.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
-            ensure_eq!(of_kernel > 0, drivers, "{what}: {of_kernel} of the kernel");
+            ensure_eq!(
+                of_kernel > 0,
+                drivers,
+                "{what}: whether samples are of kernel mode ({of_kernel} are)"
+            );
         }
     }
     Ok(())
@@ -368,7 +376,7 @@ fn pinned_event_counts_always() -> Outcome {
     device.place(VALUE, 30)?;
     event.disable(0)?;
     let reading = fields::reading(&event.read()?, attr.read_format)?;
-    ensure_eq!(reading.values[0].value, 30, "marks");
+    ensure_eq!(reading.values[0].value, 30, "marks of a pinned event");
     ensure_eq!(reading.enabled, reading.running, "times of a pinned event");
     drop(others);
     Ok(())
@@ -412,7 +420,7 @@ fn unknown_bits_are_refused() -> Outcome {
     let device = Device::open()?;
     let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
     let plain = device.attr(KIND_MARK, VALUE);
-    ensure_eq!(errno(&plain), None, "nothing unknown");
+    ensure_eq!(errno(&plain), None, "errno for known bits only");
     let mut attr = plain;
     attr.sample_type = 1 << 63;
     ensure_eq!(errno(&attr), Some(libc::EINVAL), "sample_type");
@@ -471,13 +479,17 @@ fn attributes_of_other_sizes() -> Outcome {
     let known = later.attr.size as usize;
     ensure!(
         (64..=size_of::<perf_event_attr>()).contains(&known),
-        "the driver wrote {known} as the size that it knows"
+        "the driver returned the impossible size {known}"
     );
     let mut attr = device.attr(KIND_MARK, VALUE);
     for size in [1, 63, 4097, u32::MAX] {
         attr.size = size;
         let opened = device.open_raw(&mut attr, How::OWN);
-        ensure_eq!(refused(opened), Some(libc::E2BIG), "a size of {size}");
+        ensure_eq!(
+            refused(opened),
+            Some(libc::E2BIG),
+            "errno for a size of {size}"
+        );
         ensure_eq!(attr.size as usize, known, "the size written back");
     }
     // 64 bytes are the size of the first version of `perf_event_attr`. A size of zero means the same.
@@ -486,7 +498,7 @@ fn attributes_of_other_sizes() -> Outcome {
         ensure_eq!(
             refused(device.open_raw(&mut attr, How::OWN)),
             None,
-            "a size of {size}"
+            "errno for a size of {size}"
         );
     }
     Ok(())

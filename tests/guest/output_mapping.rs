@@ -84,7 +84,11 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
                 let is = (PAGE as u64, ((pages - 1) * PAGE) as u64);
                 ensure_eq!(told, is, "data_offset and data_size with {pages} pages");
             }
-            ensure_eq!(refused(mapped), expected, "a map of {pages} pages");
+            ensure_eq!(
+                refused(mapped),
+                expected,
+                "errno for a map of {pages} pages"
+            );
         }
     }
     let most = device.info.max_ring_pages as usize;
@@ -158,7 +162,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     let second = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE, 10)?;
     let head = first.head();
-    ensure!(head > 0, "nothing was written");
+    ensure!(head > 0, "the marks moved no head");
     ensure_eq!(second.head(), head, "the head as the other map shows it");
     for word in (0..head as usize).step_by(8) {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
@@ -197,7 +201,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     ensure_eq!(left.len(), 4, "records after the child's");
     ensure!(
         ring.take()?.len() == 7,
-        "the parent did not read from its own position"
+        "the parent did not read all seven records from its own position"
     );
     Ok(())
 }
@@ -216,7 +220,7 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     ensure_eq!(
         second.take()?.len(),
         6,
-        "records through the map that is left"
+        "records read through the remaining map"
     );
     Ok(())
 }
@@ -273,7 +277,10 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
         stop.store(true, Ordering::Relaxed);
         let placed = placer.join().map_err(|_| "the placer panicked")??;
         beaten?;
-        ensure!(event.count()? <= placed, "more counted than placed");
+        ensure!(
+            event.count()? <= placed,
+            "the count exceeds the number of marks placed"
+        );
         Ok(placed)
     })?;
     ensure!(placed > 60, "{placed} marks are too few");
@@ -377,7 +384,7 @@ fn big_ring_fills_before_it_loses() -> Outcome {
     ensure_eq!(
         (samples.len() as u64, lost),
         (fit, 0),
-        "records of {record} bytes"
+        "records of {record} bytes, and losses"
     );
     device.place(VALUE, 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;

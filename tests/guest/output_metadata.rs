@@ -69,7 +69,7 @@ fn page_describes_itself() -> Outcome {
         ensure_eq!(
             page.load(aux),
             0,
-            "byte {aux}, of an AUX area that does not exist"
+            "the word at byte {aux}, of an AUX area that does not exist"
         );
     }
     let capabilities = page.load(CAPABILITIES);
@@ -77,16 +77,16 @@ fn page_describes_itself() -> Outcome {
     ensure_eq!(
         capabilities & told,
         told,
-        "capabilities of {capabilities:#x}"
+        "required bits of the capabilities {capabilities:#x}"
     );
     ensure_eq!(
         capabilities & (CAP_USER_RDPMC | 1),
         0,
-        "there is no register to read: {capabilities:#x}"
+        "bits that must be clear in the capabilities {capabilities:#x}"
     );
     let word = page.load(WIDTH_SHIFT_MULT);
     let (width, shift, mult) = (word as u16, (word >> 16) as u16, (word >> 32) as u32);
-    ensure!(width <= 64, "a counter {width} bits wide");
+    ensure!(width <= 64, "the counter's width is {width} bits");
     ensure_eq!(
         (u32::from(shift), mult, page.load(TIME_ZERO)),
         (
@@ -114,18 +114,18 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
         ensure_eq!(
             after_mark,
             before + 1,
-            "exits of a mark, as their page shows"
+            "exits after a mark, as their page reports"
         );
         for _ in 0..50 {
             let snapshot = page.snapshot();
             ensure_eq!(
                 (snapshot.index, snapshot.count),
                 (0, placed),
-                "marks, as the page shows"
+                "index and count in the page of marks"
             );
         }
         before = exits.snapshot().count;
-        ensure_eq!(before, after_mark, "exits while the page was read 50 times");
+        ensure_eq!(before, after_mark, "exits after the page was read 50 times");
     }
     Ok(())
 }
@@ -140,7 +140,7 @@ fn page_equals_read() -> Outcome {
         let words = event.read()?;
         let snapshot = page.snapshot();
         let told = [snapshot.count, snapshot.enabled, snapshot.running];
-        ensure_eq!(words, told, "read(), expected as in the page, {what}");
+        ensure_eq!(words, told, "read(), compared with the page, {what}");
         Ok(())
     };
     for round in 1..=20 {
@@ -151,17 +151,21 @@ fn page_equals_read() -> Outcome {
     device.place(VALUE, 5)?;
     same("while the event is disabled")?;
     let still = page.snapshot();
-    ensure_eq!(still.count, 210, "marks while it was enabled");
-    ensure_eq!(still.enabled, still.running, "times of an event alone");
+    ensure_eq!(still.count, 210, "marks while the event was enabled");
+    ensure_eq!(
+        still.enabled,
+        still.running,
+        "time enabled, compared with time running"
+    );
     event.reset(0)?;
-    ensure_eq!(page.snapshot().count, 0, "the page after a reset");
+    ensure_eq!(page.snapshot().count, 0, "the page's count after a reset");
     same("after a reset")?;
     event.enable(0)?;
     device.mark(VALUE)?;
     ensure_eq!(
         page.snapshot().count,
         1,
-        "the page after it was enabled again"
+        "the page's count after the event was enabled again"
     );
     ensure!(
         page.snapshot().enabled > still.enabled,
@@ -176,13 +180,9 @@ fn page_follows_exits() -> Outcome {
     let (event, page) = counting(&device, device.port_exits(), How::OWN)?;
     for written in 1..=100 {
         cpu::port_write();
-        ensure_eq!(
-            page.snapshot().count,
-            written,
-            "port writes, as the page shows"
-        );
+        ensure_eq!(page.snapshot().count, written, "port writes in the page");
     }
-    ensure_eq!(event.count()?, 100, "port writes, by read()");
+    ensure_eq!(event.count()?, 100, "port writes that read() returns");
     Ok(())
 }
 
@@ -246,12 +246,12 @@ fn page_time_matches_record_time() -> Outcome {
         moments.push(time(cpu::tsc()));
     }
     let (samples, lost) = fields::samples(&page.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (50, 0), "records, lost");
+    ensure_eq!((samples.len(), lost), (50, 0), "records and losses");
     for (pair, sample) in moments.windows(2).zip(samples) {
         let at = sample.time.unwrap_or(0);
         ensure!(
             (pair[0]..=pair[1]).contains(&at),
-            "a record at {at} ns, made from {} to {} ns",
+            "a record's time {at} ns is not between {} and {} ns",
             pair[0],
             pair[1]
         );

@@ -65,14 +65,14 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         ensure_eq!(words[1], number, "the mark of {line:?}");
         ensure!(
             words[0] > time || number == 1,
-            "{line:?} is not after {time}"
+            "{line:?} is not later than {time}"
         );
         time = words[0];
     }
     ensure_eq!(number, marks, "records and losses");
     ensure!(
         (before..=after).contains(&time),
-        "the last at {time}, until {after}"
+        "the last record's time {time} is after {after}, or before the marks"
     );
     Ok(())
 }

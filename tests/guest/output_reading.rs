@@ -82,17 +82,17 @@ fn check(reading: &Reading, format: u64, values: &[u64], ids: &[u64]) -> Outcome
     ensure_eq!(
         reading.enabled.is_some(),
         format & FORMAT_ENABLED != 0,
-        "time_enabled"
+        "whether the reading has time_enabled"
     );
     ensure_eq!(
         reading.running.is_some(),
         format & FORMAT_RUNNING != 0,
-        "time_running"
+        "whether the reading has time_running"
     );
     if let (Some(enabled), Some(running)) = (reading.enabled, reading.running) {
         ensure!(
             running > 0 && running <= enabled,
-            "{running} ns of {enabled}"
+            "the time running, {running} ns, is zero or exceeds {enabled} ns"
         );
     }
     for (value, &id) in reading.values.iter().zip(ids) {
@@ -138,7 +138,11 @@ fn every_read_format_reads() -> Outcome {
     }
     for bit in 5..64 {
         let refused = refused(device.open_event(&attr(&device, 0, 1 << bit), How::OWN));
-        ensure_eq!(refused, Some(libc::EINVAL), "bit {bit} of read_format");
+        ensure_eq!(
+            refused,
+            Some(libc::EINVAL),
+            "errno for bit {bit} of read_format"
+        );
     }
     Ok(())
 }
@@ -153,14 +157,14 @@ fn buffer_that_is_too_short_is_refused() -> Outcome {
                 ensure_eq!(
                     refused(events[0].read_into(bytes)),
                     Some(libc::ENOSPC),
-                    "format {format:#x}: a buffer of {bytes} of {whole} bytes"
+                    "format {format:#x}: errno for a buffer of {bytes} of {whole} bytes"
                 );
             }
         }
         ensure_eq!(
             events[0].read_into(whole)?.len() * 8,
             whole,
-            "format {format:#x}: enough"
+            "format {format:#x}: bytes read"
         );
     }
     Ok(())
@@ -183,7 +187,7 @@ fn every_read_format_works_in_samples() -> Outcome {
         let ids = [leader.id()?, member.id()?];
         let (samples, lost) = fields::samples(&ring.take()?, &sampled)
             .map_err(|error| format!("format {format:#x}: {error}"))?;
-        ensure_eq!((samples.len(), lost), (4, 0), "samples, lost");
+        ensure_eq!((samples.len(), lost), (4, 0), "samples and losses");
         for (sample, number) in samples.iter().zip(1..) {
             let reading = sample.read.clone().unwrap_or_default();
             let values = [number, 2 * number];
@@ -214,7 +218,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     let lost = |event: &Event, values: &[u64]| -> Outcome {
         let reading = fields::reading(&event.read()?, FORMAT_LOST)?;
         let told = [reading.values[0].value, reading.values[0].lost.unwrap_or(0)];
-        ensure_eq!(told, values, "count and loss of an event");
+        ensure_eq!(told, values, "count and losses of an event");
         Ok(())
     };
     lost(&first, &[fit + 3, 3])?;
@@ -284,7 +288,10 @@ fn look_at_pairs(leader: &Event) -> Outcome {
     while grown < 100 {
         let values = counts(&fields::reading(&leader.read()?, FORMAT_GROUP)?);
         let one = values.len() == 2 && (values[0] == values[1] || values[0] == values[1] + 1);
-        ensure!(one && values[0] >= last, "{values:?} after {last}");
+        ensure!(
+            one && values[0] >= last,
+            "counts {values:?} fall below {last}, or differ by more than one"
+        );
         grown += u32::from(values[0] > last);
         last = values[0];
     }
@@ -336,27 +343,27 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     }
     let took = cpu::tsc() - began;
     let (samples, lost) = fields::samples(&ring.take()?, &sampled)?;
-    ensure_eq!((samples.len(), lost), (10, 0), "samples, lost");
+    ensure_eq!((samples.len(), lost), (10, 0), "samples and losses");
     let mut last_tsc = 0;
     for (sample, number) in samples.iter().zip(1..) {
         let values = sample.read.as_ref().map(counts).unwrap_or_default();
-        ensure_eq!(values.len(), 3, "members in a sample");
+        ensure_eq!(values.len(), 3, "events in a sample");
         // The leader's fifth mark is placed before the member's fifth.
         ensure_eq!(
             (values[0], values[2]),
             (5 * number, 5 * number - 1),
-            "marks of both"
+            "marks of the leader and of its member"
         );
         ensure!(
             values[1] > last_tsc,
-            "the clock at sample {number}: {}",
+            "the clock did not grow at sample {number}: {}",
             values[1]
         );
         last_tsc = values[1];
     }
     ensure!(
         last_tsc <= took + cpu::tsc() - began,
-        "{last_tsc} ticks in {took}"
+        "{last_tsc} ticks counted, but only {took} passed"
     );
     Ok(())
 }
@@ -410,7 +417,7 @@ fn members_outlive_their_leader() -> Outcome {
     ensure_eq!(
         events[0].count()?,
         8,
-        "the count of a member that is now on its own"
+        "the count of a member whose leader was closed"
     );
     Ok(())
 }
@@ -460,7 +467,7 @@ fn groups_that_cannot_be_are_refused() -> Outcome {
     ensure_eq!(
         open(&plain, foreign),
         Some(libc::EBADF),
-        "a file that is no event"
+        "a file that is not an event"
     );
     // If the open has the flag `PERF_FLAG_FD_NO_GROUP`, any event is accepted as the leader.
     let apart = How {

@@ -67,7 +67,7 @@ fn events_write_into_anothers_ring() -> Outcome {
             device.mark(VALUE + number)?;
         }
         let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost records");
         let told: Vec<u64> = samples.iter().filter_map(|s| s.id).collect();
         ensure_eq!(
             told,
@@ -88,11 +88,11 @@ fn events_write_into_anothers_ring() -> Outcome {
     target_reads(&events)?;
     records.extend(ring.take()?);
     let (samples, lost) = fields::samples(&records, &attr(&device, 0))?;
-    ensure!(lost > 0, "nothing was lost");
+    ensure!(lost > 0, "a full ring lost nothing");
     ensure_eq!(
         samples.len() as u64 + lost,
         100 * EVENTS,
-        "written and lost"
+        "records written and lost"
     );
     Ok(())
 }
@@ -140,7 +140,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
 
     let file = File::open("/dev/null")?;
     let foreign = refused(event.output_to(file.as_raw_fd()));
-    ensure_eq!(foreign, Some(libc::EBADF), "to a file that is no event");
+    ensure_eq!(foreign, Some(libc::EBADF), "to a file that is not an event");
     let closed = refused(event.output_to(1000));
     ensure_eq!(closed, Some(libc::EBADF), "to a descriptor that is closed");
 
@@ -177,10 +177,14 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     ensure_eq!(
         (numbers(&there), lost),
         (vec![1, 2, 3], 0),
-        "in the target's ring"
+        "counts and losses in the target's ring"
     );
     let (here, _) = fields::samples(&own.take()?, &attr(&device, 1))?;
-    ensure_eq!(numbers(&here), [8, 9, 10, 11, 12], "in its own ring");
+    ensure_eq!(
+        numbers(&here),
+        [8, 9, 10, 11, 12],
+        "counts in the event's own ring"
+    );
     Ok(())
 }
 
@@ -232,7 +236,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     target.disable(0)?;
     device.place(VALUE + 1, 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
-    ensure_eq!((samples.len(), lost), (7, 0), "records, lost");
+    ensure_eq!((samples.len(), lost), (7, 0), "records and losses");
     let id = event.id()?;
     ensure!(
         samples.iter().all(|s| s.id == Some(id)),
@@ -255,6 +259,6 @@ fn removed_ring_removes_its_redirects() -> Outcome {
     let mut own = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE + 1, 2)?;
     let (samples, _) = fields::samples(&own.take()?, &attr(&device, 1))?;
-    ensure_eq!(numbers(&samples), [7, 8], "in a ring of its own");
+    ensure_eq!(numbers(&samples), [7, 8], "counts in the event's own ring");
     Ok(())
 }

@@ -149,7 +149,7 @@ fn first_loss_wakes() -> Outcome {
     device.mark(VALUE)?;
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll at the first loss");
     device.place(VALUE, 10)?;
-    ensure_eq!(event.poll(NOW)?, 0, "poll at the losses after it");
+    ensure_eq!(event.poll(NOW)?, 0, "poll at the losses after the first");
     ensure_eq!(ring.take()?.len() as u64, 4 * PER_PAGE, "records");
     Ok(())
 }
@@ -223,19 +223,19 @@ fn epoll_reports_each_wakeup_once() -> Outcome {
     for edge in [false, true] {
         let (event, _ring) = start(&device, &attr)?;
         let epoll = Epoll::new(event.as_fd(), edge)?;
-        ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}: before any record");
+        ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}: epoll before any record");
         for round in 0..4 {
             device.mark(VALUE)?;
             ensure_eq!(
                 epoll.wait(NOW)?,
                 0,
-                "edge {edge}, round {round}: one record"
+                "edge {edge}, round {round}: epoll after one record"
             );
             device.mark(VALUE)?;
             ensure_eq!(
                 epoll.wait(LONG)?,
                 readable,
-                "edge {edge}, round {round}: two"
+                "edge {edge}, round {round}: epoll after two records"
             );
             ensure_eq!(
                 epoll.wait(NOW)?,
@@ -400,8 +400,12 @@ fn interval_changes_while_records_flow() -> Outcome {
             next_signal().map_err(|error| format!("stage {stage}, wakeup {wakeup}: {error}"))?;
         }
         ensure_eq!(signals()?, 0, "stage {stage}: signals beyond {wakeups}");
-        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "stage {stage}: poll");
-        ensure_eq!(event.poll(NOW)?, 0, "stage {stage}: poll again");
+        ensure_eq!(
+            event.poll(NOW)?,
+            libc::POLLIN,
+            "stage {stage}: poll after the wakeups"
+        );
+        ensure_eq!(event.poll(NOW)?, 0, "stage {stage}: poll after that poll");
     }
     let records = 7 + 4 + STAGE * stages.len() as u64;
     ensure_eq!(ring.take()?.len() as u64, records, "records");
@@ -444,7 +448,7 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
         libc::POLLIN,
         "poll after a later child's marks"
     );
-    ensure_eq!(event.poll(NOW)?, 0, "poll again");
+    ensure_eq!(event.poll(NOW)?, 0, "a second wakeup");
     ensure_eq!(ring.take()?.len(), 9, "records");
     Ok(())
 }
@@ -456,21 +460,33 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
     for unit in [WAKEUP_RECORDS, WAKEUP_BYTES] {
         for every in [0, 1 << 32, u64::MAX] {
             let errno = refused(event.wakeup(every, unit, 0));
-            ensure_eq!(errno, Some(libc::EINVAL), "every {every} of {unit}");
+            ensure_eq!(
+                errno,
+                Some(libc::EINVAL),
+                "errno for an interval of {every} in unit {unit}"
+            );
         }
     }
     for unit in [0, 3, u32::MAX] {
         let errno = refused(event.wakeup(1, unit, 0));
-        ensure_eq!(errno, Some(libc::EINVAL), "unit {unit}");
+        ensure_eq!(errno, Some(libc::EINVAL), "errno for unit {unit}");
     }
     let errno = refused(event.wakeup(1, WAKEUP_RECORDS, 1));
-    ensure_eq!(errno, Some(libc::EINVAL), "a reserved word");
+    ensure_eq!(errno, Some(libc::EINVAL), "errno for a reserved word");
     let counter = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let errno = refused(counter.wakeup(1, WAKEUP_RECORDS, 0));
-    ensure_eq!(errno, Some(libc::EINVAL), "an event that only counts");
+    ensure_eq!(
+        errno,
+        Some(libc::EINVAL),
+        "errno for an event that only counts"
+    );
     let perfs = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let errno = refused(perfs.wakeup(1, WAKEUP_RECORDS, 0));
-    ensure_eq!(errno, Some(libc::ENOTTY), "an event of perf_event_open(2)");
+    ensure_eq!(
+        errno,
+        Some(libc::ENOTTY),
+        "errno for an event of perf_event_open(2)"
+    );
     // The refused requests have changed nothing.
     wakes_at(&event, &device, &[5, 10])
 }
@@ -520,7 +536,7 @@ fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     let most = RECORDS / u64::from(EVERY);
     ensure!(
         (4..=most).contains(&waits),
-        "{waits} waits of {most} wakeups"
+        "{waits} waits, expected 4 to {most}"
     );
     ensure_eq!(event.read()?.value, RECORDS, "the count");
     Ok(())
@@ -582,8 +598,8 @@ fn task_that_ends_hangs_up() -> Outcome {
         turns.write_all(b"\n")?;
         answers.read_line(&mut String::new())?;
     }
-    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll while it runs");
-    ensure_eq!(event.poll(NOW)?, 0, "poll again");
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll while the task runs");
+    ensure_eq!(event.poll(NOW)?, 0, "a second wakeup");
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(FOREVER));
         turns.write_all(b"\n")?;
@@ -591,16 +607,16 @@ fn task_that_ends_hangs_up() -> Outcome {
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure!(
             woken & libc::POLLHUP != 0,
-            "poll at the task's end: {woken:#x}"
+            "poll at the task's end lacks POLLHUP: {woken:#x}"
         );
         Ok(())
     })?;
     ensure!(
         event.poll(NOW)? & libc::POLLHUP != 0,
-        "poll after the task has ended"
+        "poll after the task's end lacks POLLHUP"
     );
-    ensure_eq!(ring.take()?.len(), 3, "records of a task that has gone");
-    ensure_eq!(event.count()?, 3, "its count");
+    ensure_eq!(ring.take()?.len(), 3, "records of a task that has ended");
+    ensure_eq!(event.count()?, 3, "the count of a task that has ended");
     Ok(())
 }
 
@@ -620,7 +636,7 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
         ensure_eq!(
             target.poll(NOW)?,
             0,
-            "round {round}: one record of the second event"
+            "round {round}: poll after one record of the second event"
         );
         device.mark(SECOND)?;
         let signal = next_signal()?;
@@ -633,7 +649,7 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
         ensure_eq!(
             target.poll(LONG)?,
             libc::POLLIN,
-            "round {round}: the ring's owner"
+            "round {round}: poll of the ring's owner"
         );
     }
     Ok(())
@@ -660,7 +676,7 @@ fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
         let taken = after - before;
         ensure!(
             taken <= most + TWICE && taken > 0,
-            "{taken} interrupts for {RECORDS} records and a wakeup every {every}"
+            "{taken} interrupts for {RECORDS} records with a wakeup every {every}"
         );
         drop(event);
     }
@@ -671,7 +687,7 @@ fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     let taken = after - before;
     ensure!(
         taken <= TWICE,
-        "{taken} interrupts when nobody wants to be woken"
+        "{taken} interrupts although no wakeup is due"
     );
     drop(event);
     Ok(())

@@ -71,7 +71,11 @@ fn engine_of_an_event_is_reported() -> Outcome {
         FIELDS,
     );
     let event = device.open_event(&clock, by(ENGINE_EXIT, How::OWN))?;
-    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine requested");
+    ensure_eq!(
+        event.engine()?,
+        ENGINE_EXIT,
+        "the engine when the exit engine was requested"
+    );
     // If a program does not request an engine, the device selects the batched engine if the host supports it.
     let engine = device.open_event(&clock, How::OWN)?.engine()?;
     let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
@@ -81,19 +85,19 @@ fn engine_of_an_event_is_reported() -> Outcome {
             ensure_eq!(
                 engines,
                 (ENGINE_BATCHED, ENGINE_BATCHED),
-                "the engine requested, and the default"
+                "the engine when batched was requested, and the default"
             );
         }
         Err(_) => {
             ensure_eq!(
                 engine,
                 ENGINE_EXIT,
-                "the engine of a host that cannot batch"
+                "the default engine on a host that cannot batch"
             );
             ensure_eq!(
                 refused(batched),
                 Some(libc::EOPNOTSUPP),
-                "the batched engine on such a host"
+                "errno for the batched engine on a host that cannot batch"
             );
         }
     }
@@ -116,7 +120,11 @@ fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
         );
     }
     let exit = refused(device.open_event(&clock, by(ENGINE_EXIT, How::OWN)));
-    ensure_eq!(exit, Some(libc::EOPNOTSUPP), "a clock by the exit engine");
+    ensure_eq!(
+        exit,
+        Some(libc::EOPNOTSUPP),
+        "errno for a clock with the exit engine"
+    );
     tell_of_marks(&device)
 }
 
@@ -130,7 +138,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     ensure_eq!(
         batched,
         Some(libc::EOPNOTSUPP),
-        "marks by the batched engine"
+        "errno for marks with the batched engine"
     );
     let counting = device.open_event(&device.attr(KIND_MARK, 1), How::OWN)?;
     ensure_eq!(
@@ -241,7 +249,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
     let all = right + wrong.len() + nobody;
     ensure!(
         right * 1000 >= all * 999,
-        "{right} of {all} samples name their task; {nobody} name no task, others like {:x?}",
+        "{right} of {all} samples name their task; {nobody} name no task; the first wrong one: {:x?}",
         wrong.first()
     );
     ensure!(switches > 200, "{switches} switches are too few");
@@ -293,9 +301,12 @@ fn sampled_loop(
             event.disable(0)?;
         }
         let (more, lost) = fields::samples(&ring.take()?, attr)?;
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost samples");
         for sample in more {
-            ensure!(sample.cpu == Some(1) && sample.ip.is_some(), "{sample:x?}");
+            ensure!(
+                sample.cpu == Some(1) && sample.ip.is_some(),
+                "a sample has no IP, or is not on CPU 1: {sample:x?}"
+            );
             moments.insert(sample.time.ok_or("a sample without its time")?);
             samples += 1;
         }
@@ -391,7 +402,7 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
             second.map_err(|_| "a runner panicked")??,
         ];
         told?;
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost samples");
         for (which, tid) in tids.into_iter().enumerate() {
             let own = samples.iter().filter(|s| in_code(s, which));
             let own: Vec<&Sample> = own.collect();
@@ -400,7 +411,7 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
                 .all(|s| s.cpu == Some(which as u32) && s.pid_tid.is_some_and(|who| who.1 == tid));
             ensure!(
                 right,
-                "a sample of thread {tid} names another, or not CPU {which}"
+                "a sample in the code of thread {tid} names another thread or CPU"
             );
             ensure!(
                 own.is_sorted_by_key(|s| s.time),

@@ -83,18 +83,21 @@ fn records_wrap_whole() -> Outcome {
         ensure_eq!(
             (samples.len() as u64, lost),
             (burst, 0),
-            "records of a burst, lost"
+            "records and losses of a burst"
         );
         for sample in &samples {
             seen += 1;
             let time = sample.time.unwrap_or(0);
             ensure_eq!(number(sample), seen, "the count in the next record");
-            ensure!(time > last, "{time} after {last} ns");
-            ensure_eq!(sample.id, Some(id), "the id");
+            ensure!(
+                time > last,
+                "a record at {time} ns follows one at {last} ns"
+            );
+            ensure_eq!(sample.id, Some(id), "the id in a record");
             ensure_eq!(
                 sample.pid_tid,
                 Some((std::process::id(), cpu::thread_id())),
-                "the task"
+                "the task in a record"
             );
             last = time;
         }
@@ -102,7 +105,7 @@ fn records_wrap_whole() -> Outcome {
     ensure_eq!(ring.head(), placed * 48, "bytes produced");
     ensure!(
         ring.head() > 20 * ring.size(),
-        "the ring wrapped too seldom"
+        "the ring wrapped at most 20 times"
     );
     Ok(())
 }
@@ -129,12 +132,16 @@ fn losses_stand_where_they_happened() -> Outcome {
     ensure_eq!(
         numbers(&samples),
         expected,
-        "what was written before the loss"
+        "counts in the records before the loss"
     );
     ensure_eq!(lost, 0, "losses recorded before there was room");
     device.place(VALUE, 3)?;
     let records = ring.take()?;
-    ensure_eq!(records[0].kind, LOST, "the first record after the loss");
+    ensure_eq!(
+        records[0].kind,
+        LOST,
+        "type of the first record after the loss"
+    );
     ensure_eq!(
         records[0].words[..2],
         [id, 34],
@@ -145,7 +152,7 @@ fn losses_stand_where_they_happened() -> Outcome {
     ensure_eq!(
         numbers(&samples),
         [first, first + 1, first + 2],
-        "after the loss"
+        "counts in the samples after the loss"
     );
     ensure_eq!(event.count()?, room + 37, "the count, losses included");
     Ok(())
@@ -185,7 +192,7 @@ fn overwriting_keeps_the_newest() -> Outcome {
         ensure_eq!(
             number(&sample),
             500 + 1 - back,
-            "the newest but {}",
+            "the count in the record {} before the newest",
             back - 1
         );
     }
@@ -224,7 +231,7 @@ fn writing_backwards_puts_the_newest_first() -> Outcome {
     ensure_eq!(
         numbers(&held(&ring, &attr)?),
         expected,
-        "ten records, newest first"
+        "counts in ten records, newest first"
     );
     device.place(VALUE, 290)?;
     event.disable(0)?;
@@ -237,7 +244,7 @@ fn writing_backwards_puts_the_newest_first() -> Outcome {
     ensure_eq!(
         numbers(&held(&ring, &attr)?),
         expected,
-        "a page of them, newest first"
+        "counts in a page of records, newest first"
     );
     Ok(())
 }
@@ -252,7 +259,11 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     device.place(VALUE, 30)?;
     ensure_eq!(ring.head(), frozen, "the head of a paused ring");
     let expected: Vec<u64> = (100 - 63..=100).rev().collect();
-    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "its samples");
+    ensure_eq!(
+        numbers(&held(&ring, &attr)?),
+        expected,
+        "counts in the samples of a paused ring"
+    );
     event.pause(false)?;
     device.place(VALUE, 1)?;
     // The loss and the record after it were published together.
@@ -260,11 +271,15 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     ensure_eq!(
         (loss.kind, &loss.words[..]),
         (LOST, &[event.id()?, 30][..]),
-        "the loss"
+        "type, event and number of the loss"
     );
     let newest = ring.record_at(ring.head().wrapping_add(24))?;
     let newest = fields::sample(&newest, &attr)?;
-    ensure_eq!(number(&newest), 131, "the newest record after the pause");
+    ensure_eq!(
+        number(&newest),
+        131,
+        "the count in the newest record after the pause"
+    );
     Ok(())
 }
 
@@ -278,21 +293,21 @@ fn paused_ring_does_not_change() -> Outcome {
     let head = ring.head();
     device.place(VALUE, 7)?;
     event.count()?;
-    ensure_eq!(ring.head(), head, "the head while it is paused");
+    ensure_eq!(ring.head(), head, "the head of a paused ring");
     event.pause(false)?;
     device.place(VALUE, 3)?;
     let records = ring.take()?;
     let losses: Vec<usize> = (0..records.len())
         .filter(|&at| records[at].kind == LOST)
         .collect();
-    ensure_eq!(losses, [5], "the place of the loss");
+    ensure_eq!(losses, [5], "indices of the LOST records");
     let (samples, lost) = fields::samples(&records, &attr)?;
     ensure_eq!(
         numbers(&samples),
         [1, 2, 3, 4, 5, 13, 14, 15],
         "marks with records"
     );
-    ensure_eq!(lost, 7, "marks while it was paused");
+    ensure_eq!(lost, 7, "losses recorded for the pause");
     ensure_eq!(event.count()?, 15, "the count, the pause included");
     Ok(())
 }
@@ -352,7 +367,11 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
         take()?;
         event.count()?;
         take()?;
-        ensure_eq!(samples.len() as u64 + lost, 2 * EACH, "written and lost");
+        ensure_eq!(
+            samples.len() as u64 + lost,
+            2 * EACH,
+            "records written and lost"
+        );
         ensure!(
             samples.len() as u64 > EACH / 4,
             "only {} records",

@@ -171,7 +171,7 @@ fn exit(words: &[u64]) -> Result<Exit, String> {
     let (_, flags, reason, vcpu) = first(words[0]);
     let known = USER | HAS_IP | CUT | HARDWARE;
     if flags & !known != 0 {
-        return Err(format!("flags {flags:#x} of an exit"));
+        return Err(format!("an exit has unknown flags: {flags:#x}"));
     }
     Ok(Exit {
         flags,
@@ -190,11 +190,11 @@ fn exit(words: &[u64]) -> Result<Exit, String> {
 fn sync(words: &[u64]) -> Result<Sync, String> {
     let (_, flags, format, vcpu) = first(words[0]);
     if words[1] != MAGIC {
-        return Err(format!("magic {:#x}", words[1]));
+        return Err(format!("a sync has the magic {:#x}", words[1]));
     }
     let known = SYNC_START | SYNC_LOSS | SYNC_RESUME | SYNC_PAGE;
     if flags & !known != 0 || flags == 0 {
-        return Err(format!("flags {flags:#x} of a sync"));
+        return Err(format!("a sync has no flags, or unknown ones: {flags:#x}"));
     }
     Ok(Sync {
         flags,
@@ -213,7 +213,9 @@ fn sample(words: &[u64]) -> Result<Sample, String> {
     let (_, flags, reserved, vcpu) = first(words[0]);
     let known = USER | HAS_IP | HAS_REGS | COLLISION;
     if flags & !known != 0 || reserved != 0 || words[6..8] != [0, 0] {
-        return Err(format!("flags and reserved words of a sample: {words:x?}"));
+        return Err(format!(
+            "a sample has unknown flags, or reserved words that are not zero: {words:x?}"
+        ));
     }
     let mut regs = [0; 24];
     regs.copy_from_slice(&words[8..32]);
@@ -236,7 +238,7 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
         PADDING => ALIGN,
         EXIT | SYNC => EXIT_BYTES,
         SAMPLE => SAMPLE_BYTES,
-        kind => return Err(format!("a packet of kind {kind} at {at:#x}")),
+        kind => return Err(format!("the packet at {at:#x} has the unknown kind {kind}")),
     };
     let page = PAGE as u64;
     if at + bytes > end || at / page != (at + bytes - 1) / page {
@@ -247,7 +249,7 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
     let words: Vec<u64> = (at..at + bytes).step_by(8).map(word).collect();
     match head as u8 {
         PADDING if words.iter().any(|&word| word != 0) => {
-            Err(format!("padding that is not zero: {words:x?}"))
+            Err(format!("the padding is not zero: {words:x?}"))
         }
         PADDING => Ok(Packet::Padding),
         EXIT => exit(&words).map(Packet::Exit),
@@ -265,7 +267,9 @@ pub(crate) fn decode(
     word: impl Fn(u64) -> u64,
 ) -> Result<Vec<Placed>, String> {
     if !begin.is_multiple_of(ALIGN) || !end.is_multiple_of(ALIGN) {
-        return Err(format!("data from {begin:#x} to {end:#x}"));
+        return Err(format!(
+            "the data from {begin:#x} to {end:#x} is not aligned"
+        ));
     }
     let mut packets = Vec::new();
     let mut at = begin;
@@ -276,7 +280,9 @@ pub(crate) fn decode(
             .sync()
             .is_some_and(|sync| sync.flags & SYNC_PAGE != 0);
         if leads != says {
-            return Err(format!("{packet:?} at {at:#x}"));
+            return Err(format!(
+                "SYNC_PAGE does not match the position {at:#x}: {packet:?}"
+            ));
         }
         packets.push(Placed { at, packet });
         at += packet.bytes();
@@ -318,17 +324,25 @@ impl Ledger {
         };
         let due = self.due.take();
         if self.packets == 0 && due.is_none_or(|sync| sync.flags & SYNC_START == 0) {
-            return Err("a trace without a start".into());
+            return Err("the trace does not begin with a sync that reports its start".into());
         }
         if due.is_some_and(|sync| (sync.vcpu, sync.time) != (vcpu, time)) {
-            return Err(format!("differs from its sync in time or vCPU: {due:x?}"));
+            return Err(format!(
+                "the packet differs from its sync in time or vCPU: {due:x?}"
+            ));
         }
         if sequence != self.next {
-            return Err(format!("not number {} ({bytes} bytes each)", self.next));
+            return Err(format!(
+                "the packet of {bytes} bytes does not have number {}",
+                self.next
+            ));
         }
-        let before = self.times.get_mut(vcpu as usize).ok_or("which vCPU?")?;
+        let before = self
+            .times
+            .get_mut(vcpu as usize)
+            .ok_or("the packet names a vCPU that does not exist")?;
         if time < *before {
-            return Err(format!("{time} ns after {before}"));
+            return Err(format!("the time {time} ns is before {before} ns"));
         }
         *before = time;
         self.next += 1;
@@ -340,7 +354,7 @@ impl Ledger {
         let bytes = match sync.format {
             FORMAT_EXITS => EXIT_BYTES,
             FORMAT_SAMPLES => SAMPLE_BYTES,
-            format => return Err(format!("format {format}")),
+            format => return Err(format!("a sync has the unknown format {format}")),
         };
         let lost = sync
             .lost
@@ -349,15 +363,17 @@ impl Ledger {
         let missing = sync
             .sequence
             .checked_sub(self.next)
-            .ok_or("a number twice")?;
+            .ok_or("the sync's number has occurred already")?;
         if lost != missing * bytes {
-            return Err(format!("{missing} packets of {lost} bytes are missing"));
+            return Err(format!(
+                "{missing} packets are missing, but {lost} bytes are reported as lost"
+            ));
         }
         if (lost > 0) != (sync.flags & SYNC_LOSS != 0) {
-            return Err(format!("{lost} bytes lost"));
+            return Err(format!("SYNC_LOSS does not match {lost} lost bytes"));
         }
         if let Some(first) = self.due.replace(*sync) {
-            return Err(format!("two syncs for a packet, after {first:x?}"));
+            return Err(format!("a second sync for one packet, after {first:x?}"));
         }
         (self.lost, self.next) = (sync.lost, sync.sequence);
         Ok(())

@@ -185,7 +185,7 @@ impl Pages {
         let size = header >> 48;
         if size < 8 || !size.is_multiple_of(8) || size > self.size() {
             return Err(format!(
-                "a record of {size} bytes at {position:#x} is not valid"
+                "the record at {position:#x} has the invalid size {size}"
             ));
         }
         Ok(Record {
@@ -204,12 +204,17 @@ impl Pages {
             return Ok(None);
         }
         if available > self.size() {
-            return Err(format!("{available} bytes in a ring of {}", self.size()));
+            return Err(format!(
+                "{available} unread bytes in a ring of {}",
+                self.size()
+            ));
         }
         let record = self.record_at(self.tail)?;
         let size = 8 + 8 * record.words.len() as u64;
         if size > available {
-            return Err(format!("a record of {size} bytes, {available} published"));
+            return Err(format!(
+                "a record has {size} bytes, but only {available} are published"
+            ));
         }
         self.tail = self.tail.wrapping_add(size);
         // The host may overwrite the record only after all loads of it.

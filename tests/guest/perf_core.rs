@@ -105,7 +105,7 @@ fn perf_counts_a_task_exactly() -> Outcome {
     event.disable()?;
     let reading = event.read()?;
     ensure_eq!(reading.value, 40, "marks of this task on two CPUs");
-    ensure!(reading.time_running > 0, "{reading:?}");
+    ensure!(reading.time_running > 0, "the event never ran: {reading:?}");
     Ok(())
 }
 
@@ -174,11 +174,14 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
         let traces = entry.trace.is_some();
         for (pmu, has) in [(SYSFS, !traces), (TRACES, traces)] {
             let file = Path::new(pmu).join("events").join(&entry.name);
-            ensure_eq!(file.exists(), has, "{} is there", file.display());
+            ensure_eq!(file.exists(), has, "whether {} exists", file.display());
         }
         listed[usize::from(traces)] += 1;
     }
-    ensure!(!listed.contains(&0), "events and traces: {listed:?}");
+    ensure!(
+        !listed.contains(&0),
+        "the catalogue lacks events or traces: {listed:?}"
+    );
     for pmu in [SYSFS, TRACES].map(Path::new) {
         for format in ["event", "kind"] {
             let text = fs::read_to_string(pmu.join("format").join(format))?;
@@ -186,7 +189,7 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
         }
         ensure!(
             !pmu.join("cpumask").exists(),
-            "a cpumask would make it uncore"
+            "the PMU has a cpumask, so perf regards it as uncore"
         );
     }
     Ok(())
@@ -205,7 +208,7 @@ fn both_interfaces_count_the_same() -> Outcome {
     ensure_eq!(
         (shared.read()?.value, core.read()?.value),
         (77, 77),
-        "port writes through both"
+        "port writes through both interfaces"
     );
     Ok(())
 }
@@ -233,9 +236,17 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
     }
     ensure_eq!(ports.read()?.value, 50 * 51 / 2, "port writes in regions");
     let again = vpmu.set_perf_starter(&begin, &ports).err();
-    ensure_eq!(errno_of(again), Some(libc::EEXIST), "the same link again");
+    ensure_eq!(
+        errno_of(again),
+        Some(libc::EEXIST),
+        "errno for the same link again"
+    );
     let another = vpmu.set_perf_starter(&end, &ports).err();
-    ensure_eq!(errno_of(another), Some(libc::EBUSY), "another starter");
+    ensure_eq!(
+        errno_of(another),
+        Some(libc::EBUSY),
+        "errno for another starter"
+    );
     // A link ends when either of its events is closed.
     drop(begin);
     vpmu.set_perf_starter(&end, &ports)?;
@@ -276,7 +287,7 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     ensure_eq!(
         errno_of(vpmu.flush_perf(&file).err()),
         Some(libc::EBADF),
-        "an event of /dev/vpmu"
+        "errno for an event of /dev/vpmu"
     );
     let inherited = EventAttr {
         inherit: true,
@@ -291,13 +302,13 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
         (&inherited, libc::EOPNOTSUPP),
     ] {
         let refused = vpmu.set_perf_starter(&ours, target).err();
-        ensure_eq!(errno_of(refused), Some(expected), "a target");
+        ensure_eq!(errno_of(refused), Some(expected), "errno for the target");
     }
     let counts = vpmu.set_perf_starter(&target, &ours).err();
     ensure_eq!(
         errno_of(counts),
         Some(libc::EINVAL),
-        "a starter that does not sample"
+        "errno for a starter that does not sample"
     );
     Ok(())
 }
@@ -335,13 +346,17 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
             vpmu.mark(8)?;
         }
         vpmu.flush_perf(&event)?;
-        ensure_eq!(counter.runs()?, 30, "runs of the program");
+        ensure_eq!(counter.runs()?, 30, "runs of the BPF program");
         let mut samples = 0;
         while ring.next_record()?.is_some() {
             samples += 1;
         }
         let expected = if records { 30 } else { 0 };
-        ensure_eq!(samples, expected, "samples (wanted: {records})");
+        ensure_eq!(
+            samples,
+            expected,
+            "samples (the BPF program lets overflows write records: {records})"
+        );
     }
     Ok(())
 }
@@ -418,7 +433,7 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     ensure_eq!(take_samples(&mut ring)?, 12, "samples");
     again.disable()?;
     place(&vpmu, 3)?;
-    ensure_eq!(again.read()?.value, 12, "the count, disabled");
+    ensure_eq!(again.read()?.value, 12, "the count of a disabled event");
     again.attach()?;
     Ok(())
 }
@@ -440,7 +455,11 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     event.enable()?;
     ensure_eq!(event.read()?.value, 15, "the count, the view enabled");
     vpmu.flush_perf(&event)?;
-    ensure_eq!(take_samples(&mut ring)?, 4, "samples written meanwhile");
+    ensure_eq!(
+        take_samples(&mut ring)?,
+        4,
+        "samples written since the last read"
+    );
     vpmu.attach_perf(&event)?;
     Ok(())
 }
@@ -457,11 +476,15 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     ensure_eq!(
         take_samples(&mut ring)?,
         700,
-        "samples from before the view was opened"
+        "samples made before the view was opened"
     );
     place(&vpmu, 9)?;
     vpmu.flush_perf(&view)?;
-    ensure_eq!(take_samples(&mut ring)?, 9, "samples since then");
+    ensure_eq!(
+        take_samples(&mut ring)?,
+        9,
+        "samples made after the view was opened"
+    );
     // Both views share one ring. The first reader has taken all records, so the second one finds none.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
@@ -469,7 +492,7 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     ensure_eq!(
         take_samples(&mut empty)?,
         0,
-        "samples that the other view has taken"
+        "samples left for the second view"
     );
     vpmu.attach_perf(&view)?;
     Ok(())
@@ -484,19 +507,22 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     ensure_eq!(
         errno_of(vpmu.attach_perf(&view).err()),
         Some(libc::EINVAL),
-        "attaching it twice"
+        "attaching the event a second time"
     );
     ensure!(
         vpmu.find_persistent("ends").is_err(),
-        "the event is listed although attached"
+        "an attached event is still listed"
     );
     drop(event);
     place(&vpmu, 6)?;
-    ensure_eq!(view.read()?.value, 6, "the count by the last view");
+    ensure_eq!(view.read()?.value, 6, "the count that the last view reads");
     drop(view);
     // The device has freed the event's name and slot.
     let next = marks_of_the_cpu(&pmu)?;
-    ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id used again");
+    ensure!(
+        vpmu.detach_perf(&next, "ends")? > id,
+        "an id was used again"
+    );
     vpmu.attach_perf(&next)?;
     Ok(())
 }
@@ -505,19 +531,23 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let detach = |event: &Event| errno_of(vpmu.detach_perf(event, "").err());
     let task = pmu.open_event(&mark_attr(&pmu, 8)?)?;
-    ensure_eq!(detach(&task), Some(libc::EINVAL), "a task's event");
+    ensure_eq!(
+        detach(&task),
+        Some(libc::EINVAL),
+        "errno for a task's event"
+    );
     let of_cpu = mark_attr(&pmu, 8)?.on_cpu(0);
     let leader = pmu.open_event(&of_cpu)?;
     let member = pmu.open_member(&of_cpu, &leader)?;
-    ensure_eq!(detach(&leader), Some(libc::EINVAL), "a leader");
-    ensure_eq!(detach(&member), Some(libc::EINVAL), "a member");
+    ensure_eq!(detach(&leader), Some(libc::EINVAL), "errno for a leader");
+    ensure_eq!(detach(&member), Some(libc::EINVAL), "errno for a member");
     let mut counts = of_cpu.clone().sampling(1);
     counts.sample_type |= vpmu_client::attr::SAMPLE_READ;
     let counts = pmu.open_event(&counts)?;
     ensure_eq!(
         detach(&counts),
         Some(libc::EOPNOTSUPP),
-        "a sample field that is not supported"
+        "errno for a sample field that is not supported"
     );
     let alone = pmu.open_event(&of_cpu)?;
     ensure_eq!(
@@ -528,7 +558,11 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let named = vpmu.detach_perf(&alone, "Capital");
     ensure!(named.is_err(), "a name with a capital letter was accepted");
     let file = vpmu.open_event(&vpmu.attr("mark=8")?.on_cpu(0))?;
-    ensure_eq!(detach(&file), Some(libc::EBADF), "an event of /dev/vpmu");
+    ensure_eq!(
+        detach(&file),
+        Some(libc::EBADF),
+        "errno for an event of /dev/vpmu"
+    );
     let nobodys = os::forked(|| {
         if os::become_nobody().is_err() {
             return 1;
@@ -540,6 +574,6 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
             2
         }
     })?;
-    ensure_eq!(nobodys, 0, "nobody's exit code, 2: a call was not refused");
+    ensure_eq!(nobodys, 0, "nobody's exit code (2: a call was not refused)");
     Ok(())
 }

@@ -212,7 +212,7 @@ fn stat(args: &[&str]) -> Fallible<Vec<String>> {
 fn count(args: &[&str]) -> Fallible<String> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
-        return Err(format!("one line, not {lines:?}").into());
+        return Err(format!("perf printed not one line, but {lines:?}").into());
     };
     Ok(line.split(',').next().unwrap_or_default().to_owned())
 }
@@ -233,7 +233,7 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
     let mut threads = Threads::start()?;
     let process = threads.0.id().to_string();
     let ids = threads.ids()?;
-    ensure_eq!(ids.len(), 3, "threads");
+    ensure_eq!(ids.len(), 3, "threads of the process");
     let all: u32 = BY_THREADS.iter().sum();
     let rounds = 4;
     for (option, id, expected) in [("-p", &process, all), ("-t", &ids[0], BY_THREADS[0])] {
@@ -243,7 +243,7 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
         let expected = format!("{},", expected * rounds);
         ensure!(
             lines.len() == 1 && lines[0].starts_with(&expected),
-            "{option}: {lines:?}, not {expected}"
+            "{option}: {lines:?}, expected a line with {expected}"
         );
     }
     Ok(())
@@ -255,12 +255,15 @@ fn stat_per_thread_counts_each_thread() -> Outcome {
     let lines = stat_during(&["--per-thread", "-p", &process], || threads.round())?;
     let mut counts = Vec::new();
     for line in &lines {
-        ensure!(line.starts_with("guest-tests-"), "not its thread: {line}");
+        ensure!(
+            line.starts_with("guest-tests-"),
+            "a line is not of a thread of guest-tests: {line}"
+        );
         let count = line.split(',').nth(1).unwrap_or_default();
         counts.push(count.parse::<u32>().map_err(|e| format!("{e}: {line}"))?);
     }
     counts.sort_unstable();
-    ensure_eq!(counts, BY_THREADS, "{lines:?}");
+    ensure_eq!(counts, BY_THREADS, "counts of the threads: {lines:?}");
     Ok(())
 }
 
@@ -272,7 +275,7 @@ fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     let expected = format!("guest-tests-{},11,", marker.process.id());
     ensure!(
         lines.len() == 1 && lines[0].starts_with(&expected),
-        "{lines:?}, not {expected}"
+        "{lines:?}, expected a line with {expected}"
     );
     Ok(())
 }
@@ -282,7 +285,7 @@ fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
     let all: u32 = BY_THREADS.iter().sum();
     for (option, expected) in [(&[][..], all), (&["--no-inherit"], BY_THREADS[0])] {
         let counted = count(&[option, &["-e", MARK_3], &command].concat())?;
-        ensure_eq!(counted, expected.to_string(), "{option:?}");
+        ensure_eq!(counted, expected.to_string(), "the count with {option:?}");
     }
     Ok(())
 }
@@ -303,13 +306,17 @@ fn stat_of_a_command_begins_with_its_exec() -> Outcome {
     let said = text(&output.stderr);
     ensure!(
         said.contains("enable_on_exec"),
-        "perf enables otherwise: {said}"
+        "perf does not set enable_on_exec: {said}"
     );
     let events = ["-e", MARK_3, "-e", "vpmu/marks/"];
     for times in ["0", "8"] {
         let lines = stat(&[&events[..], &["--", "guest-tests", "mark", "3", times]].concat())?;
         for line in &lines {
-            ensure_eq!(line.split(',').next(), Some(times), "{lines:?}");
+            ensure_eq!(
+                line.split(',').next(),
+                Some(times),
+                "the count in each of {lines:?}"
+            );
         }
     }
     Ok(())
@@ -327,9 +334,9 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     .stderr(errors)
     .status()?;
     let said = fs::read_to_string("/tmp/delayed")?;
-    ensure!(status.success(), "{said}");
+    ensure!(status.success(), "perf stat failed: {said}");
     let last = said.lines().last().unwrap_or_default();
-    ensure!(last.starts_with("5,,"), "{said}");
+    ensure!(last.starts_with("5,,"), "the count is not 5: {said}");
     // If all marks come before the delay ends, perf prints `<not counted>` rather than zero.
     let lines = stat(&[
         "-D",
@@ -343,7 +350,10 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
         "5",
     ])?;
     let last = lines.last().map(String::as_str).unwrap_or_default();
-    ensure!(last.starts_with("<not counted>,"), "{lines:?}");
+    ensure!(
+        last.starts_with("<not counted>,"),
+        "a count before the delay ends is not <not counted>: {lines:?}"
+    );
     Ok(())
 }
 
@@ -359,7 +369,10 @@ fn stat_controlled_counts_what_was_enabled() -> Outcome {
     stat.interrupt()?;
     let said = fs::read_to_string("/tmp/stat")?;
     let line = said.lines().find(|line| line.contains("vpmu/"));
-    ensure!(line.is_some_and(|line| line.starts_with("6,")), "{said}");
+    ensure!(
+        line.is_some_and(|line| line.starts_with("6,")),
+        "the count is not 6: {said}"
+    );
     Ok(())
 }
 
@@ -392,7 +405,10 @@ fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
         "7",
     ])?;
     let said = text(&output.stderr);
-    ensure!(said.contains("(3 runs)"), "{said}");
+    ensure!(
+        said.contains("(3 runs)"),
+        "perf does not report three runs: {said}"
+    );
     Ok(())
 }
 
@@ -419,8 +435,15 @@ fn stat_in_json_has_each_count() -> Outcome {
             let word = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
             let count: f64 = word("counter-value").parse()?;
             let share = value["pcnt-running"].as_f64();
-            ensure_eq!(share, Some(100.0), "{said}");
-            ensure!(value["event-runtime"].as_u64() > Some(0), "{said}");
+            ensure_eq!(
+                share,
+                Some(100.0),
+                "percentage of the time that an event ran: {said}"
+            );
+            ensure!(
+                value["event-runtime"].as_u64() > Some(0),
+                "an event never ran: {said}"
+            );
             let cpu = match &value["cpu"] {
                 Value::Null => String::new(),
                 cpu => cpu.as_str().unwrap_or_default().to_owned(),
@@ -431,7 +454,7 @@ fn stat_in_json_has_each_count() -> Outcome {
             .iter()
             .map(|&(cpu, event, count)| (cpu.to_owned(), event.to_owned(), count))
             .collect();
-        ensure_eq!(counts, expected, "{scope:?}");
+        ensure_eq!(counts, expected, "counts with {scope:?}");
     }
     Ok(())
 }
@@ -462,7 +485,7 @@ fn stat_of_each_cgroup_counts_its_members() -> Outcome {
                 (fields[0], fields.get(4).copied().unwrap_or_default())
             })
             .collect();
-        ensure_eq!(counts, expected, "counts of groups");
+        ensure_eq!(counts, expected, "counts of the cgroups");
         Ok(())
     };
     let each = ["-a", "-e", MARK_3, "--for-each-cgroup", "one,two,idle"];
@@ -492,7 +515,10 @@ fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
                 Some(expected) => value == expected,
                 None => value.parse::<u64>().is_ok_and(|faults| faults > 0),
             };
-            ensure!(right && line.contains(",100.00,"), "{events}: {lines:?}");
+            ensure!(
+                right && line.contains(",100.00,"),
+                "{events}: a count is wrong or partial: {lines:?}"
+            );
         }
     }
     Ok(())
@@ -509,7 +535,7 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
     let counted = is_counted("cycles")?;
     let output = perf(&["stat", "-x,", "-d", "--", "guest-tests", "mark", "3", "5"])?;
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "perf stat failed: {said}");
     let value = |event: &str| {
         said.lines().find_map(|line| {
             let fields: Vec<&str> = line.split(',').collect();
@@ -523,12 +549,15 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
         "page-faults",
     ] {
         let number = value(event).and_then(|value| value.parse::<f64>().ok());
-        ensure!(number.is_some(), "{event}: {said}");
+        ensure!(number.is_some(), "{event} has no count: {said}");
     }
     for event in ["cycles", "instructions", "branch-misses", "L1-dcache-loads"] {
         let supported = value(event).is_some_and(|value| value != "<not supported>");
         ensure!(value(event).is_some(), "{event} is missing: {said}");
-        ensure!(counted || !supported, "{event}: {said}");
+        ensure!(
+            counted || !supported,
+            "{event} is supported without host counters: {said}"
+        );
     }
     Ok(())
 }
@@ -544,7 +573,10 @@ fn record_asked_for_any_precision_samples_without() -> Outcome {
     ensure_eq!(script("any", "comm")?.len(), 20, "samples");
     let output = perf(&["evlist", "-v", "-i", "any"])?;
     let said = text(&output.stdout);
-    ensure!(!said.contains("precise_ip"), "{said}");
+    ensure!(
+        !said.contains("precise_ip"),
+        "the recording's event has precise_ip: {said}"
+    );
     Ok(())
 }
 
@@ -558,9 +590,12 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
         let said = text(&output.stderr);
         ensure!(!output.status.success(), "{event} was accepted");
         let expected = format!("{event}: PMU Hardware doesn't support sampling");
-        ensure!(said.contains(&expected), "{event}: {said}");
+        ensure!(
+            said.contains(&expected),
+            "perf does not refuse {event} with {expected:?}: {said}"
+        );
         let counted = count(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
-        ensure_eq!(counted, "<not supported>", "{event}");
+        ensure_eq!(counted, "<not supported>", "the count of {event}");
     }
     Ok(())
 }
@@ -580,9 +615,17 @@ fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
             ensure_eq!(script("counts", "comm")?.len(), 11, "samples");
         }
         let output = perf(&["report", "-T", "--stdio", "-i", "counts"])?;
-        ensure!(output.status.success(), "{}", text(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "perf failed: {}",
+            text(&output.stderr)
+        );
     }
-    ensure_eq!(records[0], records[1], "records of counts");
+    ensure_eq!(
+        records[0],
+        records[1],
+        "records of counts, of our events and of the kernel's"
+    );
     Ok(())
 }
 
@@ -610,9 +653,19 @@ fn record_that_overwrites_keeps_the_newest() -> Outcome {
         .map(|line| u64::from_str_radix(line.trim(), 16))
         .collect::<Result<_, _>>()?;
     let older = values.iter().filter(|&&value| value == 3).count();
-    ensure_eq!(values.len() - older, 20, "the newest of {values:?}");
-    ensure!(0 < older && older < 300, "{older} older ones");
-    ensure!(values.is_sorted(), "not in order: {values:?}");
+    ensure_eq!(
+        values.len() - older,
+        20,
+        "marks of value 4 among {values:?}"
+    );
+    ensure!(
+        0 < older && older < 300,
+        "{older} older marks, expected some of the 300"
+    );
+    ensure!(
+        values.is_sorted(),
+        "the values are not in order: {values:?}"
+    );
     Ok(())
 }
 
@@ -639,7 +692,7 @@ fn record_that_switches_files_loses_no_sample() -> Outcome {
         let path = file?.path();
         sizes.push(script(&path.to_string_lossy(), "comm")?.len());
     }
-    ensure!(sizes.len() > 2, "{} files", sizes.len());
+    ensure!(sizes.len() > 2, "only {} files", sizes.len());
     ensure_eq!(sizes.iter().sum::<usize>(), 90, "samples of {sizes:?}");
     Ok(())
 }
@@ -670,7 +723,7 @@ fn report_has_every_sample_under_its_symbol() -> Outcome {
     ensure_eq!(
         lines,
         [["40", "40", "guest-tests", "[virtio_pmu]"]],
-        "{said}"
+        "lines of perf report: {said}"
     );
     Ok(())
 }
@@ -684,7 +737,11 @@ fn annotate_names_the_hot_instructions() -> Outcome {
     )?;
     let output = perf(&["annotate", "-i", "hot", "--stdio", "-s", "workload::spin"])?;
     let said = text(&output.stdout);
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "perf annotate failed: {}",
+        text(&output.stderr)
+    );
     let mut share = 0.0;
     for line in said.lines() {
         let Some((percent, rest)) = line.split_once(" :") else {
@@ -700,7 +757,10 @@ fn annotate_names_the_hot_instructions() -> Outcome {
             share += percent;
         }
     }
-    ensure!((99.0..101.0).contains(&share), "{share} % in:\n{said}");
+    ensure!(
+        (99.0..101.0).contains(&share),
+        "the instructions have {share} %, not 100 %:\n{said}"
+    );
     Ok(())
 }
 
@@ -715,7 +775,10 @@ fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     // recording.
     let tally = tally(&lines);
     ensure_eq!(tally.get(marked.as_str()), Some(&100), "marks: {tally:?}");
-    ensure!(tally.get(traced.as_str()) >= Some(&2), "execs: {tally:?}");
+    ensure!(
+        tally.get(traced.as_str()) >= Some(&2),
+        "fewer than two execs: {tally:?}"
+    );
     Ok(())
 }
 
@@ -734,17 +797,23 @@ fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
     ];
     let output = perf(&[&["sched", "record", "-o", "sched", "--"], &stat[..]].concat())?;
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
-    ensure!(said.lines().any(|line| line.starts_with("500,,")), "{said}");
+    ensure!(output.status.success(), "perf sched record failed: {said}");
+    ensure!(
+        said.lines().any(|line| line.starts_with("500,,")),
+        "perf stat did not count 500 marks: {said}"
+    );
     for (action, expected) in [("latency", "guest-tests:"), ("timehist", "guest-tests[")] {
         let output = perf(&["sched", action, "-i", "sched"])?;
         let shown = text(&output.stdout);
         ensure!(
             output.status.success(),
-            "{action}: {}",
+            "perf sched {action} failed: {}",
             text(&output.stderr)
         );
-        ensure!(shown.contains(expected), "{action}:\n{shown}");
+        ensure!(
+            shown.contains(expected),
+            "perf sched {action} lacks {expected:?}:\n{shown}"
+        );
     }
     Ok(())
 }

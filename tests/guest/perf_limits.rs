@@ -55,7 +55,10 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
         !output.status.success(),
         "four events opened where three have room: {said}"
     );
-    ensure!(said.contains("No space left on device"), "{said}");
+    ensure!(
+        said.contains("No space left on device"),
+        "perf does not report ENOSPC: {said}"
+    );
     Ok(())
 }
 
@@ -66,28 +69,35 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
     let output = perf(&[&["stat", "-x;"], &events[..]].concat())?;
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "perf stat failed: {said}");
     let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split(';').collect()).collect();
     let [first, second] = lines.as_slice() else {
-        return Err(format!("not two lines: {said}").into());
+        return Err(format!("perf did not print two lines: {said}").into());
     };
-    ensure_eq!((first[0], first[4]), ("10", "100.00"), "{said}");
+    ensure_eq!(
+        (first[0], first[4]),
+        ("10", "100.00"),
+        "count and percentage of {MARK_3}: {said}"
+    );
     // Of the events that count marks of value 4, only the shell's own found room. The shell itself places no marks, so
     // the count that perf scales is zero.
     let share: f64 = second[4].parse()?;
-    ensure_eq!(second[0], "0", "{said}");
-    ensure!(0.0 < share && share < 100.0, "{said}");
+    ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
+    ensure!(
+        0.0 < share && share < 100.0,
+        "the percentage of {MARK_4} is {share}: {said}"
+    );
     // In its human-readable output, perf prints percentages below 100 in brackets.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
     let line = |event: &str| said.lines().find(|line| line.contains(event));
     ensure!(
         line(MARK_3).is_some_and(|line| !line.contains('%')),
-        "{said}"
+        "{MARK_3} has no line, or a percentage: {said}"
     );
     ensure!(
         line(MARK_4).is_some_and(|line| line.contains("%)")),
-        "{said}"
+        "{MARK_4} has no line, or no percentage: {said}"
     );
     Ok(())
 }
@@ -101,7 +111,11 @@ fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
     let output = perf(&["stat", "-x;", "-e", MARK_3, "--", "sh", "-c", shell])?;
     let said = text(&output.stderr);
     let fields: Vec<&str> = said.trim().split(';').collect();
-    ensure_eq!((fields[0], fields[4]), ("15", "100.00"), "{said}");
+    ensure_eq!(
+        (fields[0], fields[4]),
+        ("15", "100.00"),
+        "count and percentage: {said}"
+    );
     Ok(())
 }
 
@@ -114,7 +128,11 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     let lines = script("waits", "event")?;
     let events = tally(&lines);
     let names: Vec<&str> = events.keys().copied().collect();
-    ensure_eq!(names, ["vpmu/cpu-clock/:"], "samples: {events:?}");
+    ensure_eq!(
+        names,
+        ["vpmu/cpu-clock/:"],
+        "events with samples: {events:?}"
+    );
     // The recording has both events.
     let output = perf(&["evlist", "-i", "waits"])?;
     let listed = text(&output.stdout);
@@ -134,24 +152,35 @@ fn clock_that_waits_has_not_run() -> Outcome {
         events.push(pmu.open_event(&pmu.attr(name)?.sampling(1_000_000))?);
     }
     let [first, second] = events.as_slice() else {
-        return Err("not two events".into());
+        return Err("there are not two events".into());
     };
     let _rings = [first.map(8)?, second.map(8)?];
     first.enable()?;
     second.enable()?;
     spin();
     let [ran, waited] = [first.read()?, second.read()?];
-    ensure!(ran.value > 0, "{ran:?}");
-    ensure_eq!(ran.time_running, ran.time_enabled, "{ran:?}");
-    ensure!(waited.time_enabled > 0, "{waited:?}");
-    ensure_eq!((waited.value, waited.time_running), (0, 0), "{waited:?}");
+    ensure!(ran.value > 0, "the first clock counted nothing: {ran:?}");
+    ensure_eq!(
+        ran.time_running,
+        ran.time_enabled,
+        "time running of the first clock: {ran:?}"
+    );
+    ensure!(
+        waited.time_enabled > 0,
+        "the waiting clock has no enabled time: {waited:?}"
+    );
+    ensure_eq!(
+        (waited.value, waited.time_running),
+        (0, 0),
+        "count and time running of the waiting clock: {waited:?}"
+    );
     first.disable()?;
     spin();
     let ran = second.read()?;
-    ensure!(ran.value > 0, "{ran:?}");
+    ensure!(ran.value > 0, "the second clock counted nothing: {ran:?}");
     ensure!(
         0 < ran.time_running && ran.time_running < ran.time_enabled,
-        "{ran:?}"
+        "the second clock did not run for a part of its enabled time: {ran:?}"
     );
     Ok(())
 }
@@ -187,10 +216,10 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     first.disable()?;
     let readings = second.read_group()?;
     let ran = readings.first().ok_or("no reading")?;
-    ensure!(ran.value > 0, "{ran:?}");
+    ensure!(ran.value > 0, "the second clock counted nothing: {ran:?}");
     ensure!(
         0 < ran.time_running && ran.time_running < ran.time_enabled,
-        "{ran:?}"
+        "the second clock did not run for a part of its enabled time: {ran:?}"
     );
     Ok(())
 }
@@ -212,14 +241,25 @@ fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     spin();
     for _ in 0..3 {
         let failed = second.read()?;
-        ensure!(failed.time_enabled > 0, "{failed:?}");
-        ensure_eq!((failed.value, failed.time_running), (0, 0), "{failed:?}");
+        ensure!(
+            failed.time_enabled > 0,
+            "the second clock has no enabled time: {failed:?}"
+        );
+        ensure_eq!(
+            (failed.value, failed.time_running),
+            (0, 0),
+            "count and time running of the second clock: {failed:?}"
+        );
         spin();
     }
     second.disable()?;
     let failed = second.read()?;
-    ensure_eq!((failed.value, failed.time_running), (0, 0), "{failed:?}");
-    ensure!(first.read()?.value > 0, "the other clock has not run");
+    ensure_eq!(
+        (failed.value, failed.time_running),
+        (0, 0),
+        "count and time running of the disabled second clock: {failed:?}"
+    );
+    ensure!(first.read()?.value > 0, "the first clock counted nothing");
     Ok(())
 }
 
@@ -250,7 +290,7 @@ fn stat_beside_a_clock_that_waits_is_whole() -> Outcome {
     ensure_eq!(
         (fields[0], fields.get(4)),
         ("200", Some(&"100.00")),
-        "{said}"
+        "count and percentage of {MARK_3}: {said}"
     );
     Ok(())
 }

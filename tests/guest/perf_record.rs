@@ -190,7 +190,7 @@ fn record_of_a_frequency_has_the_clocks_period() -> Outcome {
     let samples = lines.iter().filter(|line| line.starts_with("workload"));
     ensure!(samples.count() > 0, "no sample of the program: {lines:?}");
     let other = lines.iter().find(|line| !line.ends_with(" 2000000"));
-    ensure!(other.is_none(), "not every 2 ms: {other:?}");
+    ensure!(other.is_none(), "a sample's period is not 2 ms: {other:?}");
     Ok(())
 }
 
@@ -205,7 +205,7 @@ fn record_of_children_has_all_their_samples() -> Outcome {
     ensure_eq!(
         tasks.values().copied().collect::<Vec<_>>(),
         [20; 5],
-        "samples of each child: {tasks:?}"
+        "samples of the children: {tasks:?}"
     );
     Ok(())
 }
@@ -216,7 +216,10 @@ fn record_without_inheritance_leaves_children_out() -> Outcome {
         "alone",
         &["-i", "-e", MARK_3, "-c", "1", "--", "sh", "-c", shell],
     )?;
-    ensure!(script("alone", "comm")?.is_empty(), "samples of a child");
+    ensure!(
+        script("alone", "comm")?.is_empty(),
+        "the recording has samples of a child"
+    );
     Ok(())
 }
 
@@ -243,16 +246,19 @@ fn record_of_cpus_names_each_task() -> Outcome {
     )?;
     let lines = script("cpus", "tid,cpu,event")?;
     let tasks = tally(&lines);
-    ensure_eq!(tasks.len(), 2, "a task for each event: {tasks:?}");
+    ensure_eq!(tasks.len(), 2, "pairs of a task and an event: {tasks:?}");
     for (line, count) in &tasks {
-        ensure!(line.contains("[001]"), "not the CPU: {line}");
-        ensure_eq!(*count, 40, "{tasks:?}");
+        ensure!(line.contains("[001]"), "a sample is not on CPU 1: {line}");
+        ensure_eq!(*count, 40, "samples of a task: {tasks:?}");
     }
     let tids: Vec<_> = tasks
         .keys()
         .filter_map(|line| line.split(' ').next())
         .collect();
-    ensure!(tids[0] != tids[1], "one task for both: {tasks:?}");
+    ensure!(
+        tids[0] != tids[1],
+        "both events have the same task: {tasks:?}"
+    );
     Ok(())
 }
 
@@ -335,7 +341,11 @@ impl Controlled {
         let mut answer = Vec::new();
         self.acknowledged.read_until(b'\n', &mut answer)?;
         // A zero byte ends the previous answer.
-        ensure!(answer.ends_with(b"ack\n"), "{word}: {}", text(&answer));
+        ensure!(
+            answer.ends_with(b"ack\n"),
+            "no acknowledgement of {word}: {}",
+            text(&answer)
+        );
         Ok(())
     }
 
@@ -454,15 +464,18 @@ fn samples_are_in_the_order_of_time() -> Outcome {
         "--show-task-events",
     ])?;
     let said = text(&output.stderr);
-    ensure!(!said.contains("out of order"), "{said}");
+    ensure!(
+        !said.contains("out of order"),
+        "perf reports records out of order: {said}"
+    );
     // The kernel itself stamps the task's first and last record. The times of our samples must lie between them.
     let lines = text(&output.stdout);
     let times: Vec<f64> = lines
         .lines()
         .filter_map(|line| line.trim().split(':').next()?.parse().ok())
         .collect();
-    ensure!(times.len() > 2000, "times: {}", times.len());
-    ensure!(times.is_sorted(), "times go back");
+    ensure!(times.len() > 2000, "only {} times", times.len());
+    ensure!(times.is_sorted(), "the times go back");
     Ok(())
 }
 
@@ -478,9 +491,13 @@ fn samples_lost_for_room_are_counted() -> Outcome {
     perf.say("disable")?;
     perf.stop()?;
     let samples = script("lost", "comm")?.len();
-    ensure!(samples < 250, "one page held {samples} samples");
+    ensure!(samples < 250, "one page held all {samples} samples");
     let lost = lost_samples("lost")?;
-    ensure_eq!(samples + lost, 250, "{samples} samples and {lost} lost");
+    ensure_eq!(
+        samples + lost,
+        250,
+        "marks sampled ({samples}) and lost ({lost})"
+    );
     Ok(())
 }
 
@@ -536,7 +553,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
     // If a sample hits an instruction that sets the frame up, its chain lacks a caller. So not every chain is whole.
     ensure!(
         leaves > 0 && whole > leaves / 2,
-        "{whole} whole chains of {leaves}: {names:?}"
+        "only {whole} of {leaves} chains are whole: {names:?}"
     );
     Ok(())
 }
@@ -559,12 +576,12 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     let stacks: Vec<usize> = stacks
         .map(|rest| rest.split(',').next().unwrap_or_default().parse())
         .collect::<Result<_, _>>()?;
-    ensure!(samples > 0, "no samples");
-    ensure_eq!(stacks.len(), samples, "stacks");
+    ensure!(samples > 0, "the recording has no samples");
+    ensure_eq!(stacks.len(), samples, "stacks in the recording");
     // At the start of the program, its stack has fewer than the 1024 bytes that perf requests.
     ensure!(
         stacks.contains(&1024) && stacks.iter().all(|size| (1..=1024).contains(size)),
-        "bytes of stacks: {stacks:?}"
+        "no stack has 1024 bytes, or one has none or more: {stacks:?}"
     );
     // The instruction pointer among a sample's registers is the sample's address.
     let mut address = None;
@@ -581,7 +598,11 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
             equal += usize::from(address == Some(value));
         }
     }
-    ensure_eq!(equal, samples, "registers of their sample");
+    ensure_eq!(
+        equal,
+        samples,
+        "samples whose address is in their registers"
+    );
     Ok(())
 }
 
@@ -692,14 +713,17 @@ fn hardware_events_without_host_counters_fall_back() -> Outcome {
         let output = perf(&["evlist", "-i", "fallback"])?;
         let said = text(&output.stdout);
         let expected = if counted { "cycles" } else { "cpu-clock" };
-        ensure!(said.starts_with(expected), "{event:?}: {said}");
+        ensure!(
+            said.starts_with(expected),
+            "{event:?} did not record {expected}: {said}"
+        );
     }
     for event in ["instructions", "L1-dcache-load-misses", "r1234"] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
         let said = text(&output.stderr);
         ensure!(
             counted || said.starts_with("<not supported>,"),
-            "{event}: {said}"
+            "{event} is supported without host counters: {said}"
         );
     }
     for (kind, config) in [(0, 0), (0, 1), (3, 0x1_0000), (4, 0x1234)] {
@@ -708,7 +732,7 @@ fn hardware_events_without_host_counters_fall_back() -> Outcome {
             .and_then(|e| e.raw_os_error());
         ensure!(
             counted || error == Some(libc::ENOENT),
-            "type {kind}, config {config:#x}: {error:?}"
+            "errno for type {kind}, config {config:#x}: {error:?}"
         );
     }
     Ok(())
@@ -737,13 +761,20 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         "1000000",
     ];
     let output = as_nobody(&[&args[..], &spin].concat())?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "perf record failed: {}",
+        text(&output.stderr)
+    );
     let lines = script("nobody/user", "ip")?;
-    ensure!(!lines.is_empty(), "no samples");
+    ensure!(!lines.is_empty(), "the recording has no samples");
     let kernel = lines
         .iter()
         .find(|line| line.len() == 16 && line.starts_with("ffff"));
-    ensure!(kernel.is_none(), "an address of the kernel: {kernel:?}");
+    ensure!(
+        kernel.is_none(),
+        "a sample has an address of the kernel: {kernel:?}"
+    );
     // perf excludes the kernel for this user. That limits exits and marks to those from user mode; clocks still count
     // both modes, as perf's own clocks do.
     for (event, expected) in [
@@ -765,11 +796,11 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         ])?;
         let said = text(&output.stderr);
         let value = said.split(',').next().unwrap_or_default();
-        ensure!(value.parse::<f64>().is_ok(), "{event}: {said}");
+        ensure!(value.parse::<f64>().is_ok(), "{event} has no count: {said}");
         // Marks by a system call come from kernel mode: the driver places them.
         ensure!(
             expected.is_none_or(|expected| expected == value),
-            "{event}: {said}"
+            "{event} has a wrong count: {said}"
         );
     }
     Ok(())
@@ -780,7 +811,10 @@ fn users_without_privilege_learn_what_they_lack() -> Outcome {
         let output = as_nobody(&["stat", "-e", event, "--", "true"])?;
         let said = text(&output.stderr);
         ensure!(!output.status.success(), "{event} was counted: {said}");
-        ensure!(said.contains("perf_event_paranoid"), "{event}: {said}");
+        ensure!(
+            said.contains("perf_event_paranoid"),
+            "perf does not name perf_event_paranoid for {event}: {said}"
+        );
     }
     Ok(())
 }
@@ -802,7 +836,7 @@ fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
         ensure!(!output.status.success(), "{event} {option} was accepted");
         ensure!(
             said.contains("doesn't support sampling/overflow-interrupts"),
-            "{event} {option}: {said}"
+            "perf refuses {event} {option} for another reason: {said}"
         );
     }
     Ok(())
@@ -813,7 +847,10 @@ fn traces_name_the_tool_that_reads_them() -> Outcome {
     let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
     ensure!(!output.status.success(), "perf record accepted a trace");
     let log = text(&Command::new("dmesg").output()?.stdout);
-    ensure!(log.contains("use vperf exits"), "not in the log:\n{log}");
+    ensure!(
+        log.contains("use vperf exits"),
+        "the log does not name vperf exits:\n{log}"
+    );
     Ok(())
 }
 
@@ -826,8 +863,12 @@ fn cgroup_counts_its_members_alone() -> Outcome {
     let args = ["-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", shell];
     let output = perf(&[&["stat", "-x,"], &args[..]].concat())?;
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
-    ensure_eq!(said.split(',').next(), Some("11"), "{said}");
+    ensure!(output.status.success(), "perf stat failed: {said}");
+    ensure_eq!(
+        said.split(',').next(),
+        Some("11"),
+        "marks of the cgroup: {said}"
+    );
     record("group", &[&["-c", "1"], &args[..6], &args[6..]].concat())?;
     ensure_eq!(script("group", "comm")?.len(), 11, "samples");
     Ok(())

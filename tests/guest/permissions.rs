@@ -180,15 +180,19 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
                 let allowed = highest.is_some_and(|highest| level <= highest);
                 let expected = (!allowed).then_some(libc::EACCES);
                 let perfs = refused(kernels(attr, *how));
-                ensure_eq!(perfs, expected, "{what} at level {level} by perf");
+                ensure_eq!(perfs, expected, "errno of perf for {what} at level {level}");
                 let ours = refused(device.open_event(attr, *how));
-                ensure_eq!(ours, expected, "{what} at level {level}");
+                ensure_eq!(ours, expected, "errno for {what} at level {level}");
             }
             Ok(())
         })?;
         // Every user may open the device and place marks.
         as_nobody(|| Ok(Device::open()?.mark(VALUE)?))?;
-        ensure_eq!(own_of_marks(&device), None, "root's at level {level}");
+        ensure_eq!(
+            own_of_marks(&device),
+            None,
+            "errno for root's own event at level {level}"
+        );
     }
     Ok(())
 }
@@ -207,7 +211,11 @@ fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
         as_nobody(|| {
             for (what, attr) in &telling {
                 let opened = refused(device.open_event(attr, How::OWN));
-                ensure_eq!(opened, expected, "{what} of the kernel at level {level}");
+                ensure_eq!(
+                    opened,
+                    expected,
+                    "errno for {what} of the kernel at level {level}"
+                );
             }
             Ok(())
         })?;
@@ -276,9 +284,9 @@ fn task_with_other_credentials_is_refused() -> Outcome {
         let answered = as_nobody(|| {
             let expected = (!allowed).then_some(libc::EACCES);
             let perfs = refused(kernels(&mark(&device), how));
-            ensure_eq!(perfs, expected, "a task with {what} by perf");
+            ensure_eq!(perfs, expected, "errno of perf for a task with {what}");
             let ours = refused(device.open_event(&mark(&device), how));
-            ensure_eq!(ours, expected, "a task with {what}");
+            ensure_eq!(ours, expected, "errno for a task with {what}");
             Ok(())
         });
         if answered.is_err() {
@@ -308,7 +316,11 @@ fn task_in_another_user_namespace_is_refused() -> Outcome {
     };
     as_nobody(|| {
         let opened = refused(device.open_event(&mark(&device), how));
-        ensure_eq!(opened, Some(libc::EACCES), "an event of that task");
+        ensure_eq!(
+            opened,
+            Some(libc::EACCES),
+            "errno for an event of that task"
+        );
         Ok(())
     })
 }
@@ -358,7 +370,7 @@ fn level_hidden_by_a_mount_still_holds() -> Outcome {
         },
         || {
             let seen = fs::read_to_string(os::PARANOID)?;
-            ensure_eq!(seen.trim(), "-1", "the level that the program sees");
+            ensure_eq!(seen.trim(), "-1", "the level that the program reads");
             ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own event");
             Ok(())
         },
@@ -369,7 +381,7 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(CLOSED)?;
     let shown = fs::read_to_string(format!("{PARAMETERS}/paranoid"))?;
-    ensure_eq!(shown.trim(), "-2", "the parameter by default");
+    ensure_eq!(shown.trim(), "-2", "the parameter's default");
     set_parameter("paranoid", OPEN)?;
     let opened = as_nobody(|| {
         ensure_eq!(own_of_marks(&device), None, "its own event");
@@ -411,12 +423,16 @@ fn detach_without_perfmon_is_refused() -> Outcome {
     let other = device.start(&sequence(&device), How::on_cpu(1))?;
     as_nobody(|| {
         let errno = Some(libc::EPERM);
-        ensure_eq!(refused(other.detach("stolen")), errno, "an event");
-        ensure_eq!(refused(kept.detach("renamed")), errno, "a persistent event");
+        ensure_eq!(refused(other.detach("stolen")), errno, "detaching an event");
+        ensure_eq!(
+            refused(kept.detach("renamed")),
+            errno,
+            "renaming a persistent event"
+        );
         Ok(())
     })?;
     let names: Vec<String> = device.persistent()?.iter().map(|e| e.name()).collect();
-    ensure_eq!(names, ["kept"], "the persistent events");
+    ensure_eq!(names, ["kept"], "names of the persistent events");
     kept.attach()?;
     Ok(())
 }
@@ -427,9 +443,13 @@ fn persistent_open_without_perfmon_is_refused() -> Outcome {
     as_nobody(|| {
         let attr = sequence(&device);
         let how = How::on_cpu(1);
-        ensure_eq!(refused(device.open_event(&attr, how)), None, "attached");
+        ensure_eq!(
+            refused(device.open_event(&attr, how)),
+            None,
+            "opening an event that is not persistent"
+        );
         let opened = refused(device.open_event(&attr, how.with(FLAG_PERSISTENT)));
-        ensure_eq!(opened, Some(libc::EPERM), "persistent");
+        ensure_eq!(opened, Some(libc::EPERM), "opening a persistent event");
         Ok(())
     })?;
     ensure_eq!(device.persistent()?.len(), 0, "persistent events");
@@ -451,7 +471,7 @@ fn reopen_without_perfmon_is_refused() -> Outcome {
     let (device, kept, id) = one_persistent()?;
     as_nobody(|| {
         let opened = refused(device.reopen(id, 1));
-        ensure_eq!(opened, Some(libc::EPERM), "a handle of its own");
+        ensure_eq!(opened, Some(libc::EPERM), "nobody's handle");
         Ok(())
     })?;
     ensure_eq!(refused(device.reopen(id, 1)), None, "root's handle");
@@ -464,7 +484,7 @@ fn perf_view_without_perfmon_is_refused() -> Outcome {
     let attr = device.reopening(id);
     as_nobody(|| {
         let opened = refused(kernels(&attr, How::on_cpu(1)));
-        ensure_eq!(opened, Some(libc::EPERM), "a view");
+        ensure_eq!(opened, Some(libc::EPERM), "nobody's view");
         Ok(())
     })?;
     ensure_eq!(refused(kernels(&attr, How::on_cpu(1))), None, "root's view");
@@ -508,11 +528,19 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     let event = device.open_event(&device.marks(VALUE, 1, TIME), How::OWN)?;
     let ring = Pages::map(&event, 1, READ)?;
     let made = os::make_writable(ring.address(), PAGE);
-    ensure_eq!(refused(made), Some(libc::EACCES), "a ring's map");
+    ensure_eq!(
+        refused(made),
+        Some(libc::EACCES),
+        "making the map of a ring writable"
+    );
     let (kept_device, kept, _) = one_persistent()?;
     let window = Pages::map(&kept, 1, READ)?;
     let made = os::make_writable(window.address(), PAGE);
-    ensure_eq!(refused(made), Some(libc::EACCES), "a map of the window");
+    ensure_eq!(
+        refused(made),
+        Some(libc::EACCES),
+        "making the map of a ring in the window writable"
+    );
     kept.attach()?;
     drop(kept_device);
     Ok(())
@@ -560,7 +588,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     let room_of_nobody = |left: u32| {
         as_nobody(|| {
             let room = room(&device, nobodys.pid)?;
-            ensure_eq!(room, left, "events left of nobody's share");
+            ensure_eq!(room, left, "events left in nobody's share");
             Ok(())
         })
     };
@@ -569,9 +597,17 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     room_of_nobody(share - 100)?;
     let second = hold(share - 100)?;
     room_of_nobody(0)?;
-    ensure_eq!(room(&device, roots.pid)?, all - share, "events for root");
+    ensure_eq!(
+        room(&device, roots.pid)?,
+        all - share,
+        "events left for root"
+    );
     drop((first, second));
-    ensure_eq!(room(&device, roots.pid)?, all, "events for root alone");
+    ensure_eq!(
+        room(&device, roots.pid)?,
+        all,
+        "events left for root when nobody has none"
+    );
     Ok(())
 }
 
@@ -579,7 +615,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
 fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcome {
     os::set_paranoid(OPEN)?;
     let shown = fs::read_to_string(format!("{PARAMETERS}/unprivileged_percent"))?;
-    ensure_eq!(shown.trim(), "75", "the parameter by default");
+    ensure_eq!(shown.trim(), "75", "the parameter's default");
     set_parameter("unprivileged_percent", 1)?;
     let done = act(device.info.max_events / 100);
     set_parameter("unprivileged_percent", 75)?;
@@ -632,7 +668,7 @@ fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
         ensure_eq!(
             own_of_marks(&device),
             None,
-            "root's event when nobody's are closed"
+            "an event of root's when nobody's are closed"
         );
         Ok(())
     })

@@ -101,11 +101,15 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     let left = values(&ring.take()?, &attr)?;
     let placed = left.len() as u64;
     ensure!(placed >= ENOUGH.into(), "{placed} records of the child");
-    ensure_eq!(left, up_to(placed), "marks of the child");
-    ensure_eq!(event.count()?, placed, "its count");
+    ensure_eq!(left, up_to(placed), "values of the child's marks");
+    ensure_eq!(event.count()?, placed, "the event's count");
     // The event goes on for later readers.
     device.place(7, 5)?;
-    ensure_eq!(values(&ring.take()?, &attr)?, [7; 5], "marks since");
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        [7; 5],
+        "values of later marks"
+    );
     event.attach()?;
     Ok(())
 }
@@ -133,10 +137,14 @@ fn persistent_event_counts_on_without_a_handle() -> Outcome {
     counter.mark(40);
     let event = device.reopen(id, 1)?;
     ensure_eq!(event.id()?, id, "the id of the new handle");
-    ensure_eq!(before[0], 3, "the count before");
-    ensure_eq!(event.count()?, 43, "the count after");
+    ensure_eq!(before[0], 3, "the count before the handle was closed");
+    ensure_eq!(event.count()?, 43, "the count in the new handle");
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(values(&ring.take()?, &attr)?, up_to(43), "the marks");
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        up_to(43),
+        "values of the marks"
+    );
     event.attach()?;
     Ok(())
 }
@@ -149,18 +157,18 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     let event = device.start(&attr, how)?;
     let id = event.id()?;
     let entry = device.entry(id)?.ok_or("the event is not listed")?;
-    ensure_eq!(entry.name(), format!("event{id}"), "its name");
+    ensure_eq!(entry.name(), format!("event{id}"), "the default name");
     drop(event);
     device.place(1, 4)?;
     let event = device.reopen(id, 1)?;
-    ensure_eq!(event.count()?, 4, "marks that it counted alone");
+    ensure_eq!(event.count()?, 4, "marks counted without a handle");
     ensure_eq!(event.detach("")?, id, "the id from detaching");
     event.attach()?;
     drop(event);
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
-        "the ended event"
+        "reopening an ended event"
     );
     Ok(())
 }
@@ -200,12 +208,20 @@ impl Place {
     }
 
     fn ensure_taken(&self) -> Outcome {
-        ensure_eq!(self.taken(), Some(libc::EBUSY), "while it has a user");
+        ensure_eq!(
+            self.taken(),
+            Some(libc::EBUSY),
+            "linking another starter while the event has a user"
+        );
         Ok(())
     }
 
     fn ensure_free(&self) -> Outcome {
-        ensure_eq!(self.taken(), None, "when its last user has gone");
+        ensure_eq!(
+            self.taken(),
+            None,
+            "linking another starter after the event's last user has gone"
+        );
         Ok(())
     }
 }
@@ -224,19 +240,19 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     ensure_eq!(
         refused(other.attach()),
         Some(libc::EINVAL),
-        "attaching it once more"
+        "attaching the event a second time"
     );
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
-        "a new handle of an attached event"
+        "reopening an attached event"
     );
     drop(other);
     device.place(1, 6)?;
     ensure_eq!(reader.count()?, 6, "marks for the user that is left");
     // The event can be made persistent again, with the same id.
-    ensure_eq!(reader.detach("again")?, id, "the id");
+    ensure_eq!(reader.detach("again")?, id, "the id from detaching again");
     drop(reader);
     device.place(1, 6)?;
     let last = device.reopen(id, 1)?;
@@ -247,7 +263,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
-        "the event after its last user"
+        "reopening the event after its last user has gone"
     );
     place.ensure_free()
 }
@@ -264,7 +280,7 @@ fn map_keeps_an_attached_event() -> Outcome {
     event.attach()?;
     drop(event);
     device.place(9, 3)?;
-    ensure_eq!(values(&ring.take()?, &attr)?, [9; 3], "marks");
+    ensure_eq!(values(&ring.take()?, &attr)?, [9; 3], "values of the marks");
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
     place.ensure_taken()?;
     drop(ring);
@@ -290,9 +306,13 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
         });
         i32::from(found.ok() != Some(up_to(150)))
     })?;
-    ensure_eq!(code, 0, "the child: 1 if it misses a mark");
+    ensure_eq!(code, 0, "the child's exit code (1: it misses a mark)");
     for (who, ring) in [("the creator", &own), ("the second reader", &beside)] {
-        ensure_eq!(newest(ring, &attr)?, up_to(150), "what {who} finds");
+        ensure_eq!(
+            newest(ring, &attr)?,
+            up_to(150),
+            "values of the marks that {who} finds"
+        );
     }
     // No reader removes records, so the ring holds the same newest records for all readers.
     counter.mark(400);
@@ -353,14 +373,14 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     let entry = |device: &Device| -> Result<u32, Box<dyn std::error::Error>> {
         Ok(device.entry(id)?.ok_or("the event is not listed")?.pages)
     };
-    ensure_eq!(entry(&device)?, 0, "pages before the first map");
+    ensure_eq!(entry(&device)?, 0, "pages listed before the first map");
     let ring = Pages::map(&event, 2, READ_WRITE)?;
-    ensure_eq!(entry(&device)?, 3, "pages of the ring");
+    ensure_eq!(entry(&device)?, 3, "pages listed for the ring");
     for pages in [0, 1, 4] {
         ensure_eq!(
             sized(&event, pages),
             Some(libc::EINVAL),
-            "{pages} pages beside it"
+            "a second map of {pages} pages"
         );
     }
     drop(ring);
@@ -379,12 +399,12 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         None,
-        "the same size"
+        "a map of the same size"
     );
     ensure_eq!(
         refused(Pages::map(&event, 2, READ)),
         None,
-        "the same size, read-only"
+        "a read-only map of the same size"
     );
     event.attach()?;
     Ok(())
@@ -402,8 +422,12 @@ fn absent_reader_loses_nothing_that_fits() -> Outcome {
     counter.mark(u32::try_from(fits)? + 9);
     let event = device.reopen(id, 1)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(values(&ring.take()?, &attr)?, up_to(fits), "what fitted");
-    ensure_eq!(event.count()?, fits + 9, "its count");
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        up_to(fits),
+        "values of the marks that fitted"
+    );
+    ensure_eq!(event.count()?, fits + 9, "the event's count");
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (0, 9), "records and losses");
     event.attach()?;
@@ -429,14 +453,14 @@ fn every_handle_switches_the_one_event() -> Outcome {
             "the count after the other handle disabled it"
         );
         device.place(2, 10)?;
-        ensure_eq!(other.count()?, off, "the count while it is off");
+        ensure_eq!(other.count()?, off, "the count while the event is off");
         other.enable(0)?;
         device.place(2, 10)?;
         expected += 10;
         ensure_eq!(
             switch.count()?,
             expected,
-            "the count after it was enabled again"
+            "the count after the event was enabled again"
         );
     }
     second.reset(0)?;
@@ -452,7 +476,7 @@ fn every_handle_switches_the_one_event() -> Outcome {
     second.period(1)?;
     first.pause(true)?;
     device.place(2, 3)?;
-    ensure_eq!(ring.take()?.len(), 0, "records while its ring is paused");
+    ensure_eq!(ring.take()?.len(), 0, "records while the ring is paused");
     second.pause(false)?;
     device.place(2, 3)?;
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
@@ -482,27 +506,39 @@ fn persistent_event_waits_for_its_cpu() -> Outcome {
     fs::write(ONLINE, "0")?;
     let away = (|| -> Outcome {
         // The event was not read before, so the count comes from the device.
-        ensure_eq!(event.count()?, 5, "its count while its CPU is away");
+        ensure_eq!(
+            event.count()?,
+            5,
+            "the event's count while its CPU is offline"
+        );
         ensure_eq!(
             device.reopen(id, 1)?.count()?,
             5,
-            "its count by another handle"
+            "the count by another handle while the CPU is offline"
         );
         ensure_eq!(ring.take()?.len(), 5, "records");
         ensure_eq!(
             refused(event.disable(0)),
             Some(libc::ENODEV),
-            "disabling it while its CPU is away"
+            "disabling the event while its CPU is offline"
         );
         device.place(2, 3)?;
-        ensure_eq!(event.count()?, 5, "its count after marks on the other CPU");
+        ensure_eq!(
+            event.count()?,
+            5,
+            "the event's count after marks on the other CPU"
+        );
         Ok(())
     })();
     fs::write(ONLINE, "1")?;
     away?;
     cpu::pin(1)?;
     device.place(2, 4)?;
-    ensure_eq!(event.count()?, 9, "its count when its CPU is back");
+    ensure_eq!(
+        event.count()?,
+        9,
+        "the event's count after its CPU is online again"
+    );
     ensure_eq!(ring.take()?.len(), 4, "records");
     event.attach()?;
     Ok(())
@@ -531,7 +567,10 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
                 let event = device.reopen(id, 1)?;
                 let ring = look(&event, 4)?;
                 let count = event.count()?;
-                ensure!(count >= last, "round {round}: {count} after {last}");
+                ensure!(
+                    count >= last,
+                    "round {round}: the count fell from {last} to {count}"
+                );
                 last = count;
                 drop(event);
                 drop(ring);
@@ -544,14 +583,14 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
         Ok(placed)
     })?;
     let event = device.reopen(id, 1)?;
-    ensure_eq!(event.count()?, placed, "its count");
+    ensure_eq!(event.count()?, placed, "the event's count");
     let ring = look(&event, 4)?;
     let told = newest(&ring, &attr)?;
     let first = placed + 1 - told.len() as u64;
     ensure_eq!(
         told,
         (first..=placed).collect::<Vec<_>>(),
-        "its newest marks"
+        "values of the newest marks"
     );
     event.attach()?;
     Ok(())
@@ -566,7 +605,11 @@ fn closed_attached_event_frees_its_place_on_the_device() -> Outcome {
         let event = device.open_event(&sequence(&device), How::on_cpu(1))?;
         event.detach("")?;
         event.attach()?;
-        ensure_eq!(device.persistent()?.len(), 0, "round {round}: listed");
+        ensure_eq!(
+            device.persistent()?.len(),
+            0,
+            "round {round}: events listed"
+        );
     }
     ensure_eq!(
         room(&device, task.pid)?,

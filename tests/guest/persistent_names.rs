@@ -53,9 +53,13 @@ fn names_are_those_of_events() -> Outcome {
     let longest = "n".repeat(39);
     for good in ["a", "z9", "a-b_c-0_", "event", longest.as_str()] {
         event.detach(good)?;
-        ensure_eq!(name()?, good, "its name");
+        ensure_eq!(name()?, good, "the event's name");
         event.detach("")?;
-        ensure_eq!(name()?, good, "its name when none is given");
+        ensure_eq!(
+            name()?,
+            good,
+            "the event's name after a detach without a name"
+        );
     }
     let padded = |text: &[u8]| {
         let mut bytes = [0; 40];
@@ -84,11 +88,11 @@ fn names_are_those_of_events() -> Outcome {
         ensure_eq!(
             refused(event.detach_raw(padded(bad))),
             Some(libc::EINVAL),
-            "{}",
+            "errno for the name '{}'",
             bad.escape_ascii()
         );
     }
-    ensure_eq!(name()?, longest, "its name after all these");
+    ensure_eq!(name()?, longest, "the event's name after the refused names");
     event.attach()?;
     Ok(())
 }
@@ -101,14 +105,14 @@ fn name_belongs_to_one_event() -> Outcome {
     ensure_eq!(
         refused(second.detach("taken")),
         Some(libc::EEXIST),
-        "the name of another event"
+        "errno for the name of another event"
     );
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     second.detach("free")?;
     ensure_eq!(
         refused(second.detach("taken")),
         Some(libc::EEXIST),
-        "the name of another event, for an event with a name"
+        "errno for the name of another event, when renaming"
     );
     first.detach("taken")?;
     // A name becomes free when its event is renamed or is no longer persistent.
@@ -122,7 +126,7 @@ fn name_belongs_to_one_event() -> Outcome {
 
 fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     let device = fresh()?;
-    ensure_eq!(names()?.len(), 0, "names before");
+    ensure_eq!(names()?.len(), 0, "names before the first event");
     let attr = sequence(&device);
     let (event, id) = persistent(&device, &attr, 1, "first")?;
     let (other, other_id) = persistent(&device, &attr, 0, "second")?;
@@ -139,13 +143,17 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     drop(event);
     ensure!(
         listed("renamed").exists(),
-        "the event ended with its handle"
+        "the renamed event is not listed after its handle is closed"
     );
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after one has ended");
     // An attached event is not persistent, though still open.
     other.attach()?;
-    ensure_eq!(names()?.len(), 0, "names after the other is attached");
+    ensure_eq!(
+        names()?.len(),
+        0,
+        "names after the second event is attached"
+    );
     // Many events at once, made and ended.
     let most = device.info.max_persistent as usize;
     for round in 0..3 {
@@ -156,7 +164,11 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
         for (event, _) in &kept {
             event.attach()?;
         }
-        ensure_eq!(names()?.len(), 0, "round {round}: names after");
+        ensure_eq!(
+            names()?.len(),
+            0,
+            "round {round}: names after all are attached"
+        );
     }
     Ok(())
 }
@@ -168,10 +180,14 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     ensure_eq!(kind, device.info.persistent_type, "the PMU's type");
     ensure!(
         kind != device.info.pmu_type,
-        "two PMUs have the type {kind}"
+        "the PMUs vpmu and persistent have the same type {kind}"
     );
     let format = fs::read_to_string(sysfs.join("format/id"))?;
-    ensure_eq!(format.trim_end(), "config:0-63", "format/id");
+    ensure_eq!(
+        format.trim_end(),
+        "config:0-63",
+        "the contents of format/id"
+    );
     // Opens the event by the contents of sysfs alone.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
@@ -203,11 +219,15 @@ fn stock_perf_counts_one_by_name() -> Outcome {
         .lines()
         .find(|line| line.contains("persistent/for-perf/"))
         .ok_or_else(|| format!("no line for it: {said}"))?;
-    ensure_eq!(line.split(',').next(), Some("34"), "{line}");
-    ensure_eq!(event.count()?, 34, "the event's own count");
+    ensure_eq!(line.split(',').next(), Some("34"), "the count in {line}");
+    ensure_eq!(
+        event.count()?,
+        34,
+        "the count that the event's handle reads"
+    );
     // perf's end does not switch the event off.
     device.place(6, 1)?;
-    ensure_eq!(event.count()?, 35, "its count after that");
+    ensure_eq!(event.count()?, 35, "the event's count after perf has ended");
     event.attach()?;
     Ok(())
 }
@@ -247,14 +267,14 @@ fn stock_perf_records_one_by_name() -> Outcome {
         lines
             .lines()
             .all(|line| line.contains("persistent/recorded/")),
-        "{lines}"
+        "a sample is of another event: {lines}"
     );
     let times: Vec<f64> = lines
         .split_whitespace()
         .filter_map(|word| word.strip_suffix(':')?.parse().ok())
         .collect();
-    ensure_eq!(times.len(), 65, "times");
-    ensure!(times.is_sorted(), "{lines}");
+    ensure_eq!(times.len(), 65, "times in the samples");
+    ensure!(times.is_sorted(), "the times go back: {lines}");
     vpmu.reopen_named("recorded")?.attach()?;
     Ok(())
 }
@@ -273,10 +293,10 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     let view = view.sampling(1).on_cpu(1);
     let refused = |attr: &EventAttr| pmu.open_event(attr).err().map(|error| errno(&error));
     let refusal = Some(libc::EOPNOTSUPP);
-    ensure_eq!(refused(&view), refusal, "an event without a ring");
+    ensure_eq!(refused(&view), refusal, "errno for an event without a ring");
     // No reader consumes the records of a ring that is mapped to be overwritten.
     drop(event.map_overwrite(2)?);
-    ensure_eq!(refused(&view), refusal, "a ring that overwrites");
+    ensure_eq!(refused(&view), refusal, "errno for a ring that overwrites");
     event.attach()?;
 
     let mut attr = attr;
@@ -285,7 +305,11 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     let id = event.detach("timeless")?;
     drop(event.map(2)?);
     let view = EventAttr { config: id, ..view };
-    ensure_eq!(refused(&view), refusal, "a field that no record has");
+    ensure_eq!(
+        refused(&view),
+        refusal,
+        "errno for a field that no record has"
+    );
     let mut timeless = view;
     timeless.sample_type &= !SAMPLE_TIME;
     let opened = pmu.open_event(&timeless)?;
@@ -308,20 +332,40 @@ fn perf_core_counts_but_does_not_sample() -> Outcome {
     let here = How::on_cpu(1);
     let counting = kernels(&attr, here)?;
     device.place(6, 12)?;
-    ensure_eq!(counting.count()?, event.count()?, "the event's own count");
+    ensure_eq!(
+        counting.count()?,
+        event.count()?,
+        "perf core's count, compared with the event's"
+    );
     ensure_eq!(
         refused(kernels(&sampling(attr, 1, 0), here)),
         Some(libc::EOPNOTSUPP),
         "sampling through perf core"
     );
     let open = |id, how| refused(kernels(&device.reopening(id), how));
-    ensure_eq!(open(id + 1, here), Some(libc::ENOENT), "no such id");
-    ensure_eq!(open(id, How::on_cpu(0)), Some(libc::EINVAL), "another CPU");
-    ensure_eq!(open(id, How::OWN), Some(libc::EINVAL), "a task's event");
+    ensure_eq!(
+        open(id + 1, here),
+        Some(libc::ENOENT),
+        "errno for an id that does not exist"
+    );
+    ensure_eq!(
+        open(id, How::on_cpu(0)),
+        Some(libc::EINVAL),
+        "errno for another CPU"
+    );
+    ensure_eq!(
+        open(id, How::OWN),
+        Some(libc::EINVAL),
+        "errno for a task's event"
+    );
     // A view does not keep an attached event alive.
     event.attach()?;
     drop(event);
-    ensure_eq!(open(id, here), Some(libc::ENOENT), "the ended event");
+    ensure_eq!(
+        open(id, here),
+        Some(libc::ENOENT),
+        "errno for an ended event"
+    );
     let left = Device::open()?;
     left.place(6, 3)?;
     drop(counting);

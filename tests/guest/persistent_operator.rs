@@ -43,8 +43,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
-/// An event of the operator, opened again and with its ring mapped. The event's entry in the list has the id and the
-/// CPU for the open, and the number of pages.
+/// An event of the operator, opened again and with its ring mapped. The open needs the id and the CPU of the event's
+/// entry in the list; the map needs the number of pages.
 struct Found {
     event: Event,
     id: u64,
@@ -129,7 +129,9 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     cpu::pin(1)?;
     let boot = find(&device, "boot")?;
     let samples = boot.samples()?;
-    let first = samples.first().ok_or("no records of the boot")?;
+    let first = samples
+        .first()
+        .ok_or("the event has no records of the boot")?;
     // Samples from before the driver was loaded name no task: their pid and tid are zero.
     let before = samples
         .iter()
@@ -141,11 +143,11 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     );
     ensure!(
         samples.is_sorted_by_key(|sample| sample.time),
-        "times that go back"
+        "the times of the samples go back"
     );
     ensure!(
         boot.event.count()? >= samples.len() as u64,
-        "fewer counted than recorded"
+        "the count is less than the number of records"
     );
     // The event has been enabled since the guest's first instruction. The check allows a difference of one second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
@@ -204,14 +206,18 @@ fn change_of_operators_event_is_refused() -> Outcome {
         ("attaching it", refused(event.attach())),
     ];
     for (what, errno) in calls {
-        ensure_eq!(errno, Some(libc::EPERM), "{what}");
+        ensure_eq!(errno, Some(libc::EPERM), "errno for {what}");
     }
     let pages = usize::try_from(found.ring.size() / 4096)?;
     let writable = refused(Pages::map(event, pages, READ_WRITE));
-    ensure_eq!(writable, Some(libc::EPERM), "a writable map");
-    ensure_eq!(names()?, NAMES, "names after all these");
+    ensure_eq!(writable, Some(libc::EPERM), "errno for a writable map");
+    ensure_eq!(names()?, NAMES, "names after the refused calls");
     device.place(3, 10)?;
-    ensure_eq!(event.count()?, before + 10, "what it counted meanwhile");
+    ensure_eq!(
+        event.count()?,
+        before + 10,
+        "the event's count after ten marks"
+    );
     Ok(())
 }
 
@@ -235,7 +241,7 @@ fn each_vcpu_has_its_own() -> Outcome {
         let expected: Vec<u64> = (value..value + 50).collect();
         ensure!(
             told.ends_with(&expected),
-            "the newest of vCPU {vcpu}: {told:?}"
+            "the newest records of vCPU {vcpu} are not its 50 marks: {told:?}"
         );
     }
     let own = std::process::id();
@@ -260,14 +266,14 @@ fn reader_is_woken_by_a_flush() -> Outcome {
     ensure_eq!(
         found.event.poll(10_000)?,
         libc::POLLIN,
-        "poll after its flush"
+        "poll after a flush of the event"
     );
     device.place(3, 2)?;
     device.flush()?;
     ensure_eq!(
         found.event.poll(10_000)?,
         libc::POLLIN,
-        "poll after a flush of all"
+        "poll after a flush of all events"
     );
     Ok(())
 }
@@ -292,14 +298,18 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
     }
     let device = Device::open()?;
     let again: Vec<u64> = device.persistent()?.iter().map(|e| e.id).collect();
-    ensure_eq!(again, ids, "ids");
-    ensure_eq!(names()?, NAMES, "names");
+    ensure_eq!(again, ids, "ids listed after the reload");
+    ensure_eq!(names()?, NAMES, "names in sysfs after the reload");
     let found = find(&device, "flight-1")?;
-    ensure_eq!(found.event.count()?, count, "its count");
+    ensure_eq!(
+        found.event.count()?,
+        count,
+        "the event's count after the reload"
+    );
     let told = found.values()?;
     ensure!(
         told.ends_with(&(1..=30).collect::<Vec<u64>>()),
-        "its newest marks: {told:?}"
+        "the newest records are not the 30 marks: {told:?}"
     );
     Ok(())
 }
@@ -312,10 +322,18 @@ fn operators_ring_made_writable_is_refused() -> Outcome {
     let bytes = PAGE + usize::try_from(found.ring.size())?;
     for bytes in [PAGE, bytes] {
         let made = refused(os::make_writable(found.ring.address(), bytes));
-        ensure_eq!(made, Some(libc::EACCES), "{bytes} bytes of it");
+        ensure_eq!(
+            made,
+            Some(libc::EACCES),
+            "making {bytes} bytes of the ring writable"
+        );
     }
     let before = found.event.count()?;
     device.place(9, 4)?;
-    ensure_eq!(found.event.count()?, before + 4, "marks since");
+    ensure_eq!(
+        found.event.count()?,
+        before + 4,
+        "the event's count after four marks"
+    );
     Ok(())
 }

@@ -59,22 +59,26 @@ fn persistent_event_of_a_task_is_refused() -> Outcome {
     ensure_eq!(
         refused(event.detach("")),
         Some(libc::EINVAL),
-        "a task's event"
+        "detaching a task's event"
     );
-    ensure_eq!(refused(event.attach()), Some(libc::EINVAL), "attaching it");
+    ensure_eq!(
+        refused(event.attach()),
+        Some(libc::EINVAL),
+        "attaching a task's event"
+    );
     let bound = How { cpu: 0, ..How::OWN };
     let event = device.start(&sequence(&device), bound)?;
     ensure_eq!(
         refused(event.detach("")),
         Some(libc::EINVAL),
-        "a task's event on one CPU"
+        "detaching a task's event on one CPU"
     );
     for how in [How::OWN, bound] {
         let opened = device.open_event(&sequence(&device), how.with(FLAG_PERSISTENT));
         ensure_eq!(
             refused(opened),
             Some(libc::EINVAL),
-            "a task's event, opened persistent"
+            "opening a task's event persistent"
         );
     }
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
@@ -87,13 +91,21 @@ fn detach_of_group_member_is_einval() -> Outcome {
     let leader = device.open_event(&sequence(&device), how)?;
     let member = device.open_event(&sequence(&device), how.led_by(leader.as_fd()))?;
     for (who, event) in [("a member", &member), ("its leader", &leader)] {
-        ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "{who}");
+        ensure_eq!(
+            refused(event.detach("")),
+            Some(libc::EINVAL),
+            "detaching {who}"
+        );
     }
     let opened = device.open_event(
         &sequence(&device),
         how.led_by(leader.as_fd()).with(FLAG_PERSISTENT),
     );
-    ensure_eq!(refused(opened), Some(libc::EINVAL), "a persistent member");
+    ensure_eq!(
+        refused(opened),
+        Some(libc::EINVAL),
+        "opening a persistent member"
+    );
     // After the member is closed, the leader is a single event.
     drop(member);
     leader.detach("leader")?;
@@ -111,7 +123,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     ensure_eq!(
         refused(event.detach("")),
         Some(libc::EINVAL),
-        "a redirected event"
+        "detaching a redirected event"
     );
     event.output_to(-1)?;
     event.detach("back")?;
@@ -124,13 +136,17 @@ fn persistent_event_refuses_members_and_redirects() -> Outcome {
     let how = How::on_cpu(1);
     let (event, _) = persistent(&device, &sequence(&device), 1, "single")?;
     let member = device.open_event(&sequence(&device), how.led_by(event.as_fd()));
-    ensure_eq!(refused(member), Some(libc::EINVAL), "a member of its group");
+    ensure_eq!(
+        refused(member),
+        Some(libc::EINVAL),
+        "opening a member under a persistent event"
+    );
     let target = device.open_event(&sequence(&device), how)?;
     let _ring = Pages::map(&target, 1, READ_WRITE)?;
     ensure_eq!(
         refused(event.output_to(target.as_raw_fd())),
         Some(libc::EINVAL),
-        "redirecting its records"
+        "redirecting a persistent event"
     );
     event.attach()?;
     Ok(())
@@ -146,7 +162,7 @@ fn others_may_write_into_its_ring() -> Outcome {
     other.output_to(event.as_raw_fd())?;
     other.enable(0)?;
     device.place(4, 5)?;
-    ensure_eq!(ring.take()?.len(), 10, "records of both");
+    ensure_eq!(ring.take()?.len(), 10, "records of both events");
     drop(other);
     // By another handle of the same event, too.
     let again = device.reopen(id, 1)?;
@@ -155,10 +171,18 @@ fn others_may_write_into_its_ring() -> Outcome {
     other.enable(0)?;
     drop(again);
     device.place(4, 5)?;
-    ensure_eq!(ring.take()?.len(), 10, "records of both again");
+    ensure_eq!(
+        ring.take()?.len(),
+        10,
+        "records of both events, redirected by another handle"
+    );
     drop(other);
     device.place(4, 5)?;
-    ensure_eq!(ring.take()?.len(), 5, "records of the event that is left");
+    ensure_eq!(
+        ring.take()?.len(),
+        5,
+        "records after the other event is closed"
+    );
     event.attach()?;
     Ok(())
 }
@@ -172,16 +196,20 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     let open = |attr: &perf_event_attr, how| refused(device.open_event(attr, how));
     let attr = device.reopening(id);
     let here = How::on_cpu(1);
-    ensure_eq!(open(&attr, here), None, "a valid request");
+    ensure_eq!(open(&attr, here), None, "errno for a valid request");
     for unknown in [0, id + 1, id << 32, u64::MAX] {
         let unknown = device.reopening(unknown);
-        ensure_eq!(open(&unknown, here), Some(libc::ENOENT), "no such id");
+        ensure_eq!(
+            open(&unknown, here),
+            Some(libc::ENOENT),
+            "errno for an id that does not exist"
+        );
     }
     let other = device.open_event(&sequence(&device), here)?;
     ensure_eq!(
         open(&device.reopening(other.id()?), here),
         Some(libc::ENOENT),
-        "an event that is not persistent"
+        "errno for an event that is not persistent"
     );
     for (how, what) in [
         (How::on_cpu(0), "another CPU"),
@@ -198,15 +226,19 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
         (here.with(FLAG_ON_STARTER), "waiting for a starter"),
         (here.by(ENGINE_EXIT), "an engine"),
     ] {
-        ensure_eq!(open(&attr, how), Some(libc::EINVAL), "{what}");
+        ensure_eq!(open(&attr, how), Some(libc::EINVAL), "errno for {what}");
     }
     let there = open(&attr, How::on_cpu(4096));
     ensure!(
         [Some(libc::EINVAL), Some(libc::ENODEV)].contains(&there),
-        "a CPU that is not there: {there:?}"
+        "errno for a CPU that does not exist: {there:?}"
     );
     let redirected = here.led_by(event.as_fd()).with(FLAG_OUTPUT | FLAG_NO_GROUP);
-    ensure_eq!(open(&attr, redirected), Some(libc::EINVAL), "a redirection");
+    ensure_eq!(
+        open(&attr, redirected),
+        Some(libc::EINVAL),
+        "errno for a redirection"
+    );
     let changed: [Change; 7] = [
         ("disabled", |attr| attr.set_disabled(1)),
         ("inherit", |attr| attr.set_inherit(1)),
@@ -219,7 +251,11 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     for (what, change) in changed {
         let mut attr = attr;
         change(&mut attr);
-        ensure_eq!(open(&attr, here), Some(libc::EINVAL), "with {what}");
+        ensure_eq!(
+            open(&attr, here),
+            Some(libc::EINVAL),
+            "errno for another value of {what}"
+        );
     }
     event.attach()?;
     Ok(())
@@ -228,7 +264,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
 fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     let device = fresh()?;
     let most = device.info.max_persistent as usize;
-    ensure!(most > 0, "none are allowed");
+    ensure!(most > 0, "the device allows no persistent events");
     let attr = sequence(&device);
     let mut kept = Vec::new();
     for _ in 0..most {
@@ -238,13 +274,13 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     ensure_eq!(
         refused(more.detach("")),
         Some(libc::ENOSPC),
-        "one event more than {most}"
+        "detaching one event more than {most}"
     );
     let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
     ensure_eq!(
         refused(opened),
         Some(libc::ENOSPC),
-        "one more event, opened persistent"
+        "opening one more persistent event"
     );
     // Renaming a persistent event does not count it again against the limit, and an event that has ended no longer
     // counts.
@@ -265,17 +301,25 @@ fn list_is_read_in_pieces() -> Outcome {
     let list = |after, count| -> std::io::Result<Vec<u64>> {
         Ok(device.list(after, count)?.iter().map(|e| e.id).collect())
     };
-    ensure_eq!(list(0, 100)?, ids, "all of them");
-    ensure_eq!(list(0, 2)?, ids[..2], "the first two");
-    ensure_eq!(list(ids[1], 2)?, ids[2..4], "two after the second");
-    ensure_eq!(list(ids[3], 9)?, ids[4..], "those after the fourth");
-    ensure_eq!(list(ids[4], 9)?, [0; 0], "those after the last");
-    ensure_eq!(list(u64::MAX, 9)?, [0; 0], "those after every id");
-    ensure_eq!(list(0, 0)?, [0; 0], "none at all");
+    ensure_eq!(list(0, 100)?, ids, "ids of all events");
+    ensure_eq!(list(0, 2)?, ids[..2], "ids of the first two events");
+    ensure_eq!(
+        list(ids[1], 2)?,
+        ids[2..4],
+        "ids of two events after the second"
+    );
+    ensure_eq!(list(ids[3], 9)?, ids[4..], "ids after the fourth");
+    ensure_eq!(list(ids[4], 9)?, [0; 0], "ids after the last");
+    ensure_eq!(
+        list(u64::MAX, 9)?,
+        [0; 0],
+        "ids after the highest possible id"
+    );
+    ensure_eq!(list(0, 0)?, [0; 0], "ids in a list of no entries");
     ensure_eq!(
         refused(device.list_raw(0, 1, 1)),
         Some(libc::EINVAL),
-        "with a reserved word"
+        "errno for a reserved word"
     );
     for (number, (entry, &id)) in device.persistent()?.iter().zip(&ids).enumerate() {
         let told = entry.attr();
@@ -287,12 +331,16 @@ fn list_is_read_in_pieces() -> Outcome {
         ensure_eq!(
             (told.type_, told.config, told.sample_type, told.disabled()),
             (attr.type_, attr.config, attr.sample_type, 0),
-            "its attr"
+            "the attr of event {number}"
         );
     }
     kept[2].0.disable(0)?;
     let entry = device.entry(ids[2])?.ok_or("the event is not listed")?;
-    ensure_eq!(entry.attr().disabled(), 1, "whether it is off");
+    ensure_eq!(
+        entry.attr().disabled(),
+        1,
+        "the attr's disabled bit after the event was disabled"
+    );
     sweep(&device)
 }
 
@@ -304,13 +352,13 @@ fn refused_detach_changes_nothing() -> Outcome {
     ensure_eq!(
         refused(event.detach("x")),
         Some(libc::EINVAL),
-        "a task's event"
+        "detaching a task's event"
     );
     device.place(3, 4)?;
     ensure_eq!(
         (ring.take()?.len(), event.count()?),
         (4, 4),
-        "records and count of the event that was refused"
+        "records and count after the refused detach"
     );
     drop((event, ring));
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
@@ -341,7 +389,11 @@ fn persistent_calls_of_nobody_are_refused() -> Outcome {
             Some(call) => 10 + i32::try_from(call).unwrap_or(0),
         }
     })?;
-    ensure_eq!(code, 0, "nobody's exit code, 10 or more: not denied");
+    ensure_eq!(
+        code,
+        0,
+        "nobody's exit code (10 or more: a call was not denied)"
+    );
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     kept.attach()?;
     Ok(())

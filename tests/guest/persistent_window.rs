@@ -48,8 +48,11 @@ fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>>
 }
 
 fn reload() -> Outcome {
-    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
-    ensure!(module("insmod", MODULE)?, "not loaded again");
+    ensure!(
+        module("rmmod", "virtio_pmu")?,
+        "the module was not unloaded"
+    );
+    ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     Ok(())
 }
 
@@ -97,7 +100,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
         let line = status
             .lines()
             .find_map(|line| line.strip_prefix(field))
-            .ok_or("no such field")?;
+            .ok_or("/proc/self/status lacks a field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
     // The user may lock only the driver's allowance, which is enough for the small ring and too little for the large
@@ -112,14 +115,14 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&own, large, READ_WRITE)),
         Some(libc::EPERM),
-        "a ring of {large} pages in the user's memory"
+        "errno for a ring of {large} pages that is charged to the user"
     );
     let before = (kib("VmLck:")?, kib("VmPin:")?);
     let ring = Pages::map(&event, large, READ_WRITE)?;
     ensure_eq!(
         (kib("VmLck:")?, kib("VmPin:")?),
         before,
-        "memory of the user's that is locked"
+        "locked and pinned memory of the process"
     );
     // The ring in the window has used none of the allowance.
     drop(Pages::map(&own, small, READ_WRITE)?);
@@ -144,9 +147,17 @@ fn full_window_refuses_a_ring() -> Outcome {
                 }
             }
         };
-        ensure_eq!(full, Some(libc::ENOSPC), "round {round}: a full window");
+        ensure_eq!(
+            full,
+            Some(libc::ENOSPC),
+            "round {round}: errno for a full window"
+        );
         // The guest may use three quarters of the window's 16 MiB; the rest is reserved for the operator.
-        ensure_eq!(kept.len(), 3072 / (DATA + 1), "round {round}: rings in it");
+        ensure_eq!(
+            kept.len(),
+            3072 / (DATA + 1),
+            "round {round}: rings in the window"
+        );
         for (event, _) in &kept {
             event.attach()?;
         }
@@ -164,7 +175,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
         ensure_eq!(
             (ring.head(), ring.tail()),
             (0, 0),
-            "round {round}: head, tail"
+            "round {round}: head and tail of the new ring"
         );
         for word in 0..512 {
             let word = ring.load(4096 + 8 * word);
@@ -203,7 +214,7 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
         reload()?;
         let device = Device::open()?;
         let found: Vec<u64> = device.persistent()?.iter().map(|entry| entry.id).collect();
-        ensure_eq!(found, ids, "round {round}: ids");
+        ensure_eq!(found, ids, "round {round}: ids listed");
         ensure_eq!(
             names()?,
             ["newest", "off", "taken"],
@@ -216,7 +227,7 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
                 .map(|entry| entry.attr().disabled())
                 .collect::<Vec<_>>(),
             [0, 0, 1],
-            "round {round}: which are off"
+            "round {round}: disabled bits of the attrs"
         );
     }
     let device = Device::open()?;
@@ -226,24 +237,32 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
         ensure_eq!(
             refused(Pages::map(event, pages, READ_WRITE)),
             Some(libc::EINVAL),
-            "a size other than the ring's"
+            "errno for a size other than the ring's"
         );
     }
     let mut ring = Pages::map(&taken, 2, READ_WRITE)?;
     let overwritten = look(&newest_of, 2)?;
-    ensure_eq!(values(&ring.take()?, &forward)?, up_to(placed), "records");
+    ensure_eq!(
+        values(&ring.take()?, &forward)?,
+        up_to(placed),
+        "values of the marks"
+    );
     ensure_eq!(
         newest(&overwritten, &backward)?,
         up_to(placed),
-        "the newest"
+        "values of the newest marks"
     );
     ensure_eq!(
         (taken.count()?, newest_of.count()?),
         (placed, placed),
-        "counts"
+        "counts of both events"
     );
     device.place(5, 3)?;
-    ensure_eq!(values(&ring.take()?, &forward)?, [5; 3], "records since");
+    ensure_eq!(
+        values(&ring.take()?, &forward)?,
+        [5; 3],
+        "values of later marks"
+    );
     let off = device.reopen(off_id, 0)?;
     cpu::pin(0)?;
     device.place(5, 2)?;
@@ -274,13 +293,13 @@ fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     let device = Device::open()?;
     ensure!(
         listed("counts").exists() && !listed("in-memory").exists(),
-        "{:?}",
+        "sysfs lists {:?}",
         names()?
     );
     ensure_eq!(
         refused(device.reopen(gone, 1)),
         Some(libc::ENOENT),
-        "the event whose ring lay in the guest's memory"
+        "reopening the event whose ring lay in the guest's memory"
     );
     let event = device.reopen(counts, 1)?;
     device.place(3, 4)?;
@@ -293,10 +312,16 @@ fn unloading_waits_for_handles_not_for_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "holds")?;
     drop(device);
-    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded with a handle");
+    ensure!(
+        !module("rmmod", "virtio_pmu")?,
+        "the module was unloaded with an event open"
+    );
     let ring = look(&event, 1)?;
     drop(event);
-    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded with a map");
+    ensure!(
+        !module("rmmod", "virtio_pmu")?,
+        "the module was unloaded with a ring mapped"
+    );
     drop(ring);
     reload()?;
     let device = Device::open()?;

@@ -145,7 +145,7 @@ impl Doomed {
                 unsafe { libc::_exit(1) };
             }
             loop {
-                // SAFETY: no arguments.
+                // SAFETY: the call takes no arguments.
                 unsafe { libc::pause() };
             }
         }

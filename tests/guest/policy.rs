@@ -34,12 +34,22 @@ const RAW: u64 = 0x11;
 
 fn count_mode_of_the_operator_is_reported() -> Outcome {
     let device = Device::open()?;
-    ensure_eq!(device.info.count_mode, COUNT_VCPU, "the driver's");
+    ensure_eq!(
+        device.info.count_mode,
+        COUNT_VCPU,
+        "the count mode that the driver reports"
+    );
     let vpmu = Vpmu::open()?;
-    ensure!(vpmu.info().host_work_counted, "the library's");
+    ensure!(
+        vpmu.info().host_work_counted,
+        "the library reports that host work is not counted"
+    );
     for entry in vpmu.catalogue().entries() {
         let of_hardware = u64::from(entry.kind) == KIND_HARDWARE;
-        ensure!(!(of_hardware && entry.guest_only), "{entry:?}");
+        ensure!(
+            !(of_hardware && entry.guest_only),
+            "a hardware event is listed as counting only the guest: {entry:?}"
+        );
     }
     Ok(())
 }
@@ -62,13 +72,16 @@ fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
         marks.enable(0)?;
         clock.enable(0)?;
         device.place(5, 3)?;
-        ensure_eq!(marks.count()?, 3, "marks at {interface}");
-        ensure!(clock.count()? > 0, "no time at {interface}");
+        ensure_eq!(marks.count()?, 3, "marks through {interface}");
+        ensure!(
+            clock.count()? > 0,
+            "the clock counted nothing through {interface}"
+        );
     }
     Ok(())
 }
 
-/// The catalogue lists the raw event if the host could open it. Otherwise opening it in the guest fails with `ENOENT`.
+/// The catalogue lists the raw event if the host could open it. Otherwise, the guest's open fails with `ENOENT`.
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
@@ -86,15 +99,15 @@ fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     ensure_eq!(
         refused(device.open_event(&attr, How::OWN)),
         errno,
-        "/dev/vpmu"
+        "errno of /dev/vpmu"
     );
     ensure_eq!(
         refused(os::open_perf_attr(&attr)),
         errno,
-        "vpmu of perf core"
+        "errno of perf core's PMU vpmu"
     );
     let raw = os::open_perf_event(KIND_RAW, RAW);
-    ensure_eq!(refused(raw), errno, "perf's own type");
+    ensure_eq!(refused(raw), errno, "errno for perf's own type");
     Ok(())
 }
 
@@ -106,14 +119,14 @@ fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
     ensure_eq!(
         refused(device.open_event(&attr, How::OWN)),
         refusal,
-        "/dev/vpmu"
+        "errno of /dev/vpmu"
     );
     ensure_eq!(
         refused(os::open_perf_attr(&attr)),
         refusal,
-        "vpmu of perf core"
+        "errno of perf core's PMU vpmu"
     );
     let raw = os::open_perf_event(KIND_RAW, RAW + 1);
-    ensure_eq!(refused(raw), refusal, "perf's own type");
+    ensure_eq!(refused(raw), refusal, "errno for perf's own type");
     Ok(())
 }

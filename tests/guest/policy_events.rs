@@ -69,7 +69,10 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
     let attr = device.attr(kind, config);
     let mut opened = vec![
         ("/dev/vpmu", refused(device.open_event(&attr, How::OWN))),
-        ("a CPU's", refused(device.open_event(&attr, How::on_cpu(0)))),
+        (
+            "/dev/vpmu, on a CPU",
+            refused(device.open_event(&attr, How::on_cpu(0))),
+        ),
         ("perf core", refused(os::open_perf_attr(&attr))),
     ];
     // Attaches the event, so that it ends with its descriptor.
@@ -77,20 +80,26 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
     if let Ok(event) = &persistent {
         event.attach()?;
     }
-    opened.push(("a persistent one", refused(persistent)));
+    opened.push(("/dev/vpmu, persistent", refused(persistent)));
     if samples {
         let sampling = sampling(attr, 100, 0);
-        opened.push(("a sample", refused(device.open_event(&sampling, How::OWN))));
-        opened.push(("perf core's", refused(os::open_perf_attr(&sampling))));
+        opened.push((
+            "/dev/vpmu, sampling",
+            refused(device.open_event(&sampling, How::OWN)),
+        ));
+        opened.push((
+            "perf core, sampling",
+            refused(os::open_perf_attr(&sampling)),
+        ));
     }
     for (interface, answer) in opened {
-        ensure_eq!(answer, errno, "{name} by {interface}");
+        ensure_eq!(answer, errno, "errno for {name} by {interface}");
     }
     let output = vperf(&["stat", "-e", name, "--", "true"])?;
     ensure_eq!(
         output.status.success(),
         errno.is_none(),
-        "vperf stat -e {name}: {}",
+        "whether vperf stat -e {name} succeeded: {}",
         text(&output.stderr)
     );
     Ok(())
@@ -102,7 +111,7 @@ fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     let attr = device.attr(KIND_EXIT_TRACE, config);
     for how in [How::OWN, How::on_cpu(0)] {
         let answer = refused(device.open_event(&attr, how));
-        ensure_eq!(answer, errno, "a trace of exits {config}");
+        ensure_eq!(answer, errno, "errno for a trace of exits {config}");
     }
     Ok(())
 }
@@ -116,7 +125,7 @@ fn hardware_is_absent(device: &Device) -> Outcome {
             refused(os::open_perf_attr(&attr)),
             refused(os::open_perf_event(u32::try_from(kind)?, config)),
         ];
-        ensure_eq!(answers, [Some(libc::ENOENT); 3], "kind {kind}");
+        ensure_eq!(answers, [Some(libc::ENOENT); 3], "errnos for kind {kind}");
     }
     Ok(())
 }
@@ -131,7 +140,7 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
     ensure_eq!(
         names()?,
         ["tsc", "exits-mmio", "mark", "exit-trace-mmio"],
-        "the catalogue"
+        "names in the catalogue"
     );
     let listed = |pmu: &str| -> std::io::Result<Vec<String>> {
         let events = format!("/sys/bus/event_source/devices/{pmu}/events");
@@ -142,8 +151,16 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
         names.sort();
         Ok(names)
     };
-    ensure_eq!(listed("vpmu")?, ["exits-mmio", "mark", "tsc"], "sysfs");
-    ensure_eq!(listed("vpmu_trace")?, ["exit-trace-mmio"], "sysfs");
+    ensure_eq!(
+        listed("vpmu")?,
+        ["exits-mmio", "mark", "tsc"],
+        "events of vpmu in sysfs"
+    );
+    ensure_eq!(
+        listed("vpmu_trace")?,
+        ["exit-trace-mmio"],
+        "events of vpmu_trace in sysfs"
+    );
     Ok(())
 }
 
@@ -170,7 +187,7 @@ fn allowed_mark_counts_and_others_are_unknown() -> Outcome {
     ensure_eq!(event.count()?, 5, "marks of the value that is allowed");
     let every = device.attr(KIND_MARK, crate::raw::MARK_ANY);
     let answer = refused(device.open_event(&every, How::OWN));
-    ensure_eq!(answer, Some(libc::ENOENT), "marks of every value");
+    ensure_eq!(answer, Some(libc::ENOENT), "errno for marks of every value");
     Ok(())
 }
 
@@ -235,7 +252,7 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     ensure_eq!(
         refused(own),
         Some(libc::ENOENT),
-        "an event of the guest's own"
+        "errno for an event of the guest's own"
     );
     Ok(())
 }

@@ -83,10 +83,14 @@ fn call_tree_matches_the_program() -> Outcome {
         "1500",
     ])?;
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "vperf record failed: {said}");
     ensure!(said.contains(" 0 lost"), "records were lost: {said}");
     let report = vperf(&["report", "-i", file, "--call-graph", "--json"])?;
-    ensure!(report.status.success(), "{}", text(&report.stderr));
+    ensure!(
+        report.status.success(),
+        "vperf report failed: {}",
+        text(&report.stderr)
+    );
     let report = json(&report.stdout)?;
     let calls = calls(&report).ok_or_else(|| format!("no calls in {report}"))?;
     let tree = calls
@@ -95,16 +99,24 @@ fn call_tree_matches_the_program() -> Outcome {
         .ok_or_else(|| format!("no tree in {report}"))?;
     // Chains begin at `begin`, the caller of `tree`, so only `begin` and the process are above `tree`.
     ensure_eq!(calls[tree].depth, 2, "depth of the tree");
-    ensure!(ends(&calls[tree - 1], "begin"), "{}", calls[tree - 1].name);
-    ensure_eq!(calls[tree - 2].name.as_str(), "workload", "the process");
+    ensure!(
+        ends(&calls[tree - 1], "begin"),
+        "the caller of the tree is {}",
+        calls[tree - 1].name
+    );
+    ensure_eq!(
+        calls[tree - 2].name.as_str(),
+        "workload",
+        "the name of the process"
+    );
     let whole = calls[tree].samples;
     ensure!(whole >= 100, "{whole} samples are too few");
     let [often, seldom] = callees(&calls, tree)[..] else {
-        return Err(format!("not two callees: {report}").into());
+        return Err(format!("the tree does not have two callees: {report}").into());
     };
     ensure!(
         ends(often, "three_quarters") && ends(seldom, "one_quarter"),
-        "{} and {}",
+        "the tree's callees are {} and {}",
         often.name,
         seldom.name
     );
@@ -114,7 +126,7 @@ fn call_tree_matches_the_program() -> Outcome {
         let [leaf] = callees(&calls, at.unwrap_or(0))[..] else {
             return Err(format!("{} does not call exactly one leaf: {report}", caller.name).into());
         };
-        ensure!(ends(leaf, "hot_leaf"), "{}", leaf.name);
+        ensure!(ends(leaf, "hot_leaf"), "the leaf is {}", leaf.name);
         leaves += leaf.samples;
         ensure!(
             caller.self_samples * 20 <= caller.samples,
@@ -126,25 +138,25 @@ fn call_tree_matches_the_program() -> Outcome {
         // The rest are samples of interrupts. On a busy machine, these take as much time as the program.
         ensure!(
             leaf.self_samples * 10 > leaf.samples,
-            "the leaf itself has {} of {}",
+            "the leaf itself has only {} of its {} samples",
             leaf.self_samples,
             leaf.samples
         );
     }
     ensure!(
         leaves * 20 >= whole * 19,
-        "the leaf has {leaves} of {whole}"
+        "the leaf has only {leaves} of {whole} samples"
     );
     // The bounds are far wider than the random deviation with 100 or more samples.
     let percent = often.samples * 100 / whole;
     ensure!(
         (60..=90).contains(&percent),
-        "{percent} % by the first caller"
+        "the first caller has {percent} % of the samples"
     );
     let table = vperf(&["report", "-i", file, "--call-graph"])?;
     ensure!(
         text(&table.stdout).contains("::three_quarters"),
-        "{}",
+        "the report's text lacks three_quarters: {}",
         text(&table.stdout)
     );
     let up = vperf(&["report", "-i", file, "--call-graph=up", "--json"])?;
@@ -157,7 +169,7 @@ fn call_tree_matches_the_program() -> Outcome {
     let names: Vec<&str> = callers.iter().map(|call| call.name.as_str()).collect();
     ensure!(
         callers.len() == 2 && ends(callers[0], "three_quarters") && ends(callers[1], "one_quarter"),
-        "the leaf's callers: {names:?}"
+        "the leaf's callers are {names:?}"
     );
     Ok(())
 }
@@ -167,12 +179,23 @@ fn recording_without_chains_has_no_tree() -> Outcome {
     let command = ["guest-tests", "mark", "3", "10"];
     let record = ["record", "-e", "mark=3", "-o", file, "--"];
     let output = vperf(&[&record[..], &command].concat())?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "vperf record failed: {}",
+        text(&output.stderr)
+    );
     for option in ["--call-graph", "--children"] {
         let output = vperf(&["report", "-i", file, option])?;
         let said = text(&output.stderr);
-        ensure_eq!(output.status.code(), Some(125), "{option}: {said}");
-        ensure!(said.contains("record -g"), "{said}");
+        ensure_eq!(
+            output.status.code(),
+            Some(125),
+            "exit code with {option}: {said}"
+        );
+        ensure!(
+            said.contains("record -g"),
+            "vperf does not name record -g: {said}"
+        );
     }
     Ok(())
 }
@@ -200,7 +223,7 @@ fn top_refreshes_with_fresh_counts() -> Outcome {
     let all: u64 = frames.iter().map(samples).sum();
     ensure_eq!(all, 500, "samples of all {} frames", frames.len());
     let lost: u64 = frames.iter().filter_map(|f| f["lost"].as_u64()).sum();
-    ensure_eq!(lost, 0, "lost");
+    ensure_eq!(lost, 0, "lost samples");
     Ok(())
 }
 
@@ -208,7 +231,7 @@ fn top_names_the_hot_function() -> Outcome {
     let options = ["-n", "5", "-e", "task-clock", "--limit", "100"];
     let workload = ["--", "workload", "hot", "--ms", "60000"];
     let frames = frames(&[&options[..], &workload].concat())?;
-    ensure_eq!(frames.len(), 5, "frames asked for");
+    ensure_eq!(frames.len(), 5, "frames shown");
     // Checks only the last frame: the first one may end before the program begins its work.
     let last = &frames[4];
     let rows = last["rows"].as_array().ok_or("no rows")?;
@@ -217,21 +240,29 @@ fn top_names_the_hot_function() -> Outcome {
         symbol.is_some_and(|symbol| symbol.contains("hot_three_quarters"))
     };
     let hot = rows.iter().find(is_hot);
-    let hot = hot.ok_or_else(|| format!("not in the last frame: {last}"))?;
+    let hot = hot.ok_or_else(|| format!("the hot function is not in the last frame: {last}"))?;
     ensure_eq!(hot["comm"].as_str(), Some("workload"), "the command: {hot}");
-    ensure!(hot["samples"].as_u64() > Some(0), "without a sample: {hot}");
+    ensure!(
+        hot["samples"].as_u64() > Some(0),
+        "the hot function has no sample: {hot}"
+    );
     Ok(())
 }
 
 fn top_ends_with_its_command() -> Outcome {
     let output = vperf(&["top", "-a", "-d", "60", "--", "sh", "-c", "exit 7"])?;
-    ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    ensure_eq!(
+        output.status.code(),
+        Some(7),
+        "vperf's exit code: {}",
+        text(&output.stderr)
+    );
     let shown = text(&output.stdout);
     ensure!(
         shown.starts_with("# all CPUs: ") && shown.contains(" lost, throttled 0 times"),
-        "{shown}"
+        "no summary line: {shown}"
     );
-    ensure!(shown.contains("SHARE  SAMPLES  COMM"), "{shown}");
+    ensure!(shown.contains("SHARE  SAMPLES  COMM"), "no table: {shown}");
     ensure!(
         !shown.contains('\x1b'),
         "escape codes in output that is not for a terminal: {shown:?}"
@@ -243,11 +274,26 @@ fn stat_counts_a_group_over_one_time() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "123"];
     let group = ["stat", "--json", "-e", "{mark=3,mark=4,exits-user}"];
     let output = vperf(&[&group[..], &marks].concat())?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "vperf stat failed: {}",
+        text(&output.stderr)
+    );
     let counts = json(&output.stdout)?;
-    ensure_eq!(count(&counts, "mark=3"), Some(123), "{counts}");
-    ensure_eq!(count(&counts, "mark=4"), Some(0), "{counts}");
-    ensure!(count(&counts, "exits-user") >= Some(123), "{counts}");
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(123),
+        "marks of value 3: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=4"),
+        Some(0),
+        "marks of value 4: {counts}"
+    );
+    ensure!(
+        count(&counts, "exits-user") >= Some(123),
+        "fewer exits than marks: {counts}"
+    );
     Ok(())
 }
 
@@ -266,7 +312,11 @@ fn wrong_arguments_name_the_remedy() -> Outcome {
     ] {
         let output = vperf(args)?;
         let said = text(&output.stderr);
-        ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
+        ensure_eq!(
+            output.status.code(),
+            Some(125),
+            "exit code of {args:?}: {said}"
+        );
         ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
     }
     Ok(())

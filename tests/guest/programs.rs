@@ -81,7 +81,7 @@ fn list_names_every_source() -> Outcome {
     let output = vperf(&["list"])?;
     ensure!(
         output.status.success(),
-        "vperf list: {}",
+        "vperf list failed: {}",
         text(&output.stderr)
     );
     let listed = text(&output.stdout);
@@ -123,13 +123,25 @@ fn stat_counts_a_command_exactly() -> Outcome {
         &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"],
     ] {
         let output = vperf(&[&args[..], command].concat())?;
-        ensure!(output.status.success(), "{}", text(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "vperf stat failed: {}",
+            text(&output.stderr)
+        );
         let counts = json(&output.stdout)?;
-        ensure_eq!(count(&counts, "mark=3"), Some(123), "{command:?}: {counts}");
-        ensure_eq!(count(&counts, "mark=4"), Some(0), "{command:?}: {counts}");
+        ensure_eq!(
+            count(&counts, "mark=3"),
+            Some(123),
+            "marks of value 3 by {command:?}: {counts}"
+        );
+        ensure_eq!(
+            count(&counts, "mark=4"),
+            Some(0),
+            "marks of value 4 by {command:?}: {counts}"
+        );
         ensure!(
             count(&counts, "task-clock") > Some(0),
-            "no time passed: {counts}"
+            "the task-clock is zero: {counts}"
         );
     }
     Ok(())
@@ -138,7 +150,12 @@ fn stat_counts_a_command_exactly() -> Outcome {
 fn stat_passes_the_exit_code_on() -> Outcome {
     for code in [0, 7] {
         let output = vperf(&["stat", "--", "sh", "-c", &format!("exit {code}")])?;
-        ensure_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        ensure_eq!(
+            output.status.code(),
+            Some(code),
+            "vperf's exit code: {}",
+            text(&output.stderr)
+        );
     }
     let missing = vperf(&["stat", "--", "no-such-program"])?;
     ensure!(
@@ -147,7 +164,7 @@ fn stat_passes_the_exit_code_on() -> Outcome {
     );
     ensure!(
         text(&missing.stderr).contains("no-such-program"),
-        "{}",
+        "vperf does not name the missing program: {}",
         text(&missing.stderr)
     );
     Ok(())
@@ -156,9 +173,17 @@ fn stat_passes_the_exit_code_on() -> Outcome {
 fn stat_counts_cpus() -> Outcome {
     let marks = ["guest-tests", "mark", "3", "50"];
     let output = vperf(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "vperf stat failed: {}",
+        text(&output.stderr)
+    );
     let counts = json(&output.stdout)?;
-    ensure_eq!(count(&counts, "mark=3"), Some(50), "on all CPUs: {counts}");
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(50),
+        "marks on all CPUs: {counts}"
+    );
     Ok(())
 }
 
@@ -168,9 +193,13 @@ fn stat_names_what_it_does_not_know() -> Outcome {
     ensure!(!output.status.success(), "an unknown event was accepted");
     ensure!(
         said.contains("task-clok") && said.contains("task-clock"),
-        "{said}"
+        "vperf does not suggest task-clock for task-clok: {said}"
     );
-    ensure_eq!(said.trim_end().lines().count(), 1, "one line, not: {said}");
+    ensure_eq!(
+        said.trim_end().lines().count(),
+        1,
+        "lines of the message: {said}"
+    );
     Ok(())
 }
 
@@ -189,13 +218,17 @@ fn record_and_report_find_the_hot_function() -> Outcome {
         "1500",
     ])?;
     let said = text(&output.stderr) + &text(&output.stdout);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "vperf record failed: {said}");
     ensure!(
         said.contains("0 lost"),
         "records were lost, or no number is reported: {said}"
     );
     let output = vperf(&["report", "-i", file, "--json"])?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "vperf report failed: {}",
+        text(&output.stderr)
+    );
     let report = json(&output.stdout)?;
     let rows = report["events"][0]["rows"]
         .as_array()
@@ -218,7 +251,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     let table = vperf(&["report", "-i", file])?;
     ensure!(
         text(&table.stdout).contains("hot_three_quarters"),
-        "{}",
+        "the report's text lacks hot_three_quarters: {}",
         text(&table.stdout)
     );
     Ok(())
@@ -230,7 +263,7 @@ fn report_refuses_what_is_no_recording() -> Outcome {
         ensure!(!output.status.success(), "{file} was accepted");
         ensure!(
             text(&output.stderr).contains(file),
-            "{}",
+            "vperf does not name {file}: {}",
             text(&output.stderr)
         );
     }

@@ -32,7 +32,7 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* Copies bytes out of the ring; they may wrap around its end. */
+/* Copies bytes out of the ring; the bytes may wrap around the ring's end. */
 static void copy(void *to, const uint8_t *data, uint64_t size, uint64_t at, uint64_t bytes)
 {
 	uint64_t offset = at % size;

@@ -37,8 +37,14 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     let vpmu = Vpmu::open()?;
     for entry in vpmu.catalogue().entries() {
         let kind = u64::from(entry.kind);
-        ensure!(![HARDWARE, HW_CACHE].contains(&kind), "offered: {entry:?}");
-        ensure!(entry.name != "sample-trace-cycles", "offered: {entry:?}");
+        ensure!(
+            ![HARDWARE, HW_CACHE].contains(&kind),
+            "a hardware event is offered: {entry:?}"
+        );
+        ensure!(
+            entry.name != "sample-trace-cycles",
+            "a trace paced by a hardware event is offered: {entry:?}"
+        );
     }
     let device = Device::open()?;
     for kind in [HARDWARE, HW_CACHE] {
@@ -46,19 +52,23 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
         ensure_eq!(
             refused(device.open_event(&attr, How::OWN)),
             Some(libc::ENOENT),
-            "an event of kind {kind}"
+            "errno for an event of kind {kind}"
         );
     }
     // perf core's own types of these events are refused, too.
     for kind in [0, 3] {
         let opened = os::open_perf_event(kind, 0);
-        ensure_eq!(refused(opened), Some(libc::ENOENT), "perf's type {kind}");
+        ensure_eq!(
+            refused(opened),
+            Some(libc::ENOENT),
+            "errno for perf's type {kind}"
+        );
     }
     let clock = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
     ensure_eq!(
         refused(device.open_event(&clock, How::OWN)),
         None,
-        "a clock"
+        "errno for a clock"
     );
     Ok(())
 }
@@ -70,7 +80,11 @@ fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
     let lines: Vec<&str> = lines.collect();
     ensure_eq!(lines.len(), 1, "lines of the log: {lines:?}");
     let says = "no hardware events: the host refused them: disabled by its operator";
-    ensure!(lines[0].contains(says), "{}", lines[0]);
+    ensure!(
+        lines[0].contains(says),
+        "the log's line does not give the reason: {}",
+        lines[0]
+    );
     Ok(())
 }
 
@@ -98,7 +112,10 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     let alone = device.start(&pinned, How::OWN)?;
     spin();
     let words = alone.read()?;
-    ensure!(words.len() == 3 && words[0] > 0, "{words:?}");
+    ensure!(
+        words.len() == 3 && words[0] > 0,
+        "a pinned event that has the counter counts nothing: {words:?}"
+    );
     drop(alone);
 
     let holder = device.start(&clock, How::OWN)?;
@@ -109,10 +126,10 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     );
     let ours = device.start(&pinned, How::OWN)?;
     spin();
-    ensure_eq!(ours.read()?, [0_u64; 0], "a reading of an event in error");
+    ensure_eq!(ours.read()?, [0_u64; 0], "the reading of an event in error");
     let error = libc::POLLHUP | libc::POLLERR;
     let polled = ours.poll(0)?;
-    ensure!(polled & error != 0, "poll says {polled:#x}");
+    ensure!(polled & error != 0, "poll reports no error: {polled:#x}");
     ensure!(
         holder.count()? > 0,
         "the event that has the counter no longer counts"

@@ -197,17 +197,21 @@ pub(crate) fn tools() -> Outcome {
     let line = line.ok_or_else(|| format!("no count in {counted}"))?;
     ensure!(
         line.starts_with(&format!("{LINES},")) && line.contains(",100.00,"),
-        "perf stat: {line}"
+        "perf stat did not count {LINES} marks all the time: {line}"
     );
     whole_recording(&script("lines", "time,addr,period")?)?;
     let own_counted = json(&own_counted.stdout)?;
     let value = count(&own_counted, "mark=3");
-    ensure_eq!(value, Some(LINES.into()), "vperf stat: {own_counted}");
+    ensure_eq!(
+        value,
+        Some(LINES.into()),
+        "marks that vperf stat counted: {own_counted}"
+    );
     let report = vperf(&["report", "-i", "lines.vperf", "--json"])?;
     let report = &json(&report.stdout)?["events"][0];
     ensure!(
         report["samples"] == LINES && report["lost"] == 0,
-        "vperf record: {report}"
+        "vperf record did not sample {LINES} marks, or lost some: {report}"
     );
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
@@ -226,7 +230,10 @@ fn whole_recording(samples: &[String]) -> Outcome {
         };
         times.push(time.trim_end_matches(':').parse::<f64>()?);
     }
-    ensure!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+    ensure!(
+        times.is_sorted_by(|one, next| one < next),
+        "the times of the samples are not in order: {times:?}"
+    );
     Ok(())
 }
 
@@ -258,7 +265,11 @@ impl Tool {
 
     fn finish(self) -> Fallible<Output> {
         let output = self.0.wait_with_output()?;
-        ensure!(output.status.success(), "{}", text(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "the tool failed: {}",
+            text(&output.stderr)
+        );
         Ok(output)
     }
 }
@@ -349,17 +360,24 @@ impl Watch {
         let records = self.followed.1.take()?;
         let followed = values(&records, &self.attr)?;
         self.read.extend(&followed);
-        ensure_eq!(followed.len() as u64, MARKS, "records of {followed:?}");
+        ensure_eq!(
+            followed.len() as u64,
+            MARKS,
+            "number of the records {followed:?}"
+        );
         let count = self.made.len() as u64;
         let counted = self.counted.read()?;
         ensure_eq!(counted[0], count, "marks counted");
         ensure!(
             counted[1] == counted[2] && counted[1] > self.enabled,
-            "{counted:?} after {} ns",
+            "the times in {counted:?} differ, or did not grow from {} ns",
             self.enabled
         );
         self.enabled = counted[1];
-        ensure!(before < device.time_of(cpu::tsc()), "time goes back");
+        ensure!(
+            before < device.time_of(cpu::tsc()),
+            "the guest's clock goes back"
+        );
         // In each region, the target counts the line's mark and the mark that ends the region.
         let target = self.region.target.count()?;
         ensure_eq!(target, count / MARKS * 2, "marks in regions");
@@ -372,31 +390,47 @@ impl Watch {
     /// Checks that every event has seen every mark once.
     fn whole(&mut self, device: &Device) -> Outcome {
         cpu::pin(usize::try_from(self.cpu)?)?;
-        ensure_eq!(self.read, self.made, "marks in the ring read at each line");
+        ensure_eq!(
+            self.read,
+            self.made,
+            "marks in the ring that is read at each line"
+        );
         let sampled = values(&self.sampled.1.take()?, &self.attr)?;
-        ensure_eq!(sampled, self.made, "marks in the ring read at the end");
+        ensure_eq!(
+            sampled,
+            self.made,
+            "marks in the ring that is read at the end"
+        );
         let second = values(&self.second.1.take()?, &self.attr)?;
         let expected: Vec<u64> = self.made.iter().skip(1).step_by(2).copied().collect();
-        ensure_eq!(second, expected, "every second mark");
+        ensure_eq!(second, expected, "marks in the ring of every second mark");
         ensure_eq!(self.traced_marks, self.made.len() as u64, "marks traced");
         let (count, lost) = self.traced.read()?;
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
         let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
         // Ticks that are found at the same exit have the same time.
-        ensure!(times.is_sorted(), "ticks not in order: {times:?}");
+        ensure!(times.is_sorted(), "the ticks are not in order: {times:?}");
         let listed = device
             .entry(self.kept)?
             .ok_or("the event that was kept is gone")?;
-        ensure_eq!(listed.name(), format!("kept-{}", self.cpu), "its name");
+        ensure_eq!(
+            listed.name(),
+            format!("kept-{}", self.cpu),
+            "the persistent event's name"
+        );
         let kept = device.reopen(self.kept, self.cpu)?;
         let pages = listed.data_pages().ok_or("no ring")?;
         let mut ring = Pages::map(&kept, pages, READ_WRITE)?;
-        ensure_eq!(values(&ring.take()?, &self.attr)?, self.made, "marks kept");
+        ensure_eq!(
+            values(&ring.take()?, &self.attr)?,
+            self.made,
+            "marks in the persistent event's ring"
+        );
         ensure_eq!(
             kept.count()?,
             self.made.len() as u64,
-            "count of the event that was kept"
+            "the persistent event's count"
         );
         for event in [
             &self.counted,
@@ -420,7 +454,7 @@ impl Watch {
         ensure_eq!(none, 0, "losses reported in a full ring");
         ensure!(
             first.len() < self.made.len() && self.made.starts_with(&first),
-            "{first:?} of {:?}",
+            "a full ring's marks {first:?} are not some of the first of {:?}",
             self.made
         );
         Doorbell::map(device)?.mark(START);
@@ -428,7 +462,7 @@ impl Watch {
         let (next, lost) = marks(&mut self.narrow, &self.narrow_attr)?;
         ensure_eq!(next, [u64::from(START)], "marks after the loss");
         let reported = first.len() as u64 + lost + 1;
-        ensure_eq!(reported, self.made.len() as u64, "marks and losses");
+        ensure_eq!(reported, self.made.len() as u64, "marks recorded and lost");
         Ok(())
     }
 }

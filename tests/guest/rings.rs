@@ -69,17 +69,24 @@ fn absent_readers_losses_are_reported() -> Outcome {
     let (event, mut ring) = small(&vpmu)?;
     place(&vpmu, 500)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure!(lost > 0, "500 records fit one page");
+    ensure!(
+        lost > 0,
+        "no record was lost, although 500 do not fit into a page"
+    );
     ensure_eq!(
         samples.len() as u64 + lost,
         500,
-        "{} written and {lost} lost",
+        "records, {} written and {lost} lost",
         samples.len()
     );
     // Once the loss is reported, the ring works as before.
     place(&vpmu, 10)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure_eq!((samples.len(), lost), (10, 0), "after the loss");
+    ensure_eq!(
+        (samples.len(), lost),
+        (10, 0),
+        "records and losses after the loss was reported"
+    );
     Ok(())
 }
 
@@ -103,7 +110,11 @@ fn lagging_readers_losses_are_reported() -> Outcome {
     let (samples, more) = settle(&event, &mut ring)?;
     (written, lost) = (written + samples.len() as u64, lost + more);
     ensure!(lost > 0, "a lagging reader lost nothing");
-    ensure_eq!(written + lost, placed, "{written} read and {lost} lost");
+    ensure_eq!(
+        written + lost,
+        placed,
+        "records, {written} read and {lost} lost"
+    );
     Ok(())
 }
 
@@ -141,7 +152,11 @@ fn lying_readers_losses_are_reported() -> Outcome {
     ensure_eq!(event.read()?.value, 115, "the count, losses included");
     place(&vpmu, 4)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure_eq!((samples.len(), lost), (4, 0), "after the false tails");
+    ensure_eq!(
+        (samples.len(), lost),
+        (4, 0),
+        "samples and losses after the false tails"
+    );
     Ok(())
 }
 
@@ -152,12 +167,16 @@ fn ring_wraps_without_loss() -> Outcome {
     for _ in 0..60 {
         place(&vpmu, 13)?;
         let (samples, lost) = drain(&mut ring)?;
-        ensure_eq!((samples.len(), lost), (13, 0), "records of a burst, lost");
+        ensure_eq!(
+            (samples.len(), lost),
+            (13, 0),
+            "records and losses of a burst"
+        );
         ensure!(
             samples
                 .iter()
                 .all(|s| s.id == id && s.tid == cpu::thread_id()),
-            "a record is torn"
+            "a record has a wrong id or thread"
         );
     }
     ensure!(ring.head() > 4 * PAGE as u64, "the ring did not wrap");
@@ -177,35 +196,39 @@ fn mapping_follows_the_rules() -> Outcome {
     ensure_eq!(
         refused(4 * PAGE, shared, 0),
         Some(libc::EINVAL),
-        "three data pages"
+        "errno for three data pages"
     );
     ensure_eq!(
         refused(2 * PAGE, libc::MAP_PRIVATE, 0),
         Some(libc::EINVAL),
-        "a private map"
+        "errno for a private map"
     );
     ensure_eq!(
         refused(2 * PAGE, shared, PAGE as i64),
         Some(libc::EINVAL),
-        "a map at an offset"
+        "errno for a map at an offset"
     );
-    ensure_eq!(refused(PAGE, shared, 0), None, "the metadata page alone");
+    ensure_eq!(
+        refused(PAGE, shared, 0),
+        None,
+        "errno for the metadata page alone"
+    );
     let first = event.map(1)?;
     ensure_eq!(
         refused(2 * PAGE, shared, 0),
         Some(libc::EINVAL),
-        "a different size beside it"
+        "errno for a second map of a different size"
     );
     ensure_eq!(
         refused(3 * PAGE, shared, 0),
         None,
-        "the same size beside it"
+        "errno for a second map of the same size"
     );
     drop(first);
     ensure_eq!(
         refused(2 * PAGE, shared, 0),
         None,
-        "a different size after all maps are gone"
+        "errno for a different size after all maps are gone"
     );
     Ok(())
 }
@@ -221,7 +244,7 @@ fn ring_outlives_its_event() -> Outcome {
     ensure_eq!(
         (samples.len(), lost),
         (12, 0),
-        "records before and after the close"
+        "records from before and after the close, and losses"
     );
     Ok(())
 }
@@ -236,13 +259,16 @@ fn metadata_page_has_the_count() -> Outcome {
     ensure_eq!(
         (page.index, page.offset),
         (0, 6),
-        "no hardware counter, and the count"
+        "counter index and count in the page"
     );
     ensure!(
         page.time_enabled > 0 && page.time_running <= page.time_enabled,
-        "{page:?}"
+        "an enabled time of zero, or below the time running: {page:?}"
     );
-    ensure!(reading.value == page.offset, "{reading:?}, {page:?}");
+    ensure!(
+        reading.value == page.offset,
+        "{reading:?} and {page:?} have different counts"
+    );
     let info = vpmu.info();
     ensure_eq!(
         (page.time_mult, u32::from(page.time_shift)),

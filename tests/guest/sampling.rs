@@ -82,7 +82,7 @@ fn sample_for_each_period() -> Outcome {
             marks / period,
             "records of {marks} marks by {period}"
         );
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost samples");
         ensure_eq!(event.read()?.value, marks, "marks counted");
         ensure!(
             samples.iter().all(|s| s.period == period),
@@ -108,17 +108,17 @@ fn samples_name_task_and_address() -> Outcome {
     ensure_eq!(samples.len(), 10, "records");
     let id = event.id()?;
     for sample in samples {
-        ensure_eq!((sample.id, sample.stream_id), (id, id), "ids");
-        ensure_eq!(sample.cpu, 1, "the CPU this thread is pinned to");
+        ensure_eq!((sample.id, sample.stream_id), (id, id), "ids in a record");
+        ensure_eq!(sample.cpu, 1, "the CPU in a record");
         ensure_eq!(
             (sample.pid, sample.tid),
             (std::process::id(), cpu::thread_id()),
-            "the task"
+            "the task in a record"
         );
         // The driver places the mark on the caller's behalf.
         ensure!(
             !sample.user && sample.ip >> 63 == 1,
-            "not a sample of the kernel: {:#x}",
+            "the IP {:#x} of a sample is not in the kernel",
             sample.ip
         );
     }
@@ -145,7 +145,7 @@ fn times_increase_and_are_the_guests() -> Outcome {
     let (first, last) = (times[0], times[199]);
     ensure!(
         before <= first && last <= after,
-        "{first} to {last} ns, while the guest's clock went from {before} to {after}"
+        "samples from {first} to {last} ns, but the guest's clock went from {before} to {after}"
     );
     Ok(())
 }
@@ -173,11 +173,15 @@ fn two_vcpus_samples_never_mix() -> Outcome {
         let (event, ring) = &mut rings[cpu];
         event.disable()?;
         let (samples, lost) = drain(ring)?;
-        ensure_eq!((samples.len(), lost), (marks, 0), "records of CPU {cpu}");
+        ensure_eq!(
+            (samples.len(), lost),
+            (marks, 0),
+            "records and losses of CPU {cpu}"
+        );
         let id = event.id()?;
         ensure!(
             samples.iter().all(|s| s.cpu as usize == cpu && s.id == id),
-            "a record of another CPU in the ring of CPU {cpu}"
+            "the ring of CPU {cpu} has a record of another CPU or event"
         );
     }
     Ok(())
@@ -214,7 +218,7 @@ fn childs_samples_reach_the_parents_ring() -> Outcome {
     ensure!(status.success(), "the child: {status}");
     event.disable()?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!((samples.len(), lost), (21, 0), "records, lost");
+    ensure_eq!((samples.len(), lost), (21, 0), "records and losses");
     let id = event.id()?;
     ensure!(
         samples.iter().all(|s| s.id == id),
@@ -260,7 +264,7 @@ fn siblings_are_distinguished() -> Outcome {
     }
     event.disable()?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!((samples.len(), lost), (2 * MARKS, 0), "records, lost");
+    ensure_eq!((samples.len(), lost), (2 * MARKS, 0), "records and losses");
     for child in children {
         let pid = child.id();
         let own = samples.iter().filter(|s| (s.pid, s.tid) == (pid, pid));
@@ -284,13 +288,13 @@ fn new_period_starts_at_once() -> Outcome {
     let periods: Vec<u64> = samples.iter().map(|s| s.period).collect();
     ensure_eq!(periods, [10, 4, 4], "periods of the records");
     let zero = event.set_period(0).err().map(|e| errno(&e));
-    ensure_eq!(zero, Some(libc::EINVAL), "a period of zero");
+    ensure_eq!(zero, Some(libc::EINVAL), "errno for a period of zero");
     let counter = vpmu.open_event(&vpmu.attr("mark=9")?)?;
     let counting = counter.set_period(5).err().map(|e| errno(&e));
     ensure_eq!(
         counting,
         Some(libc::EINVAL),
-        "a period for an event that only counts"
+        "errno for a period of an event that only counts"
     );
     Ok(())
 }
@@ -307,7 +311,7 @@ fn exits_sample_exactly() -> Outcome {
     ensure_eq!(
         (samples.len(), lost),
         (10, 0),
-        "records of 105 exits by 10, lost"
+        "records and losses of 105 exits by 10"
     );
     let here = cpu::port_write as fn() as usize as u64;
     for sample in samples {
@@ -358,17 +362,20 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     samples.extend(last);
     // There is at most one sample for each whole period.
     let taken = samples.len() as u64 + lost + missed;
-    ensure!(taken <= clock / PERIOD + 1, "{taken} samples in {clock} ns");
+    ensure!(
+        taken <= clock / PERIOD + 1,
+        "{taken} samples in {clock} ns are too many"
+    );
     let inside = samples.iter().filter(|s| in_loop(s)).count();
     let user = samples.iter().filter(|s| s.user).count();
     ensure!(
         inside >= ENOUGH && inside * 2 > user,
-        "{inside} of {user} user samples in the loop that ran all the time, {} in all",
+        "only {inside} of {user} user samples are in the loop that ran all the time, of {} in all",
         samples.len()
     );
     ensure!(
         samples.iter().all(|s| s.pid == std::process::id()),
-        "a sample of another process"
+        "a sample is of another process"
     );
     Ok(())
 }
@@ -401,6 +408,6 @@ fn sampling_by_the_tsc_is_refused() -> Outcome {
     // The device refuses to sample by an event without exact overflows.
     let attr = vpmu.attr("tsc")?.sampling(1000);
     let refused = vpmu.open_event(&attr).err().map(|e| errno(&e));
-    ensure_eq!(refused, Some(libc::EOPNOTSUPP), "sampling by tsc");
+    ensure_eq!(refused, Some(libc::EOPNOTSUPP), "errno for sampling by tsc");
     Ok(())
 }

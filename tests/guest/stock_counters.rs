@@ -68,7 +68,7 @@ fn plain_stat_counts_cycles_and_instructions() -> Outcome {
         let value: u64 = value.parse().map_err(|e| format!("{e}: {value}"))?;
         ensure!(
             value >= 10_000_000 * PER_ROUND,
-            "{value} {event} of 20,000,000 instructions"
+            "{event} counts only {value} of 20,000,000 instructions"
         );
     }
     Ok(())
@@ -81,7 +81,7 @@ fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
     for (more, expected) in [(second - first, 2_000_000), (third - second, 6_000_000)] {
         ensure!(
             more.abs_diff(expected) <= BORDER,
-            "{more} instructions more, not {expected}"
+            "{more} more instructions, expected {expected}"
         );
     }
     Ok(())
@@ -110,7 +110,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
         values
             .iter()
             .all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
-        "{said}"
+        "a count is too low, or its event did not run all the time: {said}"
     );
     Ok(())
 }
@@ -149,8 +149,14 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
         }
     }
     ensure_eq!(shares.len(), events.len(), "events in {said}");
-    ensure!(shares.iter().all(|share| *share > 0.0), "{said}");
-    ensure!(shares.iter().any(|share| *share < 100.0), "{said}");
+    ensure!(
+        shares.iter().all(|share| *share > 0.0),
+        "an event never ran: {said}"
+    );
+    ensure!(
+        shares.iter().any(|share| *share < 100.0),
+        "all events ran all the time: {said}"
+    );
     Ok(())
 }
 
@@ -171,7 +177,7 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
     // cycles, so the number of samples is not known. This checks only how many of them are in the loop.
     ensure!(
         inside > 0 && inside * 100 >= lines.len() * 95,
-        "{inside} of {} in the loop",
+        "only {inside} of {} samples are in the loop",
         lines.len()
     );
     Ok(())
@@ -180,12 +186,15 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
 fn record_without_an_event_samples_cycles() -> Outcome {
     record("plain", &["workload", "loop", "50000000"])?;
     let lines = script("plain", "event,ip,sym")?;
-    ensure!(!lines.is_empty(), "no sample");
+    ensure!(!lines.is_empty(), "the recording has no samples");
     let other = lines.iter().find(|line| !line.starts_with("cycles"));
-    ensure_eq!(other, None, "a sample of another event");
+    ensure_eq!(other, None, "the line of a sample of another event");
     let inside = lines.iter().filter(|line| in_loop(line));
     let (inside, all) = (inside.count(), lines.len());
-    ensure!(inside * 10 >= all * 9, "{inside} of {all} in the loop");
+    ensure!(
+        inside * 10 >= all * 9,
+        "only {inside} of {all} samples are in the loop"
+    );
     Ok(())
 }
 
@@ -194,6 +203,10 @@ fn event_that_the_host_lacks_is_not_supported() -> Outcome {
         "cache-misses",
         &["-e", "cache-misses", "workload", "loop", "1"],
     )?;
-    ensure_eq!(refused.as_str(), "<not supported>", "cache-misses");
+    ensure_eq!(
+        refused.as_str(),
+        "<not supported>",
+        "the count of cache-misses"
+    );
     Ok(())
 }

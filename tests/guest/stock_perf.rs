@@ -106,15 +106,23 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
 fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
-        return Err(format!("one line, not {lines:?}").into());
+        return Err(format!("perf printed not one line, but {lines:?}").into());
     };
-    ensure_eq!(line.share.as_str(), "100.00", "{line:?}");
+    ensure_eq!(
+        line.share.as_str(),
+        "100.00",
+        "the percentage of the time in {line:?}"
+    );
     Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
 }
 
 fn list_shows_every_event() -> Outcome {
     let output = perf(&["list", "pmu"])?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "perf list failed: {}",
+        text(&output.stderr)
+    );
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         let name = &entry.name;
@@ -150,7 +158,7 @@ fn marks_count_by_number_and_by_name() -> Outcome {
         ("vpmu/mark,event=4/", 0),
     ] {
         let counted = count(&[&["-e", event], &command[..]].concat())?;
-        ensure_eq!(counted, expected, "{event}");
+        ensure_eq!(counted, expected, "the count of {event}");
     }
     Ok(())
 }
@@ -166,7 +174,7 @@ fn children_count_unless_left_out() -> Outcome {
         (&["-i", "-e", MARK_3], &children, 0),
     ] {
         let counted = count(&[options, command].concat())?;
-        ensure_eq!(counted, expected, "{options:?} {command:?}");
+        ensure_eq!(counted, expected, "the count with {options:?} {command:?}");
     }
     Ok(())
 }
@@ -187,7 +195,7 @@ fn cpus_count_apart() -> Outcome {
         (&["-C", "0-1"], 100),
     ] {
         let counted = count(&[cpus, &["-e", MARK_3], &on_cpu_1[..]].concat())?;
-        ensure_eq!(counted, expected, "{cpus:?}");
+        ensure_eq!(counted, expected, "the count with {cpus:?}");
     }
     let lines = stat(&[&["-a", "-A", "-e", MARK_3], &on_cpu_1[..]].concat())?;
     let counts: Vec<_> = lines
@@ -197,7 +205,7 @@ fn cpus_count_apart() -> Outcome {
     ensure_eq!(
         counts,
         [(Some("CPU0"), "0"), (Some("CPU1"), "100")],
-        "-a -A"
+        "counts of each CPU"
     );
     Ok(())
 }
@@ -214,7 +222,11 @@ fn intervals_add_up() -> Outcome {
     );
     let args = ["-I", "20", "-o", FILE, "-e", MARK_3, "--", "sh", "-c"];
     let output = perf(&[&["stat", "-x;"], &args[..], &[script.as_str()]].concat())?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "perf stat failed: {}",
+        text(&output.stderr)
+    );
     let said = std::fs::read_to_string(FILE)?;
     let (mut sum, mut intervals) = (0, 0);
     for value in said.lines().filter_map(|line| line.split(';').nth(1)) {
@@ -223,8 +235,8 @@ fn intervals_add_up() -> Outcome {
             sum += value.parse::<u64>().map_err(|e| format!("{e}: {said}"))?;
         }
     }
-    ensure_eq!(sum, 70, "the sum of intervals: {said}");
-    ensure!(intervals > 1, "only one interval: {said}");
+    ensure_eq!(sum, 70, "the sum of the intervals' counts: {said}");
+    ensure!(intervals > 1, "fewer than two intervals: {said}");
     Ok(())
 }
 
@@ -243,13 +255,16 @@ fn many_events_of_a_task_at_once() -> Outcome {
     };
     for mark in 0..8 {
         let counted = value(&format!("mark,event={mark}"))?;
-        ensure_eq!(counted, mark + 10, "mark {mark} of {lines:?}");
+        ensure_eq!(counted, mark + 10, "the count of mark {mark} in {lines:?}");
     }
     for event in ["tsc", "guest-time", "exits"] {
         ensure!(value(event)? > 0, "{event} counts nothing: {lines:?}");
     }
     let partly = lines.iter().find(|line| line.share != "100.00");
-    ensure!(partly.is_none(), "not counted all the time: {partly:?}");
+    ensure!(
+        partly.is_none(),
+        "an event did not run all the time: {partly:?}"
+    );
     Ok(())
 }
 
@@ -262,16 +277,16 @@ fn vperf_and_perf_agree() -> Outcome {
         let outer = [&["stat", "-x,"], scope, &["-e", MARK_3, "--"], &inner].concat();
         let output = perf(&outer)?;
         let said = text(&output.stderr);
-        ensure!(output.status.success(), "{said}");
+        ensure!(output.status.success(), "perf stat failed: {said}");
         let ours = text(&output.stdout);
         let theirs: Vec<Line> = said.lines().filter_map(Line::parse).collect();
         ensure_eq!(
             ours.split(',').next(),
             Some("100"),
-            "vperf {scope:?}: {ours}"
+            "vperf's count with {scope:?}: {ours}"
         );
         let theirs: Vec<&str> = theirs.iter().map(|line| line.value.as_str()).collect();
-        ensure_eq!(theirs, ["100"], "perf {scope:?}: {said}");
+        ensure_eq!(theirs, ["100"], "perf's count with {scope:?}: {said}");
     }
     Ok(())
 }
@@ -287,7 +302,10 @@ fn uncountable_events_are_not_supported() -> Outcome {
     ] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
         let said = text(&output.stderr);
-        ensure!(said.starts_with("<not supported>,"), "{event}: {said}");
+        ensure!(
+            said.starts_with("<not supported>,"),
+            "{event} is supported: {said}"
+        );
     }
     Ok(())
 }

@@ -82,20 +82,20 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     os::become_nobody()?;
     let storm = until_done(clocks, &mut other)?;
     let output = other.wait_with_output()?;
-    ensure_eq!(output.stdout, DONE, "rounds of another process");
+    ensure_eq!(output.stdout, DONE, "output of the other process");
     // A test on the host compares this line with the device's counters.
     println!("storm of {} clocks: {storm:?}", clocks.len());
     ensure!(storm.throttles > 0, "nothing was throttled: {storm:?}");
     let open = storm.throttles.checked_sub(storm.unthrottles);
     ensure!(
         open.is_some_and(|open| open <= clocks.len() as u64),
-        "throttles and their ends: {storm:?}"
+        "the throttles do not match their ends: {storm:?}"
     );
     // Each event is throttled once in a window at most.
     let windows = storm.time / WINDOW + 2;
     ensure!(
         storm.throttles <= windows * clocks.len() as u64,
-        "throttles of {windows} windows: {storm:?}"
+        "too many throttles for {windows} windows: {storm:?}"
     );
     Ok(())
 }

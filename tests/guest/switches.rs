@@ -130,7 +130,10 @@ impl Cost {
     /// switches are to and from kernel threads that ran in between. A switch between two kernel threads causes no exit.
     fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
         let one_each = 2 * ROUNDS..=self.switches;
-        ensure!(one_each.contains(&self.exits), "{self:?}, {what}");
+        ensure!(
+            one_each.contains(&self.exits),
+            "not one exit for each switch: {self:?}, {what}"
+        );
         Ok(())
     }
 }
@@ -401,7 +404,7 @@ fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
                 let most = placed.load(Ordering::Acquire) + 1;
                 ensure!(
                     (least..=most).contains(&count),
-                    "{count} marks read, {least} to {most} placed"
+                    "the count is {count}, but {least} to {most} marks were placed"
                 );
             }
             Ok(())
@@ -443,7 +446,7 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
                 let most = placed.load(Ordering::Acquire) + 1;
                 ensure!(
                     (least..=most).contains(&count),
-                    "{count} marks read, {least} to {most} placed"
+                    "the count is {count}, but {least} to {most} marks were placed"
                 );
             }
             Ok(())
@@ -478,7 +481,7 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
                     let (count, most) = (event.count()?, placed.load(Ordering::Acquire) + 1);
                     ensure!(
                         first <= count && count <= most - least && first <= between + 1 - least,
-                        "{first}, then {count} marks; {least}, {between}, {most} placed"
+                        "counts {first}, then {count}, but {least}, {between}, {most} marks were placed in total"
                     );
                 }
             }

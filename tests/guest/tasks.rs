@@ -82,7 +82,7 @@ fn another_tasks_marks_do_not_count() -> Outcome {
             .join()
     })
     .map_err(|_| "the placer panicked")??;
-    ensure_eq!(event.read()?.value, 0, "another thread's marks");
+    ensure_eq!(event.read()?.value, 0, "another thread's marks counted");
     Ok(())
 }
 

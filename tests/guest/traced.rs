@@ -84,7 +84,7 @@ impl Traced {
         // If the ring was full, this read reports the chunks for which the ring had no room.
         self.read()?;
         self.chunks()?;
-        ensure_eq!(self.told, head, "where the chunks end");
+        ensure_eq!(self.told, head, "the end of the last chunk");
         Ok(())
     }
 }

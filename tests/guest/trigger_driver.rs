@@ -131,13 +131,25 @@ fn links_between_swapped_contexts_act() -> Outcome {
             };
             link(&region)?;
             pass(&device, 5)?;
-            ensure_eq!(region.target.count()?, 5, "turn {turn}: its own region");
+            ensure_eq!(
+                region.target.count()?,
+                5,
+                "turn {turn}: marks in this task's region"
+            );
             child(|| pass(&device, 2))?;
-            ensure_eq!(region.target.count()?, 7, "turn {turn}: with a child's");
+            ensure_eq!(
+                region.target.count()?,
+                7,
+                "turn {turn}: marks with those of a child's region"
+            );
             order.send(3)?;
             told.recv()??;
             let count = region.target.count()?;
-            ensure_eq!(count, 7, "turn {turn}: a region without a target");
+            ensure_eq!(
+                count,
+                7,
+                "turn {turn}: marks after a region of a task without a target"
+            );
             Ok(())
         })?;
     }
@@ -154,10 +166,14 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     };
     link(&region)?;
     pass(&device, 4)?;
-    ensure_eq!(region.target.count()?, 4, "its own region");
+    ensure_eq!(region.target.count()?, 4, "marks in this task's region");
     child(|| pass(&device, 3))?;
     // The child did not inherit the stopper, so its region never ends: the two marks after the stop mark count, too.
-    ensure_eq!(region.target.count()?, 4 + 3 + 2, "and the child's");
+    ensure_eq!(
+        region.target.count()?,
+        4 + 3 + 2,
+        "marks with those of the child's region"
+    );
     Ok(())
 }
 
@@ -217,12 +233,15 @@ fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     ensure_eq!(
         again,
         Some(libc::EEXIST),
-        "turn {turn}: the same link once more"
+        "turn {turn}: errno for the same link again"
     );
     let mut last = 0;
     for _ in 0..3 {
         let now = region.target.count()?;
-        ensure!(now >= last, "turn {turn}: {now} after {last}");
+        ensure!(
+            now >= last,
+            "turn {turn}: the count fell from {last} to {now}"
+        );
         last = now;
     }
     let Region {
@@ -251,10 +270,14 @@ fn flush_sends_a_signal() -> Outcome {
         let signal = os::wait_signal(Duration::ZERO)?;
         let from = signal.map(|signal| (signal.code, signal.fd));
         let expected = (os::POLL_IN, event.as_raw_fd());
-        ensure_eq!(from, Some(expected), "turn {turn}: the signal");
+        ensure_eq!(
+            from,
+            Some(expected),
+            "turn {turn}: code and descriptor of the signal"
+        );
         event.flush(0)?;
         let signal = os::wait_signal(Duration::ZERO)?;
-        ensure_eq!(signal, None, "turn {turn}: a signal with nothing new");
+        ensure_eq!(signal, None, "turn {turn}: a signal without new records");
     }
     Ok(())
 }
@@ -280,15 +303,19 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
         let mapped = Doorbell::map_raw(&device, PAGE, protection, libc::MAP_SHARED, 0);
         refused(mapped)
     };
-    ensure_eq!(map(libc::PROT_READ), Some(libc::EINVAL), "a read-only map");
+    ensure_eq!(
+        map(libc::PROT_READ),
+        Some(libc::EINVAL),
+        "errno for a read-only map"
+    );
     let runs = READ_WRITE | libc::PROT_EXEC;
-    ensure_eq!(map(runs), Some(libc::EINVAL), "an executable map");
+    ensure_eq!(map(runs), Some(libc::EINVAL), "errno for an executable map");
     let reader = File::open("/dev/vpmu")?;
     let refusal = refused(cpu::try_map(reader.as_fd(), PAGE, libc::MAP_SHARED, 0));
     ensure_eq!(
         refusal,
         Some(libc::EACCES),
-        "a map through a read-only file"
+        "errno for a map through a read-only file"
     );
     Ok(())
 }
@@ -301,7 +328,10 @@ fn doorbell_map_keeps_the_device() -> Outcome {
         .arg("virtio_pmu")
         .stderr(Stdio::null())
         .status()?;
-    ensure!(!unloaded.success(), "unloaded with the doorbell mapped");
+    ensure!(
+        !unloaded.success(),
+        "the module was unloaded with the doorbell mapped"
+    );
     bell.mark(INSIDE);
     Ok(())
 }

@@ -106,7 +106,11 @@ fn child_has_regions_of_its_own() -> Outcome {
     bell.place(INSIDE, 5);
     // The child's target waits for a start mark of the child: it begins in the state in which the parent's target was
     // opened, not in the running state of the parent's target. So the child's first seven marks do not count.
-    ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of both");
+    ensure_eq!(
+        region.target.count()?,
+        3 + 5,
+        "marks in regions of parent and child"
+    );
     Ok(())
 }
 
@@ -204,7 +208,11 @@ fn links_made_later_reach_children() -> Outcome {
         ensure_eq!(before?, 0, "marks before there were links");
         Ok(())
     })?;
-    ensure_eq!(region.target.count()?, 2 * 50 * 2, "marks in regions since");
+    ensure_eq!(
+        region.target.count()?,
+        2 * 50 * 2,
+        "marks in regions after the links were made"
+    );
     Ok(())
 }
 
@@ -227,7 +235,7 @@ fn children_of_targets_alone_stay_paused() -> Outcome {
     ensure_eq!(target.count()?, 0, "marks of a child without a starter");
     bell.mark(START);
     bell.place(INSIDE, 4);
-    ensure_eq!(target.count()?, 4, "marks of its parent");
+    ensure_eq!(target.count()?, 4, "marks of the child's parent");
     Ok(())
 }
 
@@ -262,7 +270,7 @@ fn childs_samples_lie_in_its_regions() -> Outcome {
             .collect()
     })?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(lost, 0, "lost");
+    ensure_eq!(lost, 0, "lost samples");
     let expected: Vec<u64> = (0..200).flat_map(|v| [1_000 + v, STOP.into()]).collect();
     for tid in tids {
         let own: Vec<u64> = samples

@@ -78,7 +78,11 @@ fn chain_of_starters_starts_link_by_link() -> Outcome {
         .skip(1)
         .map(Event::count)
         .collect::<Result<_, _>>()?;
-    ensure_eq!(counts, vec![1; counts.len()], "what each link counted");
+    ensure_eq!(
+        counts,
+        vec![1; counts.len()],
+        "counts of the chain's events"
+    );
     Ok(())
 }
 
@@ -138,7 +142,7 @@ fn one_event_is_a_switch() -> Outcome {
         ensure_eq!(
             target.count()?,
             expected,
-            "marks, switched by every {period}th"
+            "marks counted, switched by every {period}th mark"
         );
     }
     Ok(())
@@ -207,7 +211,11 @@ fn exits_bound_regions() -> Outcome {
         device.mark(INSIDE.into())?;
         expected += u64::from(running);
     }
-    ensure_eq!(target.count()?, expected, "marks in stretches of exits");
+    ensure_eq!(
+        target.count()?,
+        expected,
+        "marks between starting and stopping exits"
+    );
     Ok(())
 }
 
@@ -330,10 +338,17 @@ fn clock_is_started_and_stopped() -> Outcome {
     }
     let stopped = region.target.count()?;
     spin(10);
-    ensure_eq!(region.target.count()?, stopped, "a clock that is stopped");
+    ensure_eq!(
+        region.target.count()?,
+        stopped,
+        "the count of a stopped clock"
+    );
     ensure!(stopped > 0, "the clock never ran");
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
-    ensure!(!samples.is_empty(), "no sample of {stopped} ns");
+    ensure!(
+        !samples.is_empty(),
+        "the clock counted {stopped} ns without a sample"
+    );
     for time in samples.iter().filter_map(|sample| sample.time) {
         ensure!(
             regions.iter().any(|region| region.contains(&time)),
@@ -355,7 +370,11 @@ fn starter_writes_its_own_records() -> Outcome {
     starter.starts(target.as_raw_fd())?;
     bell.place(START, 9);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!((samples.len(), lost), (4, 0), "its samples");
+    ensure_eq!(
+        (samples.len(), lost),
+        (4, 0),
+        "the starter's samples and losses"
+    );
     // The starter starts its target even if it cannot write its records, as here, where its output is paused.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;

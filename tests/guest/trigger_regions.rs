@@ -177,7 +177,7 @@ fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome
     ensure_eq!(
         region.target.count()?,
         expected + 2 + 2 + 1,
-        "after starts and stops in a row"
+        "marks after starts and stops in a row"
     );
     Ok(())
 }
@@ -261,7 +261,7 @@ fn period_continues_in_the_next_region() -> Outcome {
         bell.place(INSIDE, 5);
         inside += number % 6;
         let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(lost, 0, "lost samples");
         records += samples.len() as u64;
         ensure_eq!(records, inside / PERIOD, "records of {inside} marks inside");
     }
@@ -286,14 +286,26 @@ fn page_does_not_change_outside_a_region() -> Outcome {
             bell.place(INSIDE, number % 4);
             ports(number % 4);
             expected += number % 4 * (of_mark + of_port);
-            ensure_eq!(page.snapshot().count, expected, "the page inside");
+            ensure_eq!(
+                page.snapshot().count,
+                expected,
+                "the page's count in a region"
+            );
             bell.mark(STOP);
             expected += of_stop;
             bell.place(INSIDE, 3);
             ports(3);
-            ensure_eq!(page.snapshot().count, expected, "the page outside");
+            ensure_eq!(
+                page.snapshot().count,
+                expected,
+                "the page's count after a region"
+            );
         }
-        ensure_eq!(region.target.count()?, expected, "the count read");
+        ensure_eq!(
+            region.target.count()?,
+            expected,
+            "the count that read() returns"
+        );
     }
     Ok(())
 }
@@ -320,6 +332,10 @@ fn ticks_stand_still_outside() -> Outcome {
         (least..=most).contains(&counted),
         "{counted} ticks counted; the regions took between {least} and {most} ticks"
     );
-    ensure_eq!(region.target.count()?, counted, "a count outside");
+    ensure_eq!(
+        region.target.count()?,
+        counted,
+        "the count read again outside a region"
+    );
     Ok(())
 }

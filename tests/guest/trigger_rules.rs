@@ -64,8 +64,16 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     let starter = trigger(&device, START, 1, HERE)?;
     let target = waiting(&device, &inside(&device), HERE)?;
     let both = |from: &Event, to: i32, errno: i32, what: &str| -> Outcome {
-        ensure_eq!(refused(from.starts(to)), Some(errno), "starter, {what}");
-        ensure_eq!(refused(from.stops(to)), Some(errno), "stopper, {what}");
+        ensure_eq!(
+            refused(from.starts(to)),
+            Some(errno),
+            "errno for a starter: {what}"
+        );
+        ensure_eq!(
+            refused(from.stops(to)),
+            Some(errno),
+            "errno for a stopper: {what}"
+        );
         Ok(())
     };
     both(&starter, starter.as_raw_fd(), libc::EINVAL, "itself")?;
@@ -146,30 +154,30 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     ensure_eq!(
         refused(first.starts(fd)),
         Some(libc::EEXIST),
-        "the same starter once more"
+        "errno for the same starter again"
     );
     ensure_eq!(
         refused(second.starts(fd)),
         Some(libc::EBUSY),
-        "another starter"
+        "errno for another starter"
     );
     second.stops(fd)?;
     ensure_eq!(
         refused(second.stops(fd)),
         Some(libc::EEXIST),
-        "the same stopper once more"
+        "errno for the same stopper again"
     );
     ensure_eq!(
         refused(first.stops(fd)),
         Some(libc::EBUSY),
-        "another stopper"
+        "errno for another stopper"
     );
     // By another descriptor it is the same target.
     let twin = std::os::fd::AsFd::as_fd(&target).try_clone_to_owned()?;
     ensure_eq!(
         refused(first.starts(twin.as_raw_fd())),
         Some(libc::EEXIST),
-        "by a second descriptor"
+        "errno for the same starter by a second descriptor"
     );
     device.mark(START.into())?;
     device.place(INSIDE.into(), 3)?;
@@ -190,7 +198,11 @@ fn batched_event_as_starter_is_refused() -> Outcome {
     let event = device.open_event(&clock, HERE.by(ENGINE_BATCHED))?;
     let fd = target.as_raw_fd();
     for refusal in [refused(event.starts(fd)), refused(event.stops(fd))] {
-        ensure_eq!(refusal, Some(libc::EOPNOTSUPP), "a batched starter");
+        ensure_eq!(
+            refusal,
+            Some(libc::EOPNOTSUPP),
+            "errno for a starter with the batched engine"
+        );
     }
     Ok(())
 }
@@ -268,7 +280,7 @@ fn links_go_with_their_target() -> Outcome {
     starter.starts(target.as_raw_fd())?;
     device.mark(START.into())?;
     device.place(INSIDE.into(), 6)?;
-    ensure_eq!(target.count()?, 6, "marks of its last target");
+    ensure_eq!(target.count()?, 6, "marks of the starter's last target");
     Ok(())
 }
 
@@ -411,7 +423,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
             let refusal = linking.join().map_err(|_| "the linker panicked")?;
             ensure!(
                 refusal.is_none() || refusal == Some(libc::EBUSY),
-                "round {round}: {refusal:?}"
+                "round {round}: the link was refused with {refusal:?}"
             );
             // If the first attempt was refused, the link can be made now. Otherwise, the link exists already.
             let again = refused(fresh.starts(fd));
@@ -419,7 +431,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
                 None => Some(libc::EEXIST),
                 Some(_) => None,
             };
-            ensure_eq!(again, expected, "round {round}: linking again");
+            ensure_eq!(again, expected, "round {round}: errno for linking again");
             Ok(())
         })?;
         drop(target);

@@ -63,7 +63,7 @@ fn said(args: &[&str]) -> Fallible<String> {
     let output = vperf(args)?;
     ensure!(
         output.status.success(),
-        "{args:?}: {}",
+        "{args:?} failed: {}",
         text(&output.stderr)
     );
     Ok(text(&output.stdout))
@@ -106,9 +106,17 @@ fn values(lines: &str, name: &str) -> Vec<u64> {
 fn fails(args: &[&str], remedy: &str) -> Outcome {
     let output = vperf(args)?;
     let said = text(&output.stderr);
-    ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
-    ensure!(said.contains(remedy), "{args:?}: {said}");
-    ensure_eq!(said.trim_end().lines().count(), 1, "one line, not: {said}");
+    ensure_eq!(
+        output.status.code(),
+        Some(125),
+        "exit code of {args:?}: {said}"
+    );
+    ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
+    ensure_eq!(
+        said.trim_end().lines().count(),
+        1,
+        "lines of the message: {said}"
+    );
     Ok(())
 }
 
@@ -124,10 +132,10 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         "--name",
         "signposts",
     ])?;
-    ensure_eq!(made[0]["name"], "signposts", "{made}");
+    ensure_eq!(made[0]["name"], "signposts", "the name in {made}");
     place(5..10)?;
     let event = named("signposts")?.ok_or("the event is not listed")?;
-    ensure_eq!(event["id"], made[0]["id"], "{event}");
+    ensure_eq!(event["id"], made[0]["id"], "the id in {event}");
     for (key, expected) in [
         ("cpu", Value::from(0)),
         ("event", "mark=7".into()),
@@ -148,12 +156,16 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         &["persist", "dump"],
     ] {
         let lines = said(args)?;
-        ensure_eq!(values(&lines, "signposts"), [7], "{args:?}: {lines}");
+        ensure_eq!(
+            values(&lines, "signposts"),
+            [7],
+            "values shown by {args:?}: {lines}"
+        );
     }
     let table = said(&["persist", "ls"])?;
     ensure!(
         table.contains("signposts") && table.contains("16 KiB"),
-        "{table}"
+        "the list lacks the event or its size: {table}"
     );
     said(&["persist", "rm", "signposts"])?;
     ensure!(named("signposts")?.is_none(), "the event was not ended");
@@ -171,10 +183,22 @@ fn dump_can_be_reported() -> Outcome {
     let _ = fs::remove_file(file);
     said(&["persist", "dump", "posts", "all", "-o", file])?;
     let report = json(said(&["report", "-i", file, "--json"])?.as_bytes())?;
-    ensure_eq!(report["complete"], true, "{report}");
-    ensure_eq!(report["samples"], 21, "{report}");
-    ensure_eq!(report["events"][0]["event"], "posts", "{report}");
-    ensure_eq!(report["events"][1]["event"], "all", "{report}");
+    ensure_eq!(
+        report["complete"],
+        true,
+        "whether the report is complete: {report}"
+    );
+    ensure_eq!(report["samples"], 21, "samples in {report}");
+    ensure_eq!(
+        report["events"][0]["event"],
+        "posts",
+        "name of the first event in {report}"
+    );
+    ensure_eq!(
+        report["events"][1]["event"],
+        "all",
+        "name of the second event in {report}"
+    );
     Ok(())
 }
 
@@ -188,7 +212,7 @@ fn newest_marks_are_dumped() -> Outcome {
     ensure_eq!(
         values,
         (first..1000).collect::<Vec<_>>(),
-        "the newest, each once"
+        "values of the newest marks"
     );
     // A record has 64 bytes at most.
     ensure!(values.len() >= 4096 / 64 - 1, "only {} marks", values.len());
@@ -214,13 +238,17 @@ fn unread_marks_stay_until_they_are_read() -> Outcome {
     ensure_eq!(
         kept,
         (0..kept.len() as u64).collect::<Vec<_>>(),
-        "the oldest"
+        "values of the oldest marks"
     );
-    ensure!((10..1000).contains(&kept.len()), "{} marks", kept.len());
+    ensure!(
+        (10..1000).contains(&kept.len()),
+        "{} marks were kept",
+        kept.len()
+    );
     ensure_eq!(
         read(&said(&["persist", "dump", "oldest"])?),
         kept,
-        "the marks of a second dump"
+        "values in a second dump"
     );
     Ok(())
 }
@@ -237,7 +265,10 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     let mut line = String::new();
     let mut seen = Vec::new();
     // The first line says that the reader reads.
-    ensure!(lines.read_line(&mut line)? > 0, "nothing is shown");
+    ensure!(
+        lines.read_line(&mut line)? > 0,
+        "the reader printed nothing"
+    );
     seen.extend(values(&line, name));
     then()?;
     while seen.last() != Some(&last) {
@@ -250,7 +281,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     }
     let pid = reader.id().to_string();
     let sent = Command::new("kill").args(["-INT", &pid]).status()?;
-    ensure!(sent.success(), "kill -INT");
+    ensure!(sent.success(), "kill -INT failed");
     Ok((seen, reader.wait_with_output()?))
 }
 
@@ -264,13 +295,19 @@ fn attached_event_ends_with_its_reader() -> Outcome {
         .concat())?;
         place(0..30)?;
         let (seen, output) = attach(name, 99, || place(30..100))?;
-        ensure_eq!(seen, (0..100).collect::<Vec<_>>(), "{name}: each once");
+        ensure_eq!(seen, (0..100).collect::<Vec<_>>(), "{name}: values shown");
         let told = text(&output.stderr);
-        ensure!(output.status.success(), "{told}");
-        ensure!(told.contains("counted 100;"), "{told}");
+        ensure!(
+            output.status.success(),
+            "vperf persist attach failed: {told}"
+        );
+        ensure!(
+            told.contains("counted 100;"),
+            "the count is not 100: {told}"
+        );
         ensure!(
             told.contains("100 samples shown, 0 lost, 0 bytes"),
-            "{told}"
+            "the summary does not report 100 samples and no losses: {told}"
         );
         ensure!(named(name)?.is_none(), "{name} has not ended");
     }
@@ -281,10 +318,14 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
     persisting::fresh()?;
     let cpus = std::thread::available_parallelism()?.get();
     let made = new(&["-e", "task-clock", "-F", "100", "--name", "flight"])?;
-    ensure_eq!(made.as_array().map(Vec::len), Some(cpus), "{made}");
+    ensure_eq!(
+        made.as_array().map(Vec::len),
+        Some(cpus),
+        "number of events made: {made}"
+    );
     for cpu in 0..cpus {
         let event = named(&format!("flight-{cpu}"))?.ok_or("not listed")?;
-        ensure_eq!(event["cpu"], cpu, "{event}");
+        ensure_eq!(event["cpu"], cpu, "the CPU in {event}");
     }
     // The name of the last CPU's event is still in use. So vperf must end the event that it has just created on CPU 0.
     said(&["persist", "rm", "flight-0"])?;
@@ -303,15 +344,19 @@ fn persistent_event_without_a_ring_is_listed() -> Outcome {
     ])?;
     place(0..10)?;
     let event = named("counter")?.ok_or("not listed")?;
-    ensure_eq!(event["count"], 1, "{event}");
-    ensure_eq!(event["ring"], Value::Null, "{event}");
+    ensure_eq!(event["count"], 1, "the count in {event}");
+    ensure_eq!(event["ring"], Value::Null, "the ring in {event}");
     fails(&["persist", "dump", "counter"], "only counts")?;
-    ensure_eq!(said(&["persist", "dump"])?, "", "nothing to dump");
+    ensure_eq!(
+        said(&["persist", "dump"])?,
+        "",
+        "the dump of an event without a ring"
+    );
     let output = vperf(&["persist", "attach", "counter"])?;
     let told = text(&output.stderr);
     ensure!(
         output.status.success() && told.contains("counted 1;"),
-        "{told}"
+        "vperf persist attach failed, or the count is not 1: {told}"
     );
     ensure!(named("counter")?.is_none(), "the event has not ended");
     Ok(())

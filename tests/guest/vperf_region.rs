@@ -52,7 +52,7 @@ type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn succeeded(output: &Output) -> Outcome {
     let said = text(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    ensure!(output.status.success(), "vperf failed: {said}");
     Ok(())
 }
 
@@ -62,7 +62,10 @@ fn stat(options: &[&str], command: &[&str]) -> Fallible<Value> {
     succeeded(&output)?;
     let said = text(&output.stdout);
     let (told, counts) = said.split_once('\n').ok_or("only one line")?;
-    ensure!(told.ends_with("each mark by a store"), "{told}");
+    ensure!(
+        told.ends_with("each mark by a store"),
+        "the first line does not end in the kind of mark: {told}"
+    );
     json(counts.as_bytes())
 }
 
@@ -89,13 +92,28 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
             "--outside",
         ],
     )?;
-    ensure_eq!(passed(&counts), (Some(10_000), Some(10_000)), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(10_000), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(10_000), Some(10_000)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(10_000),
+        "marks of value 3: {counts}"
+    );
     // On some architectures, the store that places a mark causes the same kind of exit as a port write. There, the mark
     // inside the region and the stop mark count, too.
     let each = 1 + 2 * cpu::STORE_EXITS;
-    ensure_eq!(count(&counts, &exits), Some(10_000 * each), "{counts}");
-    ensure!(count(&counts, "task-clock") > Some(0), "{counts}");
+    ensure_eq!(
+        count(&counts, &exits),
+        Some(10_000 * each),
+        "exits: {counts}"
+    );
+    ensure!(
+        count(&counts, "task-clock") > Some(0),
+        "the task-clock is zero: {counts}"
+    );
     Ok(())
 }
 
@@ -113,8 +131,16 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
             "4",
         ],
     )?;
-    ensure_eq!(passed(&counts), (Some(1200), Some(1200)), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(2400), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(1200), Some(1200)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(2400),
+        "marks of value 3: {counts}"
+    );
     Ok(())
 }
 
@@ -123,12 +149,32 @@ fn one_end_alone_has_a_meaning() -> Outcome {
     // The count starts at the mark 2 that ends the first region. One mark 3 follows in the same round, and two in each
     // of the nine later rounds.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
-    ensure_eq!(passed(&counts), (Some(1), None), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(19), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(1), None),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(19),
+        "marks of value 3: {counts}"
+    );
     let counts = stat(&["--to", "2", "-e", "mark=3,mark=1"], &regions)?;
-    ensure_eq!(passed(&counts), (None, Some(1)), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(1), "{counts}");
-    ensure_eq!(count(&counts, "mark=1"), Some(1), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (None, Some(1)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(1),
+        "marks of value 3: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=1"),
+        Some(1),
+        "marks of value 1: {counts}"
+    );
     Ok(())
 }
 
@@ -149,10 +195,22 @@ fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
     )?;
     // Regions reach from the first mark to the second, from the third to the fourth, and so on. The last mark begins a
     // region that has no end.
-    ensure_eq!(passed(&counts), (Some(6), Some(5)), "{counts}");
-    ensure_eq!(count(&counts, "mark=5"), Some(12), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(6), Some(5)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=5"),
+        Some(12),
+        "marks of value 5: {counts}"
+    );
     // A region includes the mark that ends it, but not the mark that begins it.
-    ensure_eq!(count(&counts, "mark=1"), Some(5), "{counts}");
+    ensure_eq!(
+        count(&counts, "mark=1"),
+        Some(5),
+        "marks of value 1: {counts}"
+    );
     Ok(())
 }
 
@@ -163,8 +221,16 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
         "workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1",
     ];
     let counts = stat(&["--from", "1", "--to", "9", "-e", "mark=1"], &regions)?;
-    ensure_eq!(passed(&counts), (Some(1), Some(0)), "{counts}");
-    ensure_eq!(count(&counts, "mark=1"), Some(39), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(1), Some(0)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=1"),
+        Some(39),
+        "marks of value 1: {counts}"
+    );
     Ok(())
 }
 
@@ -174,8 +240,16 @@ fn regions_of_a_cpu_are_exact() -> Outcome {
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
     let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];
     let counts = stat(&options, &regions)?;
-    ensure_eq!(passed(&counts), (Some(500), Some(500)), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(1000), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(500), Some(500)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(1000),
+        "marks of value 3: {counts}"
+    );
     Ok(())
 }
 
@@ -200,8 +274,16 @@ fn regions_of_a_running_process_are_exact() -> Outcome {
     succeeded(&output)?;
     ensure!(running.wait()?.success(), "the process failed");
     let counts = json(&output.stdout)?;
-    ensure_eq!(passed(&counts), (Some(60), Some(60)), "{counts}");
-    ensure_eq!(count(&counts, "mark=3"), Some(120), "{counts}");
+    ensure_eq!(
+        passed(&counts),
+        (Some(60), Some(60)),
+        "regions entered and left: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(120),
+        "marks of value 3: {counts}"
+    );
     Ok(())
 }
 
@@ -210,8 +292,16 @@ fn group_counts_only_in_the_region() -> Outcome {
         &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
         &["workload", "regions", "50", "--marks", "4", "--outside"],
     )?;
-    ensure_eq!(count(&counts, "mark=3"), Some(200), "{counts}");
-    ensure_eq!(count(&counts, "mark=2"), Some(50), "{counts}");
+    ensure_eq!(
+        count(&counts, "mark=3"),
+        Some(200),
+        "marks of value 3: {counts}"
+    );
+    ensure_eq!(
+        count(&counts, "mark=2"),
+        Some(50),
+        "marks of value 2: {counts}"
+    );
     Ok(())
 }
 
@@ -239,16 +329,19 @@ fn samples_are_of_the_region_alone() -> Outcome {
     ])?;
     succeeded(&output)?;
     let said = text(&output.stderr);
-    ensure!(said.contains("400 samples"), "{said}");
+    ensure!(
+        said.contains("400 samples"),
+        "vperf does not report 400 samples: {said}"
+    );
     ensure!(
         said.contains("region entered 200 times, left 200 times"),
-        "{said}"
+        "vperf does not report 200 regions: {said}"
     );
     let output = vperf(&["report", "-i", file, "--json"])?;
     succeeded(&output)?;
     let report = json(&output.stdout)?;
-    ensure_eq!(report["samples"], 400, "{report}");
-    ensure_eq!(report["lost"], 0, "{report}");
+    ensure_eq!(report["samples"], 400, "samples in {report}");
+    ensure_eq!(report["lost"], 0, "lost samples in {report}");
     Ok(())
 }
 
@@ -287,11 +380,11 @@ fn trace_covers_only_the_region() -> Outcome {
     let rows = rows.ok_or_else(|| format!("no rows: {report}"))?;
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
-    ensure_eq!(writes, [300], "{report}");
+    ensure_eq!(writes, [300], "port writes in {report}");
     // Where a port access is a memory access, it has the same exit reason as the driver's notifications and marks, so
     // the total is larger.
     if !cpu::OWN_IN_USER_MODE {
-        ensure_eq!(trace["exits"], 300, "{report}");
+        ensure_eq!(trace["exits"], 300, "exits in {report}");
     }
     Ok(())
 }
@@ -305,15 +398,27 @@ fn stat_names_the_region_and_its_visits() -> Outcome {
         Ok(text(&output.stderr))
     };
     let said = measured("1", "0x2")?;
-    ensure!(said.contains("from mark 1 to mark 2:"), "{said}");
-    ensure!(said.contains("region entered once, left once"), "{said}");
+    ensure!(
+        said.contains("from mark 1 to mark 2:"),
+        "vperf does not name the two marks: {said}"
+    );
+    ensure!(
+        said.contains("region entered once, left once"),
+        "vperf does not report one region: {said}"
+    );
     let said = measured("77", "78")?;
-    ensure!(said.contains("did not place mark 77"), "{said}");
+    ensure!(
+        said.contains("did not place mark 77"),
+        "vperf does not report the missing mark: {said}"
+    );
     for wrong in ["begin", "4294967296", "-1"] {
         let output = vperf(&["stat", &format!("--from={wrong}"), "--", "true"])?;
         let said = text(&output.stderr);
-        ensure_eq!(output.status.code(), Some(125), "{said}");
-        ensure!(said.contains("not a mark"), "{said}");
+        ensure_eq!(output.status.code(), Some(125), "vperf's exit code: {said}");
+        ensure!(
+            said.contains("not a mark"),
+            "vperf does not refuse the value as a mark: {said}"
+        );
     }
     Ok(())
 }

@@ -50,7 +50,11 @@ fn border(
         found.iter().all(|border| *border == found[0]),
         "counts of {ROUNDS:?} rounds exceed {each} a round by {found:?}"
     );
-    ensure!(found[0] <= MOST_BORDER, "{} more than the loop", found[0]);
+    ensure!(
+        found[0] <= MOST_BORDER,
+        "the count exceeds the loop by {}",
+        found[0]
+    );
     Ok(found[0])
 }
 

@@ -1,7 +1,7 @@
 //! Checks whether a PMU's counts obey the rules for counters. Each rule is a row of a table.
 //!
-//! Most rows use only `perf_event_open(2)`, so they can judge whatever the guest's kernel uses as its CPU PMU: the
-//! vPMU, or a PMU that KVM emulates. Only the rows about regions and about listed events need the vPMU.
+//! Most rows use only `perf_event_open(2)`, so they can judge any CPU PMU of the guest's kernel: the vPMU, or one
+//! that KVM emulates. Only the rows about regions and about listed events need the vPMU.
 
 mod counting;
 mod event;

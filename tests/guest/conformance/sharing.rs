@@ -88,11 +88,14 @@ fn as_many() -> Found {
     let counters = counters(&kinds)?.unwrap_or(kinds.len());
     let kinds = &kinds[..counters];
     for (kind, reading) in kinds.iter().zip(together(kinds, LONG)?) {
-        ensure!(always(&reading), "{reading:?} among {counters}");
-        ensure!(reading.enabled > 0, "no time");
+        ensure!(
+            always(&reading),
+            "one of {counters} events does not run all the time: {reading:?}"
+        );
+        ensure!(reading.enabled > 0, "an event has no enabled time");
         ensure!(
             !counts_the_loop(*kind) || reading.count >= LONG * PER_ROUND,
-            "{kind:?} has {}",
+            "{kind:?} counts only {}",
             reading.count
         );
     }
@@ -107,7 +110,11 @@ fn one_more() -> Found {
     let kinds = &kinds[..=counters];
     let readings = together(kinds, LONG)?;
     let waiting = readings.iter().filter(|reading| !always(reading)).count();
-    ensure!(waiting > 0, "{} run all the time", kinds.len());
+    ensure!(
+        waiting > 0,
+        "all of {} events run all the time",
+        kinds.len()
+    );
     for (kind, reading) in kinds.iter().zip(&readings) {
         ensure!(
             reading.running <= reading.enabled,
@@ -169,7 +176,15 @@ fn group() -> Found {
     spin(1_000_000);
     leader.disable(0)?;
     let (leader, member) = (read(&leader)?, read(&member)?);
-    ensure_eq!(leader.count, member.count, "leader and member");
-    ensure_eq!(leader.running, member.running, "their times");
+    ensure_eq!(
+        leader.count,
+        member.count,
+        "the leader's count, compared with the member's"
+    );
+    ensure_eq!(
+        leader.running,
+        member.running,
+        "the leader's time running, compared with the member's"
+    );
     holds(format!("{} each", leader.count))
 }

@@ -39,7 +39,7 @@ fn region() -> Found {
     );
     ensure!(
         borders[0] <= MOST_BORDER,
-        "{} more than the loop",
+        "the counts exceed the loops by {}",
         borders[0]
     );
     holds(format!("2,000 to 20,000,000, each + {}", borders[0]))

@@ -17,11 +17,11 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         // SAFETY: as above.
         unsafe { asm!("str q0, [{}]", in(reg) page) }
     }),
-    ("a store that moves its address", |page| {
+    ("a store with a post-indexed address", |page| {
         // SAFETY: as above.
         unsafe { asm!("str wzr, [{page}], #4", page = inout(reg) page => _) }
     }),
-    ("a store by an exclusive pair", |page| {
+    ("an exclusive load and store", |page| {
         // SAFETY: as above.
         unsafe {
             asm!(
@@ -33,11 +33,11 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
             );
         }
     }),
-    ("zeroes for a block of the cache", |page| {
+    ("the zeroing of a cache block", |page| {
         // SAFETY: as above.
         unsafe { asm!("dc zva, {}", in(reg) page) }
     }),
-    ("execution from it", |page| {
+    ("execution from the page", |page| {
         // SAFETY: the page belongs to this process. If the call is refused, the page does not change.
         unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
         // SAFETY: as above. The page cannot be made executable, so this ends the process.

@@ -42,7 +42,7 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         // store.
         unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
     }),
-    ("execution from it", |page| {
+    ("execution from the page", |page| {
         // SAFETY: the page belongs to this process. If the call is refused, the page does not change.
         unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
         // SAFETY: as above. The page cannot be made executable, so this ends the process.

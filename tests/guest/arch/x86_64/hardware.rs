@@ -133,7 +133,11 @@ fn every_exit_is_traced() -> Outcome {
         both.trace.disable()?;
         let counted = both.counted.read()?.value - before.0;
         let exits = both.exits()?;
-        ensure_eq!(exits.len() as u64, counted, "exits traced, against counted");
+        ensure_eq!(
+            exits.len() as u64,
+            counted,
+            "exits traced, compared with the count"
+        );
         let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
         let ours: Vec<_> = exits.iter().filter(|exit| exit.ip() == Some(at)).collect();
         // An interrupt can arrive at the same address.
@@ -141,27 +145,37 @@ fn every_exit_is_traced() -> Outcome {
         ensure_eq!(cpuids.count() as u64, TIMES, "CPUIDs, round {round}");
         let me = (std::process::id(), cpu::thread_id());
         for exit in ours {
-            ensure!(exit.user() && exit.vcpu() == 0, "{exit:?}");
-            ensure_eq!((exit.pid(), exit.tid()), me, "the task");
+            ensure!(
+                exit.user() && exit.vcpu() == 0,
+                "not an exit from user mode on vCPU 0: {exit:?}"
+            );
+            ensure_eq!(
+                (exit.pid(), exit.tid()),
+                me,
+                "process and thread of a CPUID exit"
+            );
             ensure_eq!(
                 (exit.qualification(), exit.detail()),
                 (0, 0),
-                "what a CPUID reports"
+                "qualification and detail of a CPUID exit"
             );
         }
-        ensure!(exits.is_sorted_by_key(Exit::time), "time goes back");
+        ensure!(
+            exits.is_sorted_by_key(Exit::time),
+            "the times of the exits go back"
+        );
         let (first, last) = (exits.first(), exits.last());
         let span = |exit: Option<&Exit>| exit.map_or(0, Exit::time);
         let from = vpmu.info().time_of(before.1);
         let until = vpmu.info().time_of(cpu::tsc());
         ensure!(
             from <= span(first) && span(last) <= until,
-            "{first:?} {last:?}"
+            "not between {from} and {until} ns: {first:?} or {last:?}"
         );
         let outside: u64 = exits.iter().map(Exit::outside).sum();
         ensure!(
             (1..=until - from).contains(&outside),
-            "{outside} ns outside, of {} ns",
+            "{outside} ns outside the guest, of {} ns",
             until - from
         );
         let (Some(last), rest) = (last, &exits[..exits.len() - 1]) else {
@@ -171,7 +185,11 @@ fn every_exit_is_traced() -> Outcome {
         ensure!(!rest.iter().any(Exit::is_cut), "an earlier exit is cut");
     }
     let reading = both.trace.read()?;
-    ensure_eq!(reading.value, both.area.head(), "bytes, none lost");
+    ensure_eq!(
+        reading.value,
+        both.area.head(),
+        "bytes produced, none of them lost"
+    );
     Ok(())
 }
 
@@ -205,15 +223,23 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
         "port writes"
     );
     for (hardware, reached) in hardware.into_iter().zip(reached) {
-        ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port");
-        ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port");
+        ensure_eq!(
+            port(hardware),
+            u64::from(IDLE_PORT),
+            "the port in the hardware's exit"
+        );
+        ensure_eq!(
+            reached.qualification(),
+            u64::from(IDLE_PORT),
+            "the port in the VMM's exit"
+        );
         ensure_eq!(hardware.ip(), reached.ip(), "the address of the write");
         // The host's kernel sees an exit before the VMM does, and enters the guest after the VMM has returned. The
         // times may be off by a microsecond.
         let ends = |exit: &Exit| exit.time() + exit.outside();
         ensure!(
             hardware.time() <= reached.time() + 1_000 && ends(reached) <= ends(hardware) + 1_000,
-            "{reached:?} is not within {hardware:?}"
+            "the VMM's {reached:?} is not within the hardware's {hardware:?}"
         );
     }
     Ok(())
@@ -237,12 +263,12 @@ fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     ensure_eq!(
         exits.len() as u64,
         both.counted.read()?.value,
-        "exits traced, against counted"
+        "exits traced, compared with the count"
     );
     let me = cpu::thread_id();
     ensure!(
         exits.iter().all(|exit| exit.tid() == me),
-        "an exit of another thread"
+        "the trace has an exit of another thread"
     );
     let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
     let ours = exits
@@ -263,13 +289,20 @@ fn stalled_readers_losses_are_counted() -> Outcome {
     both.trace.disable()?;
     let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);
     let lost = reading.lost;
-    ensure!(lost > 0 && lost.is_multiple_of(PACKET), "{lost} bytes lost");
-    ensure_eq!(reading.value, both.area.head() + lost, "written and lost");
+    ensure!(
+        lost > 0 && lost.is_multiple_of(PACKET),
+        "{lost} lost bytes: zero, or not whole packets"
+    );
+    ensure_eq!(
+        reading.value,
+        both.area.head() + lost,
+        "bytes produced, compared with those written and lost"
+    );
     let exits = both.exits()?;
     ensure_eq!(
         exits.len() as u64 + lost / PACKET,
         counted,
-        "exits, traced or lost"
+        "exits traced and lost, compared with the count"
     );
     Ok(())
 }
