@@ -6,7 +6,6 @@ mod baseline;
 mod conformance;
 mod counting;
 mod driver_life;
-mod event_groups;
 mod flush;
 mod hammer;
 mod host_profile;

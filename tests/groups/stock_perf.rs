@@ -1,7 +1,15 @@
 //! The distribution's unmodified `perf` in a stock guest.
 
+use images::Arch;
+use images::foreign::{Files, ForeignError, Need};
+
+/// `perf annotate` runs objdump.
+fn perf_and_objdump(arch: Arch) -> Result<Files, ForeignError> {
+    images::foreign::perf_with(arch, &[Need::Objdump])
+}
+
 tests::guest_tests! {
-    "stock-perf" on both kernels with images::foreign::perf:
+    "stock-perf" on both kernels with perf_and_objdump:
     list_shows_every_event,
     port_writes_count_exactly,
     marks_count_by_number_and_by_name,
@@ -13,6 +21,29 @@ tests::guest_tests! {
     vperf_and_perf_agree,
     uncountable_events_are_not_supported,
     unnamed_events_are_refused,
+
+    // Other ways to select and print counts, and other records.
+    stat_of_a_process_counts_its_threads_together,
+    stat_per_thread_counts_each_thread,
+    stat_per_thread_of_all_cpus_finds_the_thread,
+    stat_of_a_command_counts_its_threads_unless_left_out,
+    stat_of_a_command_begins_with_its_exec,
+    stat_with_a_delay_counts_what_follows_it,
+    stat_controlled_counts_what_was_enabled,
+    stat_repeated_has_the_mean_of_equal_counts,
+    stat_in_json_has_each_count,
+    stat_of_each_cgroup_counts_its_members,
+    stat_of_mixed_groups_counts_both_kinds,
+    stat_without_events_names_what_is_not_supported,
+    record_asked_for_any_precision_samples_without,
+    record_asked_for_precision_names_the_lack,
+    record_with_threads_counts_has_the_kernels_records,
+    record_that_overwrites_keeps_the_newest,
+    record_that_switches_files_loses_no_sample,
+    report_has_every_sample_under_its_symbol,
+    annotate_names_the_hot_instructions,
+    tracepoints_and_marks_are_in_one_recording,
+    sched_recorded_beside_leaves_counts_exact,
 }
 
 mod recording {
@@ -45,43 +76,6 @@ mod recording {
         refused_requests_have_the_errno_that_perf_expects,
         traces_name_the_tool_that_reads_them,
         cgroup_counts_its_members_alone,
-    }
-}
-
-mod habits {
-    //! Other ways to select and print counts, and other records.
-
-    use images::Arch;
-    use images::foreign::{Files, ForeignError, Need};
-
-    /// `perf annotate` runs objdump.
-    fn perf_and_objdump(arch: Arch) -> Result<Files, ForeignError> {
-        images::foreign::perf_with(arch, &[Need::Objdump])
-    }
-
-    tests::guest_tests! {
-        "stock-habits" on both kernels with perf_and_objdump:
-        stat_of_a_process_counts_its_threads_together,
-        stat_per_thread_counts_each_thread,
-        stat_per_thread_of_all_cpus_finds_the_thread,
-        stat_of_a_command_counts_its_threads_unless_left_out,
-        stat_of_a_command_begins_with_its_exec,
-        stat_with_a_delay_counts_what_follows_it,
-        stat_controlled_counts_what_was_enabled,
-        stat_repeated_has_the_mean_of_equal_counts,
-        stat_in_json_has_each_count,
-        stat_of_each_cgroup_counts_its_members,
-        stat_of_mixed_groups_counts_both_kinds,
-        stat_without_events_names_what_is_not_supported,
-        record_asked_for_any_precision_samples_without,
-        record_asked_for_precision_names_the_lack,
-        record_with_threads_counts_has_the_kernels_records,
-        record_that_overwrites_keeps_the_newest,
-        record_that_switches_files_loses_no_sample,
-        report_has_every_sample_under_its_symbol,
-        annotate_names_the_hot_instructions,
-        tracepoints_and_marks_are_in_one_recording,
-        sched_recorded_beside_leaves_counts_exact,
     }
 }
 

@@ -110,10 +110,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 fn group(name: &str) -> Option<Vec<Test>> {
     match name {
-        "counting" => Some([counting::TESTS, tasks::TESTS].concat()),
+        "counting" => Some([counting::TESTS, tasks::TESTS, groups::TESTS].concat()),
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
-        "groups" => Some(groups::TESTS.to_vec()),
-        "output-rings" => Some(
+        "output" => Some(
             [
                 output_mapping::TESTS,
                 output_metadata::TESTS,
@@ -121,11 +120,6 @@ fn group(name: &str) -> Option<Vec<Test>> {
                 output_redirect::TESTS,
                 output_wakeup::TESTS,
                 output_reader::TESTS,
-            ]
-            .concat(),
-        ),
-        "output-records" => Some(
-            [
                 output_fields::TESTS,
                 output_chains::TESTS,
                 output_reading::TESTS,
@@ -134,7 +128,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
-        "aux-area" => Some(
+        "aux" => Some(
             [
                 aux_mapping::TESTS,
                 aux_life::TESTS,
@@ -142,16 +136,14 @@ fn group(name: &str) -> Option<Vec<Test>> {
                 aux_records::TESTS,
                 aux_sharing::TESTS,
                 aux_wakeup::TESTS,
-            ]
-            .concat(),
-        ),
-        "aux-core" => Some([aux_core::TESTS, aux_core_writer::TESTS, aux_lockdown::TESTS].concat()),
-        "aux-traces" => Some(
-            [
                 aux_exits::TESTS,
                 aux_scope::TESTS,
                 aux_samples::TESTS,
                 aux_pausing::TESTS,
+                aux_core::TESTS,
+                aux_core_writer::TESTS,
+                aux_vperf::TESTS,
+                aux_lockdown::TESTS,
             ]
             .concat(),
         ),
@@ -160,9 +152,17 @@ fn group(name: &str) -> Option<Vec<Test>> {
         }
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([perf_core::TESTS, switches::TESTS, module::TESTS].concat()),
-        "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
+        "vperf" => Some(
+            [
+                programs::TESTS,
+                profiles::TESTS,
+                library::TESTS,
+                vperf_region::TESTS,
+                vperf_persist::TESTS,
+            ]
+            .concat(),
+        ),
         "aux-hardware" => arch::hardware(),
-        "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
         "persistent" => Some(
             [
                 persistent_life::TESTS,
@@ -180,14 +180,12 @@ fn group(name: &str) -> Option<Vec<Test>> {
                 trigger_rules::TESTS,
                 trigger_family::TESTS,
                 doorbell::TESTS,
+                trigger_driver::TESTS,
             ]
             .concat(),
         ),
-        "trigger-driver" => Some(trigger_driver::TESTS.to_vec()),
         "flush" => Some(flush::TESTS.to_vec()),
-        "persist-vperf" => Some(vperf_persist::TESTS.to_vec()),
-        "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
-        "region-vperf" => Some(vperf_region::TESTS.to_vec()),
+        "vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
         "driver-life" => Some(driver_life::TESTS.to_vec()),
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
@@ -199,9 +197,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "refusals" => Some(refusals::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
         "baseline" => Some(baseline::TESTS.to_vec()),
-        "stock-perf" => Some(stock_perf::TESTS.to_vec()),
+        "stock-perf" => Some([stock_perf::TESTS, perf_habits::TESTS].concat()),
         "stock-record" => Some(perf_record::TESTS.to_vec()),
-        "stock-habits" => Some(perf_habits::TESTS.to_vec()),
         "stock-counters" => Some(stock_counters::TESTS.to_vec()),
         "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
         "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),

@@ -135,13 +135,13 @@ mod tests {
 
     #[test]
     fn module_is_whole_if_a_filter_is_part_of_its_path() {
-        let whole = |filters: &[&str]| is_whole("groups::aux::area", &owned(filters));
+        let whole = |filters: &[&str]| is_whole("groups::output::capped", &owned(filters));
         assert!(whole(&[]));
-        assert!(whole(&["aux"]));
-        assert!(whole(&["aux::"]));
-        assert!(whole(&["output::", "aux::area::"]));
-        assert!(!whole(&["output::"]));
-        assert!(!whole(&["area_is_mapped_only_as_announced"]));
-        assert!(!whole(&["aux::area::area_is_mapped_only_as_announced"]));
+        assert!(whole(&["output"]));
+        assert!(whole(&["output::"]));
+        assert!(whole(&["aux::", "output::capped::"]));
+        assert!(!whole(&["aux::"]));
+        assert!(!whole(&["cap_throttles_and_unthrottles"]));
+        assert!(!whole(&["output::capped::cap_throttles_and_unthrottles"]));
     }
 }
