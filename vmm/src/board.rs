@@ -23,7 +23,7 @@ pub enum PlugError {
     #[error(transparent)]
     Overlap(#[from] Overlap),
     /// The virtio library rejects the size of a queue.
-    #[error("cannot make the virtqueues")]
+    #[error("cannot create the virtqueues")]
     Queues(#[from] virtio_queue::Error),
     /// The host has no free descriptors, or standard output is closed.
     #[error("cannot connect the console")]

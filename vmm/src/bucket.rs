@@ -17,17 +17,17 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket of `most` tokens that gains `refill` per second.
+    /// A full bucket of `most` tokens that gains `refill` tokens per second.
     pub(crate) fn per_second(most: u64, refill: u64) -> Self {
         Self::new(most, refill, Duration::from_secs(1), Instant::now())
     }
 
-    /// A full bucket of `most` tokens that gains as many per minute.
+    /// A full bucket of `most` tokens that gains `most` tokens per minute.
     pub(crate) fn per_minute(most: u64) -> Self {
         Self::new(most, most, Duration::from_secs(60), Instant::now())
     }
 
-    /// A full bucket of `most` tokens that gains `refill` per `period`, which is not zero.
+    /// A full bucket of `most` tokens that gains `refill` tokens per `period`, which must not be zero.
     fn new(most: u64, refill: u64, period: Duration, now: Instant) -> Self {
         Self {
             most,
@@ -62,7 +62,7 @@ impl Bucket {
         }
         match self.refill {
             0 => Duration::MAX,
-            // Round up: after a time rounded down, the token would still be missing.
+            // Round up: if the time were rounded down, the bucket would still have no token after it.
             _ => {
                 let flows = self.flow_time(self.debt.saturating_add(1)) + Duration::from_nanos(1);
                 let at = self.filled.checked_add(flows);

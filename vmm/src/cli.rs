@@ -1,4 +1,4 @@
-//! The command line: its subcommands. The arguments of a subcommand are in the module that runs it.
+//! The command line and its subcommands. The module that runs a subcommand defines the subcommand's arguments.
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -60,7 +60,7 @@ pub fn parse() -> Result<Cli, Option<String>> {
     })
 }
 
-/// Returns the parser's error message in one line, without the usage text, and with a hint at `--help`.
+/// Returns the parser's error message in one line, without the usage text, and with a reference to `--help`.
 fn one_line(report: &str) -> String {
     let message: Vec<&str> = report
         .lines()

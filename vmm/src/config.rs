@@ -1,4 +1,4 @@
-//! The operator's configuration, from flags and a file; checked once, here.
+//! The operator's configuration, from flags and a file. This module checks every value, once.
 
 mod args;
 
@@ -182,7 +182,7 @@ pub enum ConfigError {
     Vcpus(u32),
     /// An invalid amount of memory.
     #[error(
-        "{0} MiB of memory: give {MIN_MEMORY_MIB} MiB or more, and no more than the host has addresses for, with --memory"
+        "{0} MiB of memory: give at least {MIN_MEMORY_MIB} MiB, and no more than a host can address, with --memory"
     )]
     Memory(u64),
     /// An invalid size of the window.

@@ -1,4 +1,4 @@
-//! The end of a run, and the one place that announces it.
+//! The end of a run, and [`End`], through which it is announced.
 
 use std::fmt;
 use std::io;
@@ -57,7 +57,7 @@ impl Ending {
         }
     }
 
-    /// A stable name for reports.
+    /// The stable name of this end, for reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl fmt::Display for Ending {
             Self::Reset => f.write_str("the guest asked for a reset"),
             Self::TripleFault => f.write_str("the guest triple-faulted"),
             Self::GuestPanic => f.write_str("the guest panicked"),
-            Self::ByHand => f.write_str("ended by hand"),
+            Self::ByHand => f.write_str("ended by Ctrl-A x or a snapshot"),
             Self::Signal(number) => write!(f, "ended by signal {number}"),
         }
     }
@@ -99,7 +99,7 @@ pub enum VcpuError {
     /// The run page cannot be mapped.
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
-    /// KVM met an instruction or state that it cannot emulate. A guest's kernel can cause this at will.
+    /// KVM encountered an instruction or state that it cannot emulate. A guest's kernel can cause this at will.
     #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows what this host supports")]
     Stopped {
         /// The vCPU.
@@ -182,7 +182,7 @@ impl End {
         }
     }
 
-    /// Forgets the end of a boot, so that the guest can boot again, unless the user or a signal requested an end.
+    /// Clears the end of a boot, so that the guest can boot again; fails if the user or a signal requested an end.
     ///
     /// # Errors
     /// The requested end.
@@ -229,7 +229,7 @@ impl End {
         said.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
     }
 
-    /// Takes the result; `None` before the end, and once taken.
+    /// Takes the result; `None` before the end, and after the result was taken.
     pub fn take(&self) -> Option<Result<Ending, VcpuError>> {
         self.said().how.take()
     }

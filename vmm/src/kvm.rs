@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm};
 /// Errors of opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// /dev/kvm does not exist, or no loaded module serves it. The field is the remedy.
+    /// /dev/kvm does not exist, or KVM does not serve it. The field is the remedy.
     #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
     Missing(&'static str),
     /// The process lacks permission.
@@ -21,7 +21,7 @@ pub enum KvmError {
     #[error("/dev/kvm has API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
-    #[error("this KVM lacks {0}: a host kernel of version 5.10 or later has it")]
+    #[error("this KVM lacks {0}: host kernels from version 5.10 on have it")]
     Lacks(&'static str),
     /// More vCPUs than this host supports.
     #[error("{asked} vCPUs are too many: this KVM runs at most {most}")]

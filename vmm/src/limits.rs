@@ -26,8 +26,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_persistent: Option<u32>,
 
-    /// Maximum number of host counters that sampling events hold open; each takes a descriptor [default:
-    /// 1024, or fewer if 'ulimit -Hn' leaves less]
+    /// Maximum number of host counters that sampling events hold open; each takes a descriptor, or two for a
+    /// trace of exits [default: 1024, or fewer if 'ulimit -Hn' is too low]
     #[arg(long, value_name = "N")]
     pub max_host_counters: Option<u32>,
 
@@ -110,7 +110,7 @@ pub struct LimitArgs {
 pub struct Limits {
     /// The PMU's limits.
     pub device: vpmu::Limits,
-    /// Whether the user gave the number of host counters. A host that allows fewer is then an error.
+    /// Whether the user gave the number of host counters. If the host allows fewer, the configuration is then refused.
     pub host_counters_asked: bool,
     /// Bytes from rings in guest memory per recording.
     pub guest_recording: u64,

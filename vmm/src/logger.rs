@@ -1,5 +1,5 @@
-//! The log on standard error. A guest can cause messages at any rate, so they are limited, and the
-//! log reports the number of dropped lines.
+//! The log on standard error. A guest can cause messages at any rate, so the log limits its lines, and
+//! reports the number of dropped lines.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};

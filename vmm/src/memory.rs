@@ -23,7 +23,7 @@ use crate::arch::layout::{self, WINDOW};
 /// Errors of guest memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The host refused that much address space.
+    /// The host refused to reserve guest memory of this size.
     #[error("cannot reserve {mib} MiB for the guest: give less with --memory")]
     Reserve {
         /// The requested size.

@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// Whether the name is taken by something other than a regular file.
+    /// Whether a file that is not a regular file has this name.
     pub(crate) fn is_taken(&self) -> bool {
         let status = self.status(true).ok().flatten();
         status

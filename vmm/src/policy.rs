@@ -65,7 +65,7 @@ pub struct PolicyArgs {
     pub pmu: Option<Tier>,
 
     /// Add events to the tier of --pmu; without --pmu, the guest has only the events added. See below for
-    /// names and other ways to select events; may be given again
+    /// names and other ways to select events; can be repeated
     #[arg(
         long = "allow-event",
         value_name = "EVENT[,...]",
@@ -73,7 +73,7 @@ pub struct PolicyArgs {
     )]
     pub allow_events: Vec<Events>,
 
-    /// Remove events from the list: the guest cannot see that the host has them; may be given again
+    /// Remove events from the list: the guest cannot see that the host has them; can be repeated
     #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub deny_events: Vec<Events>,
 
@@ -133,7 +133,7 @@ impl HardwareUse {
 /// The events that may be opened, according to the tier and the lists that refine it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// The tier that the list began with; `None` if the guest has only listed events.
+    /// The tier that the lists refine; `None` if the guest has only the events that the lists add.
     pub tier: Option<Tier>,
     /// The events that the guest may open.
     pub policy: Policy,
@@ -302,7 +302,7 @@ fn of_hardware(event: &EventMatch) -> bool {
     Policy::new(vec![*event], Vec::new()).allows_hardware()
 }
 
-/// Whether hardware counts the event with this name in the catalogue or in --persistent.
+/// Whether hardware counts the event `name`, a name of the catalogue or of --persistent.
 pub(crate) fn is_hardware(name: &str) -> bool {
     matches(name).is_ok_and(|events| events.iter().any(of_hardware))
 }
@@ -420,7 +420,7 @@ impl PolicyArgs {
 }
 
 impl Decision {
-    /// The tier's name, or `list` if the guest has only listed events.
+    /// The tier's name; `list` without a tier.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.tier.map_or("list", name)

@@ -23,7 +23,7 @@ pub enum RecordingError {
         #[source]
         source: io::Error,
     },
-    /// The path is taken by a directory or a device.
+    /// A directory or a device exists at the path.
     #[error("{0} is not a regular file; choose another path with --recording")]
     NotFile(PathBuf),
     /// The older file cannot be moved.
@@ -69,8 +69,8 @@ impl Recorder {
         })
     }
 
-    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: an error found only
-    /// after the run would cost the recording.
+    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: if the
+    /// error were found only after the run, the recording would be lost.
     ///
     /// # Errors
     /// [`RecordingError`].

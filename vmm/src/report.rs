@@ -105,8 +105,7 @@ pub struct VcpuReport {
 /// Totals of the PMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VpmuReport {
-    /// The tier that the list of the guest's events began with; `list`: only events allowed by
-    /// name.
+    /// The tier that the operator's lists refine; `list`: no tier, only the events that the lists add.
     pub policy: &'static str,
     /// The events that the guest could open.
     pub events: Vec<String>,
@@ -115,8 +114,8 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Totals of what limits dropped or delayed: log lines, console output, resets and recordings. Also the totals of the
-/// lines and the output written.
+/// Totals of log lines, console output, resets and recordings that limits dropped or delayed. Also the totals of the
+/// written log lines and console output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Lines of the log written.
@@ -136,7 +135,7 @@ pub struct HeldBack {
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// A stable name for the end of the run, such as `poweroff`; `stopped` if KVM cannot continue the guest,
+    /// The stable name of the run's end, such as `poweroff`; `stopped` if KVM cannot continue the guest,
     /// `error` if the VMM failed.
     pub ending: &'static str,
     /// The VMM's exit status.
@@ -291,7 +290,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             );
             let all = vcpu.kvm.as_ref().and_then(|kvm| kvm.get("exits"));
             let _ = match all {
-                Some(all) => writeln!(text, ", {all} in all"),
+                Some(all) => writeln!(text, ", {all} in total"),
                 None => writeln!(text),
             };
         }

@@ -106,7 +106,7 @@ fn install() {
     });
 }
 
-/// Waits until `output` is writable (true) or one of `unless` is readable (false).
+/// Waits until `output` is writable, or one of `unless` is readable; returns whether `output` is writable.
 ///
 /// # Errors
 /// The kernel's error.
@@ -119,7 +119,7 @@ pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     ])
 }
 
-/// Waits until `input` is readable (true) or one of `unless` is readable (false).
+/// Waits until `input` or one of `unless` is readable; returns whether `input` is readable.
 ///
 /// # Errors
 /// The kernel's error.

@@ -342,7 +342,11 @@ fn flags_override_the_configuration_file() {
     assert_eq!(status(&[]), Some(5));
     let other = bench.file("other.elf", &elf(&power_off(), 0));
     let other = other.to_str().expect("a plain path");
-    assert_eq!(status(&["--kernel", other]), Some(0), "flags win");
+    assert_eq!(
+        status(&["--kernel", other]),
+        Some(0),
+        "flags override the file"
+    );
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn samples(path: &Path) -> Vec<(String, u64, u64)> {
     let PerfFileReader {
         mut perf_file,
         mut record_iter,
-    } = PerfFileReader::parse_file(file).expect("a file of perf's");
+    } = PerfFileReader::parse_file(file).expect("a perf.data");
     let names: Vec<String> = perf_file
         .event_attributes()
         .iter()

@@ -129,7 +129,7 @@ pub(super) fn mediated(mediated: Option<bool>) -> Check {
     match mediated {
         None => Check::new(
             name,
-            "unknown to KVM",
+            "not supported",
             "hardware events do not keep other VMs from starting: this KVM has no mediated PMUs",
         ),
         Some(false) => Check::new(

@@ -85,9 +85,9 @@ pub struct Perf {
 /// A host PMU whose trace guests cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostTrace {
-    /// The host's name for it.
+    /// The host's name for the PMU.
     pub pmu: String,
-    /// The reason.
+    /// The reason why guests cannot have the trace.
     pub refused: String,
 }
 

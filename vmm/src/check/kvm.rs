@@ -62,7 +62,7 @@ fn remedy(errno: i32) -> String {
             format!("no permission to open {PATH}: join group kvm, or run as root")
         }
         libc::ENODEV | libc::ENXIO => {
-            format!("{PATH} has no KVM behind it: {}", HOST.remedy)
+            format!("{PATH} exists, but KVM does not serve it: {}", HOST.remedy)
         }
         _ => format!(
             "cannot open {PATH}: {}",

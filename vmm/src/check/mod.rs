@@ -2,7 +2,7 @@
 //!
 //! Most results come from experiments: guests of a few instructions, events that are opened and
 //! counted. Other programs read the JSON to decide where a stock kernel can run. The time of each probe
-//! is limited, so that a broken hypervisor shows up in the table instead of hanging the program.
+//! is limited: on a broken hypervisor, the table shows the failure, and the program does not hang.
 
 mod events;
 mod facts;
@@ -53,7 +53,7 @@ Exit status:
 /// Errors of `vmm check`.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The survey is printed, and guests cannot run here.
+    /// The survey is printed, but guests cannot run here.
     #[error("no guest runs on this machine: {0}")]
     NoGuest(String),
     /// The list of events contradicts itself.

@@ -99,7 +99,7 @@ fn names(kind: u32) -> impl Iterator<Item = &'static str> {
         .map(|generic| generic.0)
 }
 
-/// Runs every probe; samples a guest only if `guests` can run.
+/// Runs every probe; samples guests only if guests can run (`guests`).
 pub(super) fn probe(guests: bool) -> Perf {
     let mut events: BTreeMap<_, _> = GENERIC
         .iter()
@@ -242,7 +242,7 @@ fn tracepoints(guests: bool) -> Finding {
 
 fn exits_of_a_guest() -> Result<u64, String> {
     // The guest runs for `time`, which starts before the event is opened. On an emulated host, the time can pass
-    // before the event is open, and no exit is recorded. In this case, repeat with a longer time.
+    // before the event is open, and no exit is recorded. Then repeat with a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

@@ -59,17 +59,17 @@ pub struct RunArgs {
     pub count_mode: Option<CountMode>,
 
     /// Pin hardware events on the host: pinned events do not share a counter, and an event without
-    /// a counter is in error. Without this option the host multiplexes counters, and the guest sees
-    /// less time running than enabled
+    /// a counter is in error. Without this option the host may multiplex counters: an event then runs for
+    /// less time than it is enabled
     #[arg(long)]
     pub pin_hardware: bool,
 
-    /// Memory of the VMM for the rings of persistent events that outlive a guest reset, in bytes or
-    /// with K or M; 0 disables it [default: 16M]
+    /// Size of the window, the memory of the VMM for rings that outlive a guest reset, in bytes or
+    /// with K or M; 0: no window [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub window: Option<u64>,
 
-    /// Start a persistent event before the guest's first instruction; may be given again. See below
+    /// Start a persistent event before the guest's first instruction; can be repeated. See below
     #[arg(long, value_name = "EVENT[,OPTION...]")]
     pub persistent: Vec<PersistSpec>,
 
@@ -103,7 +103,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 
-    /// Run the guest as this user and group, given as numbers; start as root to use this. See below
+    /// Change to this numeric user and group before the guest runs; start as root to use this. See below
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
@@ -167,16 +167,16 @@ the snapshot. The machine reads memory from DIR on first access and never writes
 can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names
 the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count,
 or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too;
---persistent starts more events: give them names that no event of the snapshot has. A snapshot that is
+--persistent starts more events; no event of the snapshot may have the same name. A snapshot that is
 damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason.
 
 Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR
 --diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page
-costs a fault that KVM serves. --restore DIR of a diff reads BASE, too.
+costs a fault that KVM handles. --restore DIR of a diff reads BASE, too.
 
 Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop.
-EVENT is a name of 'vmm check --pmu full'. marks counts every mark, mark=7 only marks with the value 7, and
-exits-io:k only port accesses in kernel mode. The options:
+EVENT is a name that 'vmm check --pmu full' lists. marks counts every mark, mark=7 only marks with the value 7, and
+exits-io:k only port accesses in kernel mode. Options:
   period=N    take a sample every N events
   freq=N      take about N samples a second
   cpu=N|all   count on this vCPU [default: all, one event for each]
@@ -189,28 +189,30 @@ neither the host's name nor any of its paths.
 
 Events of the guest: --pmu selects a list of events that the guest may open.
   --pmu off       the machine has no PMU device, and no exits caused by one
-  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and for each reason the exits that
-                  reach the VMM; no hardware event is opened, unless --persistent names one
+  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and exits that reach the VMM, by
+                  reason; no hardware event is opened, unless --persistent names one
   --pmu standard  every event of clocks; also the CPU's generic and cache events, page-faults,
                   context-switches, cpu-migrations, exits, halts, and traces
   --pmu full      every event of standard; also every raw event of the host's CPU
 --allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
 --deny-event removes an event from the list, even if another option allows it, and also the traces that show
-the event or are paced by it. Both options take names of 'vmm check --pmu full' (instructions), patterns (exits-*),
-kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the
-events whose config equals CONFIG in the bits of MASK). A denied event is absent: the catalogue does not list
-it, and opening it fails like opening an event that the host does not have. The list applies only to the
-guest: --persistent and 'vmm ctl start' take any event of the host, and the guest may read those events.
+the event or are paced by it. Both options take names that 'vmm check --pmu full' lists (instructions),
+patterns (exits-*), kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff:
+KIND:CONFIG/MASK, the events whose config equals CONFIG in the bits of MASK). A denied event is absent: the
+catalogue does not list it, and opening it fails like opening an event that the host does not have. The list
+applies only to the guest: --persistent and 'vmm ctl start' take any event of the host, and the guest may read
+those events.
 
 Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these event numbers of the host's CPU
 ('perf stat -e r11' in the guest). A number is an event and its unit mask; flags (any thread, edge and the
-like) are never passed on. A raw event can count shared resources, such as a last-level cache, or reveal the
-activity of the host and of neighbours: allow only events that you know from the manual of this CPU model. The
-catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open any number.
+like) are never passed to the host. A raw event can count shared resources, such as a last-level cache, or
+reveal the activity of the host and of other guests: allow only events that you know from the manual of this
+CPU model. The catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open every
+raw event.
 
-Control: --ctl creates a socket that only you can use. Through it, 'vmm ctl' lists, starts, flushes, records
-and ends persistent events while the guest runs, and saves the machine. The socket is removed when the run ends;
-a stale socket is replaced.
+Control: --ctl creates a socket that only the machine's owner and root can use. Through it, 'vmm ctl' lists,
+starts, flushes, records and ends persistent events while the guest runs, and saves the machine. The socket is
+removed when the run ends; a stale socket is replaced.
 
 Confinement: before the guest's first instruction the VMM opens the files that it needs, closes inherited
 descriptors, drops every capability except CAP_PERFMON, and installs a seccomp filter on each thread. All paths

@@ -102,7 +102,7 @@ fn confinement_from_flags_overrides_the_file() {
     assert_eq!(config.confinement.user, user("1:2"));
     assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/b")));
     let filtered = with_file(r#"{"seccomp": true}"#, flags()).expect("valid");
-    assert!(!filtered.confinement.seccomp, "the flag wins");
+    assert!(!filtered.confinement.seccomp, "the flag overrides the file");
     for wrong in [r#"{"user": "nobody"}"#, r#"{"user": 7}"#] {
         let error = with_file(wrong, kernel()).expect_err("no user");
         assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
@@ -124,7 +124,7 @@ fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
         ..kernel()
     };
     let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
-    assert!(!config.hardware.events, "the flag wins");
+    assert!(!config.hardware.events, "the flag overrides the file");
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
     };
     assert!(
         pinned(with_file(r#"{"pin-hardware": false}"#, flag)),
-        "the flag wins"
+        "the flag overrides the file"
     );
 }
 
@@ -279,7 +279,7 @@ fn policy_from_flags_overrides_the_file() {
     assert!(allows(&config, KIND_EXITS, EXIT_IO) && !allows(&config, KIND_TSC, 0));
     let off = with_file(r#"{"pmu": "off"}"#, kernel()).expect("valid");
     assert!(!off.vpmu);
-    let flag = with_file(r#"{"vpmu": false}"#, flags()).expect("the flag wins");
+    let flag = with_file(r#"{"vpmu": false}"#, flags()).expect("the flag overrides the file");
     assert!(flag.vpmu);
     for wrong in [r#"{"allow-events": ["cycels"]}"#, r#"{"pmu": "all"}"#] {
         let error = with_file(wrong, kernel()).expect_err("not valid");

@@ -75,7 +75,7 @@ pub enum ConfineError {
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
     /// A mistake in the lists of system calls.
-    #[error("the seccomp filter of {thread} threads cannot be made: this is a bug")]
+    #[error("cannot compile the seccomp filter of {thread} threads: this is a bug")]
     Filter {
         /// The kind of thread.
         thread: &'static str,
@@ -99,7 +99,7 @@ pub enum ConfineError {
 /// The purpose of a thread, which determines its system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
-    /// Runs the event loop, and everything after it.
+    /// Runs the event loop, and all work after the run.
     Main,
     /// Runs a vCPU.
     Vcpu,
@@ -160,7 +160,7 @@ pub struct Confined {
     pub no_new_privs: bool,
     /// Capabilities in effect.
     pub capabilities: Vec<&'static str>,
-    /// The user and group it runs as.
+    /// The user and group of the process.
     pub user: String,
     /// The root directory, if it was changed.
     pub chroot: Option<PathBuf>,
@@ -174,7 +174,7 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Prepares the process, and checks that the process may confine itself as `options` require. Call this
+    /// Prepares the process, and checks that it has the privileges to apply `options`. Call this
     /// before the process starts a thread.
     ///
     /// # Errors
@@ -218,7 +218,7 @@ impl Confinement {
             })?)),
             false => {
                 eprintln!(
-                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process can attack all of the host's kernel"
+                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process can attack the host's kernel through any system call"
                 );
                 None
             }
@@ -268,8 +268,8 @@ impl Confinement {
         Ok(thread)
     }
 
-    /// Returns a function that installs the filter of a thread of `kind`. A thread that is not started by
-    /// [`Self::spawn`] must call it first.
+    /// Returns a function that installs the filter of `kind` on the calling thread. A thread that is not started by
+    /// [`Self::spawn`] must call the returned function first.
     pub fn begin(
         &self,
         kind: ThreadKind,

@@ -298,7 +298,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
     ]
 }
 
-/// Calls of the PMU device and the runtime.
+/// System calls of the PMU device and of the standard library and C library.
 fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let thread = match kind {
         ThreadKind::Vcpu => Thread::Vcpu,
@@ -314,7 +314,7 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
 
 /// System calls of the crash handler, which can run on any thread.
 fn crash() -> [Rule; 4] {
-    let why = "a crash restores the terminal";
+    let why = "the crash handler restores the terminal";
     [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))
 }
 

@@ -4,7 +4,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "a signal handler reads what the kernel gave it, writes and exits"
+    reason = "a signal handler reads its arguments, writes and exits"
 )]
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ use crate::terminal;
 pub(super) struct Filters(BTreeMap<ThreadKind, BpfProgram>);
 
 thread_local! {
-    /// The kind of the thread, once its filter is installed.
+    /// The kind of this thread; set just before its filter is installed.
     static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 

@@ -1,4 +1,4 @@
-//! `vmm ctl`: sends a request to a running machine, and prints its reply.
+//! `vmm ctl`: sends a request to a running machine, and prints the reply.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -91,7 +91,7 @@ removes the leftover files.
 With --diff BASE, DIR has only the pages written since BASE: the snapshot is small, and the pause is short. DIR
 refers to BASE, and 'vmm run --restore DIR' reads both, and the bases of BASE. Don't change BASE, and keep it at its
 path, or beside DIR if it is beside DIR now. The machine must run with --track-dirty, and BASE must be its last
-snapshot, or the one that it was restored from.
+snapshot, or the snapshot that the machine was restored from.
 
 DIR holds all of the guest's memory, secrets included; only its owner can read it. Don't change its files while
 machines run from it: they read their memory from there. 'vmm run --restore DIR' works any number of times; the
@@ -139,7 +139,7 @@ pub enum CtlError {
         source: io::Error,
     },
     /// The machine ended, or rejected the connection.
-    #[error("the machine behind {0} has closed its control socket without an answer")]
+    #[error("the machine at {0} closed the connection without a reply")]
     Closed(PathBuf),
     /// The reply does not come from a VMM, or comes from a VMM of a different version.
     #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
@@ -159,7 +159,7 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
-    /// A directory or a device is at the path.
+    /// A directory or a device exists at the path.
     #[error("{0} is not a regular file: dump to another path")]
     Taken(PathBuf),
     /// The recording cannot be written at its path.
@@ -193,16 +193,16 @@ pub enum CtlError {
     },
     /// The snapshot is complete, but the machine may still run.
     #[error(
-        "the snapshot {directory} is complete, but the machine did not confirm that it ends: check whether it runs"
+        "the snapshot {directory} is complete, but the machine did not confirm that its run ends: check whether it still runs"
     )]
     Unconfirmed {
         /// The directory.
         directory: PathBuf,
-        /// Why there is no confirmation.
+        /// The reason why there is no confirmation.
         #[source]
         source: Box<CtlError>,
     },
-    /// The reply does not fit the request.
+    /// The reply does not match the request.
     #[error("unexpected reply on {0}: use the 'vmm' of the same version as the machine")]
     Other(PathBuf),
     /// The machine refused the request, with this reason.

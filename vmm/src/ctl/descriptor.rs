@@ -12,7 +12,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Sends all of `bytes`. The descriptor `file` accompanies the first of them.
+/// Sends all of `bytes`. The descriptor `file` accompanies the first byte.
 ///
 /// # Errors
 /// The socket's error.

@@ -1,5 +1,5 @@
-//! The messages of the control socket: one line of JSON each way. This module does not depend on sockets
-//! or tables.
+//! The messages of the control socket: one line of JSON each way. This module does not depend on the
+//! modules of the socket and the table.
 
 use std::fmt;
 use std::path::PathBuf;

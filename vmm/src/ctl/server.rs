@@ -1,4 +1,4 @@
-//! The VMM's end of the control socket. It has its own thread, so that long requests do not delay the guest.
+//! The VMM's end of the control socket, on a thread of its own, so that long requests do not delay the guest.
 //! This module handles connections and parses requests. The function passed to `Server::start` executes them.
 
 use std::collections::BTreeMap;
@@ -275,7 +275,9 @@ impl<S: Peer> Client<S> {
         if let Some(id) = self.snapshot.take() {
             let error = Some(GONE.to_owned());
             if let Reply::Error(error) = serve(Request::Finish { id, error }, None) {
-                log::debug!("cannot give up the snapshot of a client that is gone: {error}");
+                log::debug!(
+                    "cannot abandon the snapshot of a client that has disconnected: {error}"
+                );
             }
         }
     }

@@ -35,7 +35,7 @@ pub enum SocketError {
         most: usize,
     },
     /// The host refused.
-    #[error("cannot make the control socket {path}")]
+    #[error("cannot create the control socket {path}")]
     Host {
         /// The path.
         path: PathBuf,

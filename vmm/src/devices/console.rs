@@ -1,5 +1,5 @@
 //! The user's side of the serial port: writes the guest's output to standard output in batches, and detects
-//! the keys that end a run.
+//! the key sequence that ends a run.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -107,7 +107,7 @@ impl Output {
             ];
             let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
                 Ok(true) => self.out.write(&rest[..rest.len().min(BATCH)]),
-                Ok(false) => Err(io::Error::other("the run ends without a reader")),
+                Ok(false) => Err(io::Error::other("the run ended before the output was read")),
                 Err(error) => Err(error),
             };
             match written {

@@ -173,7 +173,7 @@ impl Serial {
             Err(vm_superio::serial::Error::FullFifo) => 0,
             Err(error) => {
                 // The input is in the FIFO: only the interrupt failed. A guest that polls still finds the input.
-                log::error!("the console interrupt failed: {error}");
+                log::error!("cannot raise the console's interrupt: {error}");
                 bytes.len()
             }
         }

@@ -89,7 +89,7 @@ pub trait Backend: Send + Sync + Debug {
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// The shared memory region `id`, if there is one.
     fn region(&self, id: u8) -> Option<Region>;
-    /// Starts the device: the driver has set the queues up.
+    /// Starts the device with the queues that the driver has set up.
     ///
     /// # Errors
     /// An error sets DEVICE_NEEDS_RESET in the device status.
@@ -99,9 +99,9 @@ pub trait Backend: Send + Sync + Debug {
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
-    /// Stops the device: it must no longer access memory and queues.
+    /// Stops the device, which must then no longer access memory or queues.
     fn reset(&self);
-    /// Handles a notification of `queue` by the vCPU of `caller`, which waits until this returns.
+    /// Handles a notification of `queue` by the vCPU of `caller`, which waits until this call returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 
@@ -273,10 +273,10 @@ impl VirtioMmio {
         match started {
             Ok(()) => self.live.store(true, Ordering::Release),
             Err(error) => {
-                log::warn!("the driver's setup is not valid: {error}");
+                log::warn!("the device cannot start with the driver's setup: {error}");
                 state.status |= NEEDS_RESET;
                 if let Err(error) = self.interrupt.raise(CONFIG_CHANGE) {
-                    log::error!("the interrupt failed: {error}");
+                    log::error!("cannot raise the device's interrupt: {error}");
                 }
             }
         }

@@ -160,7 +160,7 @@ impl Backend for VirtioPmu {
     }
 }
 
-/// Converts a queue that a driver has set up to the device's type.
+/// Converts a queue that a driver has set up into the device's type.
 pub(crate) fn queue_state(queue: &Queue) -> QueueState {
     QueueState {
         ready: queue.ready(),

@@ -26,7 +26,7 @@ pub(crate) enum DiffError {
          --diff out"
     )]
     Base,
-    /// The machine has no base since its start or its last reset.
+    /// The machine has had no snapshot since it started, or since its last reset.
     #[error("the machine has no snapshot since it was started or reset: leave --diff out")]
     None,
     /// KVM's log cannot be read.
@@ -134,7 +134,7 @@ impl Tracker {
         Ok(runs)
     }
 
-    /// Notes that the snapshot `id` was taken; its client has yet to finish it.
+    /// Records that the snapshot `id` was taken. Its client has not finished it yet.
     pub(crate) fn taken(&self, id: &str) {
         let mut since = self.since();
         let none = self.regions.iter().map(Region::none).collect();

@@ -39,7 +39,7 @@ struct Slot {
     /// The id of the snapshot whose memory is written, but whose client has not completed the files.
     unfinished: Option<String>,
     finished: Option<Completion>,
-    /// Whether requests are refused because the main thread no longer takes them.
+    /// Whether the main thread takes no more requests: new requests are refused.
     closed: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Mailbox {
 
 const ENDS: &str = "the machine is ending";
 /// The error of a snapshot whose client has closed its connection.
-pub(crate) const GONE: &str = "its client is gone";
+pub(crate) const GONE: &str = "its client has disconnected";
 const BUSY: &str = "another client is writing a snapshot of this machine";
 
 impl Mailbox {
@@ -125,7 +125,7 @@ impl Mailbox {
         notified.map_err(|error| format!("cannot notify the machine: {error}"))
     }
 
-    /// Whether a request waits, or a snapshot was finished.
+    /// Whether a request is pending, or a client has finished a snapshot.
     pub(crate) fn has_mail(&self) -> bool {
         let slot = self.slot();
         slot.pending.is_some() || slot.finished.is_some()

@@ -110,7 +110,7 @@ pub enum SnapshotError {
     /// The directory of a base contains a different snapshot, or the base has changed.
     #[error("{0} is not the snapshot that the diff is based on, or has changed since")]
     OtherBase(PathBuf),
-    /// The snapshot is already the last diff that is allowed on top of a full snapshot.
+    /// The base is already the last diff that is allowed on top of a full snapshot.
     #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
     TooManyDiffs(PathBuf),
     /// The facts describe an impossible machine.
@@ -269,7 +269,7 @@ pub struct Taken {
     pub state: String,
     /// Bytes of memory.
     pub memory: u64,
-    /// Of these, bytes that are not in holes.
+    /// Bytes of memory that are not in holes of the file.
     pub written: u64,
     /// Nanoseconds that the guest was stopped.
     pub paused_ns: u64,

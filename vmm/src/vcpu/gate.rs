@@ -24,8 +24,8 @@ pub struct Gate {
 /// The vCPUs at a gate.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Number of times that the gate was closed. If the gate closes again before a released vCPU wakes up, the
-    /// number has changed: the vCPU returns from [`Gate::pass`], and saves its new state at its next call.
+    /// Number of times that the gate was closed. If the gate closes again before a released vCPU wakes up, the vCPU
+    /// finds a different number: it returns from [`Gate::pass`], and saves its new state at its next call.
     closings: u64,
     /// By vCPU: the state of a waiting vCPU.
     states: Vec<Option<Saved>>,
@@ -37,8 +37,7 @@ pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
     /// Makes all vCPUs, `vcpus` in number, leave the guest and wait until the returned value is dropped. Also returns
-    /// their states.
-    /// `None` if the run ends and some vCPUs no longer come to the gate.
+    /// their states. Returns `None` if the run ends before every vCPU has reached the gate.
     pub(crate) fn close(
         &self,
         vcpus: u8,
@@ -164,7 +163,7 @@ mod tests {
             gate.left();
             assert!(closing.join().expect("no panic"));
         });
-        assert!(!gate.is_closed(), "nobody would open the gate again");
+        assert!(!gate.is_closed(), "the gate stays closed");
     }
 
     #[test]
@@ -185,7 +184,7 @@ mod tests {
             catch_unwind(vcpu).expect_err("a panic");
             let gone = closed.recv_timeout(Duration::from_secs(10));
             gate.left();
-            assert_eq!(gone, Ok(true), "it still waits");
+            assert_eq!(gone, Ok(true), "the closing thread still waits");
         });
     }
 
@@ -203,9 +202,9 @@ mod tests {
             });
             let (closed, states) = gate.close(1, &threads, &end).expect("one vCPU");
             assert!(matches!(states.as_slice(), [Err(_)]));
-            assert!(passed.try_recv().is_err(), "it waits");
+            assert!(passed.try_recv().is_err(), "the vCPU does not wait");
             drop(closed);
-            passed.recv().expect("it goes on");
+            passed.recv().expect("the vCPU continues");
         });
     }
 

@@ -81,7 +81,7 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest on this vCPU until the run ends, for whatever reason. Announces the end if this vCPU
+    /// Runs the guest on this vCPU until the run ends. Announces the end if this vCPU
     /// ends the run or fails.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
@@ -231,7 +231,7 @@ fn internal_error(number: Option<u32>) -> String {
         _ => "an unknown error",
     };
     format!(
-        "KVM met {why} (internal error {})",
+        "KVM encountered {why} (internal error {})",
         number.unwrap_or_default()
     )
 }

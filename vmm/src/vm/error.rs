@@ -45,7 +45,7 @@ pub enum VmError {
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
     /// This KVM cannot save a machine.
-    #[error("this KVM cannot save the machine, as --ctl requires; run it without --ctl")]
+    #[error("this KVM cannot save the machine, as --ctl requires; run without --ctl")]
     Saver(#[source] state::StateError),
     /// KVM cannot be opened, or refuses a request.
     #[error(transparent)]
@@ -66,15 +66,15 @@ pub enum VmError {
     #[error(transparent)]
     Devices(#[from] board::PlugError),
     /// The host's perf events cannot serve the paravirtual PMU.
-    #[error("the host's perf events cannot serve the PMU; --no-vpmu leaves it out")]
+    #[error("the host's perf events cannot serve the PMU; --no-vpmu runs without a PMU")]
     PerfSource(#[from] vpmu::host::Error),
-    /// The PMU device cannot be made.
-    #[error("cannot make the PMU device; --no-vpmu leaves it out")]
+    /// The PMU device cannot be created.
+    #[error("cannot create the PMU device; --no-vpmu runs without a PMU")]
     Vpmu(#[from] vpmu::Error),
     /// A persistent event of the operator cannot be started, or its recording cannot be written.
     #[error(transparent)]
     Operator(#[from] operator::OperatorError),
-    /// The control socket cannot be made.
+    /// The control socket cannot be created.
     #[error(transparent)]
     Socket(#[from] ctl::SocketError),
     /// The control socket cannot be served.

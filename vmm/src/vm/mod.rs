@@ -112,7 +112,7 @@ pub struct Ran {
     pub recorded: Option<Recorded>,
     /// Effects of the guest's limits.
     pub held_back: HeldBack,
-    /// The name of the tier that the guest's events began with, or `list`.
+    /// The name of the tier that the operator's lists refine; `list` without a tier.
     pub policy: &'static str,
     /// The events that the guest could open, if a report was requested.
     pub events: Vec<String>,
@@ -218,7 +218,7 @@ impl Vm {
         };
         // Threads inherit the signal mask: block the signals before starting any thread that runs with the guest.
         let signals = EndingSignals::new()?;
-        // The window's slots follow the RAM's. Register the window on another thread, in parallel to the next
+        // The window's slots follow the RAM's. Register the window on another thread, in parallel with the next
         // steps: nothing needs its slots before the guest runs.
         let window_slot = window.as_ref().map(|window| {
             let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
@@ -369,7 +369,7 @@ impl Vm {
                     if let Err(outside) = self.shared.end.go_on() {
                         return Ok(outside);
                     }
-                    log::info!("{how}: it boots again");
+                    log::info!("{how}: the guest boots again");
                     self.await_turn(&mut resets, &mut events)?;
                     if let Some(ended) = self.shared.end.take() {
                         return Ok(ended?);
@@ -391,7 +391,9 @@ impl Vm {
         let wait = resets.wait(Instant::now());
         if !wait.is_zero() {
             self.resets_delayed += 1;
-            log::warn!("the guest resets more often than --max-resets allows: it waits");
+            log::warn!(
+                "the guest resets more often than --max-resets allows: its next boot is delayed"
+            );
             events.run_for(wait)?;
         }
         resets.take(1, Instant::now());
@@ -454,7 +456,7 @@ impl Vm {
     }
 
     /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so
-    /// the previous VM must be gone.
+    /// the previous VM must have been destroyed.
     fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
         let line = self.console.serial.line();
         // Drop an interrupt of the previous boot, if there is one.

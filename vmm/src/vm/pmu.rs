@@ -147,7 +147,7 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Only the report needs the list. List the events now, since KVM's statistics are gone when the
+        // Only the report needs the list. List the events now, since KVM's statistics no longer exist when the
         // report is written. Without a report, the events are probed when the first driver needs them:
         // opening the first perf event of a host takes milliseconds.
         let events = match config.report {
@@ -186,7 +186,7 @@ impl Pmu {
         })
     }
 
-    /// Connects the device to a new VM.
+    /// Connects the device's interrupt and notifications to a new VM.
     ///
     /// # Errors
     /// [`VmError::Kvm`].

@@ -25,7 +25,7 @@ use crate::vcpu::Closed;
 /// Errors of saving the machine. The machine continues, unless its run ends.
 #[derive(Debug, thiserror::Error)]
 enum TakeError {
-    /// The end of the run is announced.
+    /// The run is ending.
     #[error("the machine is ending")]
     Ends,
     /// The embedder emulates registers, whose state the VMM does not know.
@@ -75,7 +75,7 @@ impl Vm {
         }
     }
 
-    /// Keeps the machine stopped until the client has the complete snapshot, and then ends the run. The
+    /// Keeps the machine stopped until the client has completed the snapshot, and then ends the run. The
     /// machine continues if the snapshot fails.
     fn end_with_snapshot(&self, still: Still<'_>) {
         let (mailbox, end) = (&self.control.mailbox, &self.shared.end);
@@ -107,7 +107,9 @@ impl Vm {
                 Ok(false) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    log::warn!("the machine continues: it cannot wait for its snapshot: {error}");
+                    log::warn!(
+                        "the machine continues: cannot wait for the client of its snapshot: {error}"
+                    );
                     break;
                 }
             }

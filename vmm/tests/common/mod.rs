@@ -191,7 +191,7 @@ pub(crate) fn kill(signal: &str, child: &Child) {
     assert!(kill.expect("kill starts").success());
 }
 
-/// Ends a machine by SIGTERM.
+/// Ends a machine with SIGTERM.
 #[track_caller]
 pub(crate) fn terminate(mut child: Running) {
     kill("-TERM", &child);

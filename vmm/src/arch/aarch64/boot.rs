@@ -19,10 +19,10 @@ pub enum BootError {
     /// The initramfs or the command line is not suitable.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The device tree cannot be made.
-    #[error("cannot make the device tree")]
+    /// The device tree cannot be built.
+    #[error("cannot build the device tree")]
     Fdt(#[source] vm_fdt::Error),
-    /// Guest memory refuses a write.
+    /// A write to guest memory failed.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
 }

@@ -6,8 +6,8 @@ use vmm_sys_util::ioctl::ioctl_expr;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// Encodes a KVM request, as the kernel's macro `_IOC` does. `direction`: whether user space reads or writes the
-/// argument.
+/// Encodes the number of a KVM ioctl, as the kernel's macro `_IOC` does. `direction`: whether user space reads or
+/// writes the argument.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -20,7 +20,7 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Requests with which a vCPU's thread reads the vCPU's registers and injects an abort.
+/// Ioctls with which a vCPU's thread reads the vCPU's registers and injects an abort.
 pub const VCPU: [(u32, &str); 2] = [
     (
         GET_ONE_REG,
@@ -32,7 +32,7 @@ pub const VCPU: [(u32, &str); 2] = [
     ),
 ];
 
-/// Requests that set up a VM, for a guest that boots again after a reset.
+/// Ioctls that set up a VM, for a guest that boots again after a reset.
 pub const BOOT: [(u32, &str); 8] = [
     (
         kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
@@ -76,7 +76,7 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
 ];
 
-/// Requests with which a vCPU's thread saves its vCPU, besides [`VCPU`].
+/// Ioctls with which a vCPU's thread saves the vCPU's state, in addition to those in [`VCPU`].
 pub const SAVE_VCPU: [(u32, &str); 3] = [
     (
         kvm(READ | WRITE, 0xb0, size_of::<u64>()),
@@ -92,7 +92,7 @@ pub const SAVE_VCPU: [(u32, &str); 3] = [
     ),
 ];
 
-/// Requests with which the main thread saves the VM's state, except that of the vCPUs.
+/// Ioctls with which the main thread saves the VM's state, except that of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 2] = [
     (
         kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),

@@ -19,7 +19,7 @@ pub enum CpuError {
     /// KVM returns an error.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// KVM gives a vCPU a different affinity than the device tree does.
+    /// A vCPU's affinity differs between KVM and the device tree.
     #[error("KVM gives vCPU {index} the affinity {is:#x} instead of {expected:#x}")]
     Affinity {
         /// The vCPU's index.

@@ -1,5 +1,5 @@
-//! Registers that an embedder emulates instead of KVM. There are none on arm64, where KVM does not pass
-//! accesses to system registers to user space.
+//! Registers that an embedder emulates instead of KVM. arm64 has no such registers: KVM does not pass accesses to
+//! system registers to user space.
 
 use std::error::Error;
 use std::io;

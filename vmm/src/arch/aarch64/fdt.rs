@@ -22,7 +22,7 @@ const SERIAL_CLOCK: u32 = 1_843_200;
 /// Number of 32-bit cells in an address and in a size.
 const CELLS: u32 = 2;
 
-/// Builds the device tree of `machine`, which has `memory` bytes of memory. `initramfs` has the initramfs's address
+/// Builds the device tree of `machine`, which has `memory` bytes of memory. `initramfs` is the initramfs's address
 /// and size.
 pub(super) fn build(
     machine: &Machine,

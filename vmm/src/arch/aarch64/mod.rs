@@ -16,6 +16,6 @@ pub mod platform;
 pub mod state;
 
 /// The first Linux version whose KVM keeps counting when the host moves an event between counters while the guest
-/// runs. After such a move, older versions do not count the guest's EL0 until the vCPU is loaded again.
+/// runs. After a move, older versions do not count the guest's EL0 until the vCPU is loaded again.
 /// `None`: every version keeps counting.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = Some((6, 6));

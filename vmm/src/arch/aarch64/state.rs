@@ -190,7 +190,7 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
     let mut value = [0; MAX_BYTES];
     fd.get_one_reg(id, &mut value)?;
     let value = u128::from_le_bytes(value);
-    #[expect(clippy::cast_possible_truncation, reason = "these are its halves")]
+    #[expect(clippy::cast_possible_truncation, reason = "the casts split the value")]
     let halves = (value as u64, (value >> 64) as u64);
     Ok(halves)
 }

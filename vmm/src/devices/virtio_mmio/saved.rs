@@ -25,7 +25,7 @@ pub(crate) enum TransportError {
     #[error("the queues of the saved device differ from this device's in number or maximum size")]
     Queues,
     /// The interrupt line returned an error.
-    #[error("the interrupt failed")]
+    #[error("cannot raise the device's interrupt")]
     Interrupt(#[source] io::Error),
 }
 

@@ -19,7 +19,7 @@ pub(super) const STORE: &[u32] = &[MOV_X1_VALUE, STR_W1, BACK];
 
 /// Runs at EL0: makes a system call, and after its return stores [`STORE_VALUE`] at [`RETURNED`].
 pub(super) const CALL: &[u32] = &[SVC, MOV_X1_VALUE, STR_X1_RETURNED, BACK];
-/// The value of CurrentEL at EL1, where the system call arrives.
+/// The value of CurrentEL at EL1, which the system call enters.
 pub(super) const EL1: u64 = 1 << 2;
 
 /// Raises a breakpoint exception.

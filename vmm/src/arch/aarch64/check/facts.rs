@@ -1,21 +1,21 @@
-//! A survey's findings about guests, as `vmm check --json` prints them, and their consequences.
+//! Results of the probes that run small guests, as `vmm check --json` prints them, and their consequences.
 
 use serde::Serialize;
 
 use crate::probe::{Check, Finding};
 
-/// Findings of the probes, each by a guest of a few instructions.
+/// Results of the probes, each of which runs a guest of a few instructions.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Guest {
     /// A store outside guest memory reached the VMM with its address and data.
     pub mmio: Finding,
-    /// `svc` at EL0 arrived at EL1, `eret` went back to EL0.
+    /// `svc` at EL0 entered EL1, and `eret` returned to EL0.
     pub system_call: Finding,
     /// `brk` at EL1 raised a breakpoint exception.
     pub breakpoint: Finding,
-    /// `hvc` for PSCI's version was answered.
+    /// `hvc` with the function PSCI_VERSION returned version 0.2 or later.
     pub hypercall: Finding,
-    /// A signal to the thread of a vCPU that spins in the guest ended the run call.
+    /// A signal to the thread of a vCPU that spins in the guest made `KVM_RUN` return.
     pub signal: Finding,
 }
 
@@ -53,14 +53,14 @@ impl Guest {
             Check::choose(
                 "guest.system-call",
                 &self.system_call,
-                "programs can call a guest kernel",
-                "a stock kernel dies at the first system call of its first program",
+                "programs can make system calls",
+                "a stock kernel crashes at the first system call of its first program",
             ),
             Check::choose(
                 "guest.breakpoint",
                 &self.breakpoint,
                 "a kernel can patch its own code",
-                "a stock kernel dies when it patches its own code",
+                "a stock kernel crashes when it patches its own code",
             ),
             Check::choose(
                 "guest.hypercall",

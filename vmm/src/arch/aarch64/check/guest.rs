@@ -1,4 +1,4 @@
-//! Probes of KVM by guests of a few instructions, each on a fresh machine.
+//! Probes that run guests of a few instructions, each in a new VM.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(crate) fn probe() -> Guest {
             let exit = machine.run();
             let at = machine.get(reg::PC)?;
             Ok(match exit {
-                Exit::Stopped if in_loop(at) => Finding::yes("ends the run call"),
+                Exit::Stopped if in_loop(at) => Finding::yes("makes KVM_RUN return"),
                 Exit::Stopped => Finding::no(format!("left the guest at {at:#x}")),
                 exit => Finding::no(exit.describe()),
             })
@@ -61,7 +61,7 @@ fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {
         return Ok(Finding::no(format!(
-            "{} instead of arriving",
+            "{} instead of entering the kernel",
             up.describe()
         )));
     }
@@ -70,6 +70,9 @@ fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let user = vpmu::CpuState::is_user(machine.get(reg::PSTATE)?);
     Ok(match back && user {
         true => Finding::yes("EL0 to EL1 and back"),
-        false => Finding::no(format!("{} instead of returning", down.describe())),
+        false => Finding::no(format!(
+            "{} instead of returning to the program",
+            down.describe()
+        )),
     })
 }

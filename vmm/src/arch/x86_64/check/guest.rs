@@ -51,7 +51,7 @@ pub(crate) fn probe() -> Guest {
             machine.set_regs(|regs| regs.rax = HYPERCALL_UNKNOWN)?;
             let expected = Exit::Store(code::RESULT, HYPERCALL_ENOSYS.cast_unsigned());
             Ok(match machine.run() {
-                exit if exit == expected => Finding::yes("an unknown number is answered"),
+                exit if exit == expected => Finding::yes("an unknown number returns an error"),
                 exit => Finding::no(exit.describe()),
             })
         }),
@@ -59,7 +59,7 @@ pub(crate) fn probe() -> Guest {
             let exit = machine.run();
             let at = machine.regs()?.rip;
             Ok(match exit {
-                Exit::Stopped if in_loop(at) => Finding::yes("ends the run call"),
+                Exit::Stopped if in_loop(at) => Finding::yes("makes KVM_RUN return"),
                 Exit::Stopped => Finding::no(format!("left the guest at {at:#x}")),
                 exit => Finding::no(exit.describe()),
             })
@@ -109,7 +109,7 @@ fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
         Exit::Store(code::RESULT, selector) => selector,
         exit => {
             return Ok(Finding::no(format!(
-                "{} instead of arriving",
+                "{} instead of entering the kernel",
                 exit.describe()
             )));
         }
@@ -124,7 +124,7 @@ fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
         Exit::Store(code::RETURNED, selector) => selector,
         exit => {
             return Ok(Finding::no(format!(
-                "{} instead of returning",
+                "{} instead of returning to the program",
                 exit.describe()
             )));
         }

@@ -45,7 +45,7 @@ impl Guest {
             GuestTsc::Host => ("the host's", "guest and host share one clock"),
             GuestTsc::HostDespiteOffset => (
                 "the host's, although KVM reports an offset",
-                "KVM's offset cannot be trusted: guest times have to be taken from the host's counter",
+                "KVM reports a wrong offset: guest times must be read from the host's counter",
             ),
             GuestTsc::Unknown => (
                 "no relation found",
@@ -69,26 +69,26 @@ impl Guest {
             Check::choose(
                 "guest.syscall",
                 &self.syscall,
-                "programs can call a guest kernel",
-                "a stock kernel dies at the first system call of its first program",
+                "programs can make system calls",
+                "a stock kernel crashes at the first system call of its first program",
             ),
             Check::choose(
                 "guest.breakpoint",
                 &self.breakpoint,
                 "a kernel can patch its own code",
-                "a stock kernel dies when it patches its own code",
+                "a stock kernel crashes when it patches its own code",
             ),
             Check::choose(
                 "guest.cmpxchg16b",
                 &self.cmpxchg16b,
                 "a kernel's memory allocator works",
-                "a stock kernel's memory allocator dies",
+                "a stock kernel crashes in its memory allocator",
             ),
             Check::choose(
                 "guest.hypercall",
                 &self.hypercall,
                 "a kernel can call its hypervisor",
-                "a guest that makes a hypercall hangs or dies",
+                "a guest that makes a hypercall hangs or crashes",
             ),
             Check::choose(
                 "guest.signal",
