@@ -129,6 +129,7 @@ static void event_free(struct vpmu_event *own, bool close)
 static void event_destroy(struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
+	bool close = own->id;
 
 	vpmu_life_remove(own);
 	event_withdraw(own);
@@ -136,13 +137,23 @@ static void event_destroy(struct perf_event *event)
 	 * perf core may free the area's pages once this function has returned:
 	 * stop the device from writing to them.
 	 */
-	if (own->trace)
+	if (own->trace) {
 		vpmu_area_close(own);
+		close = false;
+	}
+	/*
+	 * The leader's siblings must count when this function has returned:
+	 * wait until the device has closed the leader. perf core destroys
+	 * inherited events before their parent, and the device executes
+	 * requests in order, so it has closed the inherited leaders, too.
+	 */
+	if (close && own->file && !event->parent && READ_ONCE(own->file->group.released))
+		close = vpmu_control_close(own->dev, own->id);
 	if (own->view)
 		vpmu_view_close(own->view);
 	if (own->file && event->parent)
 		vpmu_output_gone(own->file);
-	event_free(own, !own->trace && own->id);
+	event_free(own, close);
 }
 
 /*

@@ -157,6 +157,7 @@ struct vpmu_tally {
  * @siblings: number of files that a leader has in @members
  * @members: for a leader: its siblings, in the order in which they were opened
  * @entry: for a sibling: entry in the leader's @members
+ * @released: for a closed leader: it had siblings
  */
 struct vpmu_group {
 	struct vpmu_file *leader;
@@ -164,6 +165,7 @@ struct vpmu_group {
 	unsigned int siblings;
 	struct list_head members;
 	struct list_head entry;
+	bool released;
 };
 
 /**

@@ -153,6 +153,7 @@ void vpmu_group_leave(struct vpmu_file *file)
 	mutex_lock(&file->group.lock);
 	WRITE_ONCE(file->closed, true);
 	file->group.siblings = 0;
+	WRITE_ONCE(file->group.released, !list_empty(&file->group.members));
 	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
 	while (!list_empty(&file->group.members)) {
 		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
@@ -165,7 +166,10 @@ void vpmu_group_leave(struct vpmu_file *file)
 		list_del_init(&sibling->group.entry);
 		WRITE_ONCE(sibling->group.leader, NULL);
 		vpmu_file_put(file);
-		/* Siblings held back by the leader count from now on. */
+		/*
+		 * Start siblings that the leader held back. They count once the
+		 * device has closed the leader, see event_destroy().
+		 */
 		if (held)
 			vpmu_call_group(sibling, NULL, 0);
 		mutex_unlock(&sibling->group.lock);

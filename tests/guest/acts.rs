@@ -71,6 +71,10 @@ fn perform() -> Outcome {
         "cycles" => crate::restore::events(crate::restore::LINES_OF_CYCLES),
         "tools" => crate::restore::tools(),
         "counts" => crate::conformance::counts(),
+        "leaders" => {
+            crate::groups::close_leaders()?;
+            crate::groups::close_leaders_under_marks()
+        }
         other => match other.strip_prefix("close-") {
             Some(count) => close(count.parse()?),
             None => Err(format!("no act {other}").into()),

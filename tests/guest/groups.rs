@@ -2,7 +2,7 @@
 //! moment, and which events may join.
 
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use vpmu_client::{Event, EventAttr, Vpmu};
@@ -206,6 +206,75 @@ fn closed_leader_frees_its_siblings() -> Outcome {
             values(&siblings[0])?,
             [2],
             "the count of the leader without its sibling"
+        );
+    }
+    Ok(())
+}
+
+/// Closes leaders that are off, and leaders that are on. Each sibling must count the next mark.
+pub(crate) fn close_leaders() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for round in 0..50 {
+        for attr in contexts(&marks(&vpmu, 3)?)? {
+            for on in [false, true] {
+                let leader = vpmu.open_event(&attr)?;
+                let sibling = vpmu.open_member(&attr, &leader)?;
+                sibling.enable()?;
+                if on {
+                    leader.enable()?;
+                }
+                drop(leader);
+                vpmu.mark(3)?;
+                ensure_eq!(
+                    values(&sibling)?,
+                    [1],
+                    "round {round}: the count, with a leader that was on: {on}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Closes leaders while another thread places marks. The siblings must count all marks.
+pub(crate) fn close_leaders_under_marks() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = marks(&vpmu, 3)?.on_cpu(0);
+    cpu::pin(1)?;
+    for round in 0..20 {
+        let alone = vpmu.open_event(&attr)?;
+        let leader = vpmu.open_event(&attr)?;
+        let sibling = vpmu.open_member(&attr, &leader)?;
+        for event in [&alone, &sibling, &leader] {
+            event.enable()?;
+        }
+        let (stop, placed) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| -> Outcome {
+            let placer = scope.spawn(|| -> Result<(), String> {
+                cpu::pin(0).map_err(|error| error.to_string())?;
+                while !stop.load(Ordering::Relaxed) {
+                    vpmu.mark(3).map_err(|error| error.to_string())?;
+                    placed.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+            let until = |count: u64| {
+                while placed.load(Ordering::Relaxed) < count && !placer.is_finished() {
+                    thread::yield_now();
+                }
+            };
+            until(10);
+            drop(leader);
+            until(placed.load(Ordering::Relaxed) + 10);
+            stop.store(true, Ordering::Relaxed);
+            placer.join().map_err(|_| "the placer panicked")??;
+            Ok(())
+        })?;
+        let placed = placed.into_inner();
+        ensure_eq!(
+            (values(&alone)?, values(&sibling)?),
+            (vec![placed], vec![placed]),
+            "round {round}: counts of a single event and of the sibling"
         );
     }
     Ok(())
