@@ -191,7 +191,7 @@ fn only_the_host_module_of_the_device_calls_perf() {
 fn only_edges_of_the_kvm_half_are_unsafe() {
     let src = root().join("vpmu/kvm/src");
     let files = sources(&src);
-    assert!(files.len() > 10, "its sources moved");
+    assert!(files.len() > 10, "the sources of vpmu-kvm moved");
     let edges = [
         "arch",
         "drain.rs",
@@ -207,7 +207,11 @@ fn only_edges_of_the_kvm_half_are_unsafe() {
         let code = code(&file);
         let edge = edges.iter().any(|edge| file.starts_with(edge));
         if !edge {
-            assert!(!code.contains("unsafe {"), "{} is unsafe", file.display());
+            assert!(
+                !code.contains("unsafe {"),
+                "{} has unsafe code",
+                file.display()
+            );
         }
         if file != src.join("probe/events.rs") {
             let calls = code.contains("vpmu_perf::call");
@@ -335,8 +339,11 @@ fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn modules_of_the_vmm_form_no_circle() {
     let mut graph = module_graph(&root().join("vmm/src"));
-    assert!(graph.len() > 20, "its sources moved");
-    assert!(graph["vm"].contains("vcpu"), "no path is found");
+    assert!(graph.len() > 20, "the VMM's sources moved");
+    assert!(
+        graph["vm"].contains("vcpu"),
+        "paths in the code are not recognised"
+    );
     // Repeatedly removes modules that use no other module, and modules that no other module uses. The loop leaves only
     // the modules of cycles, and those on paths from one cycle to another.
     loop {

@@ -101,7 +101,7 @@ impl Machine {
         let console = self.child.stdout.as_mut().expect("piped");
         console
             .read_exact(&mut vec![0; count])
-            .expect("the guest runs on");
+            .expect("the guest keeps running");
     }
 
     /// Runs `vmm ctl` on this machine.
@@ -307,7 +307,7 @@ fn inherited_descriptors_are_closed_but_may_be_named_as_paths() {
         .map(|entry| fs::read_link(entry.expect("a descriptor").path()).expect("a link"))
         .filter(|target| target == other.path())
         .collect();
-    assert_eq!(open.len(), 1, "the report's own alone");
+    assert_eq!(open.len(), 1, "only the report's descriptor is open");
     let (status, errors) = machine.end();
     assert_eq!((status, errors.as_str()), (Some(6), ""));
     let text = fs::read(other.path()).expect("a report");
@@ -495,7 +495,7 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert!(now.exists());
     let socket = machine.path("vm.sock");
     let report = machine.report();
-    assert!(!socket.exists(), "gone with its machine");
+    assert!(!socket.exists(), "the socket outlives its machine");
     assert_eq!(report["confinement"]["chroot"], path, "{report:#}");
     assert!(report["vmm_overhead_bytes"].is_u64(), "{report:#}");
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);

@@ -99,6 +99,6 @@ fn dkms_installs_the_driver_for_each_series() {
         let found = bytes
             .windows(version.len())
             .any(|part| part == version.as_bytes());
-        assert!(found, "{series}: not {version}");
+        assert!(found, "{series}: the module lacks {version}");
     }
 }

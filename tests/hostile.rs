@@ -137,7 +137,7 @@ impl Running {
         let console = self.directory.path().join("console");
         while fs::metadata(&console).expect("its output").len() == 0 {
             let ended = self.vmm.try_wait().expect("a child");
-            assert_eq!(ended, None, "it ended by itself");
+            assert_eq!(ended, None, "the machine ended by itself");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -146,7 +146,7 @@ impl Running {
     fn await_answer(&mut self) {
         while !self.answers() {
             let ended = self.vmm.try_wait().expect("a child");
-            assert_eq!(ended, None, "it ended by itself");
+            assert_eq!(ended, None, "the machine ended by itself");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -155,7 +155,10 @@ impl Running {
     fn await_line(&mut self, text: &str) {
         let errors = self.vmm.stderr.take().expect("piped above");
         let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
-        assert!(lines.any(|line| line.contains(text)), "no line of {text}");
+        assert!(
+            lines.any(|line| line.contains(text)),
+            "no line contains {text:?}"
+        );
     }
 
     /// Terminates the machine and waits for its end; returns its report.

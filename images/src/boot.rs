@@ -22,7 +22,7 @@ use crate::place::{self, Place, PlaceChoice};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
-/// The shell command with which a guest's /init tells the VMM that init has started.
+/// The shell command with which a guest's /init reports its start to the VMM.
 fn tells_of_init(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "outb 0x504 1",

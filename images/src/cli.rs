@@ -151,7 +151,7 @@ pub(crate) struct PlaceArgs {
     /// Run on this machine's KVM, even if `vmm check` advises against it
     #[arg(long)]
     direct: bool,
-    /// Run in the exact lab: its time advances only with retired instructions, so runs repeat bit for bit
+    /// Run in the exact lab: its time advances only with executed instructions, so runs repeat bit for bit
     #[arg(long, conflicts_with = "direct")]
     exact: bool,
 }
@@ -207,7 +207,7 @@ pub(crate) struct BootArgs {
     /// More words for the guest kernel's command line
     #[arg(long, value_name = "WORDS", default_value = "")]
     append: String,
-    /// Write the VMM's report (JSON) here
+    /// Write the VMM's report (JSON) to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
     /// The command for the guest's shell; its words are joined by spaces

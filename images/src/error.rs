@@ -43,14 +43,14 @@ pub enum BootError {
     Cache(#[from] CacheError),
     /// Several vCPUs in an exact lab that runs only one vCPU reliably.
     #[error(
-        "the exact x86 lab runs guests of one vCPU, not of {0}: guests with more have been seen to hang there"
+        "the exact x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang there"
     )]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
     #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
     ForeignDirect(Arch),
     /// A temporary file could not be written.
-    #[error("cannot write a temporary file; is there space?")]
+    #[error("cannot write a temporary file; check free space and TMPDIR")]
     Temporary(#[source] io::Error),
     /// The machine did not start, or did not end in time.
     #[error("{place}: the guest did not run; its console output is in {console}")]

@@ -1,5 +1,5 @@
-//! Programs and libraries that the host must have. As root, installs their Debian packages; otherwise names
-//! them.
+//! Programs and libraries that the host must have. As root, installs their Debian packages; otherwise reports the
+//! command that installs them.
 
 use std::env;
 use std::fs::File;
@@ -242,7 +242,9 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
         remedy,
     };
     if find("apt-get").is_none() {
-        return Err(refuse(format!("install what Debian calls {packages}")));
+        return Err(refuse(format!(
+            "install the equivalents of the Debian packages {packages}"
+        )));
     }
     if !sys::is_root() {
         return Err(refuse(format!(

@@ -49,7 +49,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Gets QEMU. With `exact`, time advances only with retired instructions, so runs repeat bit for bit.
+    /// Gets QEMU. With `exact`, time advances only with executed instructions, so runs repeat bit for bit.
     ///
     /// # Errors
     /// [`LabError`].

@@ -20,7 +20,7 @@ use crate::sys;
 #[derive(Debug, Error)]
 pub enum PlaceError {
     /// The VMM could not be started.
-    #[error("cannot start {program} to see what this machine can do")]
+    #[error("cannot start {program} to check whether this machine's KVM boots a stock kernel")]
     Start {
         /// The VMM.
         program: PathBuf,
@@ -54,7 +54,7 @@ pub enum PlaceChoice {
     Direct,
     /// In the lab.
     Lab,
-    /// In the exact lab, where time advances only with retired instructions.
+    /// In the exact lab, where time advances only with executed instructions.
     Exact,
 }
 
@@ -69,7 +69,7 @@ pub enum Place {
         arch: Arch,
         /// QEMU's version.
         qemu: String,
-        /// Whether time advanced only with retired instructions.
+        /// Whether time advanced only with executed instructions.
         exact: bool,
     },
 }
@@ -114,7 +114,7 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
         .text("kvm", &state("/dev/kvm"))
         .text("us", &format!("{}", sys::is_root()));
     let place = cache.get("place", &key.hex(), |dir| {
-        let step = Step::new("asking what this machine can do");
+        let step = Step::new("checking whether this machine's KVM boots a stock kernel");
         let answer = if ask(vmm)? { "yes" } else { "no" };
         let file = dir.join("stock-kernel");
         fs::write(&file, answer).map_err(FileError::at(&file))?;

@@ -160,7 +160,10 @@ mod tests {
             failed.to_string(),
             "sh failed (exit status: 3): error: three"
         );
-        follow(&mut Command::new("true"), |_| panic!("it says nothing")).unwrap();
+        follow(&mut Command::new("true"), |_| {
+            panic!("`true` printed a line")
+        })
+        .unwrap();
     }
 
     #[test]

@@ -23,7 +23,7 @@ until_line() {
 		sleep 0.1
 		tries=$((tries + 1))
 		if [ $tries -gt 1000 ] || grep -q "@guest failed" "/tmp/$1.console" 2> /dev/null; then
-			echo "$1 did not say line $2"
+			echo "$1 did not print line $2"
 			cat "/tmp/$1.console" "/tmp/$1.log"
 			exit 1
 		fi
@@ -193,7 +193,7 @@ fn rest_of(last: u32, console: &[u8]) -> u32 {
         .filter_map(|line| line.strip_prefix("@guest "))
         .filter(|line| !line.starts_with("limit "))
         .collect();
-    let (end, others) = said.split_last().expect("the guest says something");
+    let (end, others) = said.split_last().expect("the guest prints lines");
     assert_eq!(*end, "whole", "{text}");
     let lines = lines(console);
     assert_eq!(lines.len(), others.len(), "{text}");

@@ -37,7 +37,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
         timeout: tests::boots::LIMIT,
         ..Boot::default()
     };
-    let outcome = boot.run().expect("the guest goes on");
+    let outcome = boot.run().expect("the guest ends normally");
     assert_eq!(outcome.status, 0, "{}", outcome.output);
     let device = |name: &str| {
         let figure = outcome.report["vpmu"][name].as_u64();

@@ -348,8 +348,8 @@ pub(crate) fn say(line: &str) {
 }
 
 /// A host test for each test of a guest group, one for the guest kernel's log, and one that compares
-/// the lists. `with` names the function that adds files for the guest; `on both kernels` has each test pass
-/// on both series.
+/// the lists. `with` names the function that adds files for the guest; `on both kernels` requires each
+/// test to pass on both series.
 #[macro_export]
 macro_rules! guest_tests {
     ($group:literal: $($test:ident),+ $(,)?) => {

@@ -152,7 +152,7 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
         .map(|vcpu| number(&vcpu["exits"], "total"))
         .sum::<Result<u64, _>>()?;
 
-    let mut text = String::from("What it took, by the VMM's own count\n");
+    let mut text = String::from("Costs of this run, as counted by the VMM\n");
     let mut row = |name: &str, value: String, note: &str| {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {name:<22} {value:>10}  {note}");
@@ -180,11 +180,7 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
         interrupts.to_string(),
         &per_thousand(interrupts),
     );
-    row(
-        "  of them",
-        requests.to_string(),
-        "answers to control requests, at most",
-    );
+    row("  for control requests", requests.to_string(), "at most");
     row("  wakeups", notices.to_string(), &per_thousand(notices));
     row(
         "all exits to the VMM",

@@ -10,7 +10,7 @@ until_said() {
 		sleep 0.1
 		tries=$((tries + 1))
 		if [ $tries -gt 3000 ]; then
-			echo "$1 does not say $2"
+			echo "$1 did not print: $2"
 			cat "/tmp/$1.console" "/tmp/$1.log"
 			exit 1
 		fi

@@ -27,7 +27,7 @@ until_said() {
 		sleep 0.1
 		tries=$((tries + 1))
 		if [ $tries -gt 1000 ] || grep -q "@guest failed" /tmp/wait.console 2> /dev/null; then
-			echo "the guest did not say: $1"
+			echo "the guest did not print: $1"
 			cat /tmp/wait.console /tmp/wait.log
 			exit 1
 		fi
@@ -159,7 +159,7 @@ fn whole(name: &str, status: i32) {
     assert_eq!(
         session.exit(name),
         status,
-        "the VMM's exit code; it says {log}"
+        "the VMM's exit code; its log: {log}"
     );
     let expected: Vec<u64> = (1..=MARKS).collect();
     assert_eq!(flight(session.file(&format!("{name}.data"))), expected);
@@ -200,7 +200,7 @@ fn rebooted_guest_finds_persistent_events() {
     let log = session.text("twice.log");
     assert_eq!(session.exit("twice"), 0, "{said:?}: {log}");
     let [own, found, last] = said.as_slice() else {
-        panic!("the guest says {said:?}");
+        panic!("the guest printed {said:?}");
     };
     let id = own
         .strip_prefix("own ")
@@ -297,7 +297,7 @@ fn event_ended_by_host_is_over_for_its_readers() {
 #[test]
 fn control_socket_lists_starts_flushes_and_ends() {
     let session = SESSION.get();
-    assert_eq!(session.text("mode").trim(), "600", "who may use the socket");
+    assert_eq!(session.text("mode").trim(), "600", "the mode of the socket");
     for done in ["list", "table", "flush", "start", "end", "list-2"] {
         let said = session.text(&format!("ctl-{done}"));
         assert_eq!(session.exit(&format!("ctl-{done}")), 0, "{done}: {said}");

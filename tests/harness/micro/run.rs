@@ -120,9 +120,9 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     });
     let in_time = receiver.recv_timeout(LIMIT).is_ok();
     if !in_time {
-        vmm.kill().expect("it is still there");
+        vmm.kill().expect("the VMM is not reaped yet");
     }
-    let status = vmm.wait().expect("it has ended");
+    let status = vmm.wait().expect("the VMM ends");
     let errors = reader
         .join()
         .expect("the reader does not panic")

@@ -269,7 +269,7 @@ mod tests {
                 let trapped = |number| ranges.iter().any(|range| range.contains(&number));
                 assert!(trapped(range.end) == layout.find(range.end).is_some());
             }
-            // The TSC is not the PMU's.
+            // The TSC is not a register of the PMU.
             assert_eq!(layout.find(0x10), None, "{name}");
         }
     }

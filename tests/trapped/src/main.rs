@@ -2,7 +2,7 @@
 //! driver runs on counters whose accesses are all trapped and emulated here.
 //!
 //! `trapped run --pmu amd-v2 …` accepts the options of `vmm run`. Benchmarks
-//! compare the vPMU with it.
+//! compare the vPMU with this trapped PMU.
 
 mod counter;
 mod layout;
