@@ -142,12 +142,11 @@ static void event_destroy(struct perf_event *event)
 		close = false;
 	}
 	/*
-	 * The leader's siblings must count when this function has returned:
-	 * wait until the device has closed the leader. perf core destroys
-	 * inherited events before their parent, and the device executes
-	 * requests in order, so it has closed the inherited leaders, too.
+	 * perf core destroys inherited events before their parent, and the
+	 * device executes requests in order, so it closes inherited leaders
+	 * first.
 	 */
-	if (close && own->file && !event->parent && READ_ONCE(own->file->group.released))
+	if (close && own->file && !event->parent && READ_ONCE(own->file->group.close_waits))
 		close = vpmu_control_close(own->dev, own->id);
 	if (own->view)
 		vpmu_view_close(own->view);

@@ -78,11 +78,8 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 
 	if (!own->started)
 		return false;
-	/*
-	 * DISABLE would also stop the siblings of a closed leader, until the
-	 * device closes the leader. The close alone stops only the leader.
-	 */
-	if (!own->task && own->file && READ_ONCE(own->file->group.released))
+	/* DISABLE would also stop the siblings of a closed leader. */
+	if (!own->task && own->file && READ_ONCE(own->file->group.close_waits))
 		return false;
 	own->started = false;
 	/*

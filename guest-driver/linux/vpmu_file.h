@@ -157,7 +157,8 @@ struct vpmu_tally {
  * @siblings: number of files that a leader has in @members
  * @members: for a leader: its siblings, in the order in which they were opened
  * @entry: for a sibling: entry in the leader's @members
- * @released: for a closed leader: it had siblings
+ * @close_waits: for a closed leader: the device must close the leader's event
+ *               before the file's close returns, see vpmu_group_leave()
  */
 struct vpmu_group {
 	struct vpmu_file *leader;
@@ -165,7 +166,7 @@ struct vpmu_group {
 	unsigned int siblings;
 	struct list_head members;
 	struct list_head entry;
-	bool released;
+	bool close_waits;
 };
 
 /**

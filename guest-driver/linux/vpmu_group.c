@@ -142,7 +142,7 @@ int vpmu_group_join(struct vpmu_file *file)
 void vpmu_group_leave(struct vpmu_file *file)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file), *sibling;
-	bool held;
+	bool held, waits;
 
 	if (leader != file) {
 		list_del_init(&file->group.entry);
@@ -153,8 +153,15 @@ void vpmu_group_leave(struct vpmu_file *file)
 	mutex_lock(&file->group.lock);
 	WRITE_ONCE(file->closed, true);
 	file->group.siblings = 0;
-	WRITE_ONCE(file->group.released, !list_empty(&file->group.members));
 	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
+	/*
+	 * Until the device closes a leader's event, siblings count only while
+	 * this event is enabled. An event of a task stays enabled when it is
+	 * scheduled out, unless its limit of overflows is used up. An event of
+	 * a CPU must stay enabled until its close.
+	 */
+	waits = !held && !list_empty(&file->group.members) &&
+		(!file->place.task || file->control.limited);
 	while (!list_empty(&file->group.members)) {
 		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
 		/*
@@ -168,13 +175,16 @@ void vpmu_group_leave(struct vpmu_file *file)
 		vpmu_file_put(file);
 		/*
 		 * Start siblings that the leader held back. They count once the
-		 * device has closed the leader, see event_destroy().
+		 * device has closed the leader's event.
 		 */
-		if (held)
+		if (held) {
+			waits |= READ_ONCE(sibling->control.enabled);
 			vpmu_call_group(sibling, NULL, 0);
+		}
 		mutex_unlock(&sibling->group.lock);
 		vpmu_file_put(sibling);
 	}
+	WRITE_ONCE(file->group.close_waits, waits);
 	mutex_unlock(&file->group.lock);
 }
 
