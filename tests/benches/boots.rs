@@ -142,7 +142,7 @@ fn hold(limits: &[(bool, String)]) -> bool {
 /// whether the time that the device adds is within its limit. Returns true if there is no `/dev/kvm`.
 fn starts() -> Result<bool, Box<dyn Error>> {
     if !Path::new("/dev/kvm").exists() {
-        println!("\nStarts: not measured, this machine has no /dev/kvm");
+        println!("\nStarts: not measured, because this machine has no /dev/kvm");
         return Ok(true);
     }
     let directory = tempfile::tempdir()?;

@@ -225,7 +225,8 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Returns new memory, which may reuse the pages of a ring that was unmapped. Only the caller may write to this memory.
+/// Allocates `freed` pages of memory, probably those that an unmapped ring has freed. The caller can then check that
+/// the device no longer writes to them.
 pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }

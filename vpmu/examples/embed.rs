@@ -152,7 +152,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let seen = driver.stop(vcpu.session().ok_or("no session")?, DOORBELL)?;
     host.drain.end();
-    drains.join().map_err(|_| "a panic")?;
+    drains.join().map_err(|_| "the draining thread panicked")?;
     println!(
         "counted: {} marks, {rung} writes to the doorbell",
         seen.marks

@@ -176,7 +176,8 @@ fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     file.set_len(len as u64)?;
     let offset = |file: File| FileOffset::new(file, 0);
     let mapping = MmapRegion::from_file(offset(file.try_clone()?), len)?;
-    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at)).ok_or("an overflow")?;
+    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at))
+        .ok_or("the region exceeds the address space")?;
     Ok((
         Region { mapping },
         (GuestAddress(at), len, Some(offset(file))),
@@ -209,8 +210,8 @@ impl Guest {
         let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
         queue.request(request, size_of::<T>());
         let _ = self.vpmu.notify(QUEUE_CONTROL);
-        let answer = queue.answer().ok_or("not answered")?;
-        T::read_from_bytes(&answer).map_err(|_| "not a reply".into())
+        let answer = queue.answer().ok_or("the device did not answer")?;
+        T::read_from_bytes(&answer).map_err(|_| "malformed reply".into())
     }
 
     /// Opens an event that samples each mark of value 7 and wakes its reader at each record. Maps its ring of two pages
@@ -299,7 +300,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let more = ram.insert_region(Arc::new(second))?;
-    space.lock().map_err(|_| "a panic")?.replace(more.clone());
+    space
+        .lock()
+        .map_err(|_| "a thread panicked")?
+        .replace(more.clone());
     guest.sample(PLUGGED)?;
     take_dirty(&more);
     session.mark(7, &mut Still);
@@ -309,7 +313,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let (less, gone) = more.remove_region(GuestAddress(PLUGGED), RAM as u64)?;
-    space.lock().map_err(|_| "a panic")?.replace(less);
+    space.lock().map_err(|_| "a thread panicked")?.replace(less);
     session.mark(7, &mut Still);
     drop((more, gone));
     let metrics = vpmu.metrics();

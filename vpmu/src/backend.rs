@@ -121,18 +121,18 @@ impl Backend {
         }
     }
 
-    /// Returns the host's reason for refusing a counter. Logs each reason only once: a guest can
+    /// Returns the reason why a counter was refused. Logs each reason only once: a guest can
     /// request counters at any rate, and must not fill the log.
     pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
         let refusal = Refusal::of(error);
         let bit = 1 << Refusal::wire(Some(refusal));
         if self.refusals.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            log::warn!("the host refused a counter for a guest's event ({error}): {refusal}");
+            log::warn!("the host refused a counter for an event ({error}): {refusal}");
         }
         refusal
     }
 
-    /// The reason why the guest cannot open events of the host kind `kind`; `None` if it can.
+    /// The reason why the guest cannot open any event of `kind`, a kind that the host counts; `None` if the guest can.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
         let hardware = &self.settings.hardware;
         let unused = is_hardware(kind) && !hardware.events;

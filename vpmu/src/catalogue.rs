@@ -435,7 +435,7 @@ fn counts(offer: &Offer, mode: CountMode) -> String {
     format!("{}{whose}", offer.counts)
 }
 
-/// The shortest period of a host event; `None` if the event cannot sample. For hardware events, it is at
+/// The shortest period of a host event; `None` if the event cannot sample. For hardware events, the period is at
 /// least `floor`: the guest can make these events happen at any rate, and each overflow interrupts the host.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     let floor = if is_hardware(offer.kind) { floor } else { 0 };

@@ -38,13 +38,13 @@ pub enum Thread {
 /// A required system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Its number on this architecture.
+    /// The call's number on this architecture.
     pub number: c_long,
-    /// Its name.
+    /// The call's name.
     pub name: &'static str,
-    /// Conditions on its arguments; all must hold.
+    /// Conditions on the call's arguments; all must hold.
     pub arguments: &'static [Argument],
-    /// Its purpose.
+    /// Why the thread makes the call.
     pub reason: &'static str,
 }
 
@@ -114,8 +114,8 @@ pub fn descriptors(settings: &Settings) -> u64 {
     host::descriptors(settings.vcpus, settings.limits.max_host_counters)
 }
 
-/// Maximum number of bytes that the host locks for the device: rings and metadata pages of its
-/// events. Without `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by
+/// Maximum number of bytes that the host locks for the device: the rings and metadata pages of host
+/// counters. Without `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by
 /// `RLIMIT_MEMLOCK`; if that limit is too low, rings are shorter and events can fail to open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
@@ -199,7 +199,7 @@ const RUNTIME: [Call; 26] = [
         rt_sigaction,
         SYS_rt_sigaction,
         [],
-        "the handler of a crash restores the default action"
+        "the handler of a fatal signal restores the default action"
     ),
     call!(
         sigaltstack,

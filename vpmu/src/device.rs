@@ -138,8 +138,8 @@ impl Vpmu {
 
     /// Adds a window: VMM memory for rings that outlive a reset. The window is one region of whole pages, outside the
     /// guest's RAM. The region's address is the guest-physical address at which the VMM maps the window for the
-    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the first event
-    /// is opened.
+    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the guest runs and
+    /// before the first event is opened.
     ///
     /// # Errors
     /// [`Error::Window`].
@@ -155,7 +155,8 @@ impl Vpmu {
 
     /// Adds the VMM's own AUX producers, which guests open as traces
     /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)); the first has number 0. Call this at most once, before
-    /// a driver activates the device.
+    /// the guest runs and before [`Vpmu::guest_events`], [`Vpmu::persist`] or [`Vpmu::restore`]: from then on, the
+    /// list of events is fixed.
     ///
     /// # Errors
     /// [`Error::Producer`], [`Error::ProducersTwice`].
@@ -221,14 +222,15 @@ impl Vpmu {
         }
     }
 
-    /// The exact number of a vCPU's exits for each reason since the start; zeros if the vCPU does not exist.
+    /// The exact number of a vCPU's exits to the VMM, by reason; zeros if the vCPU does not exist. A restored device
+    /// continues from the saved numbers.
     #[must_use]
     pub fn exits(&self, vcpu: u32) -> ExitCounts {
         let exits = self.shared.shard(vcpu).map(|shard| shard.vcpu.exits());
         exits.unwrap_or_default()
     }
 
-    /// The device's totals since the start.
+    /// The device's totals, see [`Metrics`].
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let (notices, bad_requests) = self.shared.notices.totals();
@@ -301,12 +303,13 @@ impl Vpmu {
         }
     }
 
-    /// Activates the device once the driver has set `DRIVER_OK`. Until a reset, the device uses `memory` and
-    /// `queues`, one for each index, and reports used buffers through `interrupt`.
+    /// Activates the device once the driver has set `DRIVER_OK`. First resets the device, as [`Vpmu::reset`] does.
+    /// Until the next reset, the device uses `memory` and the queues in `queues`, which are in the order of their
+    /// indices, and reports used buffers through `interrupt`.
     ///
     /// # Errors
-    /// [`Error`]: the queues or the features are not valid, or the window overlaps guest memory; the device
-    /// stays inactive.
+    /// [`Error`]: the queues or the features are not valid, or the window overlaps guest memory; the device is then
+    /// inactive.
     pub fn activate(
         &self,
         memory: impl Into<Memory>,
@@ -387,16 +390,16 @@ impl Vpmu {
     }
 
     /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the same settings,
-    /// window and producers. Its machine must have its vCPUs, none of them attached yet. `memory` and the
-    /// window must have their saved contents. `features` are the features that the driver negotiated, and
-    /// `queues` the queues that it set up; the device's positions in them are part of the state. If the
-    /// device was saved without a driver, `memory`, `features` and `queues` are ignored.
+    /// window and producers. The machine must have its vCPUs, and none of them may be attached yet. `memory` and the
+    /// window must have their saved contents. `features` are the features that the driver negotiated, and `queues` are
+    /// the queues that the driver set up; `state` contains the device's positions in these queues. If the device was
+    /// saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
     ///
     /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and
     /// attach does not count. If this host cannot count an event, the event is in error, and the driver gets
     /// a notice. A sampling host counter begins a new period. Times are measured with the guest's current
-    /// TSC. If its frequency differs from the saved one, configuration space and metadata pages report the
-    /// conversion for the new frequency. The VMM must give the configuration space a new generation, and
+    /// TSC. If the TSC's frequency differs from the saved frequency, configuration space and metadata pages report the
+    /// conversion for the new frequency. The VMM must then give the configuration space a new generation, and
     /// report a configuration change to a driver that had set `DRIVER_OK`. The VMM then notifies the control
     /// queue once ([`Vpmu::notify`]), because requests may be waiting there.
     ///
@@ -442,14 +445,16 @@ impl Vpmu {
     /// Handles the driver's notification of the control or the event queue. For a vCPU's queue, the vCPU's
     /// thread calls [`VcpuSession::kick`].
     ///
-    /// Returns [`Turn::Unfinished`] if the turn ended before all requests were handled. The calling thread
-    /// then does its other work, and calls this method again.
+    /// Returns [`Turn::Unfinished`] if the turn ended before all requests were handled. The calling thread must
+    /// then call this method again, after its other pending work.
     pub fn notify(&self, queue: u16) -> Turn {
         match queue {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
             // Only a debug message, because a guest can do this at any rate.
-            _ => log::debug!("queue {queue} was notified, but not by a vCPU of this device"),
+            _ => log::debug!(
+                "ignored a notification of queue {queue}: not the control or event queue"
+            ),
         }
         Turn::Done
     }
@@ -518,8 +523,8 @@ impl Vpmu {
     }
 
     /// Returns a persistent event of the guest or the operator, with the records in its ring. Samples that
-    /// the batched engine has not collected yet are written first. A reset closes events with a ring in guest
-    /// memory: call this before a reset.
+    /// the batched engine has not collected yet are written first. Call this before a reset if the ring is in guest
+    /// memory, because a reset closes such an event.
     ///
     /// # Errors
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].

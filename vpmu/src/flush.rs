@@ -35,7 +35,7 @@ impl Flushes {
     /// vCPUs in the guest.
     pub(crate) fn begin(&self) -> Waiting<'_> {
         // Sequentially consistent, like the stores that record a vCPU's entry and exit: either the vCPU sees
-        // the waiting flush, or the flush sees whether the vCPU is in the guest.
+        // the waiting flush, or the flush sees the vCPU's latest entry or exit.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
     }

@@ -1,4 +1,4 @@
-//! The device's locks, and the one order in which a thread takes them.
+//! The device's locks, and the order in which a thread takes them.
 //!
 //! | lock | protects | taken by |
 //! |---|---|---|
@@ -10,9 +10,9 @@
 //! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring in the window |
 //!
 //! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in the order of the
-//! table, from the top, and never holds two locks of one kind. A thread that needs two shards locks first one and then
-//! the other, never both. It holds `CONTROL` throughout if no event may move between the two. Debug builds check each
-//! acquisition.
+//! table, from the top, and never holds two locks of one kind. A thread that needs two shards unlocks the first before
+//! it locks the second; if no event may move between these shards meanwhile, the thread holds `CONTROL` throughout.
+//! Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};
@@ -100,7 +100,7 @@ mod order {
                 let ranks = held.get();
                 assert!(
                     ranks >> RANK == 0,
-                    "lock order: rank {RANK} taken under {ranks:#b}"
+                    "lock order: rank {RANK} taken while ranks {ranks:#b} are held"
                 );
                 held.set(ranks | 1 << RANK);
             });

@@ -79,8 +79,8 @@ impl From<ExitReason> for Exit {
 pub trait Interrupt: Send + Sync + Debug {
     /// Reports used buffers. `queues` has the index of one queue, or of two. A transport with one interrupt for all
     /// queues raises it once; a transport with a vector for each queue raises the vector of each. The device calls this
-    /// without holding its locks, from any thread that works for it. One such call can still come while
-    /// [`Vpmu::reset`](crate::Vpmu::reset) removes the driver.
+    /// without holding its locks, on any thread that calls into the device. While [`Vpmu::reset`](crate::Vpmu::reset)
+    /// removes the driver, the device may still make one such call.
     ///
     /// # Errors
     /// The transport's error; the device logs it and continues.
@@ -108,8 +108,8 @@ pub trait Machine: Send + Sync + Debug {
     fn reports_guest_ips(&self) -> bool {
         false
     }
-    /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
-    /// about every ten milliseconds from a thread other than a vCPU's.
+    /// Starts or stops periodic draining. While draining is on, call [`Vpmu::drain`](crate::Vpmu::drain)
+    /// about every ten milliseconds on a thread that runs no vCPU.
     ///
     /// Without draining, which is the default, samples of the batched engine reach the guest only when the guest
     /// sends a command, or when another event of the vCPU overflows. A throttled event of the batched engine resumes

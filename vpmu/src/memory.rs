@@ -71,7 +71,8 @@ impl Memory {
         }))
     }
 
-    /// The same memory with a separate reference count, so that threads that use it do not share a cache line.
+    /// The same memory with a reference count of its own, so that threads do not contend for the cache line of one
+    /// count.
     pub(crate) fn apart(&self) -> Self {
         Self(Arc::new(Parts::clone(&self.0)))
     }
@@ -241,7 +242,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory in which to look up `at`, the window's or the guest's; `None` if its regions are not fixed.
+    /// The memory that `at` belongs to, the window's or the guest's; `None` if that memory is missing or its regions
+    /// are not fixed.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window
@@ -468,13 +470,13 @@ impl<'a> Page<'a> {
         Some(Self(unsafe { &*words }))
     }
 
-    /// The word at `offset`, a multiple of eight.
+    /// The word at `offset`, which must be a multiple of eight; `None` beyond the page.
     #[inline]
     pub(crate) fn word(self, offset: usize) -> Option<&'a AtomicU64> {
         self.0.get(offset / WORD)
     }
 
-    /// `count` words from `offset`, a multiple of eight.
+    /// `count` words from `offset` on, which must be a multiple of eight; `None` if they extend beyond the page.
     #[inline]
     pub(crate) fn words(self, offset: usize, count: usize) -> Option<&'a [AtomicU64]> {
         let first = offset / WORD;

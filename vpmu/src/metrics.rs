@@ -2,7 +2,7 @@
 
 use crate::work::{Turn, Work};
 
-/// Exits that reached the VMM, by reason, since the start.
+/// Exits that reached the VMM, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -30,7 +30,7 @@ impl ExitCounts {
     }
 }
 
-/// Totals since the start; a reset does not zero them.
+/// Totals since the device was created. A reset does not zero them; a restore adds the saved totals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -74,7 +74,7 @@ pub struct Metrics {
     pub samples_unnamed: u64,
     /// Drains of the host's records.
     pub drains: u64,
-    /// Exits that a signal caused, and after which the device found overflows of host counters.
+    /// Exits caused by a signal, after which the device found overflows of host counters.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
     pub interrupts: u64,

@@ -1,5 +1,5 @@
-//! Notices to the driver. A notice is due until the driver has posted a buffer for it on the event queue; it is then
-//! delivered, with an interrupt if the driver wants one.
+//! Notices to the driver. A notice stays due until the event queue has a buffer for it. The device then delivers the
+//! notice, with an interrupt if the driver wants one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -126,12 +126,12 @@ impl Notices {
         self.state.lock().queue.state()
     }
 
-    /// Interrupts raised since the start.
+    /// Number of interrupts raised since the device was created.
     pub(crate) fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Numbers of delivered notices and of unusable buffers since the start.
+    /// Numbers of delivered notices and of unusable buffers since the device was created.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.delivered, state.bad_buffers)
@@ -288,7 +288,7 @@ impl Due {
         Ok(())
     }
 
-    /// Adds `wakeups` wakeups of an event. One notice reports all wakeups that are not delivered yet.
+    /// Adds `wakeups` wakeups of an event. One notice reports all wakeups of the event that are not reported yet.
     pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
         let waking = self.waking.entry(event).or_default();
         let first = *waking == 0;
@@ -373,8 +373,8 @@ impl Due {
         })
     }
 
-    /// Removes the oldest notice after its delivery. If the due count exceeds the maximum of the notice's
-    /// field, the excess stays due.
+    /// Removes the oldest notice after its delivery. If the due count exceeds `NOTICE_COUNT`, the maximum that a notice
+    /// can report, the excess stays due.
     pub(crate) fn delivered(&mut self) {
         let Some(notice) = self.next() else {
             return;

@@ -215,7 +215,7 @@ impl Pages for GuestPages<'_> {
 
     #[inline]
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
-        // Less than a page, so it fits any integer.
+        // The conversion cannot fail: the offset is less than a page.
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         if words.len() > SHORT || offset + size_of_val(words) > PAGE_SIZE {
             return self.put_any(position, words);
@@ -246,7 +246,7 @@ impl Drop for GuestPages<'_> {
     }
 }
 
-/// One page of guest memory. The caller marks its writes.
+/// One page of guest memory. The caller must mark the page after writing to it.
 pub(crate) fn page<'a>(
     memory: &'a View<'_>,
     address: GuestAddress,

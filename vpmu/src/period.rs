@@ -30,15 +30,15 @@ pub(crate) struct Completed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frequency {
     hertz: u64,
-    /// Time of the last overflow, or of the first increase of the count if there was no overflow since the start or
-    /// the last [`Period::resume`].
+    /// Time of the last overflow, or of the first increase of the count if there was no overflow since the event began
+    /// or since the last [`Period::resume`].
     since: Option<u64>,
     /// The count at that time.
     base: u64,
 }
 
 impl Period {
-    /// A new period of `length`, which is not zero.
+    /// A new period of `length`, which must not be zero.
     pub(crate) fn new(length: u64) -> Self {
         Self {
             length: length.max(1),

@@ -67,7 +67,7 @@ impl EventMatch {
     }
 }
 
-/// Predefined lists for operators.
+/// Predefined lists of events, for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
     /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and the host's other software
@@ -144,8 +144,8 @@ impl Policy {
         Self { allowed, denied }
     }
 
-    /// Whether the guest may open this event. Denying an event also denies every trace that shows the event
-    /// or is paced by it.
+    /// Whether the guest may open this event. A trace is also denied if its packets contain a denied event's data, or
+    /// if the overflows of a denied event trigger its samples.
     #[must_use]
     pub fn allows(&self, kind: u32, config: u64) -> bool {
         self.allows_some(&EventMatch::one(kind, config))

@@ -36,7 +36,7 @@ impl AuxProducer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuxError {
-    /// The id is not that of a trace that the VMM's producers write.
+    /// The id is not the id of a trace that the VMM's producers write.
     #[error("event {0} is not a trace that the VMM's producers write")]
     NoEvent(u64),
     /// The trace is disabled or paused, or its task is not running.

@@ -1,4 +1,4 @@
-//! One virtqueue: takes buffers from the driver and returns them. It does not interpret their contents.
+//! One virtqueue: takes the driver's buffers and returns them, without interpreting their contents.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering;
@@ -43,11 +43,11 @@ pub struct QueueState {
     pub avail_ring: u64,
     /// Guest-physical address of the used ring: the device's area.
     pub used_ring: u64,
-    /// Index in the available ring of the next buffer that the device takes, modulo 2^16; zero for a
-    /// new driver.
+    /// Free-running index, modulo 2^16, of the next buffer that the device takes from the available ring; zero
+    /// after a reset.
     pub next_avail: u16,
-    /// Index in the used ring of the next buffer that the device returns, modulo 2^16; zero for a new
-    /// driver.
+    /// Free-running index, modulo 2^16, of the next buffer that the device returns in the used ring; zero after a
+    /// reset.
     pub next_used: u16,
 }
 

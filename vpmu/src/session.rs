@@ -81,8 +81,8 @@ impl VcpuSession {
         }
     }
 
-    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason);
-    /// traces then record only the reason.
+    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason); traces then have no
+    /// details of the access.
     pub fn leave(&mut self, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
@@ -236,7 +236,8 @@ impl VcpuSession {
         hooks.is_some_and(|hooks| hooks.has(Hook::HostSamples) || hooks.has(Hook::Registers))
     }
 
-    /// The exact number of the vCPU's exits since the start, by reason.
+    /// The exact number of the vCPU's exits, by reason. A reset does not zero these numbers, and a restore continues
+    /// from the saved ones.
     #[must_use]
     pub fn exits(&self) -> ExitCounts {
         let exits = self.shard().map(|shard| shard.vcpu.exits());

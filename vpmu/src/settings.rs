@@ -141,7 +141,7 @@ impl Default for RawEvents {
 }
 
 /// The work that hardware events count. Sampling events always count only the guest's work: otherwise, the host's work
-/// for one sample would cause the next.
+/// for one sample would cause the next sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountMode {
     /// Only the guest's work.
@@ -158,7 +158,8 @@ pub enum Engines {
     /// [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) and the event allow it, else the exit engine.
     #[default]
     Auto,
-    /// Only the batched engine: events that it does not support, and requests for the exit engine, are refused.
+    /// Only the batched engine. Events that this engine does not support, and requests for the exit engine, are
+    /// refused.
     Batched,
     /// Only the exit engine: requests for the batched engine are refused.
     Exit,

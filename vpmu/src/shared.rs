@@ -1,4 +1,5 @@
-//! The state that the threads of one device share. Runs work on a shard, then the work that it leaves for other shards.
+//! The state that the threads of one device share. [`Shared::on`] works on a shard, and then does the work that is left
+//! for other shards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +65,7 @@ impl Shared {
         self.drains.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Drains since the start.
+    /// Number of drains since the device was created.
     pub(crate) fn drains(&self) -> u64 {
         self.drains.load(Ordering::Relaxed)
     }

@@ -345,7 +345,7 @@ impl Sink {
         Ok(produced)
     }
 
-    /// The producer's next position; `None` if its write has ended.
+    /// The producer's next position; `None` if the write has ended, or if the area is gone.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         let state = self.state.lock();
         state.area.as_ref()?.what.claimed(token)
@@ -386,7 +386,7 @@ impl Sink {
         Ok(produced)
     }
 
-    /// Ends the producer's write without publishing it. The event of the trace may be closed by now.
+    /// Ends the producer's write without publishing the written bytes. The event of the trace may be closed by now.
     pub(crate) fn give_up(&self, token: u64) {
         // An area that was mapped meanwhile ignores the token.
         if let Some(area) = &mut self.state.lock().area {

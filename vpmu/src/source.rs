@@ -129,7 +129,7 @@ pub enum Rate {
     Frequency(u64),
 }
 
-/// The engine that makes records of overflows.
+/// The engine that turns overflows into records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The vCPU's thread. The overflow ends the thread's run call.
@@ -202,9 +202,9 @@ pub struct CounterKey(pub u32);
 pub struct Reading {
     /// The count.
     pub value: u64,
-    /// Host nanoseconds enabled.
+    /// Host nanoseconds during which the counter was enabled.
     pub enabled: u64,
-    /// Host nanoseconds counted.
+    /// Host nanoseconds during which the counter counted.
     pub running: u64,
 }
 
@@ -267,6 +267,6 @@ pub struct Overflow {
 pub enum Mode {
     /// Running the guest.
     Guest,
-    /// The host's work, or unknown.
+    /// Doing the host's work, or unknown.
     Host,
 }

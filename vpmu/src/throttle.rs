@@ -5,10 +5,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Maximum number of windows per second. If fewer samples are allowed per second, each window allows one sample.
+/// Maximum number of windows per second. If fewer samples than this are allowed per second, there is one window for
+/// each sample.
 const WINDOWS: u64 = 100;
 
-/// The limit on the samples of one event.
+/// A limit on samples: of one event, or of all events in a [`Budget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
     window: u64,
@@ -75,7 +76,7 @@ impl SamplingTime {
         self.spent >= limit.share
     }
 
-    /// Nanoseconds since the start.
+    /// Nanoseconds charged since the device was created.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
@@ -148,7 +149,7 @@ impl Budget {
         now.max(before)
     }
 
-    /// Takes a part of the samples; returns the number.
+    /// Takes a part of the samples; returns the number of samples taken.
     fn take_samples(&self) -> u64 {
         let wanted = self.samples.share.div_ceil(PARTS);
         take(&self.samples_used, self.samples.share, wanted)
@@ -213,7 +214,7 @@ impl Allowance {
     }
 }
 
-/// An event's use of its limit.
+/// An event's use of its rate limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Throttle {
     window: u64,
@@ -321,7 +322,11 @@ mod tests {
         let windows = [10, 20, 30, 40].map(|ms| time.is_used_up(limit, ms * 1_000_000));
         assert_eq!(windows, [true, true, false, false]);
         time.charge(limit, 500_000_000, u64::MAX);
-        assert_eq!(time.total(), 9_000_000 + 10_000_000, "a window at most");
+        assert_eq!(
+            time.total(),
+            9_000_000 + 10_000_000,
+            "a sample is charged at most one window"
+        );
     }
 
     #[test]
@@ -339,7 +344,7 @@ mod tests {
         let mut shards = [Allowance::default(); 3];
         let at = 20_000_000;
         let admitted = (0..100).filter(|turn| shards[turn % 3].admit(&budget, at + 5));
-        assert_eq!(admitted.count(), 50, "5000 a second in 10 ms");
+        assert_eq!(admitted.count(), 50, "10 ms of 5000 per second");
         assert!(shards[0].admit(&budget, at + 10_000_000), "a later window");
         assert!(!shards[1].admit(&budget, at) || budget.window(at) > at / 10_000_000);
     }

@@ -1,5 +1,5 @@
-//! The state of one vCPU that its thread uses at every entry and exit without a lock: counts, the open exit (the exit
-//! since which the vCPU has not entered the guest again), and the hooks of active events.
+//! The state of one vCPU that its thread uses at every entry and exit without a lock: counts, the open exit (the last
+//! exit, until the vCPU enters the guest again), and the hooks of active events.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
-        println!("aux: exits: not measured, this machine has no /dev/kvm");
+        println!("aux: exits: not measured, because this machine has no /dev/kvm");
         return ExitCode::SUCCESS;
     }
     match measure() {
@@ -92,7 +92,7 @@ fn measure() -> io::Result<()> {
         let (rounds, spent) = (guest.count(), clock.thread_time().unwrap_or(0));
         run(&mut session, &mut guest)?;
         let spent = clock.thread_time().unwrap_or(0) - spent;
-        assert_eq!(guest.count() - rounds, EXITS, "an exit each round");
+        assert_eq!(guest.count() - rounds, EXITS, "each round exits once");
         if on {
             trace.turn(&mut session, false);
             trace.check(EXITS);

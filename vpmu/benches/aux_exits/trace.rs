@@ -101,12 +101,16 @@ impl Trace {
             .memory
             .read_obj(GuestAddress(RING + AUX_HEAD))
             .expect("in memory");
-        assert_eq!(head, self.count, "all of it");
+        assert_eq!(head, self.count, "the area has every byte of the trace");
         let packets = (self.read..head).step_by(PACKET_ALIGN).filter(|position| {
             let at = GuestAddress(AREA + position % (AREA_PAGES * 4096));
             self.memory.read_obj::<u8>(at).expect("in memory") == PACKET_EXIT
         });
-        assert_eq!(packets.count() as u64, exits, "each once");
+        assert_eq!(
+            packets.count() as u64,
+            exits,
+            "the trace has each exit once"
+        );
         self.read = head;
         self.memory
             .write_obj(head, GuestAddress(RING + AUX_TAIL))

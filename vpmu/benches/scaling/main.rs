@@ -9,10 +9,10 @@
 //! exits themselves is excluded. Short slices of one shared device and of independent devices alternate on
 //! the same CPUs, and each shared slice is compared with its two neighbours. Separate runs would not be
 //! comparable: on a machine with other users, speed drifts from run to run. If other users take CPUs away, the
-//! threads share the remaining ones, and a lock costs little between threads that share one CPU. So only the
-//! shared slices with the least disturbed neighbours count. The memory addresses of a device and its threads
-//! change the rate by a few per cent, even for one vCPU. So each round creates its devices and threads anew,
-//! and the result is the median of the rounds.
+//! threads share the remaining ones, and a lock costs little between threads that share one CPU. Therefore,
+//! only the shared slices with the least disturbed neighbours count. The memory addresses of a device and its
+//! threads change the rate by a few per cent, even for one vCPU. Each round therefore creates its devices and
+//! threads anew, and the result is the median of the rounds.
 
 #[path = "../common/driver.rs"]
 mod common;
@@ -130,13 +130,13 @@ fn main() -> ExitCode {
 fn measure() -> io::Result<()> {
     let host = Arc::new(Host::new()?);
     if host.software.is_empty() {
-        println!("scaling: not measured, this host counts no software events");
+        println!("scaling: not measured, because this host counts no software events");
         return Ok(());
     }
     let load = fs::read_to_string("/proc/loadavg")?;
     println!(
-        "scaling: rates of vCPUs on one device, relative to as many devices of one vCPU each; \
-         {} cores, load {}",
+        "scaling: rates of vCPUs that share a device, relative to vCPUs that have a device each; \
+         {} CPUs, load {}",
         host.cpus.len(),
         load.split(' ').take(3).collect::<Vec<_>>().join(" "),
     );
@@ -154,7 +154,7 @@ fn measure() -> io::Result<()> {
         );
         if vcpus as usize > host.cpus.len() {
             println!(
-                "    the machine has only {} cores: threads share cores",
+                "    this process may use only {} CPUs: threads share CPUs",
                 host.cpus.len()
             );
         }
@@ -206,7 +206,7 @@ fn compare(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Compared> {
     Ok(Compared(rounds.collect::<io::Result<_>>()?))
 }
 
-/// Measures one round. Among the [`SLICES`] least disturbed pairs, returns the one with the median ratio.
+/// Measures one round. Returns the pair with the median ratio among the [`SLICES`] least disturbed pairs.
 fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     let independent = Side::start(load, independent(load, vcpus)?, host);
     let shared = Side::start(load, shared(load, vcpus)?, host);
@@ -255,7 +255,7 @@ fn print_times(host: &Arc<Host>) -> io::Result<()> {
         .collect();
     sides.into_iter().try_for_each(Side::finish)?;
     let median = |of: &dyn Fn(&Vec<f64>) -> f64| quartiles(rounds.iter().map(of))[1];
-    println!("a switch in and out, one vCPU, CPU time by number of counting events:");
+    println!("CPU time of a switch in and out on one vCPU, by number of counting events:");
     for (index, events) in EVENTS.iter().enumerate() {
         println!("    {events:>2}: {:>6.0} ns", median(&|round| round[index]));
     }

@@ -142,7 +142,10 @@ impl Work {
             Load::Samples => replies.iter().all(|reply| counts(reply, self.steps)),
         };
         if !whole || replies.iter().any(|reply| reply.lost.get() != 0) {
-            let what = format!("{:?}, {} steps: {replies:?}", self.load, self.steps);
+            let what = format!(
+                "{:?}: lost data or wrong counts after {} steps: {replies:?}",
+                self.load, self.steps
+            );
             return Err(io::Error::other(what));
         }
         Ok(())
@@ -198,7 +201,8 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
 /// Parses the replies. Returns an error if a reply has a status other than zero.
 fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
     let read = |bytes: &[u8]| {
-        let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a short reply"))?;
+        let reply =
+            Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a reply is too short"))?;
         check("command", reply.status.get())?;
         Ok(reply)
     };

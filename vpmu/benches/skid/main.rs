@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
-        println!("skid: not measured, this machine has no /dev/kvm");
+        println!("skid: not measured, because this machine has no /dev/kvm");
         return ExitCode::SUCCESS;
     }
     match measure() {
@@ -231,7 +231,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
     let inside: Vec<&Acted> = acted.iter().filter(|acted| acted.in_guest).collect();
     println!(
         "skid: {} overflows of the host's cpu-clock each started or stopped a task-clock; {} of them \
-         came while the guest ran",
+         occurred while the guest ran",
         acted.len(),
         inside.len()
     );
@@ -258,7 +258,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
         if let Some(most) = values.last() {
             let at = |part: usize| values[(values.len() - 1) * part / 100];
             println!(
-                "skid: {what}: {}{unit} in the median, {}{unit} in 99 of 100, {most}{unit} at most",
+                "skid: {what}: median {}{unit}, 99th percentile {}{unit}, maximum {most}{unit}",
                 at(50),
                 at(99),
             );

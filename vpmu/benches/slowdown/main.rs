@@ -166,7 +166,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
-        println!("slowdown: not measured, this machine has no /dev/kvm");
+        println!("slowdown: not measured, because this machine has no /dev/kvm");
         return ExitCode::SUCCESS;
     }
     match measure() {

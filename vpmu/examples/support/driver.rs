@@ -162,7 +162,7 @@ impl Driver {
         let replies = replies
             .map(Reply::read_from_bytes)
             .collect::<Result<Vec<_>, _>>();
-        let replies = replies.map_err(|_| io::Error::other("not replies"))?;
+        let replies = replies.map_err(|_| io::Error::other("malformed replies"))?;
         for reply in &replies {
             check("command", reply.status.get())?;
         }

@@ -23,8 +23,8 @@ const FORMATS: [&str; 2] = [
 const SHAPE_WORDS: usize = 3;
 /// Flag in the first of these words: use the tail as it is. Otherwise, the tail is rounded down to a multiple of 8.
 const ANY_TAIL: u64 = 0x100;
-/// Flag in the first word: use the head as it is. Otherwise, the head is a whole number of words ahead of the tail, at
-/// most as many as the ring has.
+/// Flag in the first word: use the head as it is. Otherwise, the head is ahead of the tail by a whole number of words,
+/// at most the size of the ring.
 const ANY_HEAD: u64 = 0x200;
 /// Flag in the first word: also parse the rest of the input as the text of a format.
 const TEXT: u64 = 0x400;
@@ -72,8 +72,8 @@ fuzz_target!(|input: &[u8]| {
     );
     let count_exits = |formats: &ExitFormats| {
         let exits = formats.exits_in(word, size, tail, head);
-        // A record of a loss can add two to the count: the loss itself, and the exit before the loss, if no entry
-        // has ended this exit yet.
+        // A loss record can add two to the count: the loss itself, and the exit before the loss, if no entry has
+        // ended that exit.
         assert!(exits <= 2 * (size / 8 + 1));
     };
     OWN_FORMATS.with(|formats| {

@@ -37,8 +37,8 @@ struct VcpuThread<'a> {
     queue: DriverQueue,
     vpmu: &'a Vpmu,
     world: &'a World,
-    /// Locked while a vCPU is attached. [`World::be_thread`] sets the current thread of the mock host, and another
-    /// thread must not overwrite the setting before the device has read it.
+    /// Held while a thread attaches its vCPU. [`World::be_thread`] sets the current thread of the mock host, and
+    /// another thread must not overwrite the setting before the device has read it.
     attaching: &'a Mutex<()>,
     marks: u64,
 }

@@ -135,10 +135,10 @@ mod tests {
     #[test]
     fn drain_is_due_while_it_is_wanted() {
         let timer = DrainTimer::new().expect("a timer");
-        assert!(!timer.take(), "not wanted yet");
+        assert!(!timer.take(), "the timer is not started yet");
         timer.run(true);
         assert!(timer.wait());
-        assert!(timer.wait(), "again and again");
+        assert!(timer.wait(), "the timer expires repeatedly");
         timer.run(false);
         assert!(!timer.take(), "a stopped timer has no expirations");
     }

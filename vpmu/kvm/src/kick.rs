@@ -183,14 +183,14 @@ mod tests {
             // signal handler runs on this thread, too.
             unsafe { IMMEDIATE_EXIT.get().replace(0) }
         };
-        assert!(threads.kick(0).is_err(), "it has no thread yet");
+        assert!(threads.kick(0).is_err(), "vCPU 0 has no thread yet");
         let joined = threads.join(0);
         assert!(threads.kick(1).is_err(), "no such vCPU");
         assert_eq!(kicked(), 0);
         threads.kick(0).expect("a thread");
         assert_eq!(kicked(), 1);
         drop(joined);
-        assert!(threads.kick(0).is_err(), "it has none any more");
+        assert!(threads.kick(0).is_err(), "vCPU 0 no longer has a thread");
         assert_eq!(kicked(), 0);
         drop(guard);
     }

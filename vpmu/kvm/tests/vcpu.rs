@@ -115,19 +115,19 @@ fn exit_is_reported_with_its_access_and_registers() {
         let host = Host::new();
         let mut thread = host.thread(machine);
         for _ in 0..5 {
-            let (exit, mut at) = thread.run(&mut machine.vcpu).expect("it runs");
+            let (exit, mut at) = thread.run(&mut machine.vcpu).expect("the guest runs");
             let VcpuExit::MmioWrite(address, data) = exit else {
                 panic!("{exit:?}");
             };
             assert_eq!((address, data), (code::WINDOW, &[7, 0, 0, 0][..]));
             assert_eq!(at.exit, STORE);
             // `data` still borrows the vCPU.
-            let regs = at.registers.registers().expect("KVM has them");
+            let regs = at.registers.registers().expect("registers from KVM");
             let program = code::PROGRAM..code::PROGRAM + size_of_val(STORES) as u64;
             assert!(program.contains(&regs.ip) && regs.user, "{regs:?}");
             assert_eq!(data[0], 7);
         }
-        let session = thread.session().expect("it has one");
+        let session = thread.session().expect("a session");
         assert_eq!((session.exits().mmio, session.exits().total()), (5, 5));
     });
 }
@@ -137,7 +137,7 @@ fn kicked_vcpu_returns_once() {
     storing(|machine| {
         let host = Host::new();
         let mut thread = host.thread(machine);
-        assert!(host.threads.kick(0).is_err(), "nobody has joined");
+        assert!(host.threads.kick(0).is_err(), "no thread has joined");
         let _joined = host.threads.join(0);
         for _ in 0..3 {
             host.threads.kick(0).expect("this thread");
@@ -147,7 +147,7 @@ fn kicked_vcpu_returns_once() {
         }
         thread.return_at_once();
         assert!(is_interrupted(&thread.run(&mut machine.vcpu).map(|_| ())));
-        let exits = thread.session().expect("it has one").exits();
+        let exits = thread.session().expect("a session").exits();
         assert_eq!((exits.signal, exits.mmio), (4, 3));
         drop(thread);
         host.threads.kick(0).expect("a signal without effect");
@@ -159,7 +159,7 @@ fn kicked_vcpu_returns_once() {
 /// Starts an event of the operator on `host`: a CPU clock that overflows after every 20 ms of the vCPU thread's CPU
 /// time.
 fn record(host: &Host) -> u64 {
-    let clock: Persist = "cpu-clock,period=20000000".parse().expect("its syntax");
+    let clock: Persist = "cpu-clock,period=20000000".parse().expect("a valid event");
     host.vpmu.persist(&clock).expect("a window and a clock")
 }
 
@@ -198,7 +198,7 @@ fn clock_of_a_paused_vcpu_does_not_overflow() {
         let paused = thread.session().map(vpmu::VcpuSession::pause);
         work(10);
         drop(paused);
-        thread.run(&mut machine.vcpu).expect("no overflow came");
+        thread.run(&mut machine.vcpu).expect("no overflow occurred");
         assert_eq!(host.vpmu.history(id).expect("a ring").iter().count(), 0);
         work(3);
         assert!(is_interrupted(&thread.run(&mut machine.vcpu).map(|_| ())));
@@ -212,7 +212,7 @@ fn mark_at_an_exit_is_counted_at_once() {
         let host = Host::new();
         let marks = host.count("marks");
         let mut thread = host.thread(machine);
-        let (_, mut at) = thread.run(&mut machine.vcpu).expect("it runs");
+        let (_, mut at) = thread.run(&mut machine.vcpu).expect("the guest runs");
         at.mark(7);
         assert_eq!(host.counted(marks), 1);
     });
@@ -229,12 +229,12 @@ fn mark_of_a_bus_is_counted_before_the_guest_runs_on() {
         assert_eq!(host.counted(marks), 0);
         thread.return_at_once();
         assert!(is_interrupted(&thread.run(&mut machine.vcpu).map(|_| ())));
-        assert_eq!(host.counted(marks), 2, "and the guest has not run");
-        thread.run(&mut machine.vcpu).expect("it runs");
-        assert_eq!(host.counted(marks), 2, "each once");
+        assert_eq!(host.counted(marks), 2, "before the guest runs");
+        thread.run(&mut machine.vcpu).expect("the guest runs");
+        assert_eq!(host.counted(marks), 2, "each mark is counted once");
         assert!(here::mark(9));
         drop(thread);
-        assert_eq!(host.counted(marks), 3, "it is not lost at the end");
+        assert_eq!(host.counted(marks), 3, "the last mark is not lost");
         assert!(
             !here::mark(7) && !here::kick(2),
             "no vCPU runs here any more"
@@ -246,7 +246,7 @@ fn mark_of_a_bus_is_counted_before_the_guest_runs_on() {
 fn machine_without_the_device_runs_all_the_same() {
     storing(|machine| {
         let mut thread = VcpuThread::new(&machine.vcpu, None).expect("a run page");
-        let (_, mut at) = thread.run(&mut machine.vcpu).expect("it runs");
+        let (_, mut at) = thread.run(&mut machine.vcpu).expect("the guest runs");
         at.mark(7);
         assert_eq!(at.exit, STORE);
         assert!(thread.session().is_none() && !here::mark(7));
@@ -264,7 +264,7 @@ fn exits_of_the_statistics_grow_with_the_guests() {
         let mut thread = host.thread(machine);
         let before = host.stats.read(0, "exits");
         for _ in 0..5 {
-            thread.run(&mut machine.vcpu).expect("it runs");
+            thread.run(&mut machine.vcpu).expect("the guest runs");
         }
         let after = host.stats.read(0, "exits");
         assert_eq!((before.is_some(), after.is_some()), (has, has));
@@ -275,7 +275,9 @@ fn exits_of_the_statistics_grow_with_the_guests() {
 #[test]
 fn registers_are_read_outside_of_exits() {
     storing(|machine| {
-        let regs = registers(&machine.vcpu).registers().expect("KVM has them");
+        let regs = registers(&machine.vcpu)
+            .registers()
+            .expect("registers from KVM");
         assert_eq!((regs.ip, regs.user), (code::PROGRAM, true));
     });
 }
@@ -289,7 +291,7 @@ fn loop_is_observed_until_its_time_is_over() {
         |()| false,
         |()| Ok(in_loop(code::PROGRAM)),
     );
-    assert!(ips.expect("it loops"));
+    assert!(ips.expect("the guest loops"));
     let failed = micro::spin(
         Duration::from_millis(50),
         Ring::User,

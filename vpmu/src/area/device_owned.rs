@@ -15,7 +15,8 @@ pub(super) struct DeviceOwned {
     watermark: u64,
     /// Flags of the chunk being written.
     flags: u64,
-    /// Whether the last entry did not fit.
+    /// Whether the last entry could not be written: the reader was woken for that loss, and is not woken again for
+    /// further losses.
     full: bool,
     /// The open write of a producer of the VMM, if any.
     claim: Option<Claim>,
@@ -221,11 +222,11 @@ impl DeviceOwned {
         written
     }
 
-    /// Ends the producer's write and publishes the first `size` bytes of it.
+    /// Ends the producer's write, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
-    /// multiple of 8: the producer may continue to write.
+    /// multiple of 8; the producer may then continue to write.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,

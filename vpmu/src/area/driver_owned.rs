@@ -9,8 +9,8 @@ use crate::save::{Fault, SavedKeeper, SavedSpan};
 #[derive(Debug)]
 pub(super) struct DriverOwned {
     writer: Writer,
-    /// The driver is notified when an entry is lost. Outside overwrite mode, it is also notified at multiples of this
-    /// many bytes and when half of the room is used.
+    /// The driver is notified when an entry is lost. Outside overwrite mode, the driver is also notified at multiples
+    /// of this many bytes and when half of the room is used.
     watermark: u64,
     span: Option<Span>,
 }

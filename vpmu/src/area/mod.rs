@@ -36,7 +36,7 @@ pub(crate) const COLLISION: u64 = 1 << 3;
 pub(crate) struct Chunk {
     /// Number of bytes written before this chunk, modulo 2^64.
     pub(crate) offset: u64,
-    /// Bytes.
+    /// Number of bytes in the chunk.
     pub(crate) size: u64,
     /// perf's `PERF_AUX_FLAG_*`.
     pub(crate) flags: u64,
@@ -76,7 +76,7 @@ impl Entry<'_> {
 pub(crate) struct Appended {
     /// Whether the entry is in the area.
     pub(crate) whole: bool,
-    /// Bytes by which the area's head has grown.
+    /// Number of bytes by which the area's head has advanced.
     pub(crate) written: u64,
     /// The chunk that the entry ended, if any.
     pub(crate) chunk: Option<Chunk>,
@@ -281,7 +281,7 @@ impl Area {
         kept.put(&mut pages, token, skip, words)
     }
 
-    /// Ends the producer's write and publishes the first `size` bytes of it.
+    /// Ends the producer's write, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a

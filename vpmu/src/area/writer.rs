@@ -74,7 +74,7 @@ impl Writer {
         }
     }
 
-    /// Restores a saved writer over `size` bytes.
+    /// Restores a saved writer of an area of `size` bytes.
     ///
     /// # Errors
     /// The saved state is not valid.

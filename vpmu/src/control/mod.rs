@@ -1,7 +1,7 @@
 //! The control plane. It tracks all events, rings and persistent names, their owners, and the shard (one vCPU's part
-//! of the device) of each event. It serves the control queue and the operator. If an event of one vCPU affects an
-//! event of another, for example starts or stops it, this module applies the change. Every number in a request comes
-//! from the guest and is checked before use.
+//! of the device) of each event. It serves the control queue and the operator. If an event of one vCPU starts, stops
+//! or otherwise affects an event of another vCPU, this module applies the change. Every number in a request comes from
+//! the guest and is checked before use.
 
 mod reply;
 mod request;
@@ -313,7 +313,7 @@ impl Control {
         result
     }
 
-    /// Like [`Control::on`], for the shard with an event; `None` if the event does not exist.
+    /// Like [`Control::on`], for the shard that has the event `id`; `None` if the event does not exist.
     fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let shard = self.events.get(&id)?.shard;
         Some(self.on(shard, act))
@@ -394,8 +394,8 @@ impl Control {
         }
     }
 
-    /// Writes pending batched samples, on every vCPU with an event that writes to the sink of the event `id`.
-    /// If the event is closed or has no sink, the sink is the one that was mapped with `id`.
+    /// Writes the pending batched samples of each vCPU that has an event writing to the sink of the event `id`. If
+    /// that event is closed or has no sink, takes the sink that was mapped with `id` instead.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -760,7 +760,7 @@ impl Control {
         group
     }
 
-    /// Closes an event. Its sink is removed with the last event that writes to it.
+    /// Closes an event. If no other event writes to the event's sink, removes the sink, too.
     fn close(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_some() {
@@ -1121,7 +1121,7 @@ impl Control {
         claimed.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// Ends the producer's write of `size` bytes.
+    /// Ends the producer's write, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1243,7 +1243,7 @@ impl Control {
         }
     }
 
-    /// Checks the size of a ring of `count` pages.
+    /// Checks that a ring may have `count` pages, the metadata page included.
     fn check_size(&self, count: u32) -> Result<(), Errno> {
         let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
         let most = self.backend.settings.limits.max_ring_pages;

@@ -37,7 +37,7 @@ impl<W: Write> Room<W> {
     }
 
     /// Writes an [`OpenReply`]: the engine and id of the opened event, or the error and the host's reason for
-    /// refusing it.
+    /// refusing the event.
     pub(super) fn opened(
         mut self,
         open: impl FnOnce() -> Result<(u32, u64), Denied>,
@@ -89,6 +89,6 @@ impl<W: Write> Room<W> {
 
 /// The size of `count` ABI structures in bytes.
 fn wire_len<T>(count: u32) -> u32 {
-    // ABI structures are small, and `count` is limited by the driver's buffer.
+    // This does not saturate: ABI structures are small, and the driver's buffer limits `count`.
     u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
 }

@@ -129,7 +129,7 @@ impl Terms<'_> {
         })
     }
 
-    /// Whether the event counts nanoseconds. For a sample trace: whether the event that paces the trace does.
+    /// Whether the event, or for a sample trace the event that paces it, counts nanoseconds.
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {

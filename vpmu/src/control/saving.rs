@@ -182,7 +182,7 @@ impl Control {
             return Err(RestoreError::Figure("next id"));
         }
         if state.totals.kicks.len() != self.shards.len() {
-            return Err(RestoreError::Figure("number of notified queues"));
+            return Err(RestoreError::Figure("list of notification counts"));
         }
         self.restore_driver(state, driver)?;
         self.restore_vcpus(state)?;
@@ -341,7 +341,7 @@ impl Control {
             return Err("it has neither a ring nor an area");
         }
         if saved.ring.is_none() && (saved.pending.is_some() || saved.window_page.is_some()) {
-            return Err("it has no ring");
+            return Err("it has a pending record or a window page, but no ring");
         }
         let operators = event
             .and_then(|event| event.persistence.as_ref())
@@ -532,7 +532,7 @@ impl Control {
             false => Persistent::Guest,
         });
         let leader = self.leader(&request, saved.context);
-        let leader = leader.map_err(|_| "its leader cannot lead it")?;
+        let leader = leader.map_err(|_| "it cannot join the group of its leader")?;
         event.sink = self.sinks.of_family(spec.owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
@@ -584,7 +584,7 @@ impl Control {
             || saved.persistence.is_some()
             || spec.layout.has(SAMPLE_READ)
         {
-            return Err("it cannot be inherited from that event");
+            return Err("it cannot be inherited from its parent");
         }
         Ok(())
     }

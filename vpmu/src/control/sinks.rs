@@ -29,7 +29,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The first page of the ring in the window.
+    /// The number of the ring's first page in the window; `None` if the ring is in guest RAM.
     fn window_page(&self) -> Option<u32> {
         self.run.as_ref().map(Run::first)
     }
@@ -115,7 +115,7 @@ impl Sinks {
         self.families.contains_key(&owner)
     }
 
-    /// Ids of all sinks, with their families.
+    /// The id of each sink, and the families that write to the sink.
     pub(super) fn sinks(&self) -> Vec<(u64, Vec<u64>)> {
         let entries = self.sinks.iter();
         let all = entries.map(|(&id, entry)| (id, entry.families.iter().copied().collect()));
@@ -137,8 +137,8 @@ impl Sinks {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// Removes an event from the family of `owner`. If the family has no other event, removes the family, too; if the
-    /// family's sink has no other family, removes the sink, too. Returns `Some` if the family was removed.
+    /// Removes an event from the family of `owner`. If the family has no other event, removes the family; if then no
+    /// family writes to the sink, removes the sink, too. Returns `Some` if the family was removed.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);

@@ -56,8 +56,8 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The id of the family's first event. That event provides the ring of the family, and records contain
-    /// its id.
+    /// The id of the family's first event. The family's ring is mapped with this id unless the family is redirected
+    /// to the ring of another family. Records contain this id.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,

@@ -10,7 +10,7 @@ const F_SETOWN_EX: u32 = 15;
 /// A counter follows its thread to any CPU.
 const ANY_CPU: u32 = u32::MAX;
 
-/// Calls that open, switch and read host counters.
+/// Calls that open, configure, start, stop and read host counters.
 pub(crate) const COUNTERS: [Call; 11] = [
     call!(
         perf_event_open,

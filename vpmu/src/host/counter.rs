@@ -34,7 +34,7 @@ struct PerfCounter {
 #[derive(Debug)]
 enum HostEvent {
     Alone(File),
-    /// An event that a timer of the host paces. All such events of a thread start and stop together.
+    /// A sampling clock in the timer group of its thread.
     Timed(Timer),
 }
 

@@ -164,8 +164,8 @@ impl PerfSource {
         })
     }
 
-    /// The PMU that counts hardware events. On a host without such a PMU, returns the default. Nothing uses the
-    /// default, because the source then offers no hardware events.
+    /// The PMU that counts hardware events; the default if no PMU does. The default then has no effect, because the
+    /// source offers no hardware events.
     fn pmu(&self) -> CpuPmu {
         self.cpu_pmu.unwrap_or_default()
     }

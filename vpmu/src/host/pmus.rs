@@ -15,8 +15,8 @@ pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
 /// The PMU of an x86 host with uniform CPUs. On other hosts, each CPU PMU has a file that lists its CPUs.
 const PLAIN: &str = "cpu";
 const CPUS: &str = "cpus";
-/// Fields of a config that select the event. The other fields are flags, and some flags let a counter count
-/// more than its thread.
+/// Fields of a config that select the event. A raw event may set only these fields: the others are flags, some of
+/// which let a counter count more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
 /// A list is invalid if it contains this CPU number or a higher one. No host has so many CPUs.
@@ -56,11 +56,11 @@ struct SomeCpus {
 }
 
 impl CpuPmu {
-    /// The PMU in `devices` that counts on every CPU of `affinity`, which are the CPUs of the process.
+    /// The PMU in `devices` that counts on every CPU in `affinity`, the CPUs on which the process may run.
     ///
     /// # Errors
     /// [`Refusal::SeveralPmus`]: no PMU has all of these CPUs, so a generic event would not count on some of
-    /// them; or `affinity` is empty, because the CPUs of the process are unknown.
+    /// them; or `affinity` is empty, because these CPUs are unknown.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {

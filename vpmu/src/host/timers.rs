@@ -1,5 +1,5 @@
-//! Starts and stops counters that are paced by timers of the host. All such counters of a thread start and stop
-//! together.
+//! Starts and stops counters that are paced by timers of the host. Up to 64 such counters of a thread are members of
+//! one perf group, and their timers start together.
 //!
 //! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond apart,
 //! and each expiry is an interrupt, which takes a vCPU out of the guest. If the timers of a perf group start
@@ -193,7 +193,7 @@ impl Timer {
         &self.member.event
     }
 
-    /// Starts the counter; if the group is held, it starts at the release.
+    /// Starts the counter; if the group is held, the counter starts at the release.
     ///
     /// # Errors
     /// The host's error.

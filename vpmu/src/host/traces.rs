@@ -12,9 +12,9 @@ const PT_OF_GUESTS: u32 = 1;
 /// A host PMU with a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTrace {
-    /// The host's name for it.
+    /// The host's name for the PMU.
     pub pmu: String,
-    /// The reason why guests cannot have its trace.
+    /// The reason why guests cannot have the PMU's trace.
     pub refused: &'static str,
 }
 

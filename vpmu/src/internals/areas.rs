@@ -1,4 +1,4 @@
-//! An AUX area with a reader that keeps up, for benchmarks of writes to it.
+//! An AUX area whose reader keeps up with the writer, for benchmarks of writes to the area.
 
 use std::mem::offset_of;
 use std::sync::Arc;

@@ -143,8 +143,8 @@ pub enum PersistError {
         "`{0}` is reserved as the default name of the event with that id: choose a different name"
     )]
     ReservedName(String),
-    /// Another event of the operator has the name. If only an event of the guest has it, that event is renamed
-    /// instead.
+    /// Another event of the operator has the name. If only an event of the guest has the name, the guest's event is
+    /// renamed instead.
     #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.

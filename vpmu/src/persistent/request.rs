@@ -37,7 +37,7 @@ pub(crate) fn open_request(
     }
     match (asked.rate, asked.pages) {
         (None, 0) => {}
-        (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
+        (None, _) => return Err(refused("a ring stays empty without a period or frequency")),
         (Some(_), 0) => return Err(refused("its samples need a ring")),
         (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
     }

@@ -43,9 +43,8 @@ const COUNTED: [&str; 7] = [
 /// - `name`: the event's name
 ///
 /// If neither `period` nor `freq` is given, the rate depends on the event. An event that counts marks is sampled
-/// at each mark, and an event that counts exits for one reason is sampled at each of these exits. Clocks and
-/// hardware events are sampled 1000 times a second. Events that cannot be sampled, and events with `size=0`, only
-/// count.
+/// at each mark, and an event `exits-...` is sampled at each exit that it counts. Clocks and hardware events are
+/// sampled 1000 times a second. Events that cannot be sampled, and events with `size=0`, only count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistSpec {
     event: String,
@@ -80,7 +79,7 @@ pub enum PersistSpecError {
         wanted: &'static str,
     },
     /// Both period and freq.
-    #[error("period and freq: give one of them")]
+    #[error("period and freq: give only one of them")]
     TwoRates,
     /// A size for an event without samples.
     #[error("`{0}` cannot be sampled and only counts: omit size")]

@@ -200,7 +200,7 @@ mod tests {
             .itrace_start(&layout, &origin())
             .as_bytes()
             .to_vec();
-        assert!(!admits(&layout, &of_read, 7), "of another kind");
+        assert!(!admits(&layout, &of_read, 7), "a record of another kind");
         assert!(!admits(&layout, &[], 7));
     }
 

@@ -88,7 +88,7 @@ const VARIABLE: u64 =
 
 /// A record would be longer than the size field of perf's record header allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a record of more than {RECORD_MAX} bytes")]
+#[error("the record would be longer than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
 
 /// The record under construction, as little-endian words. Its buffer is reused, so a new record needs no

@@ -201,7 +201,7 @@ fn stack_is_cut_to_the_size_of_a_record() {
     let words = words(record.sample(&layout, &ORIGIN, &sample).expect("cut"));
     assert_eq!(words.len() * 8, RECORD_MAX);
     let regs = &words[words.len() - 2..];
-    assert_eq!(regs, [2, 21], "what follows the stack");
+    assert_eq!(regs, [2, 21], "the words after the stack");
     let real = words[words.len() - 3];
     let size = words.iter().position(|&word| word == real).expect("size");
     assert_eq!(

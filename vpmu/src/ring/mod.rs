@@ -98,7 +98,7 @@ impl Ring {
             pages::page(memory, page).map_err(|_| "a page of the ring is not guest memory")?;
         }
         if !saved.sequence.is_multiple_of(2) {
-            return Err("the metadata page is being changed");
+            return Err("the sequence number of the metadata page is odd");
         }
         Ok(Self {
             metadata,

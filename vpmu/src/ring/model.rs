@@ -201,7 +201,7 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
         );
         if !backward {
             let rising = found.numbers.windows(2).all(|two| two[0] < two[1]);
-            assert!(rising, "in order");
+            assert!(rising, "records are in order");
         }
     });
 }

@@ -23,7 +23,7 @@ const MOST_PRODUCED: u64 = u64::MAX >> 1;
     serde(deny_unknown_fields)
 )]
 pub(crate) enum Wakeup {
-    /// A record crossed a page boundary of the data.
+    /// When a record crosses a page boundary of the data.
     Page,
     /// After this many samples.
     Records(u32),

@@ -44,7 +44,8 @@ pub enum RestoreError {
     /// The transport's features contradict the saved ones, or this device does not offer a saved
     /// feature.
     #[error(
-        "the driver negotiated {given:#x}, but had accepted {saved:#x} when the state was saved"
+        "the saved features {saved:#x} contradict the transport's features {given:#x}, or include one that this device \
+         does not offer"
     )]
     Features {
         /// The features in the state.

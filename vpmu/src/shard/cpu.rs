@@ -22,7 +22,7 @@ pub(crate) struct Cpu {
     threads: u64,
     /// Room for the guest's sampling counters.
     room: Room,
-    /// The thread whose counter starts are delayed by [`Cpu::hold_own`]; `None` after [`Cpu::release_own`].
+    /// The thread on which [`Cpu::hold_own`] delays the start of counters; `None` after [`Cpu::release_own`].
     held: Option<i32>,
     /// Cached readings of the guest's TSC, exits and halts. Each is read at most once while the shard is
     /// locked.
@@ -229,7 +229,7 @@ struct Counters {
 struct Shared {
     request: Request,
     key: CounterKey,
-    /// Number of events that use it.
+    /// Number of events that use the counter.
     events: usize,
 }
 

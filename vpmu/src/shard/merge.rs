@@ -1,5 +1,5 @@
-//! Puts the overflows that the host recorded while one vCPU ran in order of time, before they are written to guest
-//! rings. This module identifies events only by their ids.
+//! Sorts the overflows that the host recorded while one vCPU ran by time, before they are written to guest rings. This
+//! module identifies events only by their ids.
 
 use std::collections::VecDeque;
 

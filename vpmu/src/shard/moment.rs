@@ -81,7 +81,7 @@ pub(crate) struct ExitView<'a> {
     regs: Option<Option<GuestRegs>>,
     cpu: Option<Option<CpuState>>,
     tsc: Option<u64>,
-    /// The value, if the exit is a mark.
+    /// The mark's value, if the exit is a mark.
     mark: Option<u32>,
 }
 

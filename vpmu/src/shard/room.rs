@@ -1,7 +1,7 @@
 //! Limits the host counters that sample on one vCPU for the guest. Each such counter may interrupt its host CPU in
-//! hard-IRQ context, and lengthens each context switch of the vCPU's thread. So the number of these counters is
-//! limited, and so is the sum of the known rates. An event without room waits: its enabled time advances, but its count
-//! does not.
+//! hard-IRQ context, and lengthens each context switch of the vCPU's thread. Therefore, both the number of
+//! these counters and the sum of their known rates are limited. An event that exceeds a limit waits for room: its
+//! enabled time advances, but its count does not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -528,7 +528,7 @@ impl State {
         self.halt(id, PendingOverflows::Written)
     }
 
-    /// Stops an event.
+    /// Stops an event. `pending` is for the overflows that the host still holds.
     fn halt(&mut self, id: u64, pending: PendingOverflows) -> Result<(), Errno> {
         let active = self.deactivate(id)?;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -658,8 +658,8 @@ impl State {
         self.stop(id)
     }
 
-    /// Stops an event whose leader on another vCPU was disabled. Does nothing if the leader has been enabled
-    /// again or no longer leads the event.
+    /// Stops an event because its leader, on another vCPU, was disabled. Does nothing if the leader has been enabled
+    /// again, or if the event has left the leader's group.
     pub(crate) fn stop_led(&mut self, id: u64) -> Result<(), Errno> {
         match self.events.get(&id).is_some_and(Event::is_led_on) {
             true => Ok(()),
@@ -889,7 +889,8 @@ impl State {
         }
     }
 
-    /// Writes `PERF_RECORD_ITRACE_START` to the ring of an active trace, once, if the trace has an area.
+    /// Writes `PERF_RECORD_ITRACE_START` to the ring of an active trace, once, if the device manages an area for the
+    /// trace.
     pub(crate) fn announce(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1352,8 +1353,8 @@ impl State {
         }
     }
 
-    /// The vCPU's state at the current exit; `None` if it was not read, or if the vCPU has run since then. It
-    /// may have run if this is called for a command of another vCPU, or for a control request.
+    /// The vCPU's state at the current exit; `None` if the state was not read, or if the vCPU has run since the exit.
+    /// The vCPU may have run if the caller executes a command of another vCPU, or a control request.
     fn place_at_exit(&self) -> Option<CpuContext> {
         let vcpu = &self.cpu.vcpu;
         let (exit, place) = self.sampled_exit;
@@ -1498,9 +1499,9 @@ impl State {
         }
     }
 
-    /// Counts an overflow towards the limit of its event. If this is the last overflow of the limit, disables
-    /// the event, and notifies the driver that the overflow caused `woke` wakeups. Returns whether the event
-    /// was disabled.
+    /// Counts an overflow towards the limit of its event. If this is the last overflow of the limit, disables the event
+    /// and notifies the driver; the notice replaces the `woke` wakeups that the overflow caused. Returns whether the
+    /// event was disabled.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
@@ -1996,7 +1997,7 @@ impl State {
                 sink.burst(|session| self.write_burst(session, &sink, rest, history))
             });
             rest = match written.unwrap_or(0) {
-                // The overflow is not a plain sample, or its event has no ring.
+                // The first overflow needs the general path, or its event has no ring.
                 0 => {
                     self.overflow_recorded(first, history);
                     others

@@ -3,8 +3,8 @@
 //! A wait ends when the event gets room, or when the event is stopped, paused or closed. A stop, pause or
 //! close leaves the wait's entry in the queue, so that no search for the entry is needed. An entry therefore
 //! identifies one wait, not just an event, and a reader of the queue must check whether that wait has ended.
-//! Entries of ended waits are dropped when the queue is next taken or, at the latest, when it has twice as many
-//! entries as there are events. So a guest cannot make the queue grow without limit.
+//! Entries of ended waits are dropped when the queue is next taken or, at the latest, when a wait begins while the
+//! queue has twice as many entries as there are events. A guest therefore cannot make the queue grow without limit.
 
 use std::collections::VecDeque;
 

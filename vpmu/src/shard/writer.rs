@@ -28,7 +28,7 @@ pub(crate) struct Writer {
     pub(crate) tally: Tally,
 }
 
-/// Samples, wakeups and AUX bytes since the start.
+/// Numbers of samples, wakeups, AUX bytes and AUX records since the device was created.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) written: u64,
@@ -100,7 +100,7 @@ impl Writer {
         self.tasks.running(&self.guest.view())
     }
 
-    /// The earlier tasks of the vCPU, from its task page.
+    /// The tasks that have run on the vCPU until now, from its task page.
     pub(crate) fn history(&self) -> TaskHistory {
         self.tasks.history(&self.guest.view())
     }
@@ -233,7 +233,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the producer's write of `size` bytes.
+    /// Ends a write by a producer of the VMM, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// See [`Sink::release`].

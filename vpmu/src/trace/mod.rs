@@ -1,5 +1,5 @@
-//! State of a tracing event: packet numbers, byte counts, and due sync packets. Every packet that the device
-//! makes gets its number here. Where the packet is written is up to the caller.
+//! State of a tracing event: packet numbers, byte counts, and due sync packets. Every packet that the device makes gets
+//! its number here. The caller decides where to write the packet.
 
 mod exits;
 mod samples;

@@ -83,7 +83,7 @@ struct UserState {
     code64: bool,
 }
 
-/// The parts of one sample. It is reused, so that a new sample needs no allocation.
+/// The parts of one sample. The value is reused, so that a new sample needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
     chain: Chain,

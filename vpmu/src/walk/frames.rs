@@ -56,8 +56,8 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
 }
 
 /// Appends the callers in the kernel to `chain`. `end` is the address at which the kernel's frames end, if
-/// known. A kernel may use the frame pointer register for other values. So a frame is accepted only if it is on
-/// the stack, above the previous one, and returns to kernel code.
+/// known. A kernel may use the frame pointer register for other values: a frame is therefore accepted only if it is on
+/// the stack, above the previous frame, and returns to kernel code.
 pub(super) fn kernel_callers(
     space: &mut AddressSpace<'_>,
     chain: &mut Chain,

@@ -17,11 +17,11 @@ pub(super) enum Rights {
 /// One translation, of a page of any size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Page {
-    /// Its first address.
+    /// Its first guest-virtual address.
     pub(crate) first: u64,
     /// Its size minus one.
     pub(crate) mask: u64,
-    /// Its guest-physical address.
+    /// Its first guest-physical address.
     pub(crate) physical: u64,
     /// Whether programs may access it.
     pub(crate) user: bool,

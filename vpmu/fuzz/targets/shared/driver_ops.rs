@@ -408,7 +408,7 @@ fn task_page(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes task switches to a task page, as the guest's kernel does, or arbitrary data.
+/// Writes task switches to a task page, as the driver does, or arbitrary data.
 fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     let page = task_page_address(vcpu);
@@ -551,7 +551,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
     })
 }
 
-/// Sends commands in one buffer on a vCPU's queue. Usually that vCPU notifies the queue, sometimes another one.
+/// Sends commands in one buffer on a vCPU's queue. Usually that vCPU notifies the queue, sometimes another vCPU.
 fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
@@ -565,7 +565,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         false => of,
     };
     let replies = stage.rig.commands_from(of, by, &batch);
-    assert_eq!(replies.len(), batch.len(), "an answer to each");
+    assert_eq!(replies.len(), batch.len(), "each command has one reply");
     for reply in replies {
         let errno = Errno::try_from(reply.status.get()).expect("an errno");
         assert!(errno < 134, "Linux has no errno {errno}");

@@ -325,6 +325,10 @@ pub(crate) fn histories_of(vpmu: &Vpmu) {
             continue;
         };
         let read: usize = history.iter().map(<[u8]>::len).sum();
-        assert_eq!(read, history.records.len(), "whole records");
+        assert_eq!(
+            read,
+            history.records.len(),
+            "the history has only whole records"
+        );
     }
 }

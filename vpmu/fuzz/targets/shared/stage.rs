@@ -53,7 +53,7 @@ pub(crate) struct Stage {
     windowed: bool,
     /// Whether regions of guest memory can be removed and added.
     changing: bool,
-    /// Whether a restored device can replace the device. False if a target keeps references to the device elsewhere.
+    /// Whether a restored device can replace this device. False if a target keeps references to this device elsewhere.
     pub(crate) movable: bool,
     /// Whether the device was restored from a forged state, which may contain any addresses and numbers.
     pub(crate) forged: bool,
@@ -164,8 +164,8 @@ impl Stage {
             .expect("features that were offered, and queues in memory");
     }
 
-    /// Tries to start a driver with any features and any number of queues. Checks that the device refuses features that
-    /// it did not offer, and a wrong number of queues.
+    /// Tries to start a driver with any features and at most `queues` queues. Checks that the device refuses features
+    /// that it did not offer, and too few queues.
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);
@@ -221,7 +221,7 @@ impl Stage {
         self.threaded = false;
     }
 
-    /// Attaches a vCPU if necessary and possible. Returns whether it can act on this thread.
+    /// Attaches a vCPU if necessary and possible. Returns whether the vCPU can act on this thread.
     pub(crate) fn can_run(&mut self, vcpu: u32) -> bool {
         if !self.runs(vcpu) && !self.threaded {
             self.attach(vcpu, thread(vcpu));
@@ -234,7 +234,7 @@ impl Stage {
         self.attached[vcpu as usize]
     }
 
-    /// Chooses a vCPU; `None` if it cannot act on this thread.
+    /// Chooses a vCPU; `None` if the chosen vCPU cannot act on this thread.
     pub(crate) fn vcpu(&self, input: &mut Unstructured<'_>) -> Result<Option<u32>> {
         let vcpu = input.int_in_range(0..=VCPUS - 1)?;
         Ok(self.runs(vcpu).then_some(vcpu))
@@ -300,7 +300,7 @@ impl Stage {
         Some((next, restored))
     }
 
-    /// Replaces the device by `next`, and attaches the vCPUs to `next`.
+    /// Replaces the device with `next`, and attaches the vCPUs to `next`.
     pub(crate) fn go_on_as(&mut self, next: Rig) {
         // Reset the old device, so that it no longer writes to guest memory: `next` uses the same memory.
         self.rig.vpmu.reset();

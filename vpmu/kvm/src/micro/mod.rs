@@ -1,7 +1,7 @@
 //! Machines of one vCPU that run a few instructions, to find out how this host's KVM behaves.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever. So each machine runs on a thread of its own, and
-//! the signal `SIGRTMIN + 9` ends its run call at a time limit.
+//! A broken hypervisor can spin in one guest instruction for ever. Each machine therefore runs on a thread of its own,
+//! and the signal `SIGRTMIN + 9` ends the machine's run call at a time limit.
 
 mod machine;
 mod watch;

@@ -38,7 +38,7 @@ impl Event {
         call::enable(&self.file, Scope::Event)
     }
 
-    /// Makes the event send `signal` to the calling thread whenever it wakes its readers.
+    /// Makes the event send `signal` to the calling thread whenever the event wakes its readers.
     pub fn announce(&self, signal: c_int) -> io::Result<()> {
         call::announce(&self.file, call::thread(), signal)
     }

@@ -33,7 +33,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// For a report about the host, like that of `vmm check`: up to four guests, sampled at 1 kHz.
+    /// For a report about the host, like the report of `vmm check`: up to four guests, sampled at 1 kHz.
     pub const THOROUGH: Self = Self {
         time: Duration::from_millis(200),
         attempts: 4,

@@ -199,7 +199,7 @@ impl Rig {
             "each record is written or lost"
         );
         let rising = self.read.windows(2).all(|two| two[0] < two[1]);
-        assert!(rising, "in order");
+        assert!(rising, "records are in order");
     }
 
     /// Whether nothing outside the ring's pages was written.

@@ -45,7 +45,7 @@ impl Seen {
         self.began = true;
         let (next, lost) = (sync.sequence.get(), sync.lost.get());
         if sync.flags & SYNC_LOSS == 0 {
-            assert_eq!((next, lost), (self.next, self.lost), "nothing missing");
+            assert_eq!((next, lost), (self.next, self.lost), "no packet is missing");
         }
         assert!(next >= self.next && lost >= self.lost);
         (self.next, self.lost) = (next, lost);

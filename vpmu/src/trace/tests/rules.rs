@@ -44,7 +44,7 @@ fn trace_begins_with_a_sync_packet() {
     assert_eq!(sequences, [0, 1]);
     assert_eq!(rig.records(), [(TYPE_AUX, vec![0, 192, 0])]);
     rig.commit(&spec);
-    assert_eq!(rig.records(), [], "nothing since");
+    assert_eq!(rig.records(), [], "no further record");
 }
 
 #[test]

@@ -130,9 +130,17 @@ fn kernel_frame_off_the_stack_ends_the_chain() {
         guest.capture(&cpu, &spec).chain()[1..].to_vec()
     };
     guest.kernel_frame(fp, sp, TEXT + 0x111);
-    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next is not higher");
+    assert_eq!(
+        chain(fp),
+        [TEXT, TEXT + 0x111],
+        "the next frame is not higher"
+    );
     guest.kernel_frame(fp, fp, TEXT + 0x111);
-    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "nor is the same frame");
+    assert_eq!(
+        chain(fp),
+        [TEXT, TEXT + 0x111],
+        "the next frame is the same frame"
+    );
     for caller in [0, UTEXT, KSTACK + 0x100, TEXT + 0x1000, 1 << 55] {
         guest.kernel_frame(fp, fp + 0x20, caller);
         assert_eq!(chain(fp), [TEXT], "{caller:#x} is not kernel code");
@@ -140,13 +148,17 @@ fn kernel_frame_off_the_stack_ends_the_chain() {
     guest.kernel_frame(sp - 0x10, 0, TEXT + 0x111);
     guest.kernel_frame(fp + 4, 0, TEXT + 0x111);
     for wrong in [sp - 0x10, fp + 4, SAVED - 8, SAVED + 8, 0, USTACK, u64::MAX] {
-        assert_eq!(chain(wrong), [TEXT], "{wrong:#x} is no frame");
+        assert_eq!(
+            chain(wrong),
+            [TEXT],
+            "there is no valid frame at {wrong:#x}"
+        );
     }
     guest.kernel_frame(SAVED - 16, 0, TEXT + 0x111);
     assert_eq!(
         chain(SAVED - 16),
         [TEXT, TEXT + 0x111],
-        "the last that fits"
+        "the last frame that fits"
     );
 }
 
