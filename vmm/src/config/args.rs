@@ -195,13 +195,13 @@ Events of the guest: --pmu selects a list of events that the guest may open.
                   context-switches, cpu-migrations, exits, halts, and traces
   --pmu full      every event of standard; also every raw event of the host's CPU
 --allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
---deny-event removes an event from the list, even if another option allows it, and also the traces that show
-the event or are paced by it. Both options take names that 'vmm check --pmu full' lists (instructions),
-patterns (exits-*), kinds (hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff:
-KIND:CONFIG/MASK, the events whose config equals CONFIG in the bits of MASK). A denied event is absent: the
-catalogue does not list it, and opening it fails like opening an event that the host does not have. The list
-applies only to the guest: --persistent and 'vmm ctl start' take any event of the host, and the guest may read
-those events.
+--deny-event removes an event from the list, even if another option allows it. It also removes each trace whose
+packets contain the event's data, or whose samples the event's overflows trigger. Both options take names that
+'vmm check --pmu full' lists (instructions), patterns (exits-*), kinds (hardware, hw-cache, software, raw,
+vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events whose config equals CONFIG in the bits of
+MASK). A denied event is absent: the catalogue does not list it, and opening it fails like opening an event that
+the host does not have. The list applies only to the guest: --persistent and 'vmm ctl start' take any event of
+the host, and the guest may read those events.
 
 Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these event numbers of the host's CPU
 ('perf stat -e r11' in the guest). A number is an event and its unit mask; flags (any thread, edge and the
