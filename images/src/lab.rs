@@ -70,7 +70,7 @@ impl Lab {
         format!("{major}.{minor} with {}", qemu::fix_name(self.arch))
     }
 
-    /// The QEMU command that runs the lab until the command of [`Lab::end`] is run inside the lab.
+    /// The QEMU command that runs the lab. QEMU ends when the shell command of [`Lab::end`] runs inside the lab.
     pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
         let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
         let mut qemu = Command::new(&self.qemu);

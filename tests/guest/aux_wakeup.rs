@@ -1,4 +1,4 @@
-//! When the reader of an area is woken, and when it is not.
+//! Wakeups of the reader of an AUX area: when the device must wake the reader, and when it must not.
 
 use crate::aux_mapping::{io_trace, ports};
 use crate::aux_writer::PER_PAGE;

@@ -135,7 +135,7 @@ fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
         events,
         revents: 0,
     });
-    // SAFETY: three valid structures, for the length of the call.
+    // SAFETY: `all` is an array of three `pollfd`s that outlives the call.
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -968,7 +968,7 @@ impl Control {
         sink.set_ring(ring, memory);
         let moved = self.sinks.add(sink, run);
         self.publish_sink(&moved);
-        // The ring is mapped even if this update puts the event in error.
+        // Mapping succeeds even if this update puts the event in error.
         self.with_event(spec.id, |state| state.update(spec.id));
         Ok(())
     }

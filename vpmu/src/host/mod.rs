@@ -196,8 +196,8 @@ pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Maximum number of bytes that the host locks in memory: for the rings of `counters` sampling counters and of
-/// the operator's counters, and for the metadata pages of the non-sampling counters on `vcpus` threads.
+/// Maximum number of bytes that the host locks in memory: the rings of at most `counters` sampling counters and of the
+/// operator's counters and, on each of `vcpus` threads, the metadata pages of the non-sampling counters.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
@@ -211,9 +211,9 @@ const OPERATORS: u64 = 64;
 /// sampling clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Maximum number of file descriptors: those of `counters` sampling counters, those of the operator's counters,
-/// those of the non-sampling counters on `vcpus` threads, and the VMM's other descriptors. A trace of exits
-/// needs two descriptors, so each sampling counter and each counter of the operator is counted twice.
+/// Maximum number of file descriptors: those of at most `counters` sampling counters, of the operator's counters, of
+/// the non-sampling counters on each of `vcpus` threads, and the VMM's other descriptors. A trace of exits needs two
+/// descriptors, so each sampling counter and each counter of the operator is counted twice.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }

@@ -189,8 +189,8 @@ impl Producer {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }
 
-    /// Stores a record at the head, after the record of a pending loss. The next
-    /// [`Producer::publish`] makes it visible.
+    /// Stores a record at the head; if a loss is pending, stores its `PERF_RECORD_LOST` first. The next
+    /// [`Producer::publish`] makes both visible.
     #[inline]
     fn append(
         &mut self,

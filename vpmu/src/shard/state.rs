@@ -402,8 +402,8 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // Withdraw the room that the event may have in an area that the driver manages: the driver can then
-        // grant room to other events of its family.
+        // If the event may write to a part of an area that the driver manages, end this permission: the driver can
+        // then let other events of the event's family write to the area.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
