@@ -22,9 +22,11 @@ const OWN_MEMORY_MIB: u32 = 768;
 /// messages of a crashing kernel get between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// Without this option the kernel checks its TSC against another timer. QEMU emulates both from the host's clock.
-/// A busy host may read them late, and the TSC would seem unstable.
-const CLOCK: &str = "tsc=reliable";
+/// Without `tsc=reliable`, the kernel checks its TSC against another timer. QEMU emulates both from the host's clock.
+/// A busy host may read them late, and the TSC would seem unstable. Without `no_timer_check`, the kernel panics if it
+/// does not get five timer interrupts (20 ms) in 160 million cycles of its TSC. A busy host may run QEMU's timer thread
+/// too late for that.
+const CLOCK: &str = "tsc=reliable no_timer_check";
 /// The frequency of the exact lab's TSC: one tick per nanosecond. Each instruction takes one nanosecond there.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
@@ -197,6 +199,8 @@ mod tests {
         assert!(exact.contains(" tsc_early_khz=1000000\""), "{exact}");
         let plain = arguments(Arch::X86_64, false);
         assert!(plain.contains("console=ttyS0 ") && plain.contains(" tsc_early_khz="));
+        let clock = " tsc=reliable no_timer_check ";
+        assert!(exact.contains(clock) && plain.contains(clock), "{plain}");
         let other = arguments(Arch::Aarch64, true);
         assert!(
             other.contains("console=ttyAMA0 ") && !other.contains("tsc"),
