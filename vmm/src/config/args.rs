@@ -152,30 +152,30 @@ A configuration file has these keys. \"memory\" is in MiB; \"limits\" has the na
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
    \"report\": \"report.json\", \"summary\": true}
 
-Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
+Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run, \
 Ctrl-A Ctrl-A sends one Ctrl-A.
 
-Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory. Its
-clock and the persistent events with rings in the window continue. A power-off, a kernel panic and a
+Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory. Its \
+clock and the persistent events with rings in the window continue. A power-off, a kernel panic and a \
 signal still end the run.
 
-Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl. --restore DIR
-continues it, on this host or on another one with the same processor, KVM and TSC frequency. vCPUs, memory,
-window and PMU come from the snapshot: omit --vcpus, --memory, --window and --no-vpmu, or give the same
-values. All other options work as for a machine that boots. The guest's clock continues from the moment of
-the snapshot. The machine reads memory from DIR on first access and never writes there, so many machines
-can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names
-the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count,
-or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too;
---persistent starts more events; no event of the snapshot may have the same name. A snapshot that is
+Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl. --restore DIR \
+continues it, on this host or on another one with the same processor, KVM and TSC frequency. vCPUs, memory, \
+window and PMU come from the snapshot: omit --vcpus, --memory, --window and --no-vpmu, or give the same \
+values. All other options work as for a machine that boots. The guest's clock continues from the moment of \
+the snapshot. The machine reads memory from DIR on first access and never writes there, so many machines \
+can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names \
+the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count, \
+or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too; \
+--persistent starts more events; no event of the snapshot may have the same name. A snapshot that is \
 damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason.
 
-Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR
---diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page
+Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR \
+--diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page \
 costs a fault that KVM handles. --restore DIR of a diff reads BASE, too.
 
-Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop.
-EVENT is a name that 'vmm check --pmu full' lists. marks counts every mark, mark=7 only marks with the value 7, and
+Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop. \
+EVENT is a name that 'vmm check --pmu full' lists. marks counts every mark, mark=7 only marks with the value 7, and \
 exits-io:k only port accesses in kernel mode. Options:
   period=N    take a sample every N events
   freq=N      take about N samples a second
@@ -183,8 +183,8 @@ exits-io:k only port accesses in kernel mode. Options:
   size=BYTES  size of the ring in the window, 4K times a power of two; it keeps the newest records.
               0: only count [default: 64K]
   name=NAME   name of the event; with several vCPUs, -0, -1 and so on are added [default: EVENT]
-Without period and freq, every mark and every exit is sampled, clocks and hardware events take 1000 samples
-a second, and events that cannot sample only count. The recording describes only the guest: it has
+Without period and freq, every mark and every exit is sampled, clocks and hardware events take 1000 samples \
+a second, and events that cannot sample only count. The recording describes only the guest: it has \
 neither the host's name nor any of its paths.
 
 Events of the guest: --pmu selects a list of events that the guest may open.
@@ -195,34 +195,34 @@ Events of the guest: --pmu selects a list of events that the guest may open.
                   context-switches, cpu-migrations, exits, halts, and traces
   --pmu full      every event of standard; also every raw event of the host's CPU
 --allow-event adds to the list. Without --pmu the list starts empty, and the guest has only the allowed events.
---deny-event removes an event from the list, even if another option allows it. It also removes each trace whose
-packets contain the event's data, or whose samples the event's overflows trigger. Both options take names that
-'vmm check --pmu full' lists (instructions), patterns (exits-*), kinds (hardware, hw-cache, software, raw,
-vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events whose config equals CONFIG in the bits of
-MASK). A denied event is absent: the catalogue does not list it, and opening it fails like opening an event that
-the host does not have. The list applies only to the guest: --persistent and 'vmm ctl start' take any event of
+--deny-event removes an event from the list, even if another option allows it. It also removes each trace whose \
+packets contain the event's data, or whose samples the event's overflows trigger. Both options take names that \
+'vmm check --pmu full' lists (instructions), patterns (exits-*), kinds (hardware, hw-cache, software, raw, \
+vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events whose config equals CONFIG in the bits of \
+MASK). A denied event is absent: the catalogue does not list it, and opening it fails like opening an event that \
+the host does not have. The list applies only to the guest: --persistent and 'vmm ctl start' take any event of \
 the host, and the guest may read those events.
 
-Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these event numbers of the host's CPU
-('perf stat -e r11' in the guest). A number is an event and its unit mask; flags (any thread, edge and the
-like) are never passed to the host. A raw event can count shared resources, such as a last-level cache, or
-reveal the activity of the host and of other guests: allow only events that you know from the manual of this
-CPU model. The catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open every
+Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these event numbers of the host's CPU \
+('perf stat -e r11' in the guest). A number is an event and its unit mask; flags (any thread, edge and the \
+like) are never passed to the host. A raw event can count shared resources, such as a last-level cache, or \
+reveal the activity of the host and of other guests: allow only events that you know from the manual of this \
+CPU model. The catalogue lists the events that the host can open, as raw-0x11. 'all' lets the guest open every \
 raw event.
 
-Control: --ctl creates a socket that only the machine's owner and root can use. Through it, 'vmm ctl' lists,
-starts, flushes, records and ends persistent events while the guest runs, and saves the machine. The socket is
+Control: --ctl creates a socket that only the machine's owner and root can use. Through it, 'vmm ctl' lists, \
+starts, flushes, records and ends persistent events while the guest runs, and saves the machine. The socket is \
 removed when the run ends; a stale socket is replaced.
 
-Confinement: before the guest's first instruction the VMM opens the files that it needs, closes inherited
-descriptors, drops every capability except CAP_PERFMON, and installs a seccomp filter on each thread. All paths
-are opened before the root directory changes, so --report, --recording and --ctl may name files outside it.
-The directory of recordings stays open: choose one inside the new root, so that the VMM can reach nothing outside.
-The user of --user needs write access to the directory of recordings, and becomes the owner of the control
-socket. A system call that a filter refuses ends the VMM immediately, without a report; the message names the
+Confinement: before the guest's first instruction the VMM opens the files that it needs, closes inherited \
+descriptors, drops every capability except CAP_PERFMON, and installs a seccomp filter on each thread. All paths \
+are opened before the root directory changes, so --report, --recording and --ctl may name files outside it. \
+The directory of recordings stays open: choose one inside the new root, so that the VMM can reach nothing outside. \
+The user of --user needs write access to the directory of recordings, and becomes the owner of the control \
+socket. A system call that a filter refuses ends the VMM immediately, without a report; the message names the \
 call. 'vmm check' and 'vmm ctl' are not confined.
 
-Debug port: if the guest's init writes a byte to port 0x504, or on aarch64 to address 0xa002000, the report
+Debug port: if the guest's init writes a byte to port 0x504, or on aarch64 to address 0xa002000, the report \
 has the time from the first instruction to that write.
 
 Exit status:

@@ -83,18 +83,18 @@ pub enum CtlCommand {
 }
 
 const SNAPSHOT_HELP: &str = "\
-The guest is paused while its memory is written, and then continues. With --then-exit it stays paused until
-DIR is complete and on disk; then the run ends with status 6. If the snapshot fails, its files are removed and
-the machine continues. If this command is killed, the machine continues, too; the next snapshot into DIR
+The guest is paused while its memory is written, and then continues. With --then-exit it stays paused until \
+DIR is complete and on disk; then the run ends with status 6. If the snapshot fails, its files are removed and \
+the machine continues. If this command is killed, the machine continues, too; the next snapshot into DIR \
 removes the leftover files.
 
-With --diff BASE, DIR has only the pages written since BASE: the snapshot is small, and the pause is short. DIR
-refers to BASE, and 'vmm run --restore DIR' reads both, and the bases of BASE. Don't change BASE, and keep it at its
-path, or beside DIR if it is beside DIR now. The machine must run with --track-dirty, and BASE must be its last
+With --diff BASE, DIR has only the pages written since BASE: the snapshot is small, and the pause is short. DIR \
+refers to BASE, and 'vmm run --restore DIR' reads both, and the bases of BASE. Don't change BASE, and keep it at its \
+path, or beside DIR if it is beside DIR now. The machine must run with --track-dirty, and BASE must be its last \
 snapshot, or the snapshot that the machine was restored from.
 
-DIR holds all of the guest's memory, secrets included; only its owner can read it. Don't change its files while
-machines run from it: they read their memory from there. 'vmm run --restore DIR' works any number of times; the
+DIR holds all of the guest's memory, secrets included; only its owner can read it. Don't change its files while \
+machines run from it: they read their memory from there. 'vmm run --restore DIR' works any number of times; the \
 copies have the same random numbers, keys and addresses.";
 
 const HELP: &str = "\
