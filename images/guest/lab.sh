@@ -17,8 +17,14 @@ clocksource=/sys/devices/system/clocksource/clocksource0/current_clocksource
 while [ "$(cat $clocksource)" = tsc-early ]; do
 	sleep 0.02
 done
+# An emulated PAUSE takes a microsecond and more. With KVM's defaults, a vCPU would spin for a whole time slice.
+pause_filter='pause_filter_count=64 pause_filter_count_grow=0 pause_filter_thresh=65535'
 while read -r module; do
-	insmod "/lib/modules/$module"
+	case $module in
+	kvm_amd.*) options=$pause_filter ;;
+	*) options= ;;
+	esac
+	insmod "/lib/modules/$module" $options
 done < /etc/modules
 echo -1 > /proc/sys/kernel/perf_event_paranoid
 # Don't throttle samples: emulation is slow, and the kernel would conclude that samples cost too

@@ -66,10 +66,10 @@ impl Lab {
         })
     }
 
-    /// QEMU's version, as in `7.2 with a fix`.
+    /// QEMU's version, as in `7.2 with the lab's fixes`.
     pub fn version(&self) -> String {
         let (major, minor) = self.version;
-        format!("{major}.{minor} with {}", qemu::fix_name(self.arch))
+        format!("{major}.{minor} with the lab's fixes")
     }
 
     /// The QEMU command that runs the lab. QEMU ends when the shell command of [`Lab::end`] runs inside the lab.
@@ -111,13 +111,15 @@ impl Lab {
         }
         qemu.args(["-M", "q35"]);
         // Leave out XSAVE: TCG does not intercept a guest's XSETBV, so the CPUID that KVM emulates for the guest
-        // would not match the guest's XCR0.
+        // would not match the guest's XCR0. With the filter of PAUSE instructions, KVM runs another vCPU of the guest
+        // instead of one that spins. Guests of the exact lab have only one vCPU.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
             EXACT_TSC_KHZ
         } else {
-            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,-xsave"]);
+            qemu.args(["-accel", "tcg,thread=multi"]);
+            qemu.args(["-cpu", "EPYC,+svm,-xsave,+pause-filter,+pfthreshold"]);
             clock::tsc_khz()
         };
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4");
@@ -191,6 +193,13 @@ mod tests {
             assert!(!arguments(arch, false).contains("icount"));
             assert!(arguments(arch, false).contains("\"1024\""));
         }
+    }
+
+    #[test]
+    fn inexact_x86_lab_has_filter_of_pauses() {
+        let filter = "+pause-filter,+pfthreshold";
+        assert!(arguments(Arch::X86_64, false).contains(filter));
+        assert!(!arguments(Arch::X86_64, true).contains(filter));
     }
 
     #[test]

@@ -22,12 +22,17 @@ use crate::sources;
 const PACKAGE: &str = "qemu-system-x86";
 /// The series that the fixes are for.
 const SERIES: &str = "7.2";
-const VMRUN_FIXES: &str = concat!(
+const X86_FIXES: &str = concat!(
     include_str!("../lab/vmrun.patch"),
     include_str!("../lab/debugregs.patch"),
-    include_str!("../lab/translations.patch")
+    include_str!("../lab/translations.patch"),
+    include_str!("../lab/pause.patch"),
+    include_str!("../lab/jumps.patch")
 );
-const OVERFLOW_FIX: &str = include_str!("../lab/pmuovf.patch");
+const ARM_FIXES: &str = concat!(
+    include_str!("../lab/pmuovf.patch"),
+    include_str!("../lab/jumps.patch")
+);
 const OPTIONS: [&str; 8] = [
     "--enable-tcg",
     "--disable-kvm",
@@ -48,9 +53,7 @@ struct Machine {
     /// The devices, in QEMU's configuration.
     devices: &'static str,
     /// Patches of QEMU's source, concatenated.
-    fix: &'static str,
-    /// Name of the fix, for outputs.
-    fix_name: &'static str,
+    fixes: &'static str,
 }
 
 impl Machine {
@@ -59,14 +62,12 @@ impl Machine {
             Arch::X86_64 => Self {
                 arch,
                 devices: "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n",
-                fix: VMRUN_FIXES,
-                fix_name: "the VMRUN fixes",
+                fixes: X86_FIXES,
             },
             Arch::Aarch64 => Self {
                 arch,
                 devices: VIRT,
-                fix: OVERFLOW_FIX,
-                fix_name: "the PMU overflow fix",
+                fixes: ARM_FIXES,
             },
         }
     }
@@ -86,11 +87,6 @@ impl Machine {
         let options = OPTIONS.into_iter().map(str::to_owned);
         ours.into_iter().chain(options).collect()
     }
-}
-
-/// The name of the fix, for the line that reports where a guest ran.
-pub fn fix_name(arch: Arch) -> &'static str {
-    Machine::of(arch).fix_name
 }
 
 const NEEDS: [Need; 10] = [
@@ -202,7 +198,7 @@ fn is_of_series(version: &str) -> bool {
 fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)
-        .text("fix", machine.fix)
+        .text("fixes", machine.fixes)
         .text("devices", machine.devices)
         .text("options", &machine.options().join(" "))
         .bytes("compiler", compiler)
@@ -214,10 +210,10 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     let devices = format!("configs/devices/{}-softmmu/lab.mak", machine.arch.qemu());
     let devices = source.join(devices);
     fs::write(&devices, machine.devices).map_err(|e| failed(&devices, e))?;
-    let fix = work.join("fix");
-    fs::write(&fix, machine.fix).map_err(|e| failed(&fix, e))?;
+    let fixes = work.join("fixes");
+    fs::write(&fixes, machine.fixes).map_err(|e| failed(&fixes, e))?;
     let mut patch = Command::new("patch");
-    patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fix);
+    patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fixes);
     process::output(patch.current_dir(&source)).map_err(QemuError::Build)?;
 
     let build = work.join("build");
