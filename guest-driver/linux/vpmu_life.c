@@ -124,12 +124,17 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
 void vpmu_life_add(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
+	int lost;
 
 	mutex_lock(&dev->life.lock);
 	list_add_tail(&own->entry, &dev->life.events);
-	if (READ_ONCE(dev->life.lost))
+	lost = READ_ONCE(dev->life.lost);
+	if (lost)
 		vpmu_event_lose(own);
 	mutex_unlock(&dev->life.lock);
+	/* The file is not published any more: vpmu_life_end() does not find it. */
+	if (lost && own->file && !own->event->parent)
+		file_lose(own->file, lost);
 }
 
 /**

@@ -8,6 +8,7 @@ tests::guest_tests! {
     killed_task_leaves_a_mute_device,
     unbinding_ends_open_events_and_returns,
     unbinding_and_binding_while_programs_open_and_close,
+    event_opened_during_an_unbinding_ends_with_it,
     fork_with_inherited_events_of_a_lost_device_succeeds,
     counts_go_on_after_a_hibernation,
     rings_and_traces_end_with_a_hibernation,

@@ -49,6 +49,10 @@ pub(crate) const TESTS: &[Test] = &[
         unbinding_and_binding_while_programs_open_and_close,
     ),
     (
+        "event_opened_during_an_unbinding_ends_with_it",
+        event_opened_during_an_unbinding_ends_with_it,
+    ),
+    (
         "fork_with_inherited_events_of_a_lost_device_succeeds",
         fork_with_inherited_events_of_a_lost_device_succeeds,
     ),
@@ -535,6 +539,55 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
         }
         Ok(done?)
     })?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// The removal of a device first refuses to open events, then closes persistent events, then resets the device. An event
+/// whose opening began before the removal may be opened in between.
+fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
+    const ROUNDS: usize = 8;
+    const PERSISTENT: usize = 16;
+    let name = transport()?;
+    for round in 0..ROUNDS {
+        let device = fresh()?;
+        // Each needs requests to close it, because its ring is in the guest's memory.
+        for number in 0..PERSISTENT {
+            let event = device.start(&sequence(&device), How::on_cpu(0))?;
+            let _ring = Pages::map(&event, 1, READ_WRITE)?;
+            event.detach(&format!("kept{number}"))?;
+        }
+        let (tell, told) = channel();
+        let last = thread::scope(|scope| {
+            let device = &device;
+            let opener = scope.spawn(move || {
+                let mut last = None;
+                while let Ok(event) = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN) {
+                    let ring = Pages::map(&event, 1, READ_WRITE);
+                    last = Some((ring, event));
+                    // The receiver waits only for the first event.
+                    let _ = tell.send(());
+                }
+                last
+            });
+            let unbound = told.recv().map(|()| unbind(&name));
+            (unbound, opener.join())
+        });
+        let (unbound, Ok(last)) = last else {
+            return Err("the opening program panicked".into());
+        };
+        unbound??;
+        bind(&name)?;
+        if let Some((ring, event)) = last {
+            ensure_eq!(
+                event.read()?,
+                [0_u64; 0],
+                "round {round}: the reading of the event opened last"
+            );
+            drop((ring, event));
+        }
+        drop(device);
+    }
     ensure_works()?;
     ensure_no_complaint()
 }
