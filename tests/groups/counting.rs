@@ -1,7 +1,7 @@
 //! Counting in a stock guest, through `/dev/vpmu`.
 
 tests::guest_tests! {
-    "counting" on both kernels:
+    "counting":
     marks_count_exactly,
     port_writes_count_exactly,
     two_vcpus_never_mix,

@@ -5,7 +5,7 @@
 mod closing;
 
 tests::guest_tests! {
-    "module" on both kernels:
+    "module":
     perf_counts_a_task_exactly,
     perf_counts_a_cpu_exactly,
     perf_inherits,

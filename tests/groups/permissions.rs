@@ -2,7 +2,7 @@
 //! `CAP_PERFMON`.
 
 tests::guest_tests! {
-    "permissions" on both kernels:
+    "permissions":
     open_by_nobody_at_each_level_answers_as_perf_does,
     kernel_sampled_without_perfmon_at_level_2_is_refused,
     task_with_other_credentials_is_refused,

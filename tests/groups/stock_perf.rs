@@ -9,7 +9,7 @@ fn perf_and_objdump(arch: Arch) -> Result<Files, ForeignError> {
 }
 
 tests::guest_tests! {
-    "stock-perf" on both kernels with perf_and_objdump:
+    "stock-perf" with perf_and_objdump:
     list_shows_every_event,
     port_writes_count_exactly,
     marks_count_by_number_and_by_name,
@@ -114,7 +114,7 @@ mod tools {
     }
 
     tests::guest_tests! {
-        "foreign-tools" on both kernels with programs:
+        "foreign-tools" with programs:
         library_that_reads_sysfs_counts_by_name,
         library_that_reads_sysfs_refuses_what_is_not_there,
         librarys_group_counts_its_members,

@@ -1,12 +1,13 @@
 //! Boots the guests of a test program in parallel. Otherwise most processors would be idle: an emulated machine
 //! keeps at most one processor busy, and most tests of a program wait for the same guest.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::env;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use images::cache;
 
@@ -19,71 +20,71 @@ pub use linkme::{self, distributed_slice};
 /// for the longest groups.
 pub const LIMIT: Duration = Duration::from_secs(1800);
 
-/// Boots that the tests of a module share.
+/// A boot that tests of a module share.
 #[derive(Debug)]
-pub struct SharedBoots {
+pub struct SharedBoot {
     /// The module's path.
     pub module: &'static str,
-    /// The number of boots.
-    pub count: fn() -> usize,
-    /// Boots the guest of this index, unless it was booted, and returns when the guest has run.
-    pub run: fn(usize),
+    /// The number of tests in the guest. `None` for a session of the lab's host, which may run several guests.
+    pub tests: Option<usize>,
+    /// Boots the guest, unless it was booted, and returns when the guest has run.
+    pub run: fn(),
 }
 
 /// The shared boots of this program.
 #[doc(hidden)]
 #[distributed_slice]
-pub static BOOTS: [SharedBoots];
+pub static BOOTS: [SharedBoot];
 
-/// Registers shared boots of this module, for [`begin`] to run: functions that each boot one guest, or the number of
-/// boots and the function that runs the boot of an index.
+/// Registers shared boots of this module, for [`begin`] to run: functions that each boot one guest or run one session,
+/// or the number of tests of a guest and the function that boots it.
 #[macro_export]
 macro_rules! shared_boots {
-    (each of $count:expr, $run:expr) => {
+    (@ $tests:expr, $boot:expr) => {
         const _: () = {
             #[$crate::boots::distributed_slice($crate::boots::BOOTS)]
             #[linkme(crate = $crate::boots::linkme)]
-            static BOOTS: $crate::boots::SharedBoots = $crate::boots::SharedBoots {
+            static BOOT: $crate::boots::SharedBoot = $crate::boots::SharedBoot {
                 module: module_path!(),
-                count: $count,
-                run: $run,
+                tests: $tests,
+                run: $boot,
             };
         };
     };
-    ($($boot:expr),+ $(,)?) => {$(
-        $crate::shared_boots!(each of || 1, |_| ($boot)());
-    )+};
+    ($tests:expr; $boot:expr) => {
+        $crate::shared_boots!(@ Some($tests), $boot);
+    };
+    ($($boot:expr),+ $(,)?) => {
+        $($crate::shared_boots!(@ None, $boot);)+
+    };
 }
 
 /// Starts the shared boots of all modules whose tests are all selected, unless an earlier call did so. At most as many
-/// boots run at a time as there are slots for emulated machines. The guests of other modules boot when a test needs
-/// them.
+/// boots run at a time as there are slots for emulated machines. Sessions and large groups start first: a long boot that
+/// starts last would leave processors idle. The guests of other modules boot when a test needs them.
 pub fn begin() {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
         let Some(filters) = filters(env::args().skip(1)) else {
             return;
         };
-        let whole = BOOTS
+        let mut boots: Vec<&SharedBoot> = BOOTS
             .iter()
-            .filter(|boots| is_whole(boots.module, &filters));
-        let boots: VecDeque<(&SharedBoots, usize)> = whole
-            .flat_map(|boots| (0..(boots.count)()).map(move |index| (boots, index)))
+            .filter(|boot| is_whole(boot.module, &filters))
             .collect();
+        boots.sort_by_key(|boot| Reverse(boot.tests.unwrap_or(usize::MAX)));
         let all = boots.len();
-        let shared = Arc::new((Mutex::new(boots), AtomicUsize::new(0)));
+        let shared = Arc::new((Mutex::new(VecDeque::from(boots)), AtomicUsize::new(0)));
         for _ in 0..cache::slots() {
             let shared = Arc::clone(&shared);
             // If the host cannot create a thread, tests boot their guests themselves.
             let _ = thread::Builder::new().spawn(move || {
                 let (boots, done) = &*shared;
                 let next = || boots.lock().ok()?.pop_front();
-                while let Some((boots, index)) = next() {
-                    let begun = Instant::now();
-                    (boots.run)(index);
+                while let Some(boot) = next() {
+                    (boot.run)();
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    let (module, seconds) = (boots.module, begun.elapsed().as_secs());
-                    say(&format!("boot {done} of {all}: {module}, {seconds} s"));
+                    say(&format!("boot {done} of {all}: {}", boot.module));
                 }
             });
         }

@@ -18,20 +18,16 @@ use crate::boots;
 #[doc(hidden)]
 pub use guest_tests::wire::KERNEL_LOG;
 
-/// The environment variable that selects one kernel for all groups, instead of each group's own kernels: a series, like
-/// `6.12`, or a series with a checker (lockdep or KASAN), like `6.1-kasan`.
+/// The environment variable that selects the kernel of all guests: a series, like `6.12`, or a series with a checker
+/// (lockdep or KASAN), like `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
 /// The environment variable that names an architecture, like `aarch64`. Groups run in that architecture's lab
 /// instead of in the lab of their own architecture, except groups of features that only their own architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
-/// The series that some groups run on besides the default one.
-const OTHER_SERIES: &str = "6.12";
 /// A checker makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Additional guest memory in MiB for a checker, such as KASAN's shadow memory and the metadata of each object.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
-/// Maximum number of kernels that a group runs on.
-const MOST_KERNELS: usize = 2;
 const MIB: usize = 1 << 20;
 
 /// The results of a boot.
@@ -57,9 +53,7 @@ pub struct Group {
     arch: Arch,
     /// Whether the group tests features that only `arch` has.
     bound: bool,
-    both_kernels: bool,
-    /// One result for each kernel.
-    booted: [OnceLock<Result<Booted, String>>; MOST_KERNELS],
+    booted: OnceLock<Result<Booted, String>>,
 }
 
 impl Group {
@@ -125,13 +119,6 @@ impl Group {
         self
     }
 
-    /// Runs the group on both series of stock kernels: each test must pass on each.
-    #[must_use]
-    pub const fn on_both_kernels(mut self) -> Self {
-        self.both_kernels = true;
-        self
-    }
-
     /// Like [`Group::new`], with more files for the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ForeignError>) -> Self {
@@ -145,8 +132,7 @@ impl Group {
             place: PlaceChoice::Auto,
             arch: Arch::X86_64,
             bound: false,
-            both_kernels: false,
-            booted: [const { OnceLock::new() }; MOST_KERNELS],
+            booted: OnceLock::new(),
         }
     }
 
@@ -165,26 +151,25 @@ impl Group {
         self
     }
 
-    /// Passes if the guest's test named `test` passed on each kernel.
+    /// Passes if the guest's test named `test` passed.
     ///
     /// # Panics
     /// If the test failed or was not run, or if no guest booted.
     pub fn check(&self, test: &str) {
-        for booted in self.boot() {
-            let (kernel, place) = (&booted.kernel, &booted.place);
-            let (millis, verdict) = booted.verdicts.get(test).unwrap_or_else(|| {
-                panic!(
-                    "the guest with {kernel} did not run {test}:\n{}",
-                    booted.output
-                )
-            });
-            say(&format!(
-                "{}::{test}: a guest with {kernel} on {place}, {millis} ms",
-                self.name
-            ));
-            if let Verdict::Failed(reason) = verdict {
-                panic!("in the guest with {kernel}, on {place}: {reason}");
-            }
+        let booted = self.booted();
+        let (kernel, place) = (&booted.kernel, &booted.place);
+        let (millis, verdict) = booted.verdicts.get(test).unwrap_or_else(|| {
+            panic!(
+                "the guest with {kernel} did not run {test}:\n{}",
+                booted.output
+            )
+        });
+        say(&format!(
+            "{}::{test}: a guest with {kernel} on {place}, {millis} ms",
+            self.name
+        ));
+        if let Verdict::Failed(reason) = verdict {
+            panic!("in the guest with {kernel}, on {place}: {reason}");
         }
     }
 
@@ -196,45 +181,30 @@ impl Group {
         let mut expected: Vec<&str> = expected.to_vec();
         expected.push(KERNEL_LOG);
         expected.sort_unstable();
-        for booted in self.boot() {
-            let ran: Vec<&str> = booted.verdicts.keys().map(String::as_str).collect();
-            assert_eq!(
-                ran, expected,
-                "the guest's tests and the host's list differ with {}",
-                booted.kernel
-            );
-        }
+        let verdicts = &self.booted().verdicts;
+        let ran: Vec<&str> = verdicts.keys().map(String::as_str).collect();
+        assert_eq!(
+            ran, expected,
+            "the guest's tests and the host's list differ"
+        );
     }
 
-    /// Number of kernels that the group runs on.
+    /// Boots the guest, unless it was booted, and returns when the guest has run.
     #[doc(hidden)]
-    pub fn boot_count(&self) -> usize {
-        self.boots().count()
+    pub fn boot(&self) {
+        let _ = self.result();
     }
 
-    /// Boots the guest with the group's kernel of index `kernel`, unless that guest has been booted already.
-    #[doc(hidden)]
-    pub fn boot_with(&self, kernel: usize) {
-        if let Some((kernel, booted)) = self.boots().nth(kernel) {
-            booted.get_or_init(|| run(self, &kernel));
-        }
-    }
-
-    fn boot(&self) -> impl Iterator<Item = &Booted> {
+    fn booted(&self) -> &Booted {
         boots::begin();
-        self.boots().map(|(kernel, booted)| {
-            let booted = booted.get_or_init(|| run(self, &kernel));
-            match booted {
-                Ok(booted) => booted,
-                Err(error) => panic!("no guest: {error}"),
-            }
-        })
+        match self.result() {
+            Ok(booted) => booted,
+            Err(error) => panic!("no guest: {error}"),
+        }
     }
 
-    /// The group's kernels, each with the cell for its results.
-    fn boots(&self) -> impl Iterator<Item = (String, &OnceLock<Result<Booted, String>>)> {
-        let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
-        kernels.into_iter().zip(&self.booted)
+    fn result(&self) -> &Result<Booted, String> {
+        self.booted.get_or_init(|| run(self))
     }
 }
 
@@ -242,13 +212,9 @@ impl Group {
 /// sampling would throttle ordinary clocks. Tests of that limit set their own.
 const UNTHROTTLED: &[&str] = &["--max-sampling-percent", "100"];
 
-/// The names of the kernels that a group runs on.
-fn kernels(both: bool, wanted: Option<&str>) -> Vec<String> {
-    match (wanted, both) {
-        (Some(wanted), _) => vec![wanted.to_owned()],
-        (None, true) => vec![DEFAULT_SERIES.to_owned(), OTHER_SERIES.to_owned()],
-        (None, false) => vec![DEFAULT_SERIES.to_owned()],
-    }
+/// The name of the guests' kernel.
+fn kernel() -> String {
+    env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned())
 }
 
 /// The series and the checker in a kernel's name.
@@ -266,8 +232,7 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
 /// The series that a lab's host and its guests run on. Drops the checker of the kernel's name: only the guests of
 /// groups run with a checker.
 pub(crate) fn series() -> Result<String, String> {
-    let kernel = env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned());
-    named(&kernel).map(|(series, _)| series)
+    named(&kernel()).map(|(series, _)| series)
 }
 
 /// Returns the architecture that `wanted` names. Returns `own` if `wanted` is `None`, or if the group is `bound` to its
@@ -288,8 +253,9 @@ pub(crate) fn asked_arch(own: Arch) -> Result<Arch, String> {
     arch(env::var(ARCH).ok().as_deref(), own, false)
 }
 
-fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
-    let (series, debug) = named(kernel)?;
+fn run(group: &Group) -> Result<Booted, String> {
+    let kernel = kernel();
+    let (series, debug) = named(&kernel)?;
     let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
     let sources = Sources {
         arch,
@@ -334,7 +300,7 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
         .collect();
     Ok(Booted {
-        kernel: kernel.to_owned(),
+        kernel,
         place: outcome.place.to_string(),
         verdicts,
         output: outcome.output,
@@ -348,25 +314,14 @@ pub(crate) fn say(line: &str) {
 }
 
 /// A host test for each test of a guest group, one for the guest kernel's log, and one that compares
-/// the lists. `with` names the function that adds files for the guest; `on both kernels` requires each
-/// test to pass on both series.
+/// the lists. `with` names the function that adds files for the guest.
 #[macro_export]
 macro_rules! guest_tests {
     ($group:literal: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::new($group); $($test),+ }
     };
-    ($group:literal on both kernels: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::new($group).on_both_kernels(); $($test),+
-        }
-    };
     ($group:literal with $files:path: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::with($group, $files); $($test),+ }
-    };
-    ($group:literal on both kernels with $files:path: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::with($group, $files).on_both_kernels(); $($test),+
-        }
     };
     ($group:literal on x86_64 with its kernel: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {
@@ -404,7 +359,7 @@ macro_rules! guest_tests {
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;
-        $crate::shared_boots!(each of || GROUP.boot_count(), |index| GROUP.boot_with(index));
+        $crate::shared_boots!([$(stringify!($test)),+].len(); || GROUP.boot());
 
         $(
             #[test]
@@ -428,15 +383,6 @@ macro_rules! guest_tests {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kernel_of_the_environment_replaces_all_others() {
-        assert_eq!(kernels(false, None), ["6.1"]);
-        assert_eq!(kernels(true, None), ["6.1", "6.12"]);
-        for both in [false, true] {
-            assert_eq!(kernels(both, Some("6.1-kasan")), ["6.1-kasan"]);
-        }
-    }
 
     #[test]
     fn arch_of_the_environment_replaces_the_groups_own_unless_bound() {
