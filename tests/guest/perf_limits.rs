@@ -6,7 +6,7 @@ use vpmu_client::{Event, EventAttr};
 
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, tally};
+use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, shown, tally};
 use crate::programs::text;
 use crate::{Outcome, Test};
 
@@ -134,8 +134,7 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
         "events with samples: {events:?}"
     );
     // The recording has both events.
-    let output = perf(&["evlist", "-i", "waits"])?;
-    let listed = text(&output.stdout);
+    let listed = shown(&["evlist", "-i", "waits"])?;
     let listed: Vec<&str> = listed.lines().collect();
     ensure_eq!(listed[..2], CLOCKS, "events of {listed:?}");
     Ok(())
