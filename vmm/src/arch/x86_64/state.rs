@@ -2,7 +2,7 @@
 //! and restored into a new VM whose vCPUs have not run yet.
 
 use kvm_bindings::{
-    CpuId, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    CpuId, KVM_CLOCK_HOST_TSC, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
     KVM_MAX_CPUID_ENTRIES, Msrs, kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip,
     kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
     kvm_xsave,
@@ -107,8 +107,66 @@ pub(crate) struct VcpuState {
 pub(crate) struct VmState {
     irqchips: Vec<kvm_irqchip>,
     clock: kvm_clock_data,
-    /// The host's TSC while the VM was stopped.
+    /// The host's TSC at the moment of `clock`.
     host_tsc: u64,
+}
+
+/// KVM's clock and the host's TSC at one moment. The guest compares KVM's clock with its TSCs, so any time between
+/// two separate reads would become a difference between the guest's clocks.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    clock: kvm_clock_data,
+    host_tsc: u64,
+    /// Limit of the time between the reads, in ticks of the TSC; zero if KVM read both at once.
+    apart: u64,
+}
+
+impl Moment {
+    /// Number of attempts to read both without a preemption in between.
+    const ATTEMPTS: u32 = 16;
+
+    fn read(vm: &VmFd) -> Result<Self, kvm_ioctls::Error> {
+        let mut best = Self::attempt(vm)?;
+        for _ in 1..Self::ATTEMPTS {
+            if best.apart == 0 {
+                break;
+            }
+            let other = Self::attempt(vm)?;
+            if other.apart < best.apart {
+                best = other;
+            }
+        }
+        Ok(best)
+    }
+
+    fn attempt(vm: &VmFd) -> Result<Self, kvm_ioctls::Error> {
+        let before = host_tsc();
+        let clock = vm.get_clock()?;
+        let apart = host_tsc().wrapping_sub(before);
+        // KVM reports the TSC since Linux 5.16, if its clock is based on the TSC.
+        Ok(match clock.flags & KVM_CLOCK_HOST_TSC {
+            0 => Self {
+                clock,
+                host_tsc: before.wrapping_add(apart / 2),
+                apart,
+            },
+            _ => Self {
+                clock,
+                host_tsc: clock.host_tsc,
+                apart: 0,
+            },
+        })
+    }
+
+    /// The number of ticks to subtract from the TSC offsets of `saved`, so that the TSCs advance as much as KVM's clock
+    /// does between the save and this moment. `khz`: the TSCs' frequency.
+    fn lag(&self, saved: &VmState, khz: u32) -> u64 {
+        let nanoseconds = self.clock.clock.saturating_sub(saved.clock.clock);
+        let ticks = u128::from(nanoseconds) * u128::from(khz) / 1_000_000;
+        let ticks = u64::try_from(ticks).unwrap_or(u64::MAX);
+        let since = self.host_tsc.wrapping_sub(saved.host_tsc);
+        since.wrapping_sub(ticks)
+    }
 }
 
 fn cannot(
@@ -233,8 +291,8 @@ pub(crate) fn paused(fd: &VcpuFd) {
 
 impl VcpuState {
     /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet.
-    /// `since`: the host's TSC now, minus the host's TSC at the save.
-    fn restore(&self, fd: &VcpuFd, since: u64) -> Result<(), StateError> {
+    /// `lag`: from [`Moment::lag`].
+    fn restore(&self, fd: &VcpuFd, lag: u64) -> Result<(), StateError> {
         let own = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
             .map_err(restore("CPUID"))?;
@@ -249,7 +307,7 @@ impl VcpuState {
         let keeps_offset = match self.tsc_offset {
             // The vCPU's TSC continues from its saved value. The differences between the vCPUs' TSCs stay the
             // same.
-            Some(offset) => clock::set_offset(fd, offset.wrapping_sub(since)).is_ok(),
+            Some(offset) => clock::set_offset(fd, offset.wrapping_sub(lag)).is_ok(),
             None => false,
         };
         fd.set_mp_state(self.mp).map_err(restore("the run state"))?;
@@ -368,8 +426,9 @@ impl VmState {
         _controller: &Controller,
         _clock: &GuestClock,
     ) -> Result<Self, StateError> {
-        let host_tsc = host_tsc();
-        let clock = vm.get_clock().map_err(save("KVM's clock"))?;
+        let Moment {
+            clock, host_tsc, ..
+        } = Moment::read(vm).map_err(save("KVM's clock"))?;
         let irqchips = IRQCHIPS.map(|chip_id| {
             let mut chip = kvm_irqchip {
                 chip_id,
@@ -415,10 +474,12 @@ impl VmState {
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
+        let now = Moment::read(vm).map_err(restore("KVM's clock"))?;
         // Use the same value for all vCPUs: a guest compares KVM's clock with the TSC of each vCPU.
-        let since = host_tsc().wrapping_sub(self.host_tsc);
+        let khz = vcpus.first().map_or(0, |first| first.tsc_khz);
+        let lag = now.lag(self, khz);
         for (fd, state) in fds.iter().zip(vcpus) {
-            state.restore(fd, since)?;
+            state.restore(fd, lag)?;
         }
         Ok(())
     }
@@ -477,6 +538,36 @@ mod tests {
         for (leaf, saved) in [(1, leaf(1, 0b010)), (0x8000_0001, leaf(0x8000_0001, 1))] {
             let refused = compare_features(&[saved], &own).expect_err("the host lacks it");
             assert!(matches!(refused, StateError::Cpuid { leaf: named } if named == leaf));
+        }
+    }
+
+    #[test]
+    fn tsc_advances_with_the_clock_over_a_restore() {
+        const KHZ: u32 = 2_000_000;
+        const OFFSET: u64 = 123_456;
+        let at = |clock, host_tsc| Moment {
+            clock: kvm_clock_data {
+                clock,
+                ..Default::default()
+            },
+            host_tsc,
+            apart: 0,
+        };
+        let Moment {
+            clock, host_tsc, ..
+        } = at(1_000_000_000, 5_000_000_000);
+        let saved = VmState {
+            irqchips: Vec::new(),
+            clock,
+            host_tsc,
+        };
+        for (nanoseconds, host_tsc) in [(0, 77), (1_500, 9_000_000_000), (4_000_000_000, u64::MAX)]
+        {
+            let now = at(clock.clock + nanoseconds, host_tsc);
+            let offset = OFFSET.wrapping_sub(now.lag(&saved, KHZ));
+            let before = saved.host_tsc.wrapping_add(OFFSET);
+            let after = host_tsc.wrapping_add(offset);
+            assert_eq!(after.wrapping_sub(before), 2 * nanoseconds);
         }
     }
 }
