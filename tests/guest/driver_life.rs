@@ -25,7 +25,7 @@ use crate::raw::{
     Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
     KIND_MARK, kernels, kernels_own, refused, silent,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -142,8 +142,7 @@ fn module(command: &str, what: &str) -> io::Result<bool> {
 
 /// Checks that the kernel has logged no complaint.
 fn ensure_no_complaint() -> Outcome {
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout);
+    let log = kernel_log::log()?;
     for word in [
         "WARNING:",
         "BUG:",
@@ -740,8 +739,7 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
 fn hibernate() -> Outcome {
     let written = fs::write("/sys/power/state", "disk");
     let errno = written.err().and_then(|error| error.raw_os_error());
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout);
+    let log = kernel_log::log()?;
     ensure!(
         log.contains("Need to copy"),
         "no image was made ({errno:?}): {}",

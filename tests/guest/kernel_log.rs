@@ -1,6 +1,7 @@
 //! Searches the guest's kernel log for reports of faults. Every kernel makes some checks; a kernel can be built with
 //! more.
 
+use std::error::Error;
 use std::process::Command;
 
 use crate::Outcome;
@@ -31,8 +32,9 @@ const FAULTS: [&str; 18] = [
 const LINES: usize = 40;
 
 /// The kernel's log since boot.
-fn log() -> std::io::Result<String> {
+pub(crate) fn log() -> Result<String, Box<dyn Error>> {
     let output = Command::new("dmesg").output()?;
+    ensure!(output.status.success(), "dmesg: {}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

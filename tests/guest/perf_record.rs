@@ -13,7 +13,7 @@ use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::programs::text;
-use crate::{Outcome, Test, interrupt};
+use crate::{Outcome, Test, interrupt, kernel_log};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -534,8 +534,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
         "-g",
         "caller",
     ];
-    let output = perf(&report)?;
-    let said = text(&output.stdout);
+    let said = shown(&report)?;
     for function in ["hot_leaf", "three_quarters", "one_quarter"] {
         ensure!(said.contains(function), "no {function} in:\n{said}");
     }
@@ -876,7 +875,7 @@ fn traces_name_the_tool_that_reads_them() -> Outcome {
     let event = "vpmu_trace/exit-trace-user/";
     let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
     ensure!(!output.status.success(), "perf record accepted a trace");
-    let log = text(&Command::new("dmesg").output()?.stdout);
+    let log = kernel_log::log()?;
     ensure!(
         log.contains("use vperf exits"),
         "the log does not name vperf exits:\n{log}"

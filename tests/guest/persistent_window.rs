@@ -9,7 +9,7 @@ use crate::persisting::{
     Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values,
 };
 use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -326,8 +326,7 @@ fn unloading_waits_for_handles_not_for_events() -> Outcome {
     reload()?;
     let device = Device::open()?;
     device.reopen(id, 1)?.attach()?;
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout);
+    let log = kernel_log::log()?;
     for word in ["WARNING:", "BUG:", "Oops", "refcount"] {
         let line = log.lines().find(|line| line.contains(word));
         ensure!(line.is_none(), "the kernel says {line:?}");

@@ -1,8 +1,6 @@
 //! The operator's lists of events: a denied event can be opened neither through `/dev/vpmu` nor through perf core; the
 //! other events can be opened through both.
 
-use std::process::Command;
-
 use vpmu_client::Vpmu;
 
 use crate::ensure::{ensure, ensure_eq};
@@ -11,7 +9,7 @@ use crate::raw::{
     Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK,
     KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, refused, sampling,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const ALLOWED: &[Test] = &[
     (
@@ -258,8 +256,7 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
 }
 
 fn kernel_log_reports_a_denied_kind() -> Outcome {
-    let output = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&output.stdout);
+    let log = kernel_log::log()?;
     let says = "no software events: the host refused them: disabled by its operator";
     let lines = log.lines().filter(|line| line.contains(says)).count();
     ensure_eq!(lines, 1, "lines of the log");

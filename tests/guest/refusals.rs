@@ -2,7 +2,6 @@
 //! reason. A pinned event that cannot get a counter goes into the error state.
 
 use std::hint::black_box;
-use std::process::Command;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;
@@ -13,7 +12,7 @@ use crate::raw::{
     Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling,
     silent,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -74,8 +73,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
 }
 
 fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
-    let output = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&output.stdout);
+    let log = kernel_log::log()?;
     let lines = log.lines().filter(|line| line.contains("ask the operator"));
     let lines: Vec<&str> = lines.collect();
     ensure_eq!(lines.len(), 1, "lines of the log: {lines:?}");
