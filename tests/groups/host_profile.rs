@@ -48,7 +48,7 @@ for thread in /proc/$vmm/task/*; do
 done
 threads=${threads#,}
 echo "vCPUs: $threads of $vmm"
-profile stat -x, -o /tmp/stat -e task-clock,context-switches,kvm:kvm_exit,kvm:kvm_entry -t $threads
+profile stat -x, -o /tmp/stat -e 'task-clock,context-switches,{kvm:kvm_exit,kvm:kvm_entry}' -t $threads
 put stat /tmp/stat
 profile stat -x, -o /tmp/whole -e task-clock,kvm:kvm_exit -p $vmm
 put whole /tmp/whole
