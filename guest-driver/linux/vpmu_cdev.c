@@ -98,15 +98,15 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 /*
  * Maps the doorbell, so that a program can place marks without a system call.
- * The map holds a reference on the file, and the file holds one on the device.
- * After a reset of the device, a store to the map has no effect.
+ * The mapping holds a reference on the file, and the file holds one on the
+ * device. After a reset of the device, a store to the mapping has no effect.
  *
- * The hypervisor emulates each access to the map, and stops the machine at an
- * instruction that it cannot emulate. A program can make the kernel access the
- * map with such an instruction. For example, if the program places a signal
- * frame there, the kernel writes the frame with FXSAVE or XSAVE. So the map
- * needs a capability whose holder can stop the machine anyway; VPMU_IOC_MARK
- * needs none.
+ * The hypervisor emulates each access to the mapping, and stops the machine at
+ * an instruction that it cannot emulate. A program can make the kernel access
+ * the mapping with such an instruction. For example, if the program places a
+ * signal frame there, the kernel writes the frame with FXSAVE or XSAVE. So the
+ * mapping needs a capability whose holder can stop the machine anyway;
+ * VPMU_IOC_MARK needs none.
  */
 static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {

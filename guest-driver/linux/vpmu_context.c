@@ -6,10 +6,10 @@
  * After pmu->del(), perf core marks an event as off its CPU, and a reader on
  * another CPU then uses the count without the context's lock. So the device
  * must have answered the command that stops the event before pmu->del()
- * returns. The context stays locked while all its events are scheduled out. So
- * the driver also sends the commands that stop the other events when the first
- * one is stopped, and has their answers before perf core calls pmu->del() for
- * them.
+ * returns. The context stays locked until all its events are scheduled out, so
+ * nobody sees that the others stop early. When perf core stops the first event,
+ * the driver therefore sends the stop commands of all events together, and
+ * waits for the answers before pmu->del() of any event returns.
  *
  * Before 6.2, perf core disables the PMU for each event separately, so when it
  * adds the first event of a context, the driver does not know whether others

@@ -172,7 +172,7 @@ struct vpmu_group {
 /**
  * struct vpmu_output - where the records of an event go
  * @ring: the event's own ring, or the ring of another event; or NULL
- * @maps: number of maps of @ring through this file
+ * @maps: number of mappings of @ring through this file
  * @entry: in vpmu_ring::writers
  * @mapping: all maps through this file, of the ring and of its AUX area
  *

@@ -144,8 +144,8 @@ void vpmu_ring_mapped(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_unmapped() - drop a map of an event's ring; dropping the last one
- *                        frees the ring
+ * vpmu_ring_unmapped() - drop a mapping of an event's ring; dropping the last
+ *                        one frees the ring
  * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_unmapped(struct vpmu_file *file)
@@ -195,7 +195,8 @@ static const struct vm_operations_struct ring_vm_ops = {
 
 /*
  * Pages of the window are inserted on a fault and not by mmap(2), because
- * vpmu_window_revoke() does not find a map that is still being set up.
+ * vpmu_window_revoke() does not find a mapping that is still being
+ * set up.
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {
@@ -403,8 +404,8 @@ void vpmu_ring_close(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_vma() - set the flags and operations of a map
- * @vma: the map, with its pages
+ * vpmu_ring_vma() - set the flags and operations of a mapping
+ * @vma: the mapping
  * @ops: its operations
  */
 void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops)
@@ -418,11 +419,11 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
 /**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
  * @filp: from VPMU_IOC_OPEN
- * @vma: a shared map. At offset zero it is for the ring, and has 1 or 1 + 2^n
- *       pages; if the event already has a ring, the map has as many pages as
- *       the ring. If the first map is writable, the reader moves data_tail,
- *       else new records overwrite old ones. At any other offset: see
- *       vpmu_aux_mmap()
+ * @vma: a shared mapping. At offset zero it is for the ring, and has 1 or
+ *       1 + 2^n pages; if the event already has a ring, the mapping has as many
+ *       pages as the ring. If the first mapping is writable, the reader moves
+ *       data_tail, else new records overwrite old ones. At any other offset:
+ *       see vpmu_aux_mmap()
  *
  * Unlike in perf, an event with inheritance can also have a ring: the device
  * writes to it from every vCPU. The ring of a persistent event stays even

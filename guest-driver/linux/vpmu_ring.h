@@ -39,7 +39,7 @@ struct vpmu_charge {
 
 /**
  * struct vpmu_aux - an AUX area beside a ring; the host writes traces to it
- * @mapped: number of maps, through any event
+ * @mapped: number of mappings, through any event
  * @pgoff: the area's offset for mmap(2), behind the ring
  * @charge: the account of the pages
  * @count: number of pages
@@ -55,7 +55,7 @@ struct vpmu_aux {
 
 /**
  * struct vpmu_ring - pages that the host writes and programs map
- * @mapped: number of maps, through any event, those of @aux included
+ * @mapped: number of mappings, through any event, those of @aux included
  * @id: the device's id of the event through which the ring was first mapped
  * @writers: the files whose events write to the ring
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup

@@ -10,8 +10,8 @@
  *
  * A view's ring belongs to perf core. While it is mapped, the samples in the
  * persistent event's ring are replayed to it, beginning with those from before
- * the map. As with a ring mapped by several programs, each sample goes to one
- * reader only.
+ * the mapping. As with a ring mapped by several programs, each sample goes to
+ * one reader only.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>

@@ -80,7 +80,7 @@ impl Stale for KernelError {
     }
 }
 
-/// The choice of a kernel: a stock one, one with a checker, or the user's own parts.
+/// The kernel to use: a stock one, one built with a checker, or files of the user's own.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The guests' architecture.

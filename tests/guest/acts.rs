@@ -142,7 +142,7 @@ fn reboot() -> Outcome {
     Err("the machine did not reset".into())
 }
 
-/// Places [`MARKS`] marks whose values count up from `first`, in ten pieces. The two vCPUs place the pieces in turns.
+/// Places [`MARKS`] marks whose values count up from `first`, in ten batches. The two vCPUs take turns.
 fn sequence(first: u32) -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

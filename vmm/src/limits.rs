@@ -36,7 +36,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_active_counters: Option<u32>,
 
-    /// Maximum number of samples per second of one event, and of interrupts per second of all host clocks on
+    /// Maximum number of samples per second for one event, and of interrupts per second for all host clocks on
     /// one vCPU [default: 100000]
     #[arg(long, value_name = "N")]
     pub max_sample_rate: Option<u32>,

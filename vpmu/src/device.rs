@@ -172,7 +172,7 @@ impl Vpmu {
         Ok(self)
     }
 
-    // AUX producers of the VMM.
+    // AUX producers in the VMM.
 
     /// The ids of a producer's traces that are active on `vcpu` and not paused.
     #[must_use]

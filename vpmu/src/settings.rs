@@ -190,7 +190,7 @@ pub struct Limits {
     /// Maximum number of window pages for the guest's own rings; the remaining pages are reserved for the
     /// operator.
     pub max_window_pages: u32,
-    /// Maximum number of samples per second of one event, and also of interrupts per second of all host clocks on one
+    /// Maximum number of samples per second for one event, and of interrupts per second for all host clocks on one
     /// vCPU; not zero.
     pub max_sample_rate: u32,
     /// Maximum number of samples per second of all of the guest's events in total; not zero.

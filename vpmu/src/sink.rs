@@ -129,7 +129,7 @@ impl Sink {
     /// not in the window.
     ///
     /// # Errors
-    /// [`SaveError::Producing`]: a producer of the VMM writes to the area.
+    /// [`SaveError::Producing`]: a producer in the VMM writes to the area.
     pub(crate) fn save(&self, window_page: Option<u32>) -> Result<SavedSink, SaveError> {
         let state = self.state.lock();
         let area = match &state.area {
@@ -325,7 +325,7 @@ impl Sink {
         }
     }
 
-    /// Begins a write to the area by a producer of the VMM, for one of its traces.
+    /// Begins a write to the area by a producer in the VMM, for one of its traces.
     ///
     /// # Errors
     /// As [`Area::claim`]; [`Refused::NotBegun`]: the sink has no area that the device manages.

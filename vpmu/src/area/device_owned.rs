@@ -1,5 +1,5 @@
-//! An area that the device manages: the reader's tail determines the room, and the device selects the
-//! chunks to report to the reader.
+//! An area that the device manages: the reader's tail determines how much space is free, and the
+//! device selects the chunks to report to the reader.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ pub(super) struct DeviceOwned {
     /// Whether the last entry could not be written: the reader was woken for that loss, and is not woken again for
     /// further losses.
     full: bool,
-    /// The open write of a producer of the VMM, if any.
+    /// The open write of a producer in the VMM, if any.
     claim: Option<Claim>,
 }
 
@@ -57,7 +57,7 @@ impl DeviceOwned {
         self.watermark
     }
 
-    /// The current state, to be saved; `None` while a producer of the VMM writes.
+    /// The current state, to be saved; `None` while a producer in the VMM writes.
     pub(super) fn save(&self) -> Option<SavedKeeper> {
         self.claim.is_none().then_some(SavedKeeper::Device {
             flags: self.flags,
@@ -91,7 +91,7 @@ impl DeviceOwned {
         self.writer.head()
     }
 
-    /// Whether there is an open chunk that the device may end. `false` while a producer of the VMM writes, because the
+    /// Whether there is an open chunk that the device may end. `false` while a producer in the VMM writes, because the
     /// producer ends its chunk itself.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
@@ -101,7 +101,7 @@ impl DeviceOwned {
     /// crosses a multiple of the watermark.
     pub(super) fn append(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Appended {
         if self.claim.is_some() {
-            // A producer of the VMM is writing, so this entry is lost.
+            // A producer in the VMM is writing, so this entry is lost.
             self.flags |= PARTIAL;
             return Appended::default();
         }

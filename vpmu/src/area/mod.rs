@@ -133,7 +133,7 @@ impl Area {
         Ok(Self { pages, keeper })
     }
 
-    /// The current state, to be saved; `None` while a producer of the VMM writes.
+    /// The current state, to be saved; `None` while a producer in the VMM writes.
     pub(crate) fn save(&self) -> Option<SavedArea> {
         let (writer, watermark, keeper) = match &self.keeper {
             Keeper::Device(_, kept) => (kept.writer(), kept.watermark(), kept.save()?),
@@ -242,7 +242,7 @@ impl Area {
         kept.end(&pages, 0)
     }
 
-    /// Gives a producer of the VMM exclusive use of the area, until [`Area::release`] with this `token`. If a
+    /// Gives a producer in the VMM exclusive use of the area, until [`Area::release`] with this `token`. If a
     /// chunk was open, ends and returns it.
     ///
     /// # Errors

@@ -1112,7 +1112,7 @@ impl Control {
         Ok(())
     }
 
-    /// Begins a write to a trace by a producer of the VMM.
+    /// Begins a write to a trace by a producer in the VMM.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1159,7 +1159,7 @@ impl Control {
         }
         let driven = flags & MAP_DRIVER_OWNED != 0;
         if driven && spec.kind == KIND_VMM_TRACE {
-            // A producer of the VMM cannot wait until the driver makes room in the area.
+            // A producer in the VMM cannot wait until the driver makes room in the area.
             return Err(Errno::EOPNOTSUPP);
         }
         let ring = self.sinks.has_ring(id);

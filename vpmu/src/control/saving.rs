@@ -61,7 +61,7 @@ impl Control {
     /// Saves the device. The caller must call [`Control::quiesce`] first, and then read `totals`.
     ///
     /// # Errors
-    /// [`SaveError::Producing`]: a producer of the VMM is writing to an area.
+    /// [`SaveError::Producing`]: a producer in the VMM is writing to an area.
     pub(crate) fn save(&mut self, totals: Metrics) -> Result<SavedState, SaveError> {
         let ids: Vec<u64> = self.events.keys().copied().collect();
         let events = ids.into_iter().filter_map(|id| self.save_event(id));

@@ -79,7 +79,7 @@ impl Sinks {
     /// Every sink, by ascending id.
     ///
     /// # Errors
-    /// [`SaveError::Producing`]: a producer of the VMM is writing to a sink.
+    /// [`SaveError::Producing`]: a producer in the VMM is writing to a sink.
     pub(super) fn save(&self) -> Result<Vec<SavedSink>, SaveError> {
         let entries = self.sinks.values();
         let saved = entries.map(|entry| entry.sink.save(entry.window_page()));

@@ -14,7 +14,7 @@ pub enum SaveError {
     #[error("vCPU {0} has pending commands")]
     Unserved(u32),
     /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped through this event.
-    #[error("a producer of the VMM is writing to the AUX area of event {0}")]
+    #[error("a producer in the VMM is writing to the AUX area of event {0}")]
     Producing(u64),
 }
 

@@ -818,7 +818,7 @@ impl State {
         }
     }
 
-    /// Begins a write to a trace by a producer of the VMM. The trace must be active and not paused. Returns the trace's
+    /// Begins a write to a trace by a producer in the VMM. The trace must be active and not paused. Returns the trace's
     /// sink.
     ///
     /// # Errors
@@ -857,7 +857,7 @@ impl State {
         Ok(())
     }
 
-    /// Counts bytes that a producer of the VMM could not write.
+    /// Counts bytes that a producer in the VMM could not write.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         if let Some(event) = self.events.get_mut(&id)
             && let Some(trace) = &mut event.trace
@@ -867,7 +867,7 @@ impl State {
         }
     }
 
-    /// The traces of a producer of the VMM that are active on `vcpu` and not paused.
+    /// The traces of a producer in the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.ids(|event| {
             let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);

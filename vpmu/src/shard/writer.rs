@@ -216,7 +216,7 @@ impl Writer {
         appended.whole
     }
 
-    /// Begins a write to a trace by a producer of the VMM.
+    /// Begins a write to a trace by a producer in the VMM.
     ///
     /// # Errors
     /// See [`Sink::claim`].
@@ -233,7 +233,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends a write by a producer of the VMM, and publishes its first `size` bytes.
+    /// Ends a write by a producer in the VMM, and publishes its first `size` bytes.
     ///
     /// # Errors
     /// See [`Sink::release`].

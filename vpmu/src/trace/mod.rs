@@ -163,7 +163,7 @@ impl Trace {
         }
     }
 
-    /// Counts bytes written by a producer of the VMM.
+    /// Counts bytes written by a producer in the VMM.
     pub(crate) fn grow(&mut self, bytes: u64) {
         self.count = self.count.wrapping_add(bytes);
     }

@@ -200,7 +200,7 @@ impl Rig {
         config
     }
 
-    /// A device with AUX producers of the VMM.
+    /// A device with AUX producers in the VMM.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
         let rig = Self::bare(Engines::Auto, limits(), None);
         let mut rig = rig.with_producers(producers);

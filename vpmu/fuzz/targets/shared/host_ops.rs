@@ -35,7 +35,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
     }
 }
 
-/// Writes data as a producer of the VMM does: to an active trace, or to any event.
+/// Writes data as a producer in the VMM does: to an active trace, or to any event.
 fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vpmu = &stage.rig.vpmu;
     let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);

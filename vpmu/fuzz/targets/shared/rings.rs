@@ -1,5 +1,5 @@
 //! A guest program that reads rings whose pages only the device writes. Whatever the driver does, the program must find
-//! only whole records, and heads must never go back.
+//! only whole records, and heads must never move backwards.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
