@@ -612,8 +612,8 @@ static void device_forget(void)
 }
 
 /*
- * Ends all open events of a device that is removed, and keeps the objects of
- * its users.
+ * Ends all open events of a device that is removed, and keeps the objects that
+ * its users hold.
  */
 static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
 {

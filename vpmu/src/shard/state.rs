@@ -1638,7 +1638,7 @@ impl State {
         }
     }
 
-    /// Writes the packet of a trace's overflows that were found together. `period` is the sum of their periods.
+    /// Writes one packet for the overflows of a trace that were found together. `period` is the sum of their periods.
     /// The packet is lost if the vCPU is in an excluded mode, or if its state is unknown, for example because the
     /// vCPU has run since the exit.
     fn write_sample_packet(
