@@ -182,7 +182,7 @@ static int aux_insert(const struct vpmu_aux *aux, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, (struct page **)aux->pages, &left);
 }
 
-/* Allocates an area for its first map. */
+/* Allocates an area for its first mapping. */
 static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 {
 	struct vpmu_ring *ring = file->output.ring;
@@ -213,9 +213,9 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
  * vpmu_aux_mmap() - map the AUX area of an event's ring, like mmap(2) of a perf
  *                   event
  * @file: an event that writes to a ring
- * @vma: a shared map, with the offset and size that the ring's first page
- *       states; if the first map is writable, the reader moves aux_tail, else
- *       the device overwrites old data
+ * @vma: a shared mapping, with the offset and size that the ring's first page
+ *       states; if the first mapping is writable, the reader moves aux_tail,
+ *       else the device overwrites old data
  *
  * Return: 0 or a negative errno.
  */

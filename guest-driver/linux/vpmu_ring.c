@@ -2,9 +2,9 @@
 /*
  * Rings: pages that the host writes and programs map.
  *
- * The first map of an event allocates its ring. The last unmap, through any of
- * the events that write to the ring, frees it. In between, the host writes by
- * itself and this driver is not involved.
+ * The first mmap(2) of an event allocates its ring. The last munmap(2), through
+ * any of the events that write to the ring, frees it. In between, the host
+ * writes by itself and this driver is not involved.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -134,7 +134,8 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_ring_mapped() - count a new map of an event's ring or of its AUX area
+ * vpmu_ring_mapped() - count a new mapping of an event's ring or of its AUX
+ *                      area
  * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_mapped(struct vpmu_file *file)
@@ -262,7 +263,7 @@ static bool ring_outlives(const struct vpmu_file *file)
 	return file->persist.active && !file->spec.trace && file->dev->window.pages;
 }
 
-/* Allocates an event's own ring, for its first map. */
+/* Allocates an event's own ring, for its first mapping. */
 static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 count)
 {
 	struct vpmu_ring *ring;
@@ -395,7 +396,7 @@ void vpmu_ring_close(struct vpmu_file *file)
 	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
-		/* A persistent event's ring may already have no maps. */
+		/* A persistent event's ring may have no mapping any more. */
 		if (!ring->mapped)
 			ring_destroy(dev, ring);
 	}

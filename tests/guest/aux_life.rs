@@ -84,7 +84,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ports(2);
     drop(ring);
     ports(3);
-    // As in perf, the area's map keeps the ring, and a new map of the ring must have the same size.
+    // As in perf, the area's mapping keeps the ring, and a new mapping of the ring must have the same size.
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         Some(libc::EINVAL),

@@ -119,7 +119,7 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
     ensure_eq!(
         other,
         Some(libc::EINVAL),
-        "a different size while one map is left"
+        "a different size while one mapping is left"
     );
     drop(second);
     for bytes in others {
@@ -148,11 +148,11 @@ fn maps_are_shared_and_from_the_start() -> Outcome {
             Ok(())
         })
     };
-    ensure_refused("before the first map")?;
+    ensure_refused("before the first mapping")?;
     let ring = Pages::map(&event, 1, READ_WRITE)?;
     ensure_refused("beside a map")?;
     drop(ring);
-    ensure_refused("after the last map")
+    ensure_refused("after the last mapping")
 }
 
 fn two_maps_of_an_event_are_one_ring() -> Outcome {
@@ -163,7 +163,11 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     device.place(VALUE, 10)?;
     let head = first.head();
     ensure!(head > 0, "the marks moved no head");
-    ensure_eq!(second.head(), head, "the head as the other map shows it");
+    ensure_eq!(
+        second.head(),
+        head,
+        "the head as the other mapping shows it"
+    );
     for word in (0..head as usize).step_by(8) {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");

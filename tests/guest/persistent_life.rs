@@ -373,7 +373,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     let entry = |device: &Device| -> Result<u32, Box<dyn std::error::Error>> {
         Ok(device.entry(id)?.ok_or("the event is not listed")?.pages)
     };
-    ensure_eq!(entry(&device)?, 0, "pages listed before the first map");
+    ensure_eq!(entry(&device)?, 0, "pages listed before the first mapping");
     let ring = Pages::map(&event, 2, READ_WRITE)?;
     ensure_eq!(entry(&device)?, 3, "pages listed for the ring");
     for pages in [0, 1, 4] {

@@ -241,7 +241,7 @@ fn stock_perf_records_one_by_name() -> Outcome {
     let event = vpmu.open_event(&attr.persistent())?;
     event.detach("recorded")?;
     event.enable()?;
-    // The first map makes the ring.
+    // The first mapping makes the ring.
     drop(event.map(4)?);
     (0..40).try_for_each(|_| vpmu.mark(6))?;
     drop(event);

@@ -210,7 +210,7 @@ fn change_of_operators_event_is_refused() -> Outcome {
     }
     let pages = usize::try_from(found.ring.size() / 4096)?;
     let writable = refused(Pages::map(event, pages, READ_WRITE));
-    ensure_eq!(writable, Some(libc::EPERM), "errno for a writable map");
+    ensure_eq!(writable, Some(libc::EPERM), "errno for a writable mapping");
     ensure_eq!(names()?, NAMES, "names after the refused calls");
     device.place(3, 10)?;
     ensure_eq!(
