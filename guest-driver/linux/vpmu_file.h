@@ -174,7 +174,7 @@ struct vpmu_group {
  * @ring: the event's own ring, or the ring of another event; or NULL
  * @maps: number of mappings of @ring through this file
  * @entry: in vpmu_ring::writers
- * @mapping: all maps through this file, of the ring and of its AUX area
+ * @mapping: all mappings through this file, of the ring and of its AUX area
  *
  * vpmu_device::output_lock protects all members. @ring and @entry are changed
  * with vpmu_device::lookup.lock held as well, because notices read them.

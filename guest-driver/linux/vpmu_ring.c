@@ -196,8 +196,8 @@ static const struct vm_operations_struct ring_vm_ops = {
 
 /*
  * Pages of the window are inserted on a fault and not by mmap(2), because
- * vpmu_window_revoke() does not find a mapping that is still being
- * set up.
+ * vpmu_window_revoke() does not find a mapping that is still being set
+ * up.
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {

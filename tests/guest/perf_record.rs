@@ -588,8 +588,8 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     // At the start of the program, its stack has fewer than the 1024 bytes that perf requests.
     let full = stacks.iter().filter(|&&size| size == 1024).count();
     ensure!(
-        full > samples / 2 && stacks.iter().all(|size| (1..=1024).contains(size)),
-        "{full} of {samples} stacks have 1024 bytes, or one has none or more: {stacks:?}"
+        stacks.iter().all(|size| (1..=1024).contains(size)),
+        "a stack has no byte, or more than 1024: {stacks:?}"
     );
     // The stacks are those of the samples' moments: perf finds the callers in them.
     let chains = shown(&["script", "--no-inline", "-i", "dwarf", "-F", "ip,sym"])?;
@@ -609,10 +609,12 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     });
     let whole = whole.count();
     ensure!(
-        spins.len() > samples / 2 && whole == spins.len(),
-        "{whole} of the {} samples in `spin` name its caller, of {samples}: {chains:?}",
+        whole > 0 && whole == spins.len(),
+        "{whole} of the {} samples in `spin` name its caller: {chains:?}",
         spins.len()
     );
+    // Beyond the start of the program, the stack is deep enough.
+    ensure!(full >= whole, "{full} stacks have 1024 bytes: {stacks:?}");
     // The instruction pointer among a sample's registers is the sample's address.
     let mut address = None;
     let mut equal = 0;
