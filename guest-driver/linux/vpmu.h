@@ -136,6 +136,7 @@ struct vpmu_pmu {
  * @lock: protects the queue; taken with interrupts off
  * @closed: the negative errno with which requests fail because the queue does
  *          not exist; 0 while it exists
+ * @resets: how often the queue was closed after a reset of the device
  * @sent: requests in the queue
  * @waiting: requests that found no room in the queue, the oldest first
  */
@@ -143,6 +144,7 @@ struct vpmu_control_queue {
 	struct virtqueue *vq;
 	spinlock_t lock; /* the control queue and its lists */
 	int closed;
+	u32 resets;
 	struct list_head sent;
 	struct list_head waiting;
 };
@@ -412,6 +414,7 @@ void vpmu_life_resume(struct vpmu_device *dev);
  * @in: room for the reply, from kmalloc
  * @in_len: bytes of @in
  * @ret: on completion: bytes of the reply, or a negative errno
+ * @resets: vpmu_control_queue::resets when the request was posted
  * @answered: called on completion, with interrupts on or off; may free the
  *            request and its buffers
  */
@@ -422,7 +425,20 @@ struct vpmu_control_request {
 	void *in;
 	size_t in_len;
 	int ret;
+	u32 resets;
 	void (*answered)(struct vpmu_control_request *request);
+};
+
+/**
+ * struct vpmu_opened - an event that the device has opened
+ * @id: the event's id
+ * @resets: vpmu_control_queue::resets when the event was opened
+ * @engine: the engine of its samples, VPMU_ENGINE_*
+ */
+struct vpmu_opened {
+	u64 id;
+	u32 resets;
+	u32 engine;
 };
 
 /**
@@ -447,8 +463,8 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 		      size_t reply_len);
 int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value);
 int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id);
-int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
-		      u32 *engine);
+int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted,
+		      struct vpmu_opened *opened);
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id);
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags);

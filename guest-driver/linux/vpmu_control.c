@@ -148,6 +148,7 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 	unsigned long flags;
 
 	spin_lock_irqsave(&dev->control.lock, flags);
+	request->resets = dev->control.resets;
 	list_add_tail(&request->entry, &dev->control.waiting);
 	if (dev->control.closed)
 		control_fail(dev, &refused, dev->control.closed);
@@ -181,6 +182,7 @@ void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 
 	spin_lock_irq(&dev->control.lock);
 	dev->control.closed = err;
+	WRITE_ONCE(dev->control.resets, dev->control.resets + 1);
 	control_fail(dev, &refused, err);
 	spin_unlock_irq(&dev->control.lock);
 	control_answer(&refused);
@@ -298,7 +300,9 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  *
  * While the control queue is closed, requests to close an event or to unmap
  * pages succeed: the device was reset, so it has closed all events that are not
- * persistent, and unmapped all pages of the guest.
+ * persistent, and unmapped all pages of the guest. They also succeed if the
+ * device does not have the event: ids are never reused, so a reset has ended
+ * the event.
  *
  * Return: 0 or a negative errno, which may come from the device.
  */
@@ -316,7 +320,9 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	header->event = cpu_to_le64(id);
 	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
 	kfree(header);
-	return ret && ends && READ_ONCE(dev->control.closed) ? 0 : ret;
+	if (ends && (ret == -ENOENT || READ_ONCE(dev->control.closed)))
+		return 0;
+	return ret;
 }
 
 /* The result of a request to open: 0 or a negative errno. */
@@ -357,8 +363,7 @@ static void open_answered(struct vpmu_control_request *request)
  * vpmu_control_open() - open an event
  * @dev: the device
  * @wanted: the request; its header is filled in here
- * @id: filled in with the event's id, on success
- * @engine: filled in with the engine of its samples, on success
+ * @opened: filled in on success
  *
  * If the task is killed meanwhile, the event is closed as soon as the device
  * has opened it.
@@ -366,8 +371,8 @@ static void open_answered(struct vpmu_control_request *request)
  * Return: 0; -EINTR if the task was killed; or a negative errno, which may come
  * from the device.
  */
-int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
-		      u32 *engine)
+int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted,
+		      struct vpmu_opened *opened)
 {
 	struct control_open *open;
 	int ret;
@@ -396,8 +401,11 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 
 	ret = open_result(open);
 	if (!ret) {
-		*id = le64_to_cpu(open->reply.id);
-		*engine = le32_to_cpu(open->reply.engine);
+		*opened = (struct vpmu_opened) {
+			.id = le64_to_cpu(open->reply.id),
+			.resets = open->request.resets,
+			.engine = le32_to_cpu(open->reply.engine),
+		};
 	} else if (open->request.ret >= (int)sizeof(open->reply) && open->reply.status) {
 		vpmu_device_refused(dev, le32_to_cpu(open->reply.engine));
 	}

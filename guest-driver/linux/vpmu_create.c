@@ -251,7 +251,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 {
 	struct vpmu_open_request request;
 	struct vpmu_device *dev = own->dev;
-	u32 engine;
+	struct vpmu_opened opened;
 	int err;
 
 	err = vpmu_event_request(own, &request);
@@ -260,12 +260,14 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	err = event_charge(own);
 	if (err)
 		return err;
-	err = vpmu_control_open(dev, &request, &own->id, &engine);
+	err = vpmu_control_open(dev, &request, &opened);
 	if (err)
 		goto uncharge;
+	own->id = opened.id;
+	own->resets = opened.resets;
+	own->engine = opened.engine;
 	if (own->file && !event->parent)
-		own->file->spec.engine = engine;
-	own->engine = engine;
+		own->file->spec.engine = own->engine;
 	/*
 	 * Publish the event before its ring is mapped: the device writes there
 	 * immediately, and its notices must find the event.
@@ -276,6 +278,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (!err)
 		return 0;
 	vpmu_event_unpublish(own);
+	if (vpmu_event_is_stale(own))
+		err = -ENODEV;
 	/*
 	 * If the close fails, the device may still write to the ring: leak the
 	 * ring.

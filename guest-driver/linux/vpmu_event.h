@@ -66,6 +66,7 @@ struct vpmu_view;
  * @freq: @period is a frequency
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event has not
  *         been started since
+ * @resets: vpmu_control_queue::resets when the device opened it
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: the view that @event became when it was made persistent, or NULL
  * @tracks: it holds a reference of vpmu_task_get()
@@ -108,6 +109,7 @@ struct vpmu_event {
 	u64 period;
 	bool freq;
 	bool ended;
+	u32 resets;
 	u32 engine;
 	struct vpmu_view *view;
 	bool tracks;
@@ -136,6 +138,7 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
 
 /* vpmu_life.c */
+bool vpmu_event_is_stale(const struct vpmu_event *own);
 void vpmu_life_add(struct vpmu_event *own);
 void vpmu_life_remove(struct vpmu_event *own);
 

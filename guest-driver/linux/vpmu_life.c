@@ -118,6 +118,20 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
 }
 
 /**
+ * vpmu_event_is_stale() - check whether a reset has ended an event
+ * @own: the event, not persistent
+ *
+ * If vpmu_life_end() runs before the event is on the list of all events, it
+ * does not find the event.
+ *
+ * Return: true if the device was reset since it opened the event.
+ */
+bool vpmu_event_is_stale(const struct vpmu_event *own)
+{
+	return own->id && own->resets != READ_ONCE(own->dev->control.resets);
+}
+
+/**
  * vpmu_life_add() - add an event to the list of all events
  * @own: the event
  */
@@ -129,6 +143,9 @@ void vpmu_life_add(struct vpmu_event *own)
 	mutex_lock(&dev->life.lock);
 	list_add_tail(&own->entry, &dev->life.events);
 	lost = READ_ONCE(dev->life.lost);
+	/* The device may already be bound again, with life.lost cleared. */
+	if (!lost && vpmu_event_is_stale(own))
+		lost = -ENODEV;
 	if (lost)
 		vpmu_event_lose(own);
 	mutex_unlock(&dev->life.lock);

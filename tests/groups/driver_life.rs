@@ -9,6 +9,7 @@ tests::guest_tests! {
     unbinding_ends_open_events_and_returns,
     unbinding_and_binding_while_programs_open_and_close,
     event_opened_during_an_unbinding_ends_with_it,
+    event_opened_before_an_unbinding_ends_although_the_device_is_bound_again,
     fork_with_inherited_events_of_a_lost_device_succeeds,
     counts_go_on_after_a_hibernation,
     rings_and_traces_end_with_a_hibernation,

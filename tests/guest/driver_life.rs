@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
@@ -51,6 +52,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "event_opened_during_an_unbinding_ends_with_it",
         event_opened_during_an_unbinding_ends_with_it,
+    ),
+    (
+        "event_opened_before_an_unbinding_ends_although_the_device_is_bound_again",
+        event_opened_before_an_unbinding_ends_although_the_device_is_bound_again,
     ),
     (
         "fork_with_inherited_events_of_a_lost_device_succeeds",
@@ -584,6 +589,74 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
             "round {round}: the reading of the event opened last"
         );
     }
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// The opening task may be preempted after the device has opened its event and before the driver has recorded the event.
+/// Here, a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
+fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
+    const ROUNDS: usize = 100;
+    /// The real-time task gives up then: the unbinding may wait for a lock that the opening task holds.
+    const KEPT: Duration = Duration::from_millis(100);
+    let name = transport()?;
+    let device = fresh()?;
+    // The number of times that the device was bound again
+    let (bound, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let open = || -> io::Result<usize> {
+        cpu::pin(1)?;
+        let mut opened = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN);
+            let ring = event.and_then(|event| Pages::map(&event, 1, READ_WRITE));
+            let perf = kernels_own(&device.marks(VALUE, 1, TID));
+            for (what, errno) in [("mapping", refused(ring)), ("opening", refused(perf))] {
+                match errno {
+                    None => opened += 1,
+                    // The device is unbound, or has been since it opened the event.
+                    Some(libc::ENODEV) => (),
+                    Some(errno) => {
+                        return Err(io::Error::other(format!("{what}: errno {errno}")));
+                    }
+                }
+            }
+        }
+        Ok(opened)
+    };
+    let bind_again = |round: usize| -> io::Result<()> {
+        let (tell, told) = channel();
+        let (name, bound) = (&name, &bound);
+        thread::scope(|scope| {
+            let keeper = scope.spawn(move || -> io::Result<()> {
+                cpu::pin(1)?;
+                cpu::keep()?;
+                thread::sleep(Duration::from_micros(20) * (round % 50) as u32);
+                let begun = Instant::now();
+                // Fails only if the test has failed.
+                let _ = tell.send(());
+                while bound.load(Ordering::Relaxed) == round && begun.elapsed() < KEPT {}
+                Ok(())
+            });
+            // If the channel is closed, the other thread has failed. Its result has the error.
+            let done = told
+                .recv()
+                .map_or(Ok(()), |()| unbind(name).and_then(|()| bind(name)));
+            bound.fetch_add(1, Ordering::Relaxed);
+            let kept = keeper.join();
+            kept.map_err(|_| io::Error::other("the real-time thread panicked"))?
+                .and(done)
+        })
+    };
+    thread::scope(|scope| -> Outcome {
+        let opener = scope.spawn(open);
+        cpu::pin(0)?;
+        let done = (0..ROUNDS).try_for_each(bind_again);
+        stop.store(true, Ordering::Relaxed);
+        let opened = opener.join().map_err(|_| "the opening thread panicked")?;
+        done?;
+        ensure!(opened? > 0, "no event was opened");
+        Ok(())
+    })?;
     ensure_works()?;
     ensure_no_complaint()
 }
