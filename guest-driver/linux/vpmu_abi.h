@@ -152,7 +152,7 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_FREQ			(1U << 4)	/* period is in samples a second */
 #define VPMU_OPEN_SAMPLE_ID_ALL		(1U << 5)
 #define VPMU_OPEN_BACKWARD		(1U << 6)	/* its ring is written backwards */
-#define VPMU_OPEN_PINNED		(1U << 7)	/* in error if not always counted */
+#define VPMU_OPEN_PINNED		(1U << 7)	/* fails if not always counted */
 #define VPMU_OPEN_INHERIT_STAT		(1U << 8)	/* PERF_RECORD_READ at close */
 #define VPMU_OPEN_EXCLUDE_CHAIN_KERNEL	(1U << 9)
 #define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)

@@ -198,7 +198,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	ssize_t size;
 	u64 *values;
 
-	/* End of file means an event in error, as in perf. */
+	/* End of file means an event in the error state, as in perf. */
 	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;

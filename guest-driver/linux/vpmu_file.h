@@ -236,8 +236,8 @@ struct vpmu_persistence {
  *           PERF_EVENT_IOC_REFRESH; the group is locked
  * @period: set the period or frequency, for PERF_EVENT_IOC_PERIOD; the group is
  *          locked
- * @has_error: whether the event is in error, in addition to vpmu_file::error;
- *             the group is locked
+ * @has_error: whether the event is in the error state, in addition to
+ *             vpmu_file::error; the group is locked
  * @close: end the event of a file without open descriptors
  */
 struct vpmu_backend {

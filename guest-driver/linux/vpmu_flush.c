@@ -36,8 +36,8 @@ static void flush_wake(struct vpmu_device *dev)
  *
  * An error of one event does not keep the others from being flushed.
  *
- * Return: 0; -EIO if an event is in error, after publishing its data; or
- * another negative errno.
+ * Return: 0; -EIO if an event is in the error state, after publishing its data;
+ * or another negative errno.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)
 {

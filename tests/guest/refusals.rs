@@ -124,7 +124,11 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     );
     let ours = device.start(&pinned, How::OWN)?;
     spin();
-    ensure_eq!(ours.read()?, [0_u64; 0], "the reading of an event in error");
+    ensure_eq!(
+        ours.read()?,
+        [0_u64; 0],
+        "the reading of an event in the error state"
+    );
     let error = libc::POLLHUP | libc::POLLERR;
     let polled = ours.poll(0)?;
     ensure!(polled & error != 0, "poll reports no error: {polled:#x}");

@@ -277,7 +277,7 @@ impl Operator {
         file: Option<(&File, &Path)>,
         wanted: impl Fn(&PersistentStatus) -> bool,
     ) -> Result<Recorded, OperatorError> {
-        // Continue after a failed flush: the earlier records of an event in error can still be recorded.
+        // Continue after a failed flush: the earlier records of an event in the error state can still be recorded.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!(
                 "the recording may lack samples: {}",

@@ -96,7 +96,7 @@ pub enum FlushError {
     #[error("there is no event {0}")]
     NoEvent(u64),
     /// The host no longer counts the event. Its earlier records have been published.
-    #[error("event {0} is in error")]
+    #[error("event {0} is in the error state")]
     Failed(u64),
     /// A vCPU that may hold samples cannot be made to leave the guest.
     #[error("vCPU {vcpu} cannot be made to leave the guest")]
@@ -395,13 +395,13 @@ impl Vpmu {
     /// the queues that the driver set up; `state` contains the device's positions in these queues. If the device was
     /// saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
     ///
-    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and
-    /// attach does not count. If this host cannot count an event, the event is in error, and the driver gets
-    /// a notice. A sampling host counter begins a new period. Times are measured with the guest's current
-    /// TSC. If the TSC's frequency differs from the saved frequency, configuration space and metadata pages report the
-    /// conversion for the new frequency. The VMM must then give the configuration space a new generation, and
-    /// report a configuration change to a driver that had set `DRIVER_OK`. The VMM then notifies the control
-    /// queue once ([`Vpmu::notify`]), because requests may be waiting there.
+    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and attach does
+    /// not count. If this host cannot count an event, the event is in the error state, and the driver gets a notice. A
+    /// sampling host counter begins a new period. Times are measured with the guest's current TSC. If the TSC's
+    /// frequency differs from the saved frequency, configuration space and metadata pages report the conversion for the
+    /// new frequency. The VMM must then give the configuration space a new generation, and report a configuration
+    /// change to a driver that had set `DRIVER_OK`. The VMM then notifies the control queue once ([`Vpmu::notify`]),
+    /// because requests may be waiting there.
     ///
     /// The state is untrusted: each part of it is checked like a request from the guest.
     ///

@@ -187,7 +187,7 @@ pub(crate) enum Tell {
     Wake(u64),
     /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),
-    /// Report an event in error, with the host's reason.
+    /// Report an event in the error state, with the host's reason.
     Fail(u64, Option<Refusal>),
     /// Report that an event has reached its limit of overflows; the last overflow caused `woke` wakeups.
     Limit { event: u64, woke: u64 },

@@ -86,9 +86,9 @@ pub struct Hardware {
     pub count_mode: CountMode,
     /// The permitted raw events ([`KIND_RAW`](crate::abi::KIND_RAW)).
     pub raw: RawEvents,
-    /// Whether hardware events, the operator's and the guest's, are pinned on the host: a pinned event never
-    /// shares a hardware counter with another event, and is in error if it gets no counter. Each pinned event
-    /// is read with its own system call.
+    /// Whether hardware events, the operator's and the guest's, are pinned on the host: a pinned event never shares a
+    /// hardware counter with another event, and is in the error state if it gets no counter. Each pinned event is read
+    /// with its own system call.
     pub pinned: bool,
 }
 

@@ -144,7 +144,7 @@ pub trait Counter: Send + Debug {
     /// Starts or continues counting.
     ///
     /// # Errors
-    /// The host's error; the event is then in error.
+    /// The host's error; the event is then in the error state.
     fn start(&mut self) -> io::Result<()>;
     /// Stops counting.
     ///

@@ -270,8 +270,8 @@ impl Vpmu {
     /// areas, and wakes the readers. Returns when all this is done.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EPERM` without CAP_PERFMON. If an event is in error, all other events
-    /// are flushed, and the error is `EIO`.
+    /// [`Error::Device`], with `EPERM` without CAP_PERFMON. If an event is in the error state, all other
+    /// events are flushed, and the error is `EIO`.
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }
@@ -281,8 +281,8 @@ impl Vpmu {
     /// area. Pollers wake only at perf's own watermark.
     ///
     /// # Errors
-    /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with
-    /// `perf_event_open(2)`, `EIO` if it is in error.
+    /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with `perf_event_open(2)`,
+    /// `EIO` if it is in the error state.
     pub fn flush_perf(&self, event: &Event) -> Result<(), Error> {
         Ok(sys::flush_perf(self.as_fd(), event.as_fd()).map_err(DeviceError::Flush)?)
     }

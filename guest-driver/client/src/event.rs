@@ -168,7 +168,7 @@ impl Event {
     /// packets to its area, and wakes the readers. Returns when all this is done.
     ///
     /// # Errors
-    /// [`EventError::Flush`], with `EIO` if the event is in error and `ENOTTY` for an event opened
+    /// [`EventError::Flush`], with `EIO` if the event is in the error state and `ENOTTY` for an event opened
     /// with `perf_event_open(2)`: see [`crate::Vpmu::flush_perf`].
     pub fn flush(&self) -> Result<(), EventError> {
         sys::flush(self.as_fd(), Scope::Event).map_err(EventError::Flush)
@@ -215,7 +215,7 @@ impl Event {
     /// Reads the count and the times, inherited events included.
     ///
     /// # Errors
-    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error; [`EventError::Format`] for
+    /// [`EventError::Read`]; [`EventError::Dead`] for an event in the error state; [`EventError::Format`] for
     /// an event with a group's read format.
     pub fn read(&self) -> Result<Reading, EventError> {
         if self.reads_group() {

@@ -95,9 +95,8 @@ impl<'a> History<'a> {
     /// Reads the ring's contents after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. The failed
-    /// flush of an event in error or on an offline CPU is ignored: such an event has no pending
-    /// samples.
+    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. The failed flush of an
+    /// event in the error state or on an offline CPU is ignored: such an event has no pending samples.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -123,8 +122,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// Ignores the flush errors of an event in error or on an offline CPU: such an event has no pending
-/// samples, and the records in its ring are readable.
+/// Ignores the flush errors of an event in the error state or on an offline CPU: such an event has no pending samples,
+/// and the records in its ring are readable.
 fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     match flushed {
         Err(EventError::Flush(error))

@@ -58,9 +58,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     pub count_mode: Option<CountMode>,
 
-    /// Pin hardware events on the host: pinned events do not share a counter, and an event without
-    /// a counter is in error. Without this option the host may multiplex counters: an event then runs for
-    /// less time than it is enabled
+    /// Pin hardware events on the host: pinned events do not share a counter, and an event without a counter is in the
+    /// error state. Without this option the host may multiplex counters: an event then runs for less time than it is
+    /// enabled
     #[arg(long)]
     pub pin_hardware: bool,
 
@@ -166,7 +166,7 @@ values. All other options work as for a machine that boots. The guest's clock co
 the snapshot. The machine reads memory from DIR on first access and never writes there, so many machines \
 can run from one snapshot; don't change the files in DIR meanwhile. With --on-reset restart, --kernel names \
 the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count, \
-or that --pmu or --deny-event denies, is in error. The operator's persistent events continue, too; \
+or that --pmu or --deny-event denies, is in the error state. The operator's persistent events continue, too; \
 --persistent starts more events; no event of the snapshot may have the same name. A snapshot that is \
 damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason.
 

@@ -7,11 +7,10 @@ wire! {
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of wakeups or limits that the
-        /// notice reports, 1 to [`NOTICE_COUNT`]. For [`NOTICE_ERROR`]: one of `REFUSED_*`, the
-        /// reason why the host refused the event's counter, or [`REFUSED_NOT`](super::REFUSED_NOT)
-        /// if the event is in error for another reason, such as the loss of an open counter.
-        /// Otherwise zero.
+        /// For [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: the number of wakeups or limits that the notice reports, 1 to
+        /// [`NOTICE_COUNT`]. For [`NOTICE_ERROR`]: one of `REFUSED_*`, the reason why the host refused the event's
+        /// counter, or [`REFUSED_NOT`](super::REFUSED_NOT) if the event is in the error state for another reason, such
+        /// as the loss of an open counter. Otherwise zero.
         pub value: U32,
         /// The event.
         pub event: U64,

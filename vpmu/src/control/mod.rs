@@ -79,7 +79,7 @@ struct Entry {
     leader: Option<u64>,
     /// The events of the group that this event leads, oldest first.
     members: Vec<u64>,
-    /// For a leader: whether it is enabled and not in error.
+    /// For a leader: whether it is enabled and not in the error state.
     on: Arc<AtomicBool>,
     counts: Arc<LastCounts>,
     persistence: Option<Persistence>,
@@ -968,7 +968,7 @@ impl Control {
         sink.set_ring(ring, memory);
         let moved = self.sinks.add(sink, run);
         self.publish_sink(&moved);
-        // Mapping succeeds even if this update puts the event in error.
+        // Mapping succeeds even if this update puts the event in the error state.
         self.with_event(spec.id, |state| state.update(spec.id));
         Ok(())
     }
@@ -1615,7 +1615,8 @@ impl Control {
     /// Publishes everything written for an event, and wakes its reader.
     ///
     /// # Errors
-    /// `EIO` or the host's error: the event is in error. `ENOENT`: the event was closed in the meantime.
+    /// `EIO` or the host's error: the event is in the error state. `ENOENT`: the event was closed in the
+    /// meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let shown = self.with_event(id, |state| {
             state.flush_batched();

@@ -209,7 +209,7 @@ impl Control {
         }
         self.restore_notices(state)?;
         for (id, refusal) in failed {
-            log::warn!("the restore put event {id} in error: {refusal}");
+            log::warn!("the restore put event {id} in the error state: {refusal}");
             self.notices.due().fail(id, Some(refusal));
         }
         self.next_id = state.next_id;
@@ -500,7 +500,7 @@ impl Control {
 
     // Events.
 
-    /// Restores an event; returns the reason if the restore put it in error.
+    /// Restores an event; returns the reason if the restore put it in the error state.
     fn restore_event(&mut self, khz: u32, saved: &SavedEvent) -> Result<Option<Refusal>, Fault> {
         let SavedEvent { spec, life, .. } = saved;
         let operators = saved.persistence.as_ref();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) struct Group {
     /// The leader's id.
     pub(crate) leader: u64,
-    /// Whether the leader is enabled, and not in error.
+    /// Whether the leader is enabled, and not in the error state.
     pub(crate) on: Arc<AtomicBool>,
     /// The leader, then its members, oldest first.
     pub(crate) events: Vec<GroupEvent>,

@@ -230,7 +230,7 @@ impl Event {
         before
     }
 
-    /// Whether the event has no leader, or its leader is enabled and not in error.
+    /// Whether the event has no leader, or its leader is enabled and not in the error state.
     pub(crate) fn is_led_on(&self) -> bool {
         let led = self.group.as_ref().filter(|_| !self.leads());
         led.is_none_or(|group| group.is_on())
@@ -310,8 +310,8 @@ impl Event {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether the event only counts, is not in error, and has no sink. Such an event starts and stops without
-    /// further work.
+    /// Whether the event only counts, is not in the error state, and has no sink. Such an event starts and stops
+    /// without further work.
     pub(crate) fn is_plain(&self) -> bool {
         self.sink.is_none() && !self.failed && !self.is_watched()
     }
@@ -529,7 +529,7 @@ impl Event {
         self.backing.forget(vcpu);
     }
 
-    /// Puts the event in error, which stops it permanently. Returns its leases of shared counters; the caller
+    /// Puts the event in the error state, which stops it permanently. Returns its leases of shared counters; the caller
     /// must release them.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;

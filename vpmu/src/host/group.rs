@@ -38,9 +38,9 @@ pub(super) enum Class {
     Software,
     /// Events of the CPU's PMU.
     Cpu,
-    /// A pinned event. Only a leader can be pinned, and if a pinned leader loses its counter, the whole group
-    /// is in error. A pinned event is therefore alone in its group, and each reading of it takes a separate
-    /// system call.
+    /// A pinned event. Only a leader can be pinned, and if a pinned leader loses its counter, the whole group is in the
+    /// error state. A pinned event is therefore alone in its group, and each reading of it takes a separate system
+    /// call.
     Pinned,
 }
 

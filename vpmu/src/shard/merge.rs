@@ -41,8 +41,8 @@ impl Merge {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // Each drain converts the host's clock anew, so a later record can get an earlier time. The returned
-        // times must not go back.
+        // Each drain converts the host's clock anew, so a later record can get an earlier time. The returned times must
+        // not decrease.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
         Some(recorded)

@@ -447,15 +447,14 @@ impl State {
 
     // Starting and stopping of events.
 
-    /// Starts an event if it is enabled and placed on this vCPU. Does nothing while the vCPU has no thread, or
-    /// while the event has a leader that is disabled or in error.
+    /// Starts an event if it is enabled and placed on this vCPU. Does nothing while the vCPU has no thread, or while
+    /// the event has a leader that is disabled or in the error state.
     pub(crate) fn start(&mut self, id: u64) -> Result<(), Errno> {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The open exit began before this event starts, so this event must not record it: look up the
-            // traces of that exit now. The lookup can put a trace in error, and that trace can be this event's
-            // leader.
+            // The open exit began before this event starts, so this event must not record it: look up the traces of
+            // that exit now. The lookup can put a trace in the error state, and that trace can be this event's leader.
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -558,7 +557,7 @@ impl State {
         }
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
-            // Recording the open exit failed: the event is in error.
+            // Recording the open exit failed: the event is in the error state.
             return Ok(false);
         }
         self.hooks.remove(event, &self.cpu.vcpu);
@@ -723,8 +722,8 @@ impl State {
         Some(changed)
     }
 
-    /// Completes a change of an event: publishes its counts, and writes its pending records. If `result` is an
-    /// error, for example because the host has revoked the counter, puts the event in error.
+    /// Completes a change of an event: publishes its counts, and writes its pending records. If `result` is an error,
+    /// for example because the host has revoked the counter, puts the event in the error state.
     fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
         if let Some(event) = self.events.get(&id) {
             event.publish_counts();
@@ -736,8 +735,8 @@ impl State {
         result.map_err(|error| self.fail(id, error))
     }
 
-    /// Puts an event in error, and returns the errno. If the event was not in error before, also reports the
-    /// error to the driver, and stops the members that the event leads.
+    /// Puts an event in the error state, and returns the errno. If the event was not in the error state before, also
+    /// reports the error to the driver, and stops the members that the event leads.
     fn fail(&mut self, id: u64, error: io::Error) -> Errno {
         // The event may be inactive, or closed.
         let _ = self.deactivate(id);
@@ -746,7 +745,7 @@ impl State {
         if let Some(event) = self.events.get_mut(&id)
             && !event.has_failed()
         {
-            log::warn!("event {id} is in error: {error}");
+            log::warn!("event {id} is in the error state: {error}");
             let leases = event.fail();
             self.release(leases);
             let refusal = self.cpu.take_refusal();
@@ -758,7 +757,7 @@ impl State {
 
     /// The current state of an event.
     pub(crate) fn view(&mut self, id: u64) -> Option<View> {
-        // An event whose counter the host revoked is in error; the view shows that state.
+        // An event whose counter the host revoked is in the error state; the view shows that state.
         let _ = self.update(id);
         self.glance(id)
     }
@@ -1403,7 +1402,7 @@ impl State {
 
     /// Handles one overflow of an event that makes records; `period` is the growth of the count since the previous
     /// overflow. If this is the last overflow that the event's limit of overflows allows, disables the event. Returns
-    /// whether the event is still enabled and not in error.
+    /// whether the event is still enabled and not in the error state.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
         let Some((verdict, silenced)) = self.admit(id, moment) else {
@@ -1511,7 +1510,7 @@ impl State {
             return false;
         }
         event.set_enabled(false);
-        // If the event cannot be stopped, `halt` puts it in error and notifies the driver. Discard the
+        // If the event cannot be stopped, `halt` puts it in the error state and notifies the driver. Discard the
         // overflows that the host still holds: they are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
@@ -1580,7 +1579,7 @@ impl State {
             }),
             None => {}
         }
-        // If the change failed, a notice reports that the event is in error.
+        // If the change failed, a notice reports that the event is in the error state.
         let _ = self.publish(id, changed);
     }
 

@@ -49,7 +49,7 @@ pub enum EventError {
     /// Reading failed.
     #[error("reading the event")]
     Read(#[source] io::Error),
-    /// The event is in error: it no longer counts, and its count is lost.
+    /// The event is in the error state: it no longer counts, and its count is lost.
     #[error("the event's counter on the host was lost: close the event and open it again")]
     Dead,
     /// The kernel returned fewer bytes than the read format needs.

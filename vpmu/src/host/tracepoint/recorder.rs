@@ -34,7 +34,7 @@ pub(in crate::host) struct Recorder {
     /// Number of exits that were already reported as lost, but are not yet in a loss record of the ring.
     ahead: u64,
     /// The latest reported time. Each drain converts the host's times with a new [`Clock::line`], but reported times
-    /// must not go back.
+    /// must not decrease.
     newest: u64,
 }
 

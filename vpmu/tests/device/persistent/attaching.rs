@@ -163,6 +163,6 @@ fn event_that_cannot_continue_is_in_error() {
     assert_eq!(
         rig.vpmu.persistent()[0].state,
         STATE_ERROR,
-        "the event in error survives the reset"
+        "the event in the error state survives the reset"
     );
 }

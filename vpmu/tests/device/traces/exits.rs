@@ -186,7 +186,7 @@ fn exits_in_excluded_modes_are_not_traced() {
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
         // The mode at this exit is unknown, so the device cannot tell whether the trace excludes the exit. The trace is
-        // then in error.
+        // then in the error state.
         rig.exit(0, ExitReason::Io, &mut Nowhere);
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);
